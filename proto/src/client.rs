@@ -1,0 +1,110 @@
+//! Connecting to a daemon, and telling apart the ways in which that fails.
+
+use std::{io, path::Path};
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::{
+    Code, Status,
+    transport::{Channel, Endpoint},
+};
+use tonic_types::StatusExt;
+
+/// Largest message either side takes: a canvas of 4,096 positions stays well below it.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+/// A connection to the daemon that listens on `socket`. Reconnects by itself when a later
+/// call finds it broken.
+///
+/// # Errors
+/// When nothing answers on the socket.
+pub async fn connect(socket: &Path) -> Result<Channel, ConnectError> {
+    let path = socket.to_owned();
+    // The address is never resolved: the connector below opens the socket.
+    Endpoint::from_static("http://sluice.invalid")
+        .connect_with_connector(tower::service_fn(move |_| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        }))
+        .await
+        .map_err(|error| ConnectError {
+            socket: socket.display().to_string(),
+            cause: io_cause(&error),
+        })
+}
+
+/// Nothing answers where the daemon was looked for.
+#[derive(Debug, thiserror::Error)]
+#[error("can't reach sluiced at {socket}: {cause}")]
+pub struct ConnectError {
+    /// The socket that was tried.
+    pub socket: String,
+    /// What the system said.
+    pub cause: String,
+}
+
+/// The system's own words, which lie beneath the transport's.
+fn io_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut source = Some(error);
+    while let Some(error) = source {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            return match io.kind() {
+                io::ErrorKind::NotFound => "no such socket".to_owned(),
+                _ => io.to_string(),
+            };
+        }
+        source = error.source();
+    }
+    error.to_string()
+}
+
+/// A failed call, read back from a [`Status`].
+#[derive(Debug, Clone)]
+pub struct CallError {
+    /// The gRPC code.
+    pub code: Code,
+    /// What was wrong.
+    pub message: String,
+    /// What to do about it, when the daemon said.
+    pub hint: Option<String>,
+    /// Short stable name of the reason, such as `QUEUE_FULL`.
+    pub reason: Option<String>,
+}
+
+impl CallError {
+    /// The daemon went away or was never there.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        // A daemon's own UNAVAILABLE names its reason; the transport's does not.
+        self.code == Code::Unavailable && self.reason.is_none()
+    }
+
+    /// The daemon is older than this client and does not know the call.
+    #[must_use]
+    pub fn is_older_daemon(&self) -> bool {
+        self.code == Code::Unimplemented && self.reason.is_none()
+    }
+}
+
+impl From<Status> for CallError {
+    fn from(status: Status) -> Self {
+        let info = status.get_details_error_info();
+        let hint = info
+            .as_ref()
+            .and_then(|info| info.metadata.get("hint").cloned());
+        Self {
+            code: status.code(),
+            message: status.message().to_owned(),
+            hint,
+            reason: info.map(|info| info.reason),
+        }
+    }
+}
+
+impl std::fmt::Display for CallError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for CallError {}

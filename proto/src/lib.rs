@@ -1,0 +1,23 @@
+//! The wire between `sluiced` and its clients.
+//!
+//! [`v1`] is generated from `proto/sluice/v1`. [`model`] holds the types that the
+//! receiving side turns messages into, with every invariant checked once; past that
+//! point they can be trusted. [`client`] connects to a daemon.
+//!
+//! Both sides depend on this crate, so it stays slim.
+
+pub mod client;
+pub mod model;
+
+/// Generated messages and services of package `sluice.v1`.
+#[allow(missing_docs, clippy::all, unused_qualifications)]
+pub mod v1 {
+    tonic::include_proto!("sluice.v1");
+}
+
+/// The schema as a `FileDescriptorSet`, for the reflection service.
+pub const FILE_DESCRIPTOR_SET: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/sluice_descriptors.bin"));
+
+/// Raised when a client must know more than it did before; sent in `Server.protocol`.
+pub const PROTOCOL: u32 = 1;

@@ -1,0 +1,485 @@
+//! Checked counterparts of the wire's messages.
+//!
+//! Checking sits on the receiving side alone: `TryFrom` turns a message into a type whose
+//! invariants hold, or names the field that breaks them. The daemon reads
+//! [`Generation`] and [`Scoring`] this way.
+
+use sluice_shared::policy::PolicyChoice;
+
+use crate::v1;
+
+/// A message that breaks the schema's rules.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct InvalidField {
+    /// The field's name on the wire.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
+fn invalid(field: &'static str, problem: impl Into<String>) -> InvalidField {
+    InvalidField {
+        field,
+        problem: problem.into(),
+    }
+}
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Turn {
+    /// Who speaks.
+    pub role: Role,
+    /// What is said.
+    pub content: String,
+}
+
+/// Who speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Instructions before the conversation.
+    System,
+    /// The person.
+    User,
+    /// The model.
+    Assistant,
+}
+
+impl Role {
+    /// The name that templates know.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+        }
+    }
+}
+
+/// What comes before the part to fill.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Prompt {
+    /// A conversation for the template; never empty, ends with a turn that is not blank.
+    Chat(Vec<Turn>),
+    /// Text as it stands; never empty.
+    Raw(String),
+    /// Token ids; never empty.
+    Tokens(Vec<u32>),
+}
+
+/// What a generation starts from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Input {
+    /// A prompt, and `length` masks after it.
+    Prompt {
+        /// What comes first.
+        prompt: Prompt,
+        /// Masks after it, at least 1; `None`: the daemon's choice.
+        length: Option<u32>,
+    },
+    /// A text with a span to write anew.
+    Edit {
+        /// What the text answers; may be empty.
+        turns: Vec<Turn>,
+        /// The text.
+        text: String,
+        /// Bytes of `text` to mask, on character boundaries, not empty unless `span_length` is given.
+        span: std::ops::Range<usize>,
+        /// Masks in the span's place, at least 1; `None`: as many as it had tokens.
+        span_length: Option<u32>,
+    },
+}
+
+/// What stands at a pinned position.
+#[derive(Debug, Clone, PartialEq)]
+pub enum PinContent {
+    /// Text, to be tokenized; never empty.
+    Text(String),
+    /// Token ids; never empty.
+    Tokens(Vec<u32>),
+}
+
+/// Tokens fixed from the start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pin {
+    /// First position, counted from the first to fill.
+    pub position: u32,
+    /// What stands there.
+    pub content: PinContent,
+}
+
+/// How the masked positions of a pass are ranked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Remasking {
+    /// By the probability of their token.
+    #[default]
+    LowConfidence,
+    /// By a seeded random number.
+    Random,
+}
+
+/// What an end-of-sequence token does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EosPolicy {
+    /// Ends the text.
+    #[default]
+    Stop,
+    /// Is never chosen.
+    Suppress,
+    /// Is a token like any other.
+    Keep,
+}
+
+/// Keys and values kept between passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Cache {
+    /// None: every pass computes the whole canvas.
+    #[default]
+    None,
+    /// Those before the block.
+    Prefix,
+    /// Those before and after the block.
+    Dual,
+    /// Those away from the block.
+    Vicinity,
+}
+
+/// A checked [`v1::GenerateRequest`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generation {
+    /// What to start from.
+    pub input: Input,
+    /// Positions decoded together, at least 1.
+    pub block_length: Option<u32>,
+    /// Passes of the reference schedule, at least 1.
+    pub steps: Option<u32>,
+    /// Finite, at least 0.
+    pub temperature: f64,
+    /// Finite, at least 0.
+    pub guidance: f64,
+    /// How positions are ranked.
+    pub remasking: Remasking,
+    /// What EOS does.
+    pub eos: EosPolicy,
+    /// Fixed tokens.
+    pub pins: Vec<Pin>,
+    /// Which positions a pass commits.
+    pub policy: PolicyChoice,
+    /// What is kept between passes.
+    pub cache: Cache,
+    /// Seed of all randomness.
+    pub seed: Option<u64>,
+}
+
+/// A checked [`v1::ScoreRequest`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scoring {
+    /// What the answer follows.
+    pub prompt: Prompt,
+    /// The answer whose likelihood is asked for.
+    pub answer: PinContent,
+    /// Monte Carlo draws, at least 1.
+    pub draws: Option<u32>,
+    /// Finite, at least 0.
+    pub guidance: f64,
+    /// Seed of the draws.
+    pub seed: Option<u64>,
+    /// Whether to compare with greedy decoding.
+    pub check_greedy: bool,
+}
+
+impl TryFrom<v1::GenerateRequest> for Generation {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::GenerateRequest) -> Result<Self, InvalidField> {
+        use v1::generate_request::Input as WireInput;
+
+        let remasking = match wire.remasking() {
+            v1::Remasking::Random => Remasking::Random,
+            v1::Remasking::Unspecified | v1::Remasking::LowConfidence => Remasking::LowConfidence,
+        };
+        let eos = match wire.eos() {
+            v1::EosPolicy::Unspecified | v1::EosPolicy::Stop => EosPolicy::Stop,
+            v1::EosPolicy::Suppress => EosPolicy::Suppress,
+            v1::EosPolicy::Keep => EosPolicy::Keep,
+        };
+        let cache = match wire.cache() {
+            v1::Cache::Unspecified | v1::Cache::None => Cache::None,
+            v1::Cache::Prefix => Cache::Prefix,
+            v1::Cache::Dual => Cache::Dual,
+            v1::Cache::Vicinity => Cache::Vicinity,
+        };
+        let length = at_least_one("length", wire.length)?;
+        let prompt = |prompt| Input::Prompt { prompt, length };
+        let input = match wire.input.ok_or_else(|| invalid("input", "is missing"))? {
+            WireInput::Chat(chat) => prompt(Prompt::Chat(conversation(chat)?)),
+            WireInput::RawText(text) => prompt(raw_text(text)?),
+            WireInput::Tokens(tokens) => prompt(Prompt::Tokens(ids("tokens", tokens)?)),
+            WireInput::Edit(edit) => {
+                if length.is_some() {
+                    return Err(invalid("length", "an edit takes its length from its text"));
+                }
+                if !wire.pins.is_empty() {
+                    return Err(invalid("pins", "an edit pins all but its span by itself"));
+                }
+                edit_input(edit)?
+            }
+        };
+        Ok(Self {
+            input,
+            block_length: at_least_one("block_length", wire.block_length)?,
+            steps: at_least_one("steps", wire.steps)?,
+            temperature: not_negative("temperature", wire.temperature)?,
+            guidance: not_negative("guidance", wire.guidance)?,
+            remasking,
+            eos,
+            pins: wire.pins.into_iter().map(pin).collect::<Result<_, _>>()?,
+            policy: policy(wire.policy)?,
+            cache,
+            seed: wire.seed,
+        })
+    }
+}
+
+impl TryFrom<v1::ScoreRequest> for Scoring {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::ScoreRequest) -> Result<Self, InvalidField> {
+        use v1::score_request::{Answer, Prompt as WirePrompt};
+
+        let prompt = match wire.prompt.ok_or_else(|| invalid("prompt", "is missing"))? {
+            WirePrompt::Chat(chat) => Prompt::Chat(conversation(chat)?),
+            WirePrompt::RawText(text) => raw_text(text)?,
+            WirePrompt::Tokens(tokens) => Prompt::Tokens(ids("tokens", tokens)?),
+        };
+        let answer = match wire.answer.ok_or_else(|| invalid("answer", "is missing"))? {
+            Answer::AnswerText(text) if text.is_empty() => {
+                return Err(invalid("answer_text", "is empty"));
+            }
+            Answer::AnswerText(text) => PinContent::Text(text),
+            Answer::AnswerTokens(tokens) => PinContent::Tokens(ids("answer_tokens", tokens)?),
+        };
+        Ok(Self {
+            prompt,
+            answer,
+            draws: at_least_one("draws", wire.draws)?,
+            guidance: not_negative("guidance", wire.guidance)?,
+            seed: wire.seed,
+            check_greedy: wire.check_greedy,
+        })
+    }
+}
+
+fn conversation(chat: v1::Chat) -> Result<Vec<Turn>, InvalidField> {
+    let turns = turns("chat", chat.messages)?;
+    match turns.last() {
+        None => Err(invalid("chat", "has no messages")),
+        Some(last) if last.content.trim().is_empty() => Err(invalid("chat", "the prompt is empty")),
+        Some(_) => Ok(turns),
+    }
+}
+
+fn turns(field: &'static str, messages: Vec<v1::Message>) -> Result<Vec<Turn>, InvalidField> {
+    let turn = |message: v1::Message| {
+        let role = match message.role.as_str() {
+            "system" => Role::System,
+            "user" => Role::User,
+            "assistant" => Role::Assistant,
+            other => {
+                let problem = format!("role '{other}' is none of system, user, assistant");
+                return Err(invalid(field, problem));
+            }
+        };
+        Ok(Turn {
+            role,
+            content: message.content,
+        })
+    };
+    messages.into_iter().map(turn).collect()
+}
+
+fn raw_text(text: String) -> Result<Prompt, InvalidField> {
+    if text.is_empty() {
+        return Err(invalid("raw_text", "the prompt is empty"));
+    }
+    Ok(Prompt::Raw(text))
+}
+
+fn ids(field: &'static str, tokens: v1::TokenIds) -> Result<Vec<u32>, InvalidField> {
+    if tokens.ids.is_empty() {
+        return Err(invalid(field, "has no ids"));
+    }
+    Ok(tokens.ids)
+}
+
+fn edit_input(edit: v1::Edit) -> Result<Input, InvalidField> {
+    let span = edit.span_start_bytes as usize..edit.span_end_bytes as usize;
+    if span.start > span.end || span.end > edit.text.len() {
+        let problem = format!(
+            "the span {}..{} lies outside the text of {} bytes",
+            span.start,
+            span.end,
+            edit.text.len()
+        );
+        return Err(invalid("span_end_bytes", problem));
+    }
+    for (field, at) in [
+        ("span_start_bytes", span.start),
+        ("span_end_bytes", span.end),
+    ] {
+        if !edit.text.is_char_boundary(at) {
+            return Err(invalid(field, "cuts a character in two"));
+        }
+    }
+    let span_length = at_least_one("span_length", edit.span_length)?;
+    if span.is_empty() && span_length.is_none() {
+        let problem = "is empty; give span_length to insert words";
+        return Err(invalid("span_end_bytes", problem));
+    }
+    Ok(Input::Edit {
+        turns: turns("messages", edit.messages)?,
+        text: edit.text,
+        span,
+        span_length,
+    })
+}
+
+fn pin(wire: v1::Pin) -> Result<Pin, InvalidField> {
+    use v1::pin::Content;
+
+    let content = match wire.content {
+        Some(Content::Text(text)) if !text.is_empty() => PinContent::Text(text),
+        Some(Content::Tokens(tokens)) => PinContent::Tokens(ids("pins", tokens)?),
+        Some(Content::Text(_)) | None => {
+            let problem = format!("nothing is pinned at position {}", wire.position);
+            return Err(invalid("pins", problem));
+        }
+    };
+    Ok(Pin {
+        position: wire.position,
+        content,
+    })
+}
+
+fn policy(wire: Option<v1::Policy>) -> Result<PolicyChoice, InvalidField> {
+    let Some(policy) = wire else {
+        return Ok(PolicyChoice::default());
+    };
+    let parameters = policy
+        .parameters
+        .iter()
+        .map(|(key, value)| (key.as_str(), *value));
+    PolicyChoice::new(&policy.name, parameters)
+        .map_err(|error| invalid("policy", error.to_string()))
+}
+
+fn at_least_one(field: &'static str, value: Option<u32>) -> Result<Option<u32>, InvalidField> {
+    if value == Some(0) {
+        return Err(invalid(field, "must be at least 1, not 0"));
+    }
+    Ok(value)
+}
+
+fn not_negative(field: &'static str, value: Option<f64>) -> Result<f64, InvalidField> {
+    let value = value.unwrap_or(0.0);
+    if !value.is_finite() || value < 0.0 {
+        let problem = format!("must be a finite number of at least 0, not {value}");
+        return Err(invalid(field, problem));
+    }
+    Ok(value)
+}
+
+impl From<&PolicyChoice> for v1::Policy {
+    fn from(choice: &PolicyChoice) -> Self {
+        Self {
+            name: choice.name().to_owned(),
+            parameters: choice
+                .parameters()
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chat(content: &str) -> v1::GenerateRequest {
+        let message = v1::Message {
+            role: "user".into(),
+            content: content.into(),
+        };
+        v1::GenerateRequest {
+            input: Some(v1::generate_request::Input::Chat(v1::Chat {
+                messages: vec![message],
+            })),
+            ..Default::default()
+        }
+    }
+
+    fn problem(request: v1::GenerateRequest) -> String {
+        Generation::try_from(request).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let checked = Generation::try_from(chat("hello")).unwrap();
+        assert_eq!(checked.temperature, 0.0);
+        assert_eq!(checked.eos, EosPolicy::Stop);
+        assert_eq!(checked.policy, PolicyChoice::default());
+    }
+
+    #[test]
+    fn each_broken_field_is_named() {
+        let with = |change: fn(&mut v1::GenerateRequest)| {
+            let mut request = chat("hello");
+            change(&mut request);
+            problem(request)
+        };
+        assert_eq!(problem(v1::GenerateRequest::default()), "input: is missing");
+        assert_eq!(problem(chat(" \n")), "chat: the prompt is empty");
+        assert_eq!(
+            with(|r| r.length = Some(0)),
+            "length: must be at least 1, not 0"
+        );
+        assert_eq!(
+            with(|r| r.temperature = Some(f64::NAN)),
+            "temperature: must be a finite number of at least 0, not NaN"
+        );
+        assert_eq!(
+            with(|r| r.guidance = Some(-1.0)),
+            "guidance: must be a finite number of at least 0, not -1"
+        );
+        assert_eq!(
+            with(|r| {
+                r.policy = Some(v1::Policy {
+                    name: "hasty".into(),
+                    ..Default::default()
+                });
+            }),
+            "policy: unknown policy 'hasty'; known are reference, threshold, factor"
+        );
+    }
+
+    #[test]
+    fn an_edit_needs_a_span_inside_its_text() {
+        let edit = |start, end, span_length| {
+            let mut request = chat("");
+            request.input = Some(v1::generate_request::Input::Edit(v1::Edit {
+                text: "a \u{e9} b".into(),
+                span_start_bytes: start,
+                span_end_bytes: end,
+                span_length,
+                ..Default::default()
+            }));
+            Generation::try_from(request).map_err(|error| error.to_string())
+        };
+        assert!(edit(2, 4, None).is_ok());
+        assert!(edit(2, 2, Some(3)).is_ok());
+        assert!(edit(2, 2, None).unwrap_err().contains("is empty"));
+        assert!(edit(2, 9, None).unwrap_err().contains("outside the text"));
+        assert!(edit(3, 4, None).unwrap_err().contains("cuts a character"));
+    }
+}

@@ -1,0 +1,21 @@
+//! What `sluiced`, its engine and `sluice` all need and gRPC does not carry.
+//!
+//! No I/O happens here: what depends on the environment takes it as an argument.
+
+pub mod address;
+pub mod policy;
+pub mod units;
+
+/// Exit codes of both programs; scripts rely on them.
+pub mod exit {
+    /// All went well.
+    pub const OK: u8 = 0;
+    /// Anything without a code of its own.
+    pub const FAILURE: u8 = 1;
+    /// Wrong usage of the command line (`EX_USAGE`).
+    pub const USAGE: u8 = 64;
+    /// The daemon could not be reached (`EX_UNAVAILABLE`).
+    pub const UNREACHABLE: u8 = 69;
+    /// The configuration is wrong (`EX_CONFIG`); systemd does not restart on it.
+    pub const CONFIG: u8 = 78;
+}

@@ -1,0 +1,99 @@
+//! Figures as people read them.
+
+/// Bytes in binary units with three significant digits: `512 B`, `1.50 KiB`, `14.9 GiB`.
+#[must_use]
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    let mut value = count as f64 / 1024.0;
+    let mut unit = UNITS[0];
+    for next in &UNITS[1..] {
+        // 999.5 and more would round to four digits.
+        if value < 999.5 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    let decimals = match value {
+        v if v < 9.995 => 2,
+        v if v < 99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$} {unit}")
+}
+
+/// Milliseconds as a duration of two significant parts: `35 ms`, `2.4 s`, `3 min 05 s`, `2 h 10 min`.
+#[must_use]
+pub fn duration_ms(ms: f64) -> String {
+    let seconds = ms / 1000.0;
+    if seconds < 0.9995 {
+        format!("{ms:.0} ms")
+    } else if seconds < 59.95 {
+        format!("{seconds:.1} s")
+    } else if seconds < 3600.0 {
+        let whole = seconds.round() as u64;
+        format!("{} min {:02} s", whole / 60, whole % 60)
+    } else {
+        let minutes = (seconds / 60.0).round() as u64;
+        format!("{} h {:02} min", minutes / 60, minutes % 60)
+    }
+}
+
+/// A count with thin groups: `126,464`.
+#[must_use]
+pub fn count(value: u64) -> String {
+    let digits = value.to_string();
+    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_keep_three_digits() {
+        for (count, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.00 KiB"),
+            (1536, "1.50 KiB"),
+            (10 << 20, "10.0 MiB"),
+            (1023 << 20, "1.00 GiB"),
+            (16_031_162_368, "14.9 GiB"),
+            (u64::MAX, "16384 PiB"),
+        ] {
+            assert_eq!(bytes(count), text);
+        }
+    }
+
+    #[test]
+    fn durations_pick_their_unit() {
+        for (ms, text) in [
+            (0.4, "0 ms"),
+            (35.2, "35 ms"),
+            (999.6, "1.0 s"),
+            (2_430.0, "2.4 s"),
+            (185_000.0, "3 min 05 s"),
+            (7_800_000.0, "2 h 10 min"),
+        ] {
+            assert_eq!(duration_ms(ms), text);
+        }
+    }
+
+    #[test]
+    fn counts_are_grouped() {
+        assert_eq!(count(7), "7");
+        assert_eq!(count(1_000), "1,000");
+        assert_eq!(count(126_464), "126,464");
+    }
+}
