@@ -5,6 +5,7 @@
 //! [`Generation`] and [`Scoring`] this way.
 
 use sluice_shared::policy::PolicyChoice;
+pub use sluice_shared::sampling::{Cache, EosPolicy, Remasking};
 
 use crate::v1;
 
@@ -107,42 +108,6 @@ pub struct Pin {
     pub position: u32,
     /// What stands there.
     pub content: PinContent,
-}
-
-/// How the masked positions of a pass are ranked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Remasking {
-    /// By the probability of their token.
-    #[default]
-    LowConfidence,
-    /// By a seeded random number.
-    Random,
-}
-
-/// What an end-of-sequence token does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum EosPolicy {
-    /// Ends the text.
-    #[default]
-    Stop,
-    /// Is never chosen.
-    Suppress,
-    /// Is a token like any other.
-    Keep,
-}
-
-/// Keys and values kept between passes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Cache {
-    /// None: every pass computes the whole canvas.
-    #[default]
-    None,
-    /// Those before the block.
-    Prefix,
-    /// Those before and after the block.
-    Dual,
-    /// Those away from the block.
-    Vicinity,
 }
 
 /// A checked [`v1::GenerateRequest`].

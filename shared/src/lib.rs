@@ -4,6 +4,7 @@
 
 pub mod address;
 pub mod policy;
+pub mod sampling;
 pub mod units;
 
 /// Exit codes of both programs; scripts rely on them.

@@ -1,0 +1,229 @@
+//! Reading checkpoints as people have them: Hugging Face folders with safetensors, sharded
+//! or not. Headers are checked first; then each tensor is read straight to where it will
+//! live. Files are not mapped: one cut short under a mapping would kill the process.
+
+mod error;
+mod file;
+mod safetensors;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+pub use self::error::CheckpointError;
+use self::file::CheckpointFile;
+use crate::format::Format;
+
+/// Where a checkpoint is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A Hugging Face folder, or a `.safetensors` file in one.
+    Folder(PathBuf),
+    /// Files inside the program: name and bytes.
+    Embedded(&'static [(&'static str, &'static [u8])]),
+}
+
+/// Largest `config.json` and the like; published ones stay below 10 KiB.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+/// Largest shard index; one of a thousand layers stays below it.
+const INDEX_BYTES_MAX: u64 = 64 << 20;
+/// Largest tokenizer; that of a vocabulary of 250,000 is about 35 MB.
+const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
+
+/// An opened checkpoint whose headers hold together.
+#[derive(Debug)]
+pub struct Checkpoint {
+    source: Source,
+    files: Vec<CheckpointFile>,
+    tensors: BTreeMap<String, TensorEntry>,
+}
+
+/// A tensor as its file's header tells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// `None` for element types that are no weights here, by the header's name.
+    pub format: Result<Format, String>,
+    /// Sizes, outermost first.
+    pub shape: Vec<usize>,
+    file: usize,
+    offset: u64,
+    bytes: u64,
+}
+
+#[derive(Deserialize)]
+struct ShardIndex {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint and checks the headers of all its files.
+    ///
+    /// # Errors
+    /// Names the file and what is wrong with it.
+    pub fn open(source: &Source) -> Result<Self, CheckpointError> {
+        let (source, names) = weight_files(source)?;
+        let mut checkpoint = Self {
+            source,
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+        };
+        for name in names {
+            let file = CheckpointFile::open(&checkpoint.source, &name)?;
+            let index = checkpoint.files.len();
+            for (tensor, entry) in safetensors::read_header(&file, index)? {
+                if checkpoint.tensors.insert(tensor.clone(), entry).is_some() {
+                    return Err(CheckpointError::DuplicateTensor { tensor, file: name });
+                }
+            }
+            checkpoint.files.push(file);
+        }
+        Ok(checkpoint)
+    }
+
+    /// The tensor of exactly this name.
+    #[must_use]
+    pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
+        self.tensors.get(name)
+    }
+
+    /// Reads a tensor's bytes into `out`, which must have its size.
+    ///
+    /// # Errors
+    /// When the file gives fewer bytes than its header promised.
+    pub fn read(&self, entry: &TensorEntry, out: &mut [u8]) -> Result<(), CheckpointError> {
+        debug_assert_eq!(entry.bytes, out.len() as u64);
+        self.files[entry.file].read_at(entry.offset, out)
+    }
+
+    /// `config.json`.
+    ///
+    /// # Errors
+    /// When it is missing, too large or no JSON object.
+    pub fn config(&self) -> Result<serde_json::Map<String, serde_json::Value>, CheckpointError> {
+        let name = "config.json";
+        let bytes = self.small_file(name, CONFIG_BYTES_MAX)?.ok_or_else(|| {
+            CheckpointError::MissingFile {
+                path: file::describe(&self.source, name),
+            }
+        })?;
+        parse_json(&self.source, name, &bytes)
+    }
+
+    /// `generation_config.json`, if there is one.
+    ///
+    /// # Errors
+    /// When it is too large or no JSON object.
+    pub fn generation_config(
+        &self,
+    ) -> Result<Option<serde_json::Map<String, serde_json::Value>>, CheckpointError> {
+        let name = "generation_config.json";
+        self.small_file(name, CONFIG_BYTES_MAX)?
+            .map(|bytes| parse_json(&self.source, name, &bytes))
+            .transpose()
+    }
+
+    /// The bytes of `tokenizer.json` and `tokenizer_config.json`, if they are there.
+    ///
+    /// # Errors
+    /// When one can't be read or is too large.
+    pub fn tokenizer(&self) -> Result<Option<TokenizerFiles>, CheckpointError> {
+        let Some(tokenizer) = self.small_file("tokenizer.json", TOKENIZER_BYTES_MAX)? else {
+            return Ok(None);
+        };
+        let config = self.small_file("tokenizer_config.json", TOKENIZER_BYTES_MAX)?;
+        Ok(Some(TokenizerFiles { tokenizer, config }))
+    }
+
+    fn small_file(&self, name: &str, max: u64) -> Result<Option<Vec<u8>>, CheckpointError> {
+        file::read_small(&self.source, name, max)
+    }
+}
+
+/// What a tokenizer is made from.
+#[derive(Debug)]
+pub struct TokenizerFiles {
+    /// `tokenizer.json`.
+    pub tokenizer: Vec<u8>,
+    /// `tokenizer_config.json`.
+    pub config: Option<Vec<u8>>,
+}
+
+/// The folder and the names of the files that hold the weights.
+fn weight_files(source: &Source) -> Result<(Source, Vec<String>), CheckpointError> {
+    const SINGLE: &str = "model.safetensors";
+    const INDEX: &str = "model.safetensors.index.json";
+
+    let mut source = source.clone();
+    if let Source::Folder(path) = &source {
+        let metadata = fs::metadata(path).map_err(|error| CheckpointError::io(path, error))?;
+        if metadata.is_file() {
+            let (folder, name) = weight_file_in_folder(path)?;
+            return Ok((Source::Folder(folder), vec![name]));
+        }
+        if !metadata.is_dir() {
+            return Err(CheckpointError::NotACheckpoint { path: path.clone() });
+        }
+        // A relative path would mean another folder after a change of the working one.
+        source = Source::Folder(fs::canonicalize(path).map_err(|e| CheckpointError::io(path, e))?);
+    }
+    if file::exists(&source, SINGLE) {
+        return Ok((source, vec![SINGLE.to_owned()]));
+    }
+    let Some(index) = file::read_small(&source, INDEX, INDEX_BYTES_MAX)? else {
+        return Err(CheckpointError::NoWeights {
+            path: file::describe(&source, ""),
+        });
+    };
+    let index: ShardIndex = parse_json(&source, INDEX, &index)?;
+    let mut names: Vec<String> = index.weight_map.into_values().collect();
+    names.sort_unstable();
+    names.dedup();
+    for name in &names {
+        // A shard lies beside its index, whatever the index says.
+        if Path::new(name)
+            .file_name()
+            .is_none_or(|file| file != name.as_str())
+        {
+            return Err(CheckpointError::ShardOutside {
+                file: file::describe(&source, INDEX),
+                shard: name.chars().take(200).collect(),
+            });
+        }
+    }
+    Ok((source, names))
+}
+
+fn weight_file_in_folder(path: &Path) -> Result<(PathBuf, String), CheckpointError> {
+    let unsupported = || CheckpointError::NotACheckpoint {
+        path: path.to_owned(),
+    };
+    let path = fs::canonicalize(path).map_err(|error| CheckpointError::io(path, error))?;
+    let name = path.file_name().and_then(|name| name.to_str());
+    match (path.parent(), name) {
+        (Some(folder), Some(name)) if name.ends_with(".safetensors") => {
+            Ok((folder.to_owned(), name.to_owned()))
+        }
+        _ => Err(unsupported()),
+    }
+}
+
+fn parse_json<T: serde::de::DeserializeOwned>(
+    source: &Source,
+    name: &str,
+    bytes: &[u8],
+) -> Result<T, CheckpointError> {
+    let malformed = |cause: String| CheckpointError::MalformedFile {
+        path: file::describe(source, name),
+        cause,
+    };
+    let text = std::str::from_utf8(bytes)
+        .map_err(|error| malformed(format!("not UTF-8 at byte {}", error.valid_up_to())))?;
+    serde_json::from_str(text).map_err(|error| malformed(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! One pass: a canvas with masks in, a candidate for each row asked for out.
+
+use std::sync::atomic::AtomicBool;
+
+use crate::{
+    model::llada::{Interrupt, Llada, Sequence},
+    ops::{Candidate, Choice, HeadRow, Noise, Ops},
+    residency::{Group, Part},
+};
+
+/// Ids with a meaning of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vocabulary {
+    /// Ids are below this.
+    pub size: usize,
+    /// The mask.
+    pub mask: u32,
+    /// End a text; the first fills what is left after it. May be empty.
+    pub ends: Vec<u32>,
+}
+
+/// What one pass is asked for.
+#[derive(Debug, Clone)]
+pub struct Pass<'a> {
+    /// Number of the pass in its request, from 0.
+    pub number: usize,
+    /// The canvas, prompt included.
+    pub canvas: &'a [u32],
+    /// The same with the prompt masked, and the weight w, when guidance is on.
+    pub guidance: Option<(&'a [u32], f64)>,
+    /// Rows to read, in rising order of position.
+    pub rows: &'a [HeadRow],
+    /// Scale of the Gumbel noise.
+    pub temperature: f64,
+    /// Where noise comes from.
+    pub noise: Noise,
+    /// Tokens whose logit counts as −∞.
+    pub suppressed: &'a [u32],
+}
+
+impl Pass<'_> {
+    /// Rows that the layers compute.
+    #[must_use]
+    pub fn layer_rows(&self) -> usize {
+        self.canvas.len() * if self.guidance.is_some() { 2 } else { 1 }
+    }
+}
+
+/// Something that fills masks.
+pub trait Denoiser {
+    /// A candidate for each row of the pass, in order.
+    ///
+    /// # Errors
+    /// When the pass was cancelled or failed.
+    fn candidates(&mut self, pass: &Pass<'_>) -> Result<Vec<Candidate>, Interrupt>;
+
+    /// Ids with a meaning of their own.
+    fn vocabulary(&self) -> &Vocabulary;
+
+    /// Device memory held now, in bytes.
+    fn device_bytes(&self) -> u64;
+
+    /// Number of the weights' state.
+    fn epoch(&self) -> u64;
+}
+
+/// A loaded model as a denoiser.
+pub struct ModelDenoiser<'a> {
+    /// The operations of its device.
+    pub ops: &'a Ops,
+    /// The model.
+    pub model: &'a Llada,
+    /// Ids with a meaning of their own.
+    pub vocabulary: &'a Vocabulary,
+    /// Set to stop within the pass.
+    pub cancel: &'a AtomicBool,
+}
+
+impl Denoiser for ModelDenoiser<'_> {
+    fn candidates(&mut self, pass: &Pass<'_>) -> Result<Vec<Candidate>, Interrupt> {
+        let wanted: Vec<usize> = pass.rows.iter().map(|row| row.position).collect();
+        let canvases = [Some(pass.canvas), pass.guidance.map(|(masked, _)| masked)];
+        let sequences: Vec<Sequence<'_>> = canvases
+            .into_iter()
+            .flatten()
+            .map(|tokens| Sequence {
+                tokens,
+                wanted: &wanted,
+            })
+            .collect();
+        let hidden = self.model.forward(self.ops, &sequences, self.cancel)?;
+        let x = self.model.final_norm(self.ops, &hidden)?;
+        drop(hidden);
+        let head = self.model.weights().acquire(0, Group::Head);
+        let choice = Choice {
+            temperature: pass.temperature,
+            noise: pass.noise,
+            pass: pass.number,
+            guidance: pass.guidance.map(|(_, weight)| weight),
+            vocabulary: self.vocabulary.size,
+            mask_token_id: self.vocabulary.mask,
+            end_tokens: &self.vocabulary.ends,
+            suppressed: pass.suppressed,
+        };
+        let candidates = self
+            .ops
+            .reduce_head(&x, &head.weight(Part::Head), pass.rows, &choice)?;
+        Ok(candidates)
+    }
+
+    fn vocabulary(&self) -> &Vocabulary {
+        self.vocabulary
+    }
+
+    fn device_bytes(&self) -> u64 {
+        self.ops.ledger().used_bytes()
+    }
+
+    fn epoch(&self) -> u64 {
+        self.model.weights().epoch()
+    }
+}

@@ -1,0 +1,12 @@
+//! Ways of decoding, on top of a [`Denoiser`]: they decide what stands in the canvas; how a
+//! pass is computed is not their business, so that they can be tested with scripted models.
+
+mod denoiser;
+pub mod diffusion;
+mod policy;
+pub mod score;
+
+pub use self::{
+    denoiser::{Denoiser, ModelDenoiser, Pass, Vocabulary},
+    policy::{Step, commit_count},
+};

@@ -1,0 +1,106 @@
+//! What can go wrong, with the figures a reader needs.
+
+use crate::checkpoint::CheckpointError;
+
+/// A request breaks a rule; nothing was computed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum RequestError {
+    /// A number that must be at least 1 is 0.
+    #[error("{what} must be at least 1, not 0")]
+    Zero {
+        /// Which number.
+        what: &'static str,
+    },
+    /// Prompt and part to fill don't fit the model's context.
+    #[error(
+        "prompt of {prompt} tokens and length {length} exceed the model's context of {context}"
+    )]
+    ContextExceeded {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Positions to fill.
+        length: usize,
+        /// Positions the model was made for.
+        context: usize,
+    },
+    /// A block must fit the part to fill.
+    #[error("block length {block} exceeds the {canvas} positions to fill")]
+    BlockTooLong {
+        /// Asked for.
+        block: usize,
+        /// Positions to fill.
+        canvas: usize,
+    },
+    /// A scale that is negative, infinite or no number.
+    #[error("{what} must be a finite number of at least 0, not {value}")]
+    NotAScale {
+        /// Which scale.
+        what: &'static str,
+        /// What was given.
+        value: f64,
+    },
+    /// An id beyond the vocabulary.
+    #[error("token id {id} lies outside the vocabulary of {vocabulary}")]
+    UnknownToken {
+        /// What was given.
+        id: u32,
+        /// Ids are below this.
+        vocabulary: usize,
+    },
+    /// The mask's id among the given tokens.
+    #[error("token id {id} is the mask; positions to fill are given by length, not by id")]
+    MaskGiven {
+        /// The mask's id.
+        id: u32,
+    },
+    /// More draws than an estimate can use.
+    #[error("{draws} draws exceed the limit of {max}")]
+    TooManyDraws {
+        /// Asked for.
+        draws: usize,
+        /// The limit.
+        max: usize,
+    },
+}
+
+/// Why the engine refused or failed.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The checkpoint can't be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The request breaks a rule.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// As many requests wait as may.
+    #[error("the queue is full: {capacity} requests wait")]
+    QueueFull {
+        /// Requests that may wait.
+        capacity: usize,
+    },
+    /// There is nothing to compute with.
+    #[error("no model is loaded")]
+    NoModel,
+    /// Another model was loaded since the request was made.
+    #[error("the model was replaced before the request ran")]
+    ModelReplaced,
+    /// The device has no room.
+    #[error("{needed_bytes} bytes for {purpose} can't be had; {used_bytes} are in use")]
+    OutOfMemory {
+        /// What they were for.
+        purpose: &'static str,
+        /// Bytes asked for.
+        needed_bytes: u64,
+        /// Bytes that Sluice holds on the device.
+        used_bytes: u64,
+    },
+    /// The engine is shutting down.
+    #[error("the engine is shutting down")]
+    Stopped,
+    /// A bug: the engine's thread panicked and has ended.
+    #[error("the engine failed; this is a bug in sluiced, whose log tells where")]
+    Panicked,
+    /// The engine's threads could not be started.
+    #[error("can't start the engine's threads: {0}")]
+    Threads(String),
+}

@@ -1,0 +1,144 @@
+//! What the engine says while it works. Emitting never waits for a reader.
+
+use std::time::Duration;
+
+use crate::error::EngineError;
+
+/// Takes a request's events, on the engine's thread; must not block.
+pub type Sink = Box<dyn FnMut(Event) + Send>;
+
+/// Something a request went through.
+#[derive(Debug)]
+pub enum Event {
+    /// The first pass is about to run.
+    Started {
+        /// Blocks of the canvas.
+        blocks: usize,
+    },
+    /// A pass is done; a full picture of the open block.
+    Pass(PassReport),
+    /// A block has no mask left.
+    BlockDone {
+        /// Its index, from 0.
+        block: usize,
+        /// Passes it took.
+        passes: usize,
+        /// All its positions.
+        positions: Vec<Position>,
+    },
+    /// Some draws of an estimate are done.
+    ScoreProgress {
+        /// So far.
+        done: usize,
+        /// In all.
+        total: usize,
+    },
+    /// The last event of every request.
+    Finished(Result<Outcome, EngineError>),
+}
+
+/// A pass, as seen from the open block.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PassReport {
+    /// Passes of the request so far, this one included.
+    pub pass: usize,
+    /// Index of the open block.
+    pub block: usize,
+    /// Passes in this block so far.
+    pub pass_in_block: usize,
+    /// Every position of the block.
+    pub positions: Vec<Position>,
+    /// Committed and pinned positions of the whole canvas.
+    pub committed: usize,
+    /// Rows the layers computed.
+    pub rows: usize,
+    /// Rows the head read.
+    pub head_rows: usize,
+    /// Time of this pass.
+    pub pass_time: Duration,
+    /// Time since the request started.
+    pub elapsed: Duration,
+    /// Device memory held now, in bytes.
+    pub device_bytes: u64,
+    /// Number of the weights' state.
+    pub epoch: u64,
+}
+
+/// A position of the part to fill.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Position {
+    /// Counted from the first to fill.
+    pub position: usize,
+    /// What stands or would stand there.
+    pub token: Option<u32>,
+    /// Probability of the token; `None` for what was pinned or never predicted.
+    pub confidence: Option<f32>,
+    /// How final it is.
+    pub state: TokenState,
+    /// Committed by this very pass.
+    pub fresh: bool,
+}
+
+/// How final a token is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenState {
+    /// Nothing predicted yet.
+    Masked,
+    /// Still masked; the token is the present best guess.
+    Provisional,
+    /// Fixed for good.
+    Committed,
+    /// Fixed from the start.
+    Pinned,
+}
+
+/// What a request came to.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// A filled canvas.
+    Generated(Generated),
+    /// An estimate.
+    Scored(Scored),
+    /// Stopped before it had a result of its kind: an estimate, or a request still waiting.
+    Cancelled,
+}
+
+/// A filled canvas.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generated {
+    /// Ids of the whole part to fill. After a stop at EOS the tail is EOS; after a cancel,
+    /// open positions hold the mask id.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Passes run.
+    pub passes: usize,
+    /// Time from the first pass on.
+    pub elapsed: Duration,
+    /// Largest device memory held meanwhile, weights included, in bytes.
+    pub peak_device_bytes: u64,
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// The canvas is full.
+    Length,
+    /// EOS was committed with nothing masked before it.
+    Eos,
+    /// Somebody stopped it.
+    Cancelled,
+}
+
+/// An estimate of a likelihood.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scored {
+    /// Natural logarithm of the likelihood, a lower bound in expectation.
+    pub log_likelihood: f64,
+    /// Standard error; `None` for a single draw.
+    pub standard_error: Option<f64>,
+    /// Whether greedy decoding gives this answer, if asked.
+    pub is_greedy: Option<bool>,
+    /// Time it took.
+    pub elapsed: Duration,
+}

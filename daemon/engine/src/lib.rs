@@ -1,0 +1,33 @@
+//! The engine of Sluice, a library: what `sluiced` runs and nothing of how it is reached.
+//!
+//! Modules stand in the order in which data meets them. The engine emits events and
+//! returns errors; it does not print, read the environment or know about gRPC.
+
+pub mod checkpoint;
+pub mod format;
+pub mod text;
+
+pub mod device;
+pub mod ledger;
+pub mod residency;
+
+pub mod ops;
+
+pub mod model;
+
+pub mod decode;
+
+pub mod schedule;
+
+pub mod engine;
+pub mod error;
+pub mod event;
+pub mod request;
+
+pub use engine::{Engine, LoadEvent, LoadedModel, Options};
+pub use error::{EngineError, RequestError};
+pub use event::{Event, Outcome};
+pub use request::{Generate, ModelId, Score, Slot, Work};
+
+#[cfg(target_endian = "big")]
+compile_error!("checkpoints are little-endian and are used as they lie on disk");

@@ -1,0 +1,274 @@
+//! `config.json` of a LLaDA checkpoint, with the keys that change the arithmetic checked:
+//! a variant that isn't computed here is refused, never run as if it were.
+
+use serde_json::{Map, Value};
+
+use crate::{
+    checkpoint::CheckpointError,
+    model::{CONTEXT_MAX, WIDTH_MAX},
+};
+
+/// The numbers that shape the model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// `d_model`.
+    pub width: usize,
+    /// `n_layers`.
+    pub layers: usize,
+    /// `n_heads`.
+    pub heads: usize,
+    /// `n_kv_heads`.
+    pub kv_heads: usize,
+    /// `mlp_hidden_size`, else `mlp_ratio · d_model`.
+    pub mlp_width: usize,
+    /// `vocab_size`.
+    pub vocabulary: usize,
+    /// `embedding_size`: rows of embedding and head, at least `vocab_size`.
+    pub embedding_rows: usize,
+    /// `max_sequence_length`.
+    pub context_length: usize,
+    /// `rope_theta`.
+    pub rope_theta: f32,
+    /// `rms_norm_eps`.
+    pub epsilon: f32,
+    /// `mask_token_id`.
+    pub mask_token_id: u32,
+    /// `eos_token_id` of `config.json` and `generation_config.json`.
+    pub eos_token_ids: Vec<u32>,
+}
+
+/// Most layers of any model.
+const LAYERS_MAX: usize = 4096;
+/// Most rows of any embedding.
+const VOCABULARY_MAX: usize = 1 << 24;
+
+impl Config {
+    /// Reads `config.json` and, if there is one, `generation_config.json`.
+    ///
+    /// # Errors
+    /// An unknown architecture, or the key that is missing or makes no sense.
+    pub fn read(
+        config: &Map<String, Value>,
+        generation: Option<&Map<String, Value>>,
+    ) -> Result<Self, CheckpointError> {
+        check_architecture(config)?;
+        check_variant(config)?;
+        let keys = Keys(config);
+        let width = keys.size("d_model", WIDTH_MAX)?;
+        let heads = keys.size("n_heads", width)?;
+        let kv_heads = match keys.optional_size("n_kv_heads", heads)? {
+            Some(count) => count,
+            None if config.get("multi_query_attention") == Some(&Value::Bool(true)) => 1,
+            None => heads,
+        };
+        let mlp_width = match keys.optional_size("mlp_hidden_size", WIDTH_MAX)? {
+            Some(size) => size,
+            None => keys.size("mlp_ratio", WIDTH_MAX / width)? * width,
+        };
+        let vocabulary = keys.size("vocab_size", VOCABULARY_MAX)?;
+        let embedding_rows = keys
+            .optional_size("embedding_size", VOCABULARY_MAX)?
+            .unwrap_or(vocabulary);
+        let mask_token_id = keys.size_or_zero("mask_token_id", vocabulary - 1)? as u32;
+        let config = Self {
+            width,
+            layers: keys.size("n_layers", LAYERS_MAX)?,
+            heads,
+            kv_heads,
+            mlp_width,
+            vocabulary,
+            embedding_rows,
+            context_length: keys.size("max_sequence_length", CONTEXT_MAX)?,
+            rope_theta: keys.positive("rope_theta", 10_000.0)?,
+            epsilon: keys.positive("rms_norm_eps", 1e-5)?,
+            mask_token_id,
+            eos_token_ids: eos_token_ids(config, generation, vocabulary)?,
+        };
+        if width % heads != 0 || (width / heads) % 2 != 0 {
+            return Err(problem(
+                "n_heads",
+                format!("is {heads}, which does not share {width} out in heads of even size"),
+            ));
+        }
+        if heads % kv_heads != 0 {
+            return Err(problem(
+                "n_kv_heads",
+                format!("is {kv_heads}, which does not divide the {heads} heads"),
+            ));
+        }
+        if embedding_rows < vocabulary {
+            return Err(problem(
+                "embedding_size",
+                format!("is {embedding_rows}, less than vocab_size, {vocabulary}"),
+            ));
+        }
+        Ok(config)
+    }
+
+    /// Numbers in a head.
+    #[must_use]
+    pub fn head_dim(&self) -> usize {
+        self.width / self.heads
+    }
+}
+
+fn check_architecture(config: &Map<String, Value>) -> Result<(), CheckpointError> {
+    let model_type = config.get("model_type").and_then(Value::as_str);
+    let architecture = config
+        .get("architectures")
+        .and_then(|list| list.get(0))
+        .and_then(Value::as_str);
+    if model_type == Some("llada") || (model_type.is_none() && architecture == Some("LLaDAModelLM"))
+    {
+        return Ok(());
+    }
+    let found = match (model_type, architecture) {
+        (Some(model_type), _) => format!("{:?}", shortened(model_type)),
+        (None, Some(architecture)) => format!("{:?}", shortened(architecture)),
+        (None, None) => "(config.json has neither model_type nor architectures)".to_owned(),
+    };
+    Err(CheckpointError::UnknownArchitecture {
+        found,
+        known: "llada",
+    })
+}
+
+/// Keys with the one value that is computed here. A key that is absent has it.
+fn check_variant(config: &Map<String, Value>) -> Result<(), CheckpointError> {
+    let expected: [(&'static str, Value); 13] = [
+        ("block_type", "llama".into()),
+        ("activation_type", "silu".into()),
+        ("layer_norm_type", "rms".into()),
+        ("block_group_size", 1.into()),
+        ("rope", true.into()),
+        ("alibi", false.into()),
+        ("attention_layer_norm", false.into()),
+        ("include_bias", false.into()),
+        ("include_qkv_bias", false.into()),
+        ("bias_for_layer_norm", false.into()),
+        ("input_emb_norm", false.into()),
+        ("scale_logits", false.into()),
+        ("weight_tying", false.into()),
+    ];
+    for (key, expected) in expected {
+        match config.get(key) {
+            None | Some(Value::Null) => {}
+            Some(found) if *found == expected => {}
+            Some(found) => {
+                let found = shortened(&found.to_string());
+                return Err(problem(
+                    key,
+                    format!("is {found}; only {expected} is supported"),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn eos_token_ids(
+    config: &Map<String, Value>,
+    generation: Option<&Map<String, Value>>,
+    vocabulary: usize,
+) -> Result<Vec<u32>, CheckpointError> {
+    let mut ids = Vec::new();
+    for value in [Some(config), generation]
+        .into_iter()
+        .flatten()
+        .filter_map(|map| map.get("eos_token_id"))
+    {
+        let list = match value {
+            Value::Null => continue,
+            Value::Array(list) => list.as_slice(),
+            single => std::slice::from_ref(single),
+        };
+        for id in list {
+            let id = id
+                .as_u64()
+                .filter(|&id| id < vocabulary as u64)
+                .ok_or_else(|| {
+                    let found = shortened(&id.to_string());
+                    problem(
+                        "eos_token_id",
+                        format!("is {found}, no id below {vocabulary}"),
+                    )
+                })? as u32;
+            if !ids.contains(&id) {
+                ids.push(id);
+            }
+        }
+    }
+    Ok(ids)
+}
+
+/// Numbers by key, with their bounds.
+struct Keys<'a>(&'a Map<String, Value>);
+
+impl Keys<'_> {
+    fn size(&self, key: &'static str, max: usize) -> Result<usize, CheckpointError> {
+        self.optional_size(key, max)?
+            .ok_or_else(|| problem(key, "is missing"))
+    }
+
+    fn optional_size(
+        &self,
+        key: &'static str,
+        max: usize,
+    ) -> Result<Option<usize>, CheckpointError> {
+        self.bounded(key, 1, max)
+    }
+
+    fn size_or_zero(&self, key: &'static str, max: usize) -> Result<usize, CheckpointError> {
+        self.bounded(key, 0, max)?
+            .ok_or_else(|| problem(key, "is missing"))
+    }
+
+    fn bounded(
+        &self,
+        key: &'static str,
+        min: usize,
+        max: usize,
+    ) -> Result<Option<usize>, CheckpointError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => value
+                .as_u64()
+                .and_then(|number| usize::try_from(number).ok())
+                .filter(|number| (min..=max).contains(number))
+                .map(Some)
+                .ok_or_else(|| {
+                    let found = shortened(&value.to_string());
+                    problem(
+                        key,
+                        format!("is {found}, not a whole number from {min} to {max}"),
+                    )
+                }),
+        }
+    }
+
+    fn positive(&self, key: &'static str, default: f32) -> Result<f32, CheckpointError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(default),
+            Some(value) => value
+                .as_f64()
+                .map(|number| number as f32)
+                .filter(|number| number.is_finite() && *number > 0.0)
+                .ok_or_else(|| {
+                    let found = shortened(&value.to_string());
+                    problem(key, format!("is {found}, not a positive number"))
+                }),
+        }
+    }
+}
+
+fn problem(key: &'static str, problem: impl Into<String>) -> CheckpointError {
+    CheckpointError::Config {
+        key,
+        problem: problem.into(),
+    }
+}
+
+/// A value from a file, short enough for a message.
+fn shortened(text: &str) -> String {
+    text.chars().take(100).collect()
+}

@@ -1,0 +1,45 @@
+//! Model families: one file each, written once for every device, format and tier.
+
+pub mod llada;
+
+use crate::format::Format;
+
+/// Largest width of any projection's input: a thread's scratch then holds a tile of 16 rows.
+pub const WIDTH_MAX: usize = 1 << 16;
+/// Longest context: a thread's scratch then holds one query's scores several times over.
+pub const CONTEXT_MAX: usize = 1 << 18;
+
+/// What is known of a loaded model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelInfo {
+    /// The family's name, as `config.json` has it.
+    pub family: &'static str,
+    /// Numbers in all tensors.
+    pub parameters: u64,
+    /// Their bytes as stored on the device.
+    pub weight_bytes: u64,
+    /// Formats they are stored in.
+    pub formats: Vec<Format>,
+    /// Layers.
+    pub layers: usize,
+    /// Numbers in a row between layers.
+    pub width: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Numbers in a head.
+    pub head_dim: usize,
+    /// Numbers in a row inside the MLP.
+    pub mlp_width: usize,
+    /// Ids are below this.
+    pub vocabulary: usize,
+    /// Rows of embedding and head; at least `vocabulary`.
+    pub embedding_rows: usize,
+    /// Most positions of prompt and answer together.
+    pub context_length: usize,
+    /// Id of the mask.
+    pub mask_token_id: u32,
+    /// Ids that end a text; the first fills what is left after it. May be empty.
+    pub eos_token_ids: Vec<u32>,
+}

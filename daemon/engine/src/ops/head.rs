@@ -1,0 +1,216 @@
+//! The head's reduction: from rows to one candidate each, in pieces of the vocabulary, so
+//! that no matrix of canvas × vocabulary ever exists.
+
+use rayon::prelude::*;
+
+use super::{Activation, Noise, Ops};
+use crate::{error::EngineError, ledger::Kind, residency::Weight};
+
+/// Logits that exist at once, at most: 4 MiB.
+const PIECE_LOGITS: usize = 1 << 20;
+/// Columns of a piece, at least: enough to keep every thread's kernel busy.
+const PIECE_COLUMNS_MIN: usize = 256;
+
+/// What a row is read for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadRow {
+    /// Its place in the canvas, which fixes its noise.
+    pub position: usize,
+    /// Whether an end token may be chosen.
+    pub may_end: bool,
+    /// A token whose log-probability is asked for.
+    pub target: Option<u32>,
+}
+
+/// How a token is chosen from a row's logits.
+#[derive(Debug, Clone)]
+pub struct Choice<'a> {
+    /// Scale of the Gumbel noise; 0: the largest logit.
+    pub temperature: f64,
+    /// Where noise comes from.
+    pub noise: Noise,
+    /// Number of the pass, which fixes the noise with the position.
+    pub pass: usize,
+    /// Guidance weight w: rows come in two halves, conditional and unconditional, and the
+    /// logits are u + (w + 1)(c − u).
+    pub guidance: Option<f64>,
+    /// Ids from here on are unused rows of the head, never chosen.
+    pub vocabulary: usize,
+    /// Never chosen: the mask.
+    pub mask_token_id: u32,
+    /// Chosen only in rows that may end.
+    pub end_tokens: &'a [u32],
+    /// Tokens whose logit counts as −∞, for choice and probability alike, as in the
+    /// reference's `logits_eos_inf`.
+    pub suppressed: &'a [u32],
+}
+
+/// What a row would become.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// The chosen token.
+    pub token: u32,
+    /// Its probability by the un-noised, un-tempered logits.
+    pub confidence: f64,
+    /// Log-probability of the row's target.
+    pub target_log_probability: Option<f64>,
+}
+
+/// A row's state between pieces.
+#[derive(Clone, Copy)]
+struct Running {
+    /// Largest logit so far, and the sum of `exp(logit - max)`.
+    max: f32,
+    sum: f64,
+    /// Best noised logit, its token and its plain logit.
+    best_score: f64,
+    best: u32,
+    best_logit: f32,
+    target_logit: f32,
+}
+
+impl Ops {
+    /// Reduces each row of `x` (after the final norm) to a candidate. With guidance, `x` has
+    /// the conditional rows first and as many unconditional ones after them.
+    ///
+    /// The probability's denominator is the whole head's, as the reference computes it;
+    /// ties go to the lower id.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    ///
+    /// # Panics
+    /// When rows and `x` don't match.
+    pub fn reduce_head(
+        &self,
+        x: &Activation,
+        head: &Weight<'_>,
+        rows: &[HeadRow],
+        choice: &Choice<'_>,
+    ) -> Result<Vec<Candidate>, EngineError> {
+        let branches = if choice.guidance.is_some() { 2 } else { 1 };
+        assert_eq!(x.len(), rows.len() * branches);
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let columns =
+            (PIECE_LOGITS / x.len()).clamp(PIECE_COLUMNS_MIN, head.rows.max(PIECE_COLUMNS_MIN));
+        let mut piece = self
+            .ledger
+            .buffer(Kind::Head, columns.min(head.rows) * x.len())?;
+        let mut running = vec![
+            Running {
+                max: f32::NEG_INFINITY,
+                sum: 0.0,
+                best_score: f64::NEG_INFINITY,
+                best: 0,
+                best_logit: f32::NEG_INFINITY,
+                target_logit: f32::NEG_INFINITY,
+            };
+            rows.len()
+        ];
+        for from in (0..head.rows).step_by(columns) {
+            let to = head.rows.min(from + columns);
+            let width = to - from;
+            let logits = &mut piece[..x.len() * width];
+            self.device.run(|| {
+                self.multiply_into(x, &head.rows(from, to), logits);
+                let (conditional, unconditional) = logits.split_at_mut(rows.len() * width);
+                conditional
+                    .par_chunks_exact_mut(width)
+                    .zip(rows)
+                    .zip(&mut running)
+                    .enumerate()
+                    .for_each(|(index, ((logits, row), running))| {
+                        if let Some(w) = choice.guidance {
+                            let plain = &unconditional[index * width..(index + 1) * width];
+                            guide(logits, plain, w as f32);
+                        }
+                        running.take(logits, from, row, choice);
+                    });
+            });
+        }
+        Ok(running.iter().zip(rows).map(Running::candidate).collect())
+    }
+}
+
+/// `u + (w + 1)(c − u)`, in the place of `c`.
+fn guide(conditional: &mut [f32], unconditional: &[f32], w: f32) {
+    for (c, u) in conditional.iter_mut().zip(unconditional) {
+        *c = u + (w + 1.0) * (*c - u);
+    }
+}
+
+impl Running {
+    fn take(&mut self, logits: &mut [f32], from: usize, row: &HeadRow, choice: &Choice<'_>) {
+        let len = logits.len();
+        let inside = |id: u32| (id as usize).checked_sub(from).filter(|&i| i < len);
+        for &id in choice.suppressed {
+            if let Some(index) = inside(id) {
+                logits[index] = f32::NEG_INFINITY;
+            }
+        }
+        if let Some(index) = row.target.and_then(inside) {
+            self.target_logit = logits[index];
+        }
+        self.add_to_sum(logits);
+        // What can't be chosen: few ids, so they are lifted out instead of asked for at each.
+        for &id in std::iter::once(&choice.mask_token_id)
+            .chain(choice.end_tokens.iter().filter(|_| !row.may_end))
+        {
+            if let Some(index) = inside(id) {
+                logits[index] = f32::NEG_INFINITY;
+            }
+        }
+        let used = choice.vocabulary.saturating_sub(from).min(logits.len());
+        self.choose(&logits[..used], from, row, choice);
+    }
+
+    fn add_to_sum(&mut self, logits: &[f32]) {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if max > self.max {
+            self.sum *= f64::from((self.max - max).exp());
+            self.max = max;
+        }
+        if self.max == f32::NEG_INFINITY {
+            return;
+        }
+        // In `f64`: where one token is all but certain, the others' terms vanish beside its 1
+        // in `f32`, and near-certain rows could no longer be ranked.
+        self.sum += logits
+            .iter()
+            .map(|logit| f64::from((logit - self.max).exp()))
+            .sum::<f64>();
+    }
+
+    fn choose(&mut self, logits: &[f32], from: usize, row: &HeadRow, choice: &Choice<'_>) {
+        for (index, &logit) in logits.iter().enumerate() {
+            let mut score = f64::from(logit);
+            let token = from + index;
+            if choice.temperature > 0.0 && logit > f32::NEG_INFINITY {
+                score += choice.temperature
+                    * choice
+                        .noise
+                        .gumbel(choice.pass as u64, row.position as u64, token as u64);
+            }
+            if score > self.best_score {
+                self.best_score = score;
+                self.best = token as u32;
+                self.best_logit = logit;
+            }
+        }
+    }
+
+    fn candidate((running, row): (&Self, &HeadRow)) -> Candidate {
+        let log_sum = f64::from(running.max) + running.sum.ln();
+        let log_probability = |logit: f32| f64::from(logit) - log_sum;
+        Candidate {
+            token: running.best,
+            confidence: log_probability(running.best_logit).exp(),
+            target_log_probability: row.target.map(|_| log_probability(running.target_logit)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,36 @@
+//! One piece of scratch memory a thread, reserved once.
+
+use std::sync::{Mutex, PoisonError};
+
+use crate::{
+    error::EngineError,
+    ledger::{Buffer, Kind, Ledger},
+};
+
+/// Numbers that a thread's scratch holds: a tile of 16 rows of the widest projection
+/// ([`WIDTH_MAX`](crate::model::WIDTH_MAX)), 4 MiB.
+pub(super) const SCRATCH_LEN: usize = 1 << 20;
+
+/// The scratch memory of all threads.
+pub(super) struct Scratch {
+    threads: Vec<Mutex<Buffer<f32>>>,
+}
+
+impl Scratch {
+    pub(super) fn new(threads: usize, ledger: &Ledger) -> Result<Self, EngineError> {
+        let threads = (0..threads)
+            .map(|_| ledger.buffer(Kind::Scratch, SCRATCH_LEN).map(Mutex::new))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { threads })
+    }
+
+    /// Lends this thread's scratch to `work`. Never contended: a thread asks for its own,
+    /// and `work` doesn't hand parts of itself to other threads.
+    pub(super) fn with<R>(&self, work: impl FnOnce(&mut [f32]) -> R) -> R {
+        let index = rayon::current_thread_index().expect("scratch is used on the device's threads");
+        let mut scratch = self.threads[index]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        work(&mut scratch)
+    }
+}

@@ -1,0 +1,187 @@
+//! What the engine is asked to do, in token ids, and the checks a request must pass.
+
+use sluice_shared::{
+    policy::PolicyChoice,
+    sampling::{EosPolicy, Remasking},
+};
+
+use crate::{error::RequestError, model::ModelInfo};
+
+/// Which loading of a model a request was made for. Ids mean nothing to another model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ModelId(pub u64);
+
+/// A position of the part to fill, as it stands before the first pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slot {
+    /// To be filled.
+    Masked,
+    /// Fixed from the start; counts as prompt.
+    Pinned(u32),
+}
+
+/// Fill a canvas.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generate {
+    /// The model whose ids these are.
+    pub model: ModelId,
+    /// Ids before the part to fill; may be empty when something is pinned.
+    pub prompt: Vec<u32>,
+    /// The part to fill, at least one position.
+    pub canvas: Vec<Slot>,
+    /// Positions decoded together, between 1 and the canvas's length.
+    pub block_length: usize,
+    /// Passes of the reference schedule over all blocks, at least 1. Any number: a remainder
+    /// goes to the first blocks, and every block gets at least one.
+    pub steps: usize,
+    /// Scale of the Gumbel noise; 0: none.
+    pub temperature: f64,
+    /// Classifier-free guidance weight; 0: no unconditional branch.
+    pub guidance: f64,
+    /// How masked positions are ranked.
+    pub remasking: Remasking,
+    /// What EOS does.
+    pub eos: EosPolicy,
+    /// Which positions a pass commits.
+    pub policy: PolicyChoice,
+    /// Seed of all randomness.
+    pub seed: u64,
+}
+
+/// Estimate the log-likelihood of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Score {
+    /// The model whose ids these are.
+    pub model: ModelId,
+    /// Ids before the answer.
+    pub prompt: Vec<u32>,
+    /// The answer, at least one id.
+    pub answer: Vec<u32>,
+    /// Monte Carlo draws, at least 1.
+    pub draws: usize,
+    /// Classifier-free guidance weight; 0: none.
+    pub guidance: f64,
+    /// Seed of the draws.
+    pub seed: u64,
+    /// Whether to compare the answer with greedy decoding.
+    pub check_greedy: bool,
+}
+
+/// One of the things a request can be.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Work {
+    /// Fill a canvas.
+    Generate(Generate),
+    /// Estimate a likelihood.
+    Score(Score),
+}
+
+impl Work {
+    /// The model it was made for.
+    #[must_use]
+    pub fn model(&self) -> ModelId {
+        match self {
+            Self::Generate(generate) => generate.model,
+            Self::Score(score) => score.model,
+        }
+    }
+
+    /// Checks the request against the model's limits.
+    ///
+    /// # Errors
+    /// The first rule it breaks.
+    pub fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        match self {
+            Self::Generate(generate) => generate.check(model),
+            Self::Score(score) => score.check(model),
+        }
+    }
+}
+
+impl Generate {
+    fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        check_lengths(&self.prompt, self.canvas.len(), model)?;
+        if self.block_length == 0 {
+            return Err(RequestError::Zero {
+                what: "block length",
+            });
+        }
+        if self.block_length > self.canvas.len() {
+            return Err(RequestError::BlockTooLong {
+                block: self.block_length,
+                canvas: self.canvas.len(),
+            });
+        }
+        if self.steps == 0 {
+            return Err(RequestError::Zero { what: "steps" });
+        }
+        check_scale("temperature", self.temperature)?;
+        check_scale("guidance", self.guidance)?;
+        let pinned = self.canvas.iter().filter_map(|slot| match slot {
+            Slot::Pinned(id) => Some(id),
+            Slot::Masked => None,
+        });
+        check_ids(self.prompt.iter().chain(pinned), model)
+    }
+}
+
+impl Score {
+    fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        check_lengths(&self.prompt, self.answer.len(), model)?;
+        if self.draws == 0 {
+            return Err(RequestError::Zero { what: "draws" });
+        }
+        if self.draws > SCORE_DRAWS_MAX {
+            return Err(RequestError::TooManyDraws {
+                draws: self.draws,
+                max: SCORE_DRAWS_MAX,
+            });
+        }
+        check_scale("guidance", self.guidance)?;
+        check_ids(self.prompt.iter().chain(&self.answer), model)
+    }
+}
+
+/// Most draws of one estimate: beyond this the standard error no longer pays for the time.
+pub const SCORE_DRAWS_MAX: usize = 65_536;
+
+fn check_lengths(prompt: &[u32], fill: usize, model: &ModelInfo) -> Result<(), RequestError> {
+    if fill == 0 {
+        return Err(RequestError::Zero { what: "length" });
+    }
+    if prompt.len() + fill > model.context_length {
+        return Err(RequestError::ContextExceeded {
+            prompt: prompt.len(),
+            length: fill,
+            context: model.context_length,
+        });
+    }
+    Ok(())
+}
+
+fn check_scale(what: &'static str, value: f64) -> Result<(), RequestError> {
+    if !value.is_finite() || value < 0.0 {
+        return Err(RequestError::NotAScale { what, value });
+    }
+    Ok(())
+}
+
+/// Ids must lie in the vocabulary. The mask id is not one to be given: what is masked is
+/// said by the canvas.
+fn check_ids<'a>(
+    ids: impl Iterator<Item = &'a u32>,
+    model: &ModelInfo,
+) -> Result<(), RequestError> {
+    for &id in ids {
+        if id as usize >= model.vocabulary {
+            return Err(RequestError::UnknownToken {
+                id,
+                vocabulary: model.vocabulary,
+            });
+        }
+        if id == model.mask_token_id {
+            return Err(RequestError::MaskGiven { id });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,261 @@
+//! What the engine thread does next: loads of models first, then requests in the order in
+//! which they were admitted. The queue is bounded and refuses at once.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use crate::{
+    checkpoint::Source,
+    error::EngineError,
+    event::{Event, Outcome, Sink},
+    request::Work,
+};
+
+/// A request's place with the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticket {
+    /// Unique for the engine's life.
+    pub id: u64,
+    /// Requests ahead of it when it was admitted, the running one included.
+    pub ahead: usize,
+}
+
+/// How full the queue is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueState {
+    /// Requests that may wait.
+    pub capacity: usize,
+    /// Requests that wait.
+    pub waiting: usize,
+    /// Requests that run.
+    pub running: usize,
+}
+
+/// An admitted request.
+pub(crate) struct Job {
+    pub(crate) id: u64,
+    pub(crate) work: Work,
+    pub(crate) sink: Sink,
+    /// Set to stop it within a pass.
+    pub(crate) cancel: Arc<AtomicBool>,
+}
+
+/// A model to load, and who wants to know how it goes.
+pub(crate) struct Load {
+    pub(crate) source: Source,
+    pub(crate) report: crate::engine::LoadReport,
+}
+
+/// What the engine thread is to do.
+pub(crate) enum Command {
+    Load(Load),
+    Run(Job),
+    Stop,
+}
+
+/// The queue between everybody and the engine thread.
+pub(crate) struct Queue {
+    capacity: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    loads: VecDeque<Load>,
+    waiting: VecDeque<Job>,
+    running: Option<(u64, Arc<AtomicBool>)>,
+    last_id: u64,
+    stopped: bool,
+}
+
+impl Queue {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self {
+            capacity,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(crate) fn submit(&self, work: Work, sink: Sink) -> Result<Ticket, EngineError> {
+        let mut state = self.state();
+        if state.stopped {
+            return Err(EngineError::Stopped);
+        }
+        // An idle engine takes a request at once, so that one is not waiting.
+        let starts_at_once = state.running.is_none() && state.waiting.is_empty();
+        if state.waiting.len() >= self.capacity && !starts_at_once {
+            return Err(EngineError::QueueFull {
+                capacity: self.capacity,
+            });
+        }
+        let ahead = state.waiting.len() + usize::from(state.running.is_some());
+        state.last_id += 1;
+        let id = state.last_id;
+        state.waiting.push_back(Job {
+            id,
+            work,
+            sink,
+            cancel: Arc::default(),
+        });
+        self.changed.notify_all();
+        Ok(Ticket { id, ahead })
+    }
+
+    /// Refused, with the report given back, when the engine is stopping.
+    pub(crate) fn load(&self, load: Load) -> Result<(), Load> {
+        let mut state = self.state();
+        if state.stopped {
+            return Err(load);
+        }
+        state.loads.push_back(load);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    pub(crate) fn cancel(&self, id: u64) {
+        let mut state = self.state();
+        if let Some((running, cancel)) = &state.running
+            && *running == id
+        {
+            cancel.store(true, Ordering::Relaxed);
+            return;
+        }
+        if let Some(index) = state.waiting.iter().position(|job| job.id == id) {
+            let job = state.waiting.remove(index);
+            drop(state);
+            job.into_iter()
+                .for_each(|job| finish(job, Ok(Outcome::Cancelled)));
+        }
+    }
+
+    /// Waits for something to do. The one before is over by then.
+    pub(crate) fn next(&self) -> Command {
+        let mut state = self.state();
+        state.running = None;
+        loop {
+            if state.stopped {
+                return Command::Stop;
+            }
+            if let Some(load) = state.loads.pop_front() {
+                return Command::Load(load);
+            }
+            if let Some(job) = state.waiting.pop_front() {
+                state.running = Some((job.id, Arc::clone(&job.cancel)));
+                return Command::Run(job);
+            }
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends everything: what runs is cancelled, what waits is told, nothing more is taken.
+    pub(crate) fn stop(&self) {
+        let mut state = self.state();
+        state.stopped = true;
+        if let Some((_, cancel)) = &state.running {
+            cancel.store(true, Ordering::Relaxed);
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        let loads = std::mem::take(&mut state.loads);
+        self.changed.notify_all();
+        drop(state);
+        for job in waiting {
+            finish(job, Err(EngineError::Stopped));
+        }
+        for mut load in loads {
+            (load.report)(crate::engine::LoadEvent::Finished(Err(
+                EngineError::Stopped,
+            )));
+        }
+    }
+
+    pub(crate) fn snapshot(&self) -> QueueState {
+        let state = self.state();
+        QueueState {
+            capacity: self.capacity,
+            waiting: state.waiting.len(),
+            running: usize::from(state.running.is_some()),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // No code panics while holding the lock half-way through a change.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn finish(mut job: Job, result: Result<Outcome, EngineError>) {
+    (job.sink)(Event::Finished(result));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::request::{ModelId, Score};
+
+    fn work() -> Work {
+        Work::Score(Score {
+            model: ModelId(1),
+            prompt: vec![1],
+            answer: vec![2],
+            draws: 1,
+            guidance: 0.0,
+            seed: 0,
+            check_greedy: false,
+        })
+    }
+
+    fn submit(queue: &Queue) -> (Result<Ticket, EngineError>, mpsc::Receiver<Event>) {
+        let (send, receive) = mpsc::channel();
+        let sink = Box::new(move |event| drop(send.send(event)));
+        (queue.submit(work(), sink), receive)
+    }
+
+    #[test]
+    fn a_full_queue_refuses_and_a_cancelled_place_is_free_again() {
+        let queue = Queue::new(1);
+        let (first, _events) = submit(&queue);
+        assert_eq!(first.unwrap().ahead, 0);
+        let Command::Run(running) = queue.next() else {
+            panic!("a request waits")
+        };
+        let (second, second_events) = submit(&queue);
+        assert_eq!(second.as_ref().unwrap().ahead, 1);
+        let (third, _events) = submit(&queue);
+        assert!(matches!(third, Err(EngineError::QueueFull { capacity: 1 })));
+
+        queue.cancel(second.unwrap().id);
+        assert!(matches!(
+            second_events.recv().unwrap(),
+            Event::Finished(Ok(Outcome::Cancelled))
+        ));
+        assert!(submit(&queue).0.is_ok());
+
+        queue.cancel(running.id);
+        assert!(running.cancel.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn stopping_tells_those_who_wait() {
+        let queue = Queue::new(4);
+        let (_, events) = submit(&queue);
+        queue.stop();
+        assert!(matches!(
+            events.recv().unwrap(),
+            Event::Finished(Err(EngineError::Stopped))
+        ));
+        assert!(matches!(submit(&queue).0, Err(EngineError::Stopped)));
+        assert!(matches!(queue.next(), Command::Stop));
+    }
+}

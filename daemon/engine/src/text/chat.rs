@@ -1,0 +1,203 @@
+//! The chat template: a conversation as the one text the model was trained on.
+//!
+//! Templates come with checkpoints and are written for Hugging Face's Jinja set-up, which
+//! this follows: block trimming, Python's string methods, `raise_exception`,
+//! `strftime_now` and an unescaped `tojson`. They are not trusted: the source's size, the
+//! instructions, the depth and the output of one rendering are bounded. (What a few
+//! instructions may allocate by doubling a string is not.)
+
+use std::io;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind};
+use serde::Serialize;
+
+use super::config::TokenizerConfig;
+use super::error::{TextError, bounded};
+
+/// LLaDA's own, from GSAI-ML/LLaDA-8B-Instruct as published in February 2025 (MIT).
+const LLADA: &str = include_str!("llada_chat_template.jinja");
+
+const SOURCE_BYTES_MAX: usize = 256 * 1024;
+const OUTPUT_BYTES_MAX: usize = 64 * 1024 * 1024;
+const INSTRUCTIONS_MAX: u64 = 200_000;
+const INSTRUCTIONS_PER_TURN_MAX: u64 = 1_000;
+const DEPTH_MAX: usize = 100;
+
+pub(super) struct ChatTemplate {
+    environment: Environment<'static>,
+    tokens: Vec<(&'static str, String)>,
+    file: &'static str,
+}
+
+impl ChatTemplate {
+    /// The checkpoint's template; LLaDA's where it has none.
+    pub(super) fn new(
+        config: &TokenizerConfig,
+        has_token: impl Fn(&str) -> bool,
+    ) -> Result<Self, TextError> {
+        let (file, source) = match &config.chat_template {
+            Some(source) => ("tokenizer_config.json", source.as_str()),
+            None => ("sluice (built in)", LLADA),
+        };
+        let fail = |cause: String| TextError::Template { file, cause };
+        if source.len() > SOURCE_BYTES_MAX {
+            return Err(fail(format!(
+                "{} bytes exceed the limit of {SOURCE_BYTES_MAX}",
+                source.len()
+            )));
+        }
+        let environment = environment(source.to_owned()).map_err(|error| fail(bounded(error)))?;
+
+        let mut tokens = config.tokens.clone();
+        for (key, llada) in [
+            ("bos_token", "<|startoftext|>"),
+            ("eos_token", "<|endoftext|>"),
+        ] {
+            if tokens.iter().all(|(present, _)| *present != key) {
+                let token = if has_token(llada) { llada } else { "" };
+                tokens.push((key, token.to_owned()));
+            }
+        }
+        Ok(Self {
+            environment,
+            tokens,
+            file,
+        })
+    }
+
+    /// (role, content) turns as text, ready for the model's answer.
+    pub(super) fn render<'a>(
+        &self,
+        turns: impl Iterator<Item = (&'a str, &'a str)>,
+    ) -> Result<String, TextError> {
+        let messages: Vec<Value> = turns
+            .map(|(role, content)| Value::from_pairs([("role", role), ("content", content)]))
+            .collect();
+        let fuel = INSTRUCTIONS_MAX + INSTRUCTIONS_PER_TURN_MAX * messages.len() as u64;
+
+        let mut variables = vec![
+            ("messages", Value::from(messages)),
+            ("add_generation_prompt", Value::from(true)),
+            // Hugging Face passes these two always, and templates ask whether they are none.
+            ("tools", Value::from(())),
+            ("documents", Value::from(())),
+        ];
+        for (key, token) in &self.tokens {
+            variables.push((key, Value::from(token.as_str())));
+        }
+
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(fuel));
+        let mut output = BoundedOutput(Vec::new());
+        environment
+            .get_template(NAME)
+            .and_then(|template| {
+                template
+                    .render_captured_to(Value::from_pairs(variables), &mut output)
+                    .map(drop)
+            })
+            .map_err(|error| TextError::Template {
+                file: self.file,
+                cause: bounded(error),
+            })?;
+        Ok(String::from_utf8(output.0).expect("a template writes strings"))
+    }
+}
+
+const NAME: &str = "chat";
+
+fn environment(source: String) -> Result<Environment<'static>, Error> {
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()?;
+    environment.set_syntax(syntax);
+    environment.set_recursion_limit(DEPTH_MAX);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_function(
+        "raise_exception",
+        |message: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, message))
+        },
+    );
+    environment.add_function("strftime_now", |format: String| -> String {
+        super::clock::strftime(&format, super::clock::seconds_now())
+    });
+    environment.add_filter("tojson", tojson);
+    environment.add_template_owned(NAME, source)?;
+    Ok(environment)
+}
+
+/// `json.dumps` as Hugging Face calls it: nothing escaped for HTML, a space after `,` and `:`.
+fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let mut json = Vec::new();
+    let written = match indent {
+        Some(width) => {
+            let indent = " ".repeat(width.min(16));
+            let formatter = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
+            value.serialize(&mut serde_json::Serializer::with_formatter(
+                &mut json, formatter,
+            ))
+        }
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(
+            &mut json, PythonJson,
+        )),
+    };
+    written.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    Ok(String::from_utf8(json).expect("JSON is UTF-8"))
+}
+
+struct PythonJson;
+
+impl serde_json::ser::Formatter for PythonJson {
+    fn begin_array_value<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        if first {
+            Ok(())
+        } else {
+            writer.write_all(b", ")
+        }
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        if first {
+            Ok(())
+        } else {
+            writer.write_all(b", ")
+        }
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
+struct BoundedOutput(Vec<u8>);
+
+impl io::Write for BoundedOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > OUTPUT_BYTES_MAX {
+            return Err(io::Error::other(format!(
+                "the output exceeds {OUTPUT_BYTES_MAX} bytes"
+            )));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

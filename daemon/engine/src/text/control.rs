@@ -1,0 +1,121 @@
+//! Keeping text from posing as control tokens.
+//!
+//! A tokenizer finds strings such as `<|eot_id|>` wherever they stand, in a user's words
+//! too. Only those that the chat template itself writes may become the token. So each
+//! occurrence in a user's text gets a *break* after its first character, carried through
+//! the template by a character that nobody used, and matches across a break don't count.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use tokenizers::Tokenizer;
+
+use super::config::TokenizerConfig;
+
+/// The strings that stand for control tokens.
+pub(super) struct Control {
+    strings: HashMap<u32, String>,
+    /// Whether a byte begins one of them.
+    first_bytes: [bool; 256],
+}
+
+impl Control {
+    /// What either file calls special.
+    pub(super) fn new(tokenizer: &Tokenizer, config: &TokenizerConfig) -> Self {
+        let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+        let mut strings: HashMap<u32, String> = added
+            .iter()
+            .filter(|(_, token)| token.special)
+            .map(|(&id, token)| (id, token.content.clone()))
+            .collect();
+        for string in config
+            .tokens
+            .iter()
+            .map(|(_, token)| token)
+            .chain(&config.other_special)
+        {
+            if let Some(id) = tokenizer.token_to_id(string) {
+                strings.insert(id, string.clone());
+            }
+        }
+        strings.retain(|_, string| !string.is_empty());
+        let mut first_bytes = [false; 256];
+        for string in strings.values() {
+            first_bytes[usize::from(string.as_bytes()[0])] = true;
+        }
+        Self {
+            strings,
+            first_bytes,
+        }
+    }
+
+    pub(super) fn contains(&self, id: u32) -> bool {
+        self.strings.contains_key(&id)
+    }
+
+    pub(super) fn string(&self, id: u32) -> Option<&str> {
+        self.strings.get(&id).map(String::as_str)
+    }
+
+    /// Where `text` is to be broken: after the first character of each control string in it,
+    /// overlapping ones included.
+    pub(super) fn breaks(&self, text: &str) -> Vec<usize> {
+        let mut breaks = Vec::new();
+        for (start, &byte) in text.as_bytes().iter().enumerate() {
+            if self.first_bytes[usize::from(byte)] && text.is_char_boundary(start) {
+                let rest = &text[start..];
+                if self
+                    .strings
+                    .values()
+                    .any(|string| rest.starts_with(string.as_str()))
+                {
+                    breaks.push(start + rest.chars().next().map_or(0, char::len_utf8));
+                }
+            }
+        }
+        breaks
+    }
+
+    /// `text` with `mark` at each of its breaks.
+    pub(super) fn mark(&self, text: &str, mark: char) -> String {
+        let mut marked = String::with_capacity(text.len() + 16);
+        let mut from = 0;
+        for at in self.breaks(text) {
+            marked.push_str(&text[from..at]);
+            marked.push(mark);
+            from = at;
+        }
+        marked.push_str(&text[from..]);
+        marked
+    }
+}
+
+/// A character that none of `texts` has, of the 32 that Unicode keeps out of text.
+pub(super) fn free_mark<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> Option<char> {
+    ('\u{FDD0}'..='\u{FDEF}').find(|&mark| !texts.clone().any(|text| text.contains(mark)))
+}
+
+/// Takes the marks out again: the text, and where they stood.
+pub(super) fn unmark(marked: &str, mark: char) -> (String, Vec<usize>) {
+    let mut text = String::with_capacity(marked.len());
+    let mut breaks = Vec::new();
+    for part in marked.split(mark) {
+        breaks.push(text.len() + part.len());
+        text.push_str(part);
+    }
+    breaks.pop(); // the end of the last part is no break
+    (text, breaks)
+}
+
+/// A copy of `text`, byte for byte as long, in which nothing matches across a break.
+pub(super) fn hide<'a>(text: &'a str, breaks: &[usize]) -> Cow<'a, str> {
+    if breaks.is_empty() {
+        return Cow::Borrowed(text);
+    }
+    let mut bytes = text.as_bytes().to_vec();
+    for &at in breaks {
+        let before = text[..at].chars().next_back().map_or(0, char::len_utf8);
+        bytes[at - before..at].fill(1);
+    }
+    Cow::Owned(String::from_utf8(bytes).expect("whole characters were replaced by ASCII"))
+}

@@ -1,0 +1,154 @@
+//! What each token id stands for, as bytes: one flat table, built once.
+
+use std::collections::HashMap;
+
+use tokenizers::{DecoderWrapper, PreTokenizerWrapper, Tokenizer};
+
+use super::error::TextError;
+
+/// Ids a tokenizer may reach. The largest vocabularies known hold about 260,000; the table
+/// is as long as the highest id, so an id of billions in a small file must not size it.
+const ID_MAX: u32 = (1 << 22) - 1;
+
+pub(super) struct Pieces {
+    bytes: Vec<u8>,
+    /// Where each piece ends in `bytes`; it begins where the one before ends.
+    ends: Vec<u32>,
+}
+
+impl Pieces {
+    /// `is_special` tells the ids that have no bytes of their own.
+    pub(super) fn new(
+        tokenizer: &Tokenizer,
+        is_special: impl Fn(u32) -> bool,
+    ) -> Result<Self, TextError> {
+        let mut tokens: Vec<(u32, String)> = tokenizer
+            .get_vocab(true)
+            .into_iter()
+            .map(|(token, id)| (id, token))
+            .collect();
+        tokens.sort_unstable();
+        let Some(&(highest, _)) = tokens.last() else {
+            return Err(TextError::tokenizer("the vocabulary is empty"));
+        };
+        if highest > ID_MAX {
+            return Err(TextError::tokenizer(format_args!(
+                "token id {highest} exceeds the limit of {ID_MAX}"
+            )));
+        }
+
+        let spelling = Spelling::of(tokenizer);
+        let mut bytes = Vec::new();
+        let mut ends: Vec<u32> = Vec::with_capacity(highest as usize + 1);
+        for (id, token) in tokens {
+            let id_index = id as usize;
+            if ends.len() > id_index {
+                continue; // a second string under the same id
+            }
+            ends.resize(id_index, bytes.len() as u32);
+            if !is_special(id) {
+                spelling.write(&token, &mut bytes);
+            }
+            let end = u32::try_from(bytes.len())
+                .map_err(|_| TextError::tokenizer("the vocabulary's strings exceed 4 GiB"))?;
+            ends.push(end);
+        }
+        Ok(Self { bytes, ends })
+    }
+
+    pub(super) fn get(&self, id: u32) -> &[u8] {
+        let id = id as usize;
+        let Some(&end) = self.ends.get(id) else {
+            return &[];
+        };
+        let start = if id == 0 { 0 } else { self.ends[id - 1] };
+        &self.bytes[start as usize..end as usize]
+    }
+
+    /// Highest id + 1.
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+}
+
+/// How a vocabulary writes bytes as strings.
+enum Spelling {
+    /// GPT-2's alphabet: a visible character for each byte.
+    ByteLevel(HashMap<char, u8>),
+    /// SentencePiece's: `▁` for a space, `<0x0A>` for a byte.
+    Sentence,
+}
+
+impl Spelling {
+    fn of(tokenizer: &Tokenizer) -> Self {
+        let byte_level = tokenizer.get_decoder().is_some_and(decodes_bytes)
+            || (tokenizer.get_decoder().is_none()
+                && tokenizer.get_pre_tokenizer().is_some_and(splits_bytes));
+        if byte_level {
+            Self::ByteLevel(byte_alphabet().collect())
+        } else {
+            Self::Sentence
+        }
+    }
+
+    fn write(&self, token: &str, bytes: &mut Vec<u8>) {
+        match self {
+            Self::ByteLevel(alphabet) => {
+                let start = bytes.len();
+                for character in token.chars() {
+                    let Some(&byte) = alphabet.get(&character) else {
+                        // Added tokens are plain text, and one foreign character shows it.
+                        bytes.truncate(start);
+                        bytes.extend_from_slice(token.as_bytes());
+                        return;
+                    };
+                    bytes.push(byte);
+                }
+            }
+            Self::Sentence => match byte_token(token) {
+                Some(byte) => bytes.push(byte),
+                None => bytes.extend_from_slice(token.replace('▁', " ").as_bytes()),
+            },
+        }
+    }
+}
+
+fn decodes_bytes(decoder: &DecoderWrapper) -> bool {
+    match decoder {
+        DecoderWrapper::ByteLevel(_) => true,
+        DecoderWrapper::Sequence(sequence) => sequence.get_decoders().iter().any(decodes_bytes),
+        _ => false,
+    }
+}
+
+fn splits_bytes(pre_tokenizer: &PreTokenizerWrapper) -> bool {
+    match pre_tokenizer {
+        PreTokenizerWrapper::ByteLevel(_) => true,
+        PreTokenizerWrapper::Sequence(sequence) => sequence.as_ref().iter().any(splits_bytes),
+        _ => false,
+    }
+}
+
+/// `<0x0A>` → 10.
+fn byte_token(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    if digits.len() != 2 {
+        return None;
+    }
+    u8::from_str_radix(digits, 16).ok()
+}
+
+/// GPT-2's table (`bytes_to_unicode` in openai/gpt-2 `src/encoder.py`): printable Latin-1
+/// stands for itself, the other bytes for 256, 257, … in their order.
+pub(super) fn byte_alphabet() -> impl Iterator<Item = (char, u8)> {
+    let mut stand_ins = (256..).filter_map(char::from_u32);
+    (0..=u8::MAX).map(move |byte| {
+        let character = match byte {
+            b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),
+            _ => stand_ins
+                .next()
+                .expect("there are more characters than bytes"),
+        };
+        (character, byte)
+    })
+}
