@@ -272,3 +272,104 @@ fn problem(key: &'static str, problem: impl Into<String>) -> CheckpointError {
 fn shortened(text: &str) -> String {
     text.chars().take(100).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn small() -> Value {
+        json!({
+            "model_type": "llada", "d_model": 64, "n_layers": 2, "n_heads": 4,
+            "mlp_hidden_size": 160, "vocab_size": 300, "embedding_size": 384,
+            "max_sequence_length": 256, "mask_token_id": 298, "eos_token_id": 296,
+        })
+    }
+
+    fn read(change: impl FnOnce(&mut Value)) -> Result<Config, String> {
+        let mut config = small();
+        change(&mut config);
+        Config::read(config.as_object().unwrap(), None).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_published_configuration_is_read() {
+        let published = include_str!("../../../tests/fixtures/llada-8b-config.json");
+        let published: Value = serde_json::from_str(published).unwrap();
+        let config = Config::read(published.as_object().unwrap(), None).unwrap();
+        assert_eq!(
+            (config.width, config.layers, config.head_dim()),
+            (4096, 32, 128)
+        );
+        assert_eq!((config.mlp_width, config.vocabulary), (12288, 126_464));
+        assert_eq!(
+            (config.mask_token_id, config.context_length),
+            (126_336, 4096)
+        );
+        assert_eq!(config.eos_token_ids, [126_081]);
+        assert_eq!(config.rope_theta, 500_000.0);
+    }
+
+    #[test]
+    fn keys_that_are_absent_have_their_defaults() {
+        let config = read(|_| {}).unwrap();
+        assert_eq!((config.kv_heads, config.rope_theta), (4, 10_000.0));
+        let config = read(|config| {
+            config["multi_query_attention"] = true.into();
+            config["mlp_hidden_size"] = Value::Null;
+            config["mlp_ratio"] = 4.into();
+        });
+        let config = config.unwrap();
+        assert_eq!((config.kv_heads, config.mlp_width), (1, 256));
+    }
+
+    #[test]
+    fn both_files_name_end_tokens() {
+        let generation = json!({"eos_token_id": [296, 290]});
+        let config = small();
+        let config = Config::read(config.as_object().unwrap(), generation.as_object()).unwrap();
+        assert_eq!(config.eos_token_ids, [296, 290]);
+    }
+
+    #[test]
+    fn what_cannot_be_computed_is_refused_by_name() {
+        let refusal = |key: &str, value: Value| read(|config| config[key] = value).unwrap_err();
+        assert_eq!(
+            refusal("model_type", "mamba".into()),
+            "unknown architecture \"mamba\"; known are llada"
+        );
+        assert_eq!(
+            refusal("alibi", true.into()),
+            "config.json: alibi is true; only false is supported"
+        );
+        assert_eq!(
+            refusal("d_model", 0.into()),
+            "config.json: d_model is 0, not a whole number from 1 to 65536"
+        );
+        assert_eq!(
+            refusal("n_heads", 7.into()),
+            "config.json: n_heads is 7, which does not share 64 out in heads of even size"
+        );
+        assert_eq!(
+            refusal("n_kv_heads", 3.into()),
+            "config.json: n_kv_heads is 3, which does not divide the 4 heads"
+        );
+        assert_eq!(
+            refusal("embedding_size", 100.into()),
+            "config.json: embedding_size is 100, less than vocab_size, 300"
+        );
+        assert_eq!(
+            refusal("mask_token_id", 300.into()),
+            "config.json: mask_token_id is 300, not a whole number from 0 to 299"
+        );
+        assert_eq!(
+            refusal("eos_token_id", (-1).into()),
+            "config.json: eos_token_id is -1, no id below 300"
+        );
+        assert_eq!(
+            refusal("rms_norm_eps", "x".into()),
+            "config.json: rms_norm_eps is \"x\", not a positive number"
+        );
+    }
+}

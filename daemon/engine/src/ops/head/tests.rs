@@ -1,1 +1,210 @@
+//! The reduction in pieces against a plain softmax in `f64` over the whole vocabulary.
 
+use super::*;
+use crate::{device::Device, format::Format, ledger::Ledger};
+
+const WIDTH: usize = 6;
+/// Several pieces for 64 rows.
+const VOCABULARY: usize = 40_000;
+
+struct World {
+    ops: Ops,
+    rows: Vec<HeadRow>,
+    x: Vec<f32>,
+    head: Vec<f32>,
+}
+
+fn world(count: usize) -> World {
+    let noise = Noise::new(11);
+    let numbers = |len: usize, stream: u64| -> Vec<f32> {
+        (0..len)
+            .map(|i| noise.stream(stream).uniform(0, i as u64, 0) as f32 * 4.0 - 2.0)
+            .collect()
+    };
+    World {
+        ops: Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap(),
+        rows: (0..count)
+            .map(|position| HeadRow {
+                position,
+                may_end: position % 2 == 0,
+                target: Some((position * 37 % VOCABULARY) as u32),
+            })
+            .collect(),
+        x: numbers(count * WIDTH, 1),
+        head: numbers(VOCABULARY * WIDTH, 2),
+    }
+}
+
+fn plain<'a>() -> Choice<'a> {
+    Choice {
+        temperature: 0.0,
+        noise: Noise::new(3),
+        pass: 0,
+        guidance: None,
+        vocabulary: VOCABULARY - 100,
+        mask_token_id: 17,
+        end_tokens: &[],
+        suppressed: &[],
+    }
+}
+
+impl World {
+    fn reduce(&self, rows: &[HeadRow], choice: &Choice<'_>) -> Vec<Candidate> {
+        let branches = self.x.len() / WIDTH / self.rows.len();
+        let mut x = self.ops.pool.take(rows.len() * branches, WIDTH).unwrap();
+        x.values_mut()
+            .copy_from_slice(&self.x[..rows.len() * branches * WIDTH]);
+        let head = Weight {
+            format: Format::F32,
+            rows: VOCABULARY,
+            width: WIDTH,
+            bytes: bytemuck::cast_slice(&self.head),
+            epoch: 0,
+        };
+        self.ops.reduce_head(&x, &head, rows, choice).unwrap()
+    }
+
+    fn logits(&self, row: usize) -> Vec<f64> {
+        let x = &self.x[row * WIDTH..][..WIDTH];
+        self.head
+            .chunks_exact(WIDTH)
+            .map(|weights| {
+                let products = x.iter().zip(weights).map(|(a, b)| f64::from(a * b));
+                products.sum()
+            })
+            .collect()
+    }
+}
+
+fn best(logits: &[f64], allowed: impl Fn(usize) -> bool) -> usize {
+    (0..logits.len())
+        .filter(|&id| allowed(id))
+        .fold(None, |best: Option<usize>, id| match best {
+            Some(best) if logits[best] >= logits[id] => Some(best),
+            _ => Some(id),
+        })
+        .unwrap()
+}
+
+fn log_sum(logits: &[f64]) -> f64 {
+    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    max + logits
+        .iter()
+        .map(|logit| (logit - max).exp())
+        .sum::<f64>()
+        .ln()
+}
+
+#[test]
+fn pieces_equal_the_whole() {
+    let world = world(64);
+    let candidates = world.reduce(&world.rows, &plain());
+    for (row, candidate) in world.rows.iter().zip(candidates) {
+        let logits = world.logits(row.position);
+        let expected = best(&logits, |id| id < VOCABULARY - 100 && id != 17);
+        assert_eq!(candidate.token as usize, expected);
+        let log_sum = log_sum(&logits);
+        let confidence = (logits[expected] - log_sum).exp();
+        assert!((candidate.confidence - confidence).abs() < 1e-5 * confidence);
+        let target = logits[row.target.unwrap() as usize] - log_sum;
+        assert!((candidate.target_log_probability.unwrap() - target).abs() < 1e-4);
+    }
+}
+
+#[test]
+fn what_may_not_be_chosen_is_not() {
+    let world = world(64);
+    let free = world.reduce(&world.rows, &plain());
+    for (index, row) in world.rows.iter().enumerate() {
+        let favourite = free[index].token;
+        let row = [*row];
+        let single = World {
+            ops: Ops::new(Device::cpu(1).unwrap(), Ledger::default()).unwrap(),
+            rows: row.to_vec(),
+            x: world.x[index * WIDTH..][..WIDTH].to_vec(),
+            head: world.head.clone(),
+        };
+        let masked = Choice {
+            mask_token_id: favourite,
+            ..plain()
+        };
+        assert_ne!(single.reduce(&row, &masked)[0].token, favourite);
+        let unused = Choice {
+            vocabulary: favourite as usize,
+            ..plain()
+        };
+        assert!(single.reduce(&row, &unused)[0].token < favourite || favourite == 0);
+        let ends = [favourite];
+        let ending = Choice {
+            end_tokens: &ends,
+            ..plain()
+        };
+        let chosen = single.reduce(&row, &ending)[0];
+        assert_eq!(chosen.token == favourite, row[0].may_end);
+        // The denominator is the whole head's, but for what counts as −∞.
+        let suppressed = Choice {
+            suppressed: &ends,
+            ..plain()
+        };
+        let without = single.reduce(&row, &suppressed)[0];
+        assert_ne!(without.token, favourite);
+        if !row[0].may_end {
+            assert!(without.confidence > chosen.confidence);
+        }
+        if index == 7 {
+            break;
+        }
+    }
+}
+
+#[test]
+fn guidance_mixes_the_two_branches() {
+    let mut world = world(64);
+    // The second half of the rows is the unconditional branch of the first.
+    world.rows.truncate(32);
+    let guided = |w: f64| {
+        let choice = Choice {
+            guidance: Some(w),
+            ..plain()
+        };
+        world.reduce(&world.rows, &choice)
+    };
+    let mix = |w: f64, row: usize| -> Vec<f64> {
+        let (c, u) = (world.logits(row), world.logits(row + 32));
+        c.iter()
+            .zip(&u)
+            .map(|(c, u)| u + (w + 1.0) * (c - u))
+            .collect()
+    };
+    for w in [0.0, 1.5, -1.0] {
+        for (row, candidate) in guided(w).iter().enumerate() {
+            let logits = mix(w, row);
+            let expected = best(&logits, |id| id < VOCABULARY - 100 && id != 17);
+            assert_eq!(candidate.token as usize, expected, "w = {w}, row {row}");
+        }
+    }
+}
+
+#[test]
+fn noise_depends_on_place_and_pass_alone() {
+    let world = world(64);
+    let noisy = |pass: usize| {
+        let choice = Choice {
+            temperature: 1.0,
+            pass,
+            ..plain()
+        };
+        world.reduce(&world.rows, &choice)
+    };
+    let tokens = |candidates: &[Candidate]| -> Vec<u32> {
+        candidates.iter().map(|candidate| candidate.token).collect()
+    };
+    assert_eq!(tokens(&noisy(1)), tokens(&noisy(1)));
+    assert_ne!(tokens(&noisy(1)), tokens(&noisy(2)));
+    // Confidence is that of the un-noised logits.
+    for (row, candidate) in noisy(1).iter().enumerate() {
+        let logits = world.logits(row);
+        let confidence = (logits[candidate.token as usize] - log_sum(&logits)).exp();
+        assert!((candidate.confidence - confidence).abs() < 1e-5 * confidence);
+    }
+}
