@@ -1,0 +1,168 @@
+//! The picture of one request folded from its events, and how its tokens are drawn.
+//!
+//! The commands and the dashboard draw from here, so that a token looks the same in both.
+
+mod layout;
+mod look;
+
+use std::collections::BTreeMap;
+
+use sluice_proto::v1::{
+    BlockDone, CanvasToken, Done, Pass, Queued, Started, TokenState, generation_event::Kind,
+};
+
+pub use layout::{MASK_MARK, Run, SPECIAL_MARK, runs, wrap};
+pub use look::{Confidence, Look};
+
+/// One request as its events have shown it so far.
+#[derive(Debug, Clone, Default)]
+pub struct Canvas {
+    /// Set once it was admitted.
+    pub queued: Option<Queued>,
+    /// Set once it runs.
+    pub started: Option<Started>,
+    /// Blocks without a mask, by index.
+    pub blocks: BTreeMap<u32, Vec<CanvasToken>>,
+    /// The latest picture of the open block.
+    pub pass: Option<Pass>,
+    /// What the daemon wanted the user to know.
+    pub notices: Vec<String>,
+    /// Set once it ended well.
+    pub done: Option<Done>,
+    /// Set once it failed.
+    pub failure: Option<String>,
+    any_piece: bool,
+}
+
+impl Canvas {
+    /// Takes in one event.
+    pub fn apply(&mut self, event: Kind) {
+        match event {
+            // Always the first: whoever joins again is told everything from the start.
+            Kind::Queued(queued) => {
+                *self = Self {
+                    queued: Some(queued),
+                    ..Self::default()
+                };
+            }
+            Kind::Started(started) => self.started = Some(started),
+            Kind::Pass(pass) => {
+                self.see(&pass.tokens);
+                self.pass = Some(pass);
+            }
+            Kind::BlockDone(BlockDone {
+                block, mut tokens, ..
+            }) => {
+                self.see(&tokens);
+                for token in &mut tokens {
+                    token.fresh = false;
+                }
+                self.blocks.insert(block, tokens);
+            }
+            Kind::Notice(notice) => self.notices.push(notice.text),
+            Kind::Done(done) => self.done = Some(done),
+        }
+    }
+
+    fn see(&mut self, tokens: &[CanvasToken]) {
+        self.any_piece |= tokens.iter().any(|token| !token.piece.is_empty());
+    }
+
+    /// Whether nothing more will come.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.done.is_some() || self.failure.is_some()
+    }
+
+    /// Whether tokens are shown as numbers, for want of a tokenizer.
+    #[must_use]
+    pub fn shows_ids(&self) -> bool {
+        match &self.done {
+            Some(done) => done.text.is_none(),
+            None => {
+                let prompt = self.started.as_ref().map_or(&[][..], |s| &s.prompt_text);
+                prompt.is_empty() && !self.any_piece
+            }
+        }
+    }
+
+    /// Tokens of the blocks that are done and of the open one, in order.
+    #[must_use]
+    pub fn seen_tokens(&self) -> Vec<CanvasToken> {
+        let mut tokens: Vec<CanvasToken> = self.blocks.values().flatten().cloned().collect();
+        if let Some(pass) = &self.pass
+            && !self.blocks.contains_key(&pass.block)
+        {
+            tokens.extend(pass.tokens.iter().cloned());
+        }
+        tokens
+    }
+
+    /// All positions: what was seen, then what is pinned or masked beyond it.
+    #[must_use]
+    pub fn all_tokens(&self) -> Vec<CanvasToken> {
+        let mut tokens = self.seen_tokens();
+        let Some(started) = &self.started else {
+            return tokens;
+        };
+        let next = tokens.last().map_or(0, |token| token.position + 1);
+        tokens.extend((next..started.length).map(|position| {
+            let pinned = started.pinned.iter().find(|pin| pin.position == position);
+            pinned.cloned().unwrap_or(CanvasToken {
+                position,
+                state: TokenState::Masked.into(),
+                ..Default::default()
+            })
+        }));
+        tokens
+    }
+}
+
+/// The ids of a result as they are printed.
+#[must_use]
+pub fn ids_text(ids: &[u32]) -> String {
+    let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+    ids.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(state: TokenState, piece: &[u8]) -> CanvasToken {
+        CanvasToken {
+            id: Some(7),
+            piece: piece.to_vec(),
+            state: state.into(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn positions_beyond_the_open_block_are_masked_or_pinned() {
+        let pinned = CanvasToken {
+            position: 3,
+            ..token(TokenState::Pinned, b"x")
+        };
+        let mut canvas = Canvas::default();
+        canvas.apply(Kind::Started(Started {
+            length: 5,
+            pinned: vec![pinned],
+            ..Default::default()
+        }));
+        canvas.apply(Kind::Pass(Pass {
+            tokens: vec![token(TokenState::Committed, b"a")],
+            ..Default::default()
+        }));
+        let looks: Vec<Look> = canvas.all_tokens().iter().map(Look::of).collect();
+        let expected = [
+            Look::Committed,
+            Look::Masked,
+            Look::Masked,
+            Look::Pinned,
+            Look::Masked,
+        ];
+        assert_eq!(looks, expected);
+        assert!(!canvas.shows_ids());
+    }
+}

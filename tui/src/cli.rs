@@ -1,0 +1,388 @@
+//! The command line: names, defaults and the help that teaches them.
+
+mod help;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use sluice_proto::v1;
+use sluice_shared::policy::PolicyChoice;
+
+/// Talks to sluiced, which runs language models that are bigger than the graphics card.
+#[derive(Debug, Parser)]
+#[command(name = "sluice", version, after_help = help::PROGRAM, max_term_width = 100)]
+pub struct Cli {
+    /// The daemon's socket.
+    ///
+    /// Else $SLUICE_SOCKET, else /run/sluice/sluice.sock if it exists, else
+    /// $XDG_RUNTIME_DIR/sluice/sluice.sock, else a private folder under the temporary directory.
+    #[arg(long, global = true, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+
+    /// What to do; the dashboard when left out.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// What `sluice` can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answers a prompt, or continues raw text or tokens
+    Generate(Generate),
+    /// Holds a conversation, turn by turn
+    Chat(Chat),
+    /// Writes a span of a text anew
+    Edit(Edit),
+    /// Estimates how likely an answer is
+    Score(Score),
+    /// Shows the daemon, its memory, model and queue
+    Status(Plain),
+    /// Lists models
+    Models(Plain),
+    /// Loads a checkpoint in the present model's place
+    Load(Load),
+    /// Lists requests that wait, run or ended recently
+    Requests(Plain),
+    /// Follows a request from its first event
+    Watch(Watch),
+    /// Stops a request within one pass
+    Cancel(Cancel),
+    /// Prints a completion script for a shell
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Prints the manual page of sluice, or of one command
+    Man {
+        /// The command.
+        command: Option<String>,
+    },
+}
+
+/// `sluice generate`.
+#[derive(Debug, Args)]
+#[command(after_long_help = help::generate())]
+pub struct Generate {
+    /// The prompt; `-` reads it from standard input, less one newline at its end
+    #[arg(required_unless_present = "tokens", conflicts_with = "tokens")]
+    pub prompt: Option<String>,
+    /// Token ids in the prompt's place, for models without a tokenizer
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub tokens: Option<Vec<u32>>,
+    /// Take the prompt as it stands, without the chat template
+    #[arg(long, conflicts_with = "tokens")]
+    pub raw: bool,
+    /// Instructions that come before the prompt
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["raw", "tokens"])]
+    pub system: Option<String>,
+    /// Positions to fill [default: 128, or what the context leaves]
+    #[arg(long, value_name = "N")]
+    pub length: Option<u32>,
+    /// Fix TEXT from position POS on, counted from 0 in the part to fill; may be repeated
+    #[arg(long = "pin", value_name = "POS:TEXT", value_parser = parse_pin)]
+    pub pins: Vec<(u32, String)>,
+    /// Print each event as a JSON object on its own line; the last is "done"
+    #[arg(long)]
+    pub json: bool,
+    /// How to decode.
+    #[command(flatten)]
+    pub sampling: Sampling,
+}
+
+/// How to decode; the daemon knows the defaults and the limits.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Decoding")]
+pub struct Sampling {
+    /// Positions decoded together, left to right [default: 32]
+    #[arg(long, value_name = "N")]
+    pub block: Option<u32>,
+    /// Passes over the whole canvas, shared out over the blocks [default: one a position]
+    #[arg(long, value_name = "N")]
+    pub steps: Option<u32>,
+    /// Scale of the Gumbel noise; 0 takes the most probable token [default: 0]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f64>,
+    /// Weight of classifier-free guidance; 0 has none [default: 0]
+    #[arg(long, value_name = "W", allow_negative_numbers = true)]
+    pub guidance: Option<f64>,
+    /// How the masked positions of a pass are ranked [default: low_confidence]
+    #[arg(long, value_name = "HOW")]
+    pub remasking: Option<Remasking>,
+    /// What an end-of-sequence token does [default: stop]
+    #[arg(long, value_name = "WHAT")]
+    pub eos: Option<Eos>,
+    /// Which positions a pass commits [default: reference]
+    #[arg(long, value_name = "NAME[:k=v,…]")]
+    pub policy: Option<PolicyChoice>,
+    /// Keys and values kept between passes [default: none]
+    #[arg(long, value_name = "WHICH")]
+    pub cache: Option<Cache>,
+    /// Same seed, same text [default: drawn by the daemon, and reported]
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+}
+
+/// `sluice chat`.
+#[derive(Debug, Args)]
+#[command(after_long_help = help::policies())]
+pub struct Chat {
+    /// Instructions that come before the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Positions to fill in each answer [default: 128, or what the context leaves]
+    #[arg(long, value_name = "N")]
+    pub length: Option<u32>,
+    /// How to decode.
+    #[command(flatten)]
+    pub sampling: Sampling,
+}
+
+/// `sluice edit`.
+#[derive(Debug, Args)]
+#[command(after_long_help = help::edit())]
+#[group(id = "span_choice", required = true, multiple = false, args = ["replace", "span"])]
+pub struct Edit {
+    /// The text; `-` reads it from standard input, less one newline at its end
+    pub text: String,
+    /// The words to write anew; they must occur exactly once
+    #[arg(long, value_name = "SUBSTRING")]
+    pub replace: Option<String>,
+    /// The bytes of the text to write anew; the end is not included
+    #[arg(long, value_name = "START..END", value_parser = parse_span)]
+    pub span: Option<(u32, u32)>,
+    /// Tokens to put in the span's place [default: as many as it had]
+    #[arg(long = "tokens", value_name = "N")]
+    pub span_length: Option<u32>,
+    /// What the text answers
+    #[arg(long, value_name = "TEXT")]
+    pub prompt: Option<String>,
+    /// Print each event as a JSON object on its own line; the last is "done"
+    #[arg(long)]
+    pub json: bool,
+    /// How to decode.
+    #[command(flatten)]
+    pub sampling: Sampling,
+}
+
+/// `sluice score`.
+#[derive(Debug, Args)]
+#[command(after_help = help::SCORE)]
+pub struct Score {
+    /// The prompt and the answer, less those given as tokens; `-` reads one from standard input
+    #[arg(value_names = ["PROMPT", "ANSWER"], num_args = 0..=2)]
+    pub texts: Vec<String>,
+    /// Token ids in the prompt's place
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub tokens: Option<Vec<u32>>,
+    /// Token ids in the answer's place
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub answer_tokens: Option<Vec<u32>>,
+    /// Take the prompt as it stands, without the chat template
+    #[arg(long, conflicts_with = "tokens")]
+    pub raw: bool,
+    /// Monte Carlo draws [default: 128, or one for a one-token answer]
+    #[arg(long, value_name = "N")]
+    pub draws: Option<u32>,
+    /// Weight of classifier-free guidance [default: 0]
+    #[arg(long, value_name = "W", allow_negative_numbers = true)]
+    pub guidance: Option<f64>,
+    /// Seed of the draws [default: drawn by the daemon, and reported]
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// Also tell whether greedy decoding gives this very answer
+    #[arg(long)]
+    pub greedy: bool,
+    /// Print the result as a JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A command that only asks.
+#[derive(Debug, Args)]
+pub struct Plain {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `sluice load`.
+#[derive(Debug, Args)]
+pub struct Load {
+    /// The checkpoint's folder, which the daemon's user must be able to read; the model that
+    /// ships inside the daemon when left out
+    pub dir: Option<PathBuf>,
+}
+
+/// `sluice watch`.
+#[derive(Debug, Args)]
+pub struct Watch {
+    /// The request, as `sluice requests` numbers it
+    pub id: u64,
+    /// Print each event as a JSON object on its own line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `sluice cancel`.
+#[derive(Debug, Args)]
+pub struct Cancel {
+    /// The request, as `sluice requests` numbers it
+    pub id: u64,
+}
+
+/// Spelling of [`v1::Remasking`].
+#[derive(Debug, Clone, Copy, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum Remasking {
+    /// By the probability of their token
+    LowConfidence,
+    /// By a seeded random number
+    Random,
+}
+
+/// Spelling of [`v1::EosPolicy`].
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Eos {
+    /// Ends the text
+    Stop,
+    /// Is never chosen
+    Suppress,
+    /// Is a token like any other
+    Keep,
+}
+
+/// Spelling of [`v1::Cache`].
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Cache {
+    /// Every pass computes the whole canvas
+    None,
+    /// Those before the block
+    Prefix,
+    /// Those before and after the block
+    Dual,
+    /// Those away from the block
+    Vicinity,
+}
+
+impl Sampling {
+    /// Writes the choices into a request.
+    pub fn apply(&self, request: &mut v1::GenerateRequest) {
+        request.block_length = self.block;
+        request.steps = self.steps;
+        request.temperature = self.temperature;
+        request.guidance = self.guidance;
+        request.seed = self.seed;
+        request.policy = self.policy.as_ref().map(v1::Policy::from);
+        if let Some(remasking) = self.remasking {
+            request.set_remasking(match remasking {
+                Remasking::LowConfidence => v1::Remasking::LowConfidence,
+                Remasking::Random => v1::Remasking::Random,
+            });
+        }
+        if let Some(eos) = self.eos {
+            request.set_eos(match eos {
+                Eos::Stop => v1::EosPolicy::Stop,
+                Eos::Suppress => v1::EosPolicy::Suppress,
+                Eos::Keep => v1::EosPolicy::Keep,
+            });
+        }
+        if let Some(cache) = self.cache {
+            request.set_cache(match cache {
+                Cache::None => v1::Cache::None,
+                Cache::Prefix => v1::Cache::Prefix,
+                Cache::Dual => v1::Cache::Dual,
+                Cache::Vicinity => v1::Cache::Vicinity,
+            });
+        }
+    }
+}
+
+fn parse_pin(text: &str) -> Result<(u32, String), String> {
+    let (position, pinned) = text
+        .split_once(':')
+        .ok_or("is not of the form POS:TEXT, such as 4:hello")?;
+    let position = position
+        .parse()
+        .map_err(|_| format!("'{position}' is not a position, which is a number from 0"))?;
+    if pinned.is_empty() {
+        return Err(format!("nothing is pinned at position {position}"));
+    }
+    Ok((position, pinned.to_owned()))
+}
+
+fn parse_span(text: &str) -> Result<(u32, u32), String> {
+    let number = |part: &str| {
+        part.parse::<u32>()
+            .map_err(|_| format!("'{part}' is not a number of bytes"))
+    };
+    let (start, end) = text
+        .split_once("..")
+        .ok_or("is not of the form START..END, such as 4..7")?;
+    let span = (number(start)?, number(end)?);
+    if span.0 > span.1 {
+        return Err("ends before it starts".into());
+    }
+    Ok(span)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn usage_error(arguments: &[&str]) -> String {
+        let all = ["sluice"].iter().chain(arguments);
+        let error = Cli::try_parse_from(all).expect_err("wrong usage");
+        assert!(error.use_stderr());
+        error.to_string()
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn pins_are_a_position_and_a_text() {
+        assert_eq!(parse_pin("3:a:b").unwrap(), (3, "a:b".into()));
+        assert!(parse_pin("abc").unwrap_err().contains("POS:TEXT"));
+        assert!(parse_pin("x:abc").unwrap_err().contains("not a position"));
+        assert!(parse_pin("-1:abc").unwrap_err().contains("not a position"));
+        assert!(parse_pin("4:").unwrap_err().contains("nothing is pinned"));
+    }
+
+    #[test]
+    fn spans_are_two_numbers_in_order() {
+        assert_eq!(parse_span("4..7").unwrap(), (4, 7));
+        assert_eq!(parse_span("4..4").unwrap(), (4, 4));
+        assert!(parse_span("7..4").unwrap_err().contains("before"));
+        assert!(parse_span("4-7").unwrap_err().contains("START..END"));
+        assert!(parse_span("a..7").unwrap_err().contains("'a'"));
+    }
+
+    #[test]
+    fn wrong_usage_is_explained() {
+        assert!(usage_error(&["generate"]).contains("PROMPT"));
+        assert!(usage_error(&["generate", "x", "--tokens", "1"]).contains("cannot be used"));
+        assert!(usage_error(&["generate", "x", "--length", "-3"]).contains("-3"));
+        assert!(usage_error(&["generate", "x", "--policy", "fast"]).contains("known are"));
+        assert!(usage_error(&["generate", "x", "--pin", "0"]).contains("POS:TEXT"));
+        assert!(usage_error(&["edit", "x"]).contains("--replace"));
+        assert!(usage_error(&["edit", "x", "--replace", "x", "--span", "0..1"]).contains("cannot"));
+    }
+
+    #[test]
+    fn what_the_daemon_judges_passes_the_parser() {
+        for arguments in [
+            ["generate", "x", "--length", "0"],
+            ["generate", "x", "--temperature", "NaN"],
+            ["generate", "x", "--temperature", "-1"],
+            ["generate", "", "--cache", "prefix"],
+        ] {
+            let all = ["sluice"].iter().chain(&arguments);
+            assert!(Cli::try_parse_from(all).is_ok(), "{arguments:?}");
+        }
+    }
+}

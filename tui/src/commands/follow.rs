@@ -1,0 +1,238 @@
+//! Showing a request's events as they come: in place, as JSON, or the result alone.
+
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt};
+use sluice_proto::v1::{
+    CancelRequestRequest, Done, FinishReason, GenerateRequest, GenerationEvent, ListModelsRequest,
+    WatchRequestRequest, generation_event::Kind,
+};
+use sluice_shared::units;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tonic::Status;
+
+use crate::{
+    canvas::{Canvas, ids_text},
+    connection::Daemon,
+    json,
+    live::Live,
+    output::{Failure, Out, colour_allowed, say},
+};
+
+/// How long an interrupted client waits for the daemon to confirm the cancellation; its going
+/// away cancels the request too.
+const CANCEL_WAIT: Duration = Duration::from_millis(500);
+
+/// Runs a request of our own and shows it.
+pub(super) async fn generate(
+    daemon: &Daemon,
+    request: GenerateRequest,
+    json: bool,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let mut interrupts = interrupts()?;
+    match run(daemon, request, json, out, &mut interrupts).await? {
+        Some(_) => Ok(()),
+        None => Err(Failure::new("interrupted; the request was cancelled")),
+    }
+}
+
+/// Runs a request of our own and shows it; `None` when the user interrupted it.
+pub(super) async fn run(
+    daemon: &Daemon,
+    request: GenerateRequest,
+    json: bool,
+    out: &mut Out,
+    interrupts: &mut Signal,
+) -> Result<Option<Done>, Failure> {
+    let mut client = daemon.generation();
+    let answer = tokio::select! {
+        answer = client.generate(request) => answer,
+        _ = interrupts.recv() => return Ok(None),
+    };
+    let stream = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner();
+    let events = stream.map(|answer| answer.map(|answer| answer.event));
+    let (done, request_id) = show(daemon, events, json, out, interrupts).await?;
+    if let (None, Some(request_id)) = (&done, request_id) {
+        let cancel = client.cancel_request(CancelRequestRequest { request_id });
+        // Whether it was confirmed or not, the dropped stream ends the request.
+        let _ = tokio::time::timeout(CANCEL_WAIT, cancel).await;
+    }
+    match done {
+        Some(done) if done.finish_reason() == FinishReason::Cancelled => {
+            Err(Failure::new("the request was cancelled"))
+        }
+        done => Ok(done),
+    }
+}
+
+/// Follows somebody's request. An interrupt ends the watching, not the request.
+pub(super) async fn watch(
+    daemon: &Daemon,
+    request_id: u64,
+    json: bool,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let mut interrupts = interrupts()?;
+    let call = WatchRequestRequest { request_id };
+    let answer = daemon.generation().watch_request(call).await;
+    let stream = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner();
+    let events = stream.map(|answer| answer.map(|answer| answer.event));
+    match show(daemon, events, json, out, &mut interrupts).await? {
+        (Some(_), _) => Ok(()),
+        (None, _) => Err(Failure::new("interrupted; the request goes on")),
+    }
+}
+
+/// A listener for Ctrl-C. From here on that no longer ends the process by itself.
+pub(super) fn interrupts() -> Result<Signal, Failure> {
+    signal(SignalKind::interrupt())
+        .map_err(|error| Failure::new(format!("listen for interrupts: {error}")))
+}
+
+/// Shows events until the last; without a `Done` the user interrupted.
+async fn show(
+    daemon: &Daemon,
+    mut events: impl Stream<Item = Result<Option<GenerationEvent>, Status>> + Unpin,
+    json: bool,
+    out: &mut Out,
+    interrupts: &mut Signal,
+) -> Result<(Option<Done>, Option<u64>), Failure> {
+    let mut canvas = Canvas::default();
+    let mut live = (out.is_terminal() && !json).then(|| Live::new(colour_allowed()));
+    loop {
+        let next = tokio::select! {
+            next = events.next() => next,
+            _ = interrupts.recv() => break,
+        };
+        let event = match next {
+            Some(Ok(event)) => event,
+            Some(Err(status)) => {
+                leave(live, out)?;
+                return Err(daemon.failure(status));
+            }
+            None => {
+                leave(live, out)?;
+                return Err(Failure::new("the daemon ended the stream without a result"));
+            }
+        };
+        // A kind that this client does not know yet is none of its business.
+        let Some(kind) = event.and_then(|event| event.kind) else {
+            continue;
+        };
+        if json {
+            out.line(&json::event(&kind).to_string())?;
+        } else if let Kind::Notice(notice) = &kind {
+            if let Some(live) = &mut live {
+                live.clear(out)?;
+            }
+            say(&format!("note: {}", notice.text));
+        }
+        let is_picture = matches!(kind, Kind::Pass(_) | Kind::Notice(_));
+        canvas.apply(kind);
+        if let Some(done) = canvas.done.clone() {
+            if !json {
+                finish(daemon, &canvas, &done, live, out).await?;
+            }
+            return Ok((Some(done), canvas.queued.map(|queued| queued.request_id)));
+        }
+        if let Some(live) = &mut live
+            && is_picture
+        {
+            live.draw(&canvas, out)?;
+        }
+    }
+    leave(live, out)?;
+    Ok((None, canvas.queued.map(|queued| queued.request_id)))
+}
+
+/// Moves below the canvas, which stays as it was last seen.
+fn leave(live: Option<Live>, out: &mut Out) -> Result<(), Failure> {
+    match live {
+        Some(live) if live.is_drawn() => out.raw(b"\r\n"),
+        _ => Ok(()),
+    }
+}
+
+async fn finish(
+    daemon: &Daemon,
+    canvas: &Canvas,
+    done: &Done,
+    live: Option<Live>,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let text = match &done.text {
+        Some(text) => text.clone(),
+        None => ids_text(&done.tokens),
+    };
+    let Some(mut live) = live else {
+        return out.line(&text);
+    };
+    live.finish(&text, out)?;
+    let mut line = summary(done);
+    if is_demonstration(daemon, canvas).await {
+        line += " · demonstration model, not meant to be useful";
+    }
+    dim(&line);
+    Ok(())
+}
+
+/// What a finished request took, in one line.
+fn summary(done: &Done) -> String {
+    let mut line = format!(
+        "{} passes · {} tokens · {}",
+        units::count(done.passes.into()),
+        units::count(done.text_tokens.into()),
+        units::duration_ms(done.elapsed_ms),
+    );
+    if done.elapsed_ms > 0.0 {
+        let rate = f64::from(done.text_tokens) / done.elapsed_ms * 1000.0;
+        line += &format!(" · {rate:.1} tokens/s");
+    }
+    line
+}
+
+/// A line of talk that should not draw the eye.
+fn dim(line: &str) {
+    use std::io::Write as _;
+
+    let line = crate::text::sanitise(line);
+    let _ = writeln!(std::io::stderr(), "\x1b[2m{line}\x1b[0m");
+}
+
+/// Whether the model that answered is there for show only. Not knowing is no reason to fail.
+async fn is_demonstration(daemon: &Daemon, canvas: &Canvas) -> bool {
+    let name = canvas.started.as_ref().map(|started| &started.model);
+    let answer = daemon.models().list_models(ListModelsRequest {}).await;
+    answer.is_ok_and(|answer| {
+        let models = answer.into_inner().models;
+        models
+            .iter()
+            .any(|model| model.is_demonstration && Some(&model.name) == name)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_counts_tokens_of_the_text() {
+        let done = Done {
+            passes: 64,
+            text_tokens: 100,
+            elapsed_ms: 4000.0,
+            ..Default::default()
+        };
+        assert_eq!(
+            summary(&done),
+            "64 passes · 100 tokens · 4.0 s · 25.0 tokens/s"
+        );
+        let empty = summary(&Done::default());
+        assert_eq!(empty, "0 passes · 0 tokens · 0 ms");
+    }
+}

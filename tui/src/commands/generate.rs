@@ -1,0 +1,125 @@
+//! `sluice generate`: from arguments to a request.
+
+use sluice_proto::v1::{
+    Chat, GenerateRequest, Pin, TokenIds, generate_request::Input, pin::Content,
+};
+
+use super::{input, message};
+use crate::{cli::Generate, output::Failure};
+
+/// The request that the arguments ask for. Meaning is left to the daemon to judge.
+pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> {
+    let input = match (&arguments.tokens, &arguments.prompt) {
+        (Some(ids), _) => Input::Tokens(TokenIds { ids: ids.clone() }),
+        (None, prompt) => {
+            let prompt = input::text(prompt.as_deref().unwrap_or_default())?;
+            if arguments.raw {
+                Input::RawText(prompt)
+            } else {
+                let system = arguments.system.as_deref();
+                let system = system.map(|text| message("system", text));
+                let messages = system.into_iter().chain([message("user", &prompt)]);
+                Input::Chat(Chat {
+                    messages: messages.collect(),
+                })
+            }
+        }
+    };
+    let pin = |(position, text): &(u32, String)| Pin {
+        position: *position,
+        content: Some(Content::Text(text.clone())),
+    };
+    let mut request = GenerateRequest {
+        input: Some(input),
+        length: arguments.length,
+        pins: arguments.pins.iter().map(pin).collect(),
+        ..Default::default()
+    };
+    arguments.sampling.apply(&mut request);
+    Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use sluice_proto::v1::{Cache, EosPolicy, Remasking};
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn parsed(arguments: &[&str]) -> GenerateRequest {
+        let all = ["sluice", "generate"].iter().chain(arguments);
+        let cli = Cli::try_parse_from(all).expect("right usage");
+        let Some(Command::Generate(arguments)) = cli.command else {
+            panic!("generate");
+        };
+        request(&arguments).expect("a request")
+    }
+
+    #[test]
+    fn a_prompt_is_a_conversation_unless_raw() {
+        let Some(Input::Chat(chat)) = parsed(&["hi", "--system", "be brief"]).input else {
+            panic!("chat");
+        };
+        let roles: Vec<_> = chat.messages.iter().map(|m| m.role.as_str()).collect();
+        assert_eq!(roles, ["system", "user"]);
+        let raw = parsed(&["hi", "--raw"]).input;
+        assert_eq!(raw, Some(Input::RawText("hi".into())));
+        let ids = parsed(&["--tokens", "1,2,3"]).input;
+        assert_eq!(ids, Some(Input::Tokens(TokenIds { ids: vec![1, 2, 3] })));
+    }
+
+    #[test]
+    fn what_is_not_given_is_left_to_the_daemon() {
+        let request = parsed(&["hi"]);
+        let bare = GenerateRequest {
+            input: request.input.clone(),
+            ..Default::default()
+        };
+        assert_eq!(request, bare);
+    }
+
+    #[test]
+    fn every_flag_reaches_its_field() {
+        let request = parsed(&[
+            "hi",
+            "--length",
+            "8",
+            "--block",
+            "4",
+            "--steps",
+            "2",
+            "--temperature",
+            "0.5",
+            "--guidance",
+            "1.5",
+            "--remasking",
+            "random",
+            "--eos",
+            "suppress",
+            "--pin",
+            "1:x",
+            "--policy",
+            "threshold:t=0.8",
+            "--cache",
+            "dual",
+            "--seed",
+            "9",
+        ]);
+        assert_eq!(request.length, Some(8));
+        assert_eq!(request.block_length, Some(4));
+        assert_eq!(request.steps, Some(2));
+        assert_eq!(request.temperature, Some(0.5));
+        assert_eq!(request.guidance, Some(1.5));
+        assert_eq!(request.remasking(), Remasking::Random);
+        assert_eq!(request.eos(), EosPolicy::Suppress);
+        assert_eq!(request.cache(), Cache::Dual);
+        assert_eq!(request.seed, Some(9));
+        assert_eq!(request.pins.len(), 1);
+        let policy = request.policy.expect("given");
+        assert_eq!(
+            (policy.name.as_str(), policy.parameters["t"]),
+            ("threshold", 0.8)
+        );
+    }
+}

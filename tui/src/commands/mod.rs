@@ -1,0 +1,111 @@
+//! What each subcommand does.
+
+mod chat;
+mod edit;
+mod follow;
+mod generate;
+mod input;
+mod load;
+mod models;
+mod requests;
+mod score;
+mod status;
+
+use std::io::IsTerminal;
+
+use clap::{CommandFactory, error::ErrorKind};
+use sluice_proto::v1;
+
+use crate::{
+    cli::{Cli, Command},
+    connection::{self, Daemon},
+    dashboard,
+    output::{Failure, Out},
+};
+
+/// Runs the command that was asked for.
+///
+/// # Errors
+/// What [`Failure`] lists.
+pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
+    let socket = connection::socket(cli.socket.as_deref());
+    // Arguments that don't depend on the daemon are judged before it is looked for.
+    match cli.command {
+        None => {
+            if !out.is_terminal() || !std::io::stdin().is_terminal() {
+                return Err(Failure::new("the dashboard needs a terminal")
+                    .with_hint("`sluice status` prints the same facts once, also as --json"));
+            }
+            dashboard::run(socket).await
+        }
+        Some(Command::Generate(arguments)) => {
+            let request = generate::request(&arguments)?;
+            let daemon = Daemon::connect(socket).await?;
+            follow::generate(&daemon, request, arguments.json, out).await
+        }
+        Some(Command::Chat(arguments)) => chat::run(socket, &arguments, out).await,
+        Some(Command::Edit(arguments)) => {
+            let request = edit::request(&arguments)?;
+            let daemon = Daemon::connect(socket).await?;
+            follow::generate(&daemon, request, arguments.json, out).await
+        }
+        Some(Command::Score(arguments)) => score::run(socket, arguments, out).await,
+        Some(Command::Status(arguments)) => {
+            let daemon = Daemon::connect(socket).await?;
+            status::run(&daemon, arguments.json, out).await
+        }
+        Some(Command::Models(arguments)) => {
+            let daemon = Daemon::connect(socket).await?;
+            models::run(&daemon, arguments.json, out).await
+        }
+        Some(Command::Load(arguments)) => load::run(socket, arguments.dir.as_deref(), out).await,
+        Some(Command::Requests(arguments)) => {
+            let daemon = Daemon::connect(socket).await?;
+            requests::list(&daemon, arguments.json, out).await
+        }
+        Some(Command::Watch(arguments)) => {
+            let daemon = Daemon::connect(socket).await?;
+            follow::watch(&daemon, arguments.id, arguments.json, out).await
+        }
+        Some(Command::Cancel(arguments)) => {
+            let daemon = Daemon::connect(socket).await?;
+            requests::cancel(&daemon, arguments.id, out).await
+        }
+        Some(Command::Completions { shell }) => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut script);
+            out.raw(&script)
+        }
+        Some(Command::Man { command }) => manual(command.as_deref(), out),
+    }
+}
+
+/// The manual page of the program or of one of its commands, as roff.
+fn manual(name: Option<&str>, out: &mut Out) -> Result<(), Failure> {
+    let mut command = Cli::command();
+    command.build();
+    let page = match name {
+        None => command,
+        Some(name) => {
+            let found = command.find_subcommand(name).cloned();
+            found.ok_or_else(|| usage(&format!("no command is named '{name}'")))?
+        }
+    };
+    let mut roff = Vec::new();
+    clap_mangen::Man::new(page).render(&mut roff)?;
+    out.raw(&roff)
+}
+
+/// Wrong usage that the parser can't see.
+fn usage(message: &str) -> Failure {
+    let error = Cli::command().error(ErrorKind::ValueValidation, message);
+    Failure::Usage(Box::new(error))
+}
+
+/// One turn of a conversation.
+fn message(role: &str, content: &str) -> v1::Message {
+    v1::Message {
+        role: role.into(),
+        content: content.into(),
+    }
+}

@@ -1,0 +1,74 @@
+//! `sluice requests` and `sluice cancel`.
+
+use serde_json::json;
+use sluice_proto::v1::{CancelRequestRequest, ListRequestsRequest, RequestState, RequestSummary};
+use sluice_shared::units;
+
+use crate::{
+    connection::Daemon,
+    json,
+    output::{Failure, Out},
+    text::sanitise_line,
+};
+
+/// Lists the requests that the daemon remembers.
+pub(super) async fn list(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
+    let answer = daemon
+        .generation()
+        .list_requests(ListRequestsRequest {})
+        .await;
+    let requests = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner()
+        .requests;
+    if json {
+        let requests: Vec<_> = requests.iter().map(json::request).collect();
+        return out.line(&json!({"requests": requests}).to_string());
+    }
+    if requests.is_empty() {
+        return out.line("no requests");
+    }
+    out.line(&format!(
+        "{:>5}  {:<9} {:<10} {:>9} {:>7} {:>9}",
+        "ID", "KIND", "STATE", "BLOCKS", "PASSES", "TIME"
+    ))?;
+    for request in &requests {
+        out.line(&row(request))?;
+    }
+    Ok(())
+}
+
+/// One request as a line of a table.
+pub(super) fn row(request: &RequestSummary) -> String {
+    let waits = request.state() == RequestState::Queued;
+    let ms = if waits {
+        request.queued_ms
+    } else {
+        request.elapsed_ms
+    };
+    let mut row = format!(
+        "{:>5}  {:<9} {:<10} {:>9} {:>7} {:>9}",
+        request.request_id,
+        json::request_kind(request.kind()),
+        json::request_state(request.state()),
+        format!("{}/{}", request.blocks_done, request.blocks),
+        request.passes,
+        units::duration_ms(ms),
+    );
+    if !request.error.is_empty() {
+        row += &format!("  {}", sanitise_line(&request.error));
+    }
+    row
+}
+
+/// Stops a request.
+pub(super) async fn cancel(daemon: &Daemon, request_id: u64, out: &mut Out) -> Result<(), Failure> {
+    let call = CancelRequestRequest { request_id };
+    let answer = daemon.generation().cancel_request(call).await;
+    let answer = answer.map_err(|status| daemon.failure(status))?;
+    if answer.into_inner().was_active {
+        out.line(&format!("cancelled request {request_id}"))
+    } else {
+        out.line(&format!("request {request_id} had already ended"))
+    }
+}

@@ -1,0 +1,160 @@
+//! `sluice score`.
+
+use std::path::PathBuf;
+
+use futures_util::StreamExt;
+use sluice_proto::v1::{
+    Chat, ScoreRequest, ScoreResult, TokenIds,
+    score_request::{Answer, Prompt},
+    score_response::Kind,
+};
+use sluice_shared::units;
+
+use super::{input, message, usage};
+use crate::{
+    cli::Score,
+    connection::Daemon,
+    json,
+    output::{Failure, Out, Progress},
+};
+
+/// Scores an answer and prints the estimate.
+pub(super) async fn run(socket: PathBuf, arguments: Score, out: &mut Out) -> Result<(), Failure> {
+    let json = arguments.json;
+    let request = request(arguments)?;
+    let daemon = Daemon::connect(socket).await?;
+    let answer = daemon.generation().score(request).await;
+    let mut stream = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner();
+    let mut progress = Progress::new();
+    let mut result = None;
+    while let Some(answer) = stream.next().await {
+        match answer.map_err(|status| daemon.failure(status))?.kind {
+            Some(Kind::Progress(step)) => {
+                progress.show(&format!(
+                    "{} of {} draws",
+                    step.draws_done, step.draws_total
+                ));
+            }
+            Some(Kind::Result(score)) => result = Some(score),
+            None => {}
+        }
+    }
+    progress.clear();
+    let result =
+        result.ok_or_else(|| Failure::new("the daemon ended the stream without a result"))?;
+    if json {
+        return out.line(&json::score(&result).to_string());
+    }
+    for line in lines(&result) {
+        out.line(&line)?;
+    }
+    Ok(())
+}
+
+fn request(arguments: Score) -> Result<ScoreRequest, Failure> {
+    let expected =
+        usize::from(arguments.tokens.is_none()) + usize::from(arguments.answer_tokens.is_none());
+    if arguments.texts.len() != expected {
+        return Err(usage(&format!(
+            "score takes a prompt and an answer, each as text or as tokens: {expected} texts \
+             expected here, {} given",
+            arguments.texts.len()
+        )));
+    }
+    if arguments.texts.iter().filter(|text| *text == "-").count() > 1 {
+        return Err(usage(
+            "standard input holds the prompt or the answer, not both",
+        ));
+    }
+    let mut texts = arguments.texts.iter();
+    let mut next = || input::text(texts.next().map_or("", String::as_str));
+    let prompt = match arguments.tokens {
+        Some(ids) => Prompt::Tokens(TokenIds { ids }),
+        None if arguments.raw => Prompt::RawText(next()?),
+        None => Prompt::Chat(Chat {
+            messages: vec![message("user", &next()?)],
+        }),
+    };
+    let answer = match arguments.answer_tokens {
+        Some(ids) => Answer::AnswerTokens(TokenIds { ids }),
+        None => Answer::AnswerText(next()?),
+    };
+    Ok(ScoreRequest {
+        prompt: Some(prompt),
+        answer: Some(answer),
+        draws: arguments.draws,
+        guidance: arguments.guidance,
+        seed: arguments.seed,
+        check_greedy: arguments.greedy,
+    })
+}
+
+fn lines(result: &ScoreResult) -> Vec<String> {
+    let error = match result.standard_error {
+        Some(error) => format!(" ± {error:.4} (standard error)"),
+        None => String::new(),
+    };
+    let mut lines = vec![
+        format!("log-likelihood {:.4}{error}", result.log_likelihood),
+        format!(
+            "{} answer tokens, {} draws, seed {}, {}",
+            units::count(result.answer_tokens.into()),
+            units::count(result.draws.into()),
+            result.seed,
+            units::duration_ms(result.elapsed_ms)
+        ),
+    ];
+    if let Some(is_greedy) = result.is_greedy {
+        let verdict = if is_greedy { "gives" } else { "does not give" };
+        lines.push(format!("greedy decoding {verdict} this very answer"));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn parsed(arguments: &[&str]) -> Result<ScoreRequest, Failure> {
+        let all = ["sluice", "score"].iter().chain(arguments);
+        let cli = Cli::try_parse_from(all).expect("right usage");
+        let Some(Command::Score(arguments)) = cli.command else {
+            panic!("score");
+        };
+        request(arguments)
+    }
+
+    #[test]
+    fn text_and_tokens_mix() {
+        let request = parsed(&["--tokens", "1,2", "Blue."]).unwrap();
+        assert_eq!(
+            request.prompt,
+            Some(Prompt::Tokens(TokenIds { ids: vec![1, 2] }))
+        );
+        assert_eq!(request.answer, Some(Answer::AnswerText("Blue.".into())));
+        let request = parsed(&["sky?", "--raw", "--answer-tokens", "3"]).unwrap();
+        assert_eq!(request.prompt, Some(Prompt::RawText("sky?".into())));
+        assert_eq!(
+            request.answer,
+            Some(Answer::AnswerTokens(TokenIds { ids: vec![3] }))
+        );
+    }
+
+    #[test]
+    fn a_missing_or_surplus_text_is_wrong_usage() {
+        for arguments in [
+            &["sky?"][..],
+            &[],
+            &["a", "b", "--tokens", "1"],
+            &["-", "-"],
+        ] {
+            let failure = parsed(arguments).unwrap_err();
+            assert_eq!(failure.code(), sluice_shared::exit::USAGE, "{arguments:?}");
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Finding the daemon and speaking to its services.
+
+use std::path::{Path, PathBuf};
+
+use sluice_proto::{
+    client,
+    v1::{
+        generation_service_client::GenerationServiceClient,
+        model_service_client::ModelServiceClient, telemetry_service_client::TelemetryServiceClient,
+    },
+};
+use sluice_shared::address::{Surroundings, socket_path};
+use tonic::{Status, transport::Channel};
+
+use crate::output::Failure;
+
+/// The socket to use: the flag, or the rule that the daemon follows too.
+#[must_use]
+pub fn socket(flag: Option<&Path>) -> PathBuf {
+    socket_path(
+        flag,
+        &Surroundings {
+            variable: &|name| std::env::var_os(name),
+            exists: &|path| path.exists(),
+            temporary: std::env::temp_dir(),
+            user_id: rustix::process::getuid().as_raw(),
+        },
+    )
+}
+
+/// A daemon that answered.
+#[derive(Clone)]
+pub struct Daemon {
+    socket: PathBuf,
+    channel: Channel,
+}
+
+impl Daemon {
+    /// Connects to the daemon that listens on `socket`.
+    ///
+    /// # Errors
+    /// With exit code 69 when nothing answers there.
+    pub async fn connect(socket: PathBuf) -> Result<Self, Failure> {
+        match client::connect(&socket).await {
+            Ok(channel) => Ok(Self { socket, channel }),
+            Err(error) => Err(Failure::unreachable(&error)),
+        }
+    }
+
+    /// Generation and requests.
+    #[must_use]
+    pub fn generation(&self) -> GenerationServiceClient<Channel> {
+        GenerationServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(client::MESSAGE_BYTES_MAX)
+    }
+
+    /// Models.
+    #[must_use]
+    pub fn models(&self) -> ModelServiceClient<Channel> {
+        ModelServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
+    }
+
+    /// Snapshots.
+    #[must_use]
+    pub fn telemetry(&self) -> TelemetryServiceClient<Channel> {
+        TelemetryServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
+    }
+
+    /// What a failed call means to the user.
+    #[must_use]
+    pub fn failure(&self, status: Status) -> Failure {
+        Failure::from_status(status, &self.socket)
+    }
+}

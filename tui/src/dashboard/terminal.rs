@@ -1,0 +1,69 @@
+//! The terminal taken over, and given back whatever happens.
+
+use std::{
+    io::{self, Stdout},
+    sync::Once,
+};
+
+use crossterm::{
+    cursor::Show,
+    event::{DisableBracketedPaste, EnableBracketedPaste},
+    execute,
+    terminal::{EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode},
+};
+use ratatui::{Terminal, backend::CrosstermBackend};
+
+/// A terminal in raw mode on its alternate screen, until dropped.
+pub(super) struct Session {
+    /// What to draw on.
+    pub(super) terminal: Terminal<CrosstermBackend<Stdout>>,
+}
+
+impl Session {
+    /// Takes the terminal over. A panic gives it back before it prints.
+    pub(super) fn enter() -> io::Result<Self> {
+        static HOOK: Once = Once::new();
+        HOOK.call_once(|| {
+            let print = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |panic| {
+                restore();
+                print(panic);
+            }));
+        });
+        take_over()?;
+        let terminal =
+            Terminal::new(CrosstermBackend::new(io::stdout())).inspect_err(|_| restore())?;
+        Ok(Self { terminal })
+    }
+
+    /// Gives the terminal back, stops the process, and takes the terminal over again once
+    /// somebody continues it.
+    pub(super) fn suspend(&mut self) -> io::Result<()> {
+        restore();
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TSTP)?;
+        take_over()?;
+        self.terminal.clear()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+fn take_over() -> io::Result<()> {
+    enable_raw_mode()?;
+    execute!(io::stdout(), EnterAlternateScreen, EnableBracketedPaste).inspect_err(|_| restore())
+}
+
+/// Best effort, since it also runs when the terminal is what failed.
+fn restore() {
+    let _ = execute!(
+        io::stdout(),
+        DisableBracketedPaste,
+        LeaveAlternateScreen,
+        Show
+    );
+    let _ = disable_raw_mode();
+}

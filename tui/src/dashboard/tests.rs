@@ -1,0 +1,525 @@
+//! The dashboard without a terminal: journeys through the update, and pictures of the view.
+
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::{
+    Terminal,
+    backend::TestBackend,
+    style::{Color, Modifier},
+};
+use sluice_proto::v1::{
+    BlockDone, CanvasToken, Device, Done, FinishReason, Host, MemoryKind, Model, ModelShape,
+    ModelState, Notice, Pass, Queue, Queued, RequestKind, RequestState, RequestSummary, Server,
+    ServerState, Snapshot, Started, TokenState, generation_event::Kind,
+};
+
+use super::{
+    event::{Effect, Event},
+    keys::Mode,
+    state::{Link, Own, State},
+    update::update,
+    view::view,
+};
+
+const SIZES: [(u16, u16); 3] = [(120, 40), (80, 24), (40, 12)];
+
+fn state() -> State {
+    State::new("/run/sluice/sluice.sock".into())
+}
+
+fn feed(state: &mut State, event: Event) -> Vec<Effect> {
+    let now_ms = state.now_ms;
+    update(state, event, now_ms).effects
+}
+
+fn press(state: &mut State, code: KeyCode) -> Vec<Effect> {
+    feed(state, Event::Key(KeyEvent::new(code, KeyModifiers::NONE)))
+}
+
+fn write(state: &mut State, text: &str) {
+    for character in text.chars() {
+        press(state, KeyCode::Char(character));
+    }
+}
+
+fn snapshot(requests: Vec<RequestSummary>) -> Event {
+    let running = requests
+        .iter()
+        .filter(|row| row.state() == RequestState::Running)
+        .count() as u32;
+    let gib = 1 << 30;
+    let kind = |kind: &str, bytes| MemoryKind {
+        kind: kind.into(),
+        bytes,
+        peak_bytes: bytes,
+    };
+    Event::Snapshot(Box::new(Snapshot {
+        server: Some(Server {
+            version: "0.1.0".into(),
+            protocol: 1,
+            pid: 100,
+            uptime_ms: 185_000,
+            state: ServerState::Ready.into(),
+            socket: "/run/sluice/sluice.sock".into(),
+        }),
+        device: Some(Device {
+            kind: "cpu".into(),
+            name: "a processor".into(),
+            threads: 8,
+            memory: vec![
+                kind("weights", 900 << 20),
+                kind("activations", 60 << 20),
+                kind("head", 40 << 20),
+            ],
+            used_bytes: 1000 << 20,
+            peak_bytes: 1200 << 20,
+        }),
+        host: Some(Host {
+            total_bytes: Some(32 * gib),
+            available_bytes: Some(7 * gib),
+            resident_bytes: Some(gib),
+            resident_peak_bytes: None,
+        }),
+        model: Some(Model {
+            name: "sluice-demo".into(),
+            state: ModelState::Ready.into(),
+            is_demonstration: true,
+            shape: Some(ModelShape {
+                parameters: 12_345_678,
+                formats: vec!["bf16".into()],
+                ..Default::default()
+            }),
+            ..Default::default()
+        }),
+        queue: Some(Queue {
+            capacity: 16,
+            waiting: requests.len() as u32 - running,
+            running,
+        }),
+        requests,
+        totals: None,
+    }))
+}
+
+fn summary(request_id: u64, state: RequestState) -> RequestSummary {
+    RequestSummary {
+        request_id,
+        kind: RequestKind::Generate.into(),
+        state: state.into(),
+        length: 24,
+        blocks: 3,
+        blocks_done: u32::from(state == RequestState::Running),
+        passes: 10,
+        elapsed_ms: 1_100.0,
+        queued_ms: 400.0,
+        ..Default::default()
+    }
+}
+
+fn token(position: u32, piece: &str, state: TokenState, confidence: f32) -> CanvasToken {
+    CanvasToken {
+        position,
+        id: (state != TokenState::Masked).then_some(position + 1),
+        piece: piece.as_bytes().to_vec(),
+        confidence: Some(confidence),
+        state: state.into(),
+        fresh: false,
+    }
+}
+
+fn queued(request_id: u64) -> Kind {
+    Kind::Queued(Queued {
+        request_id,
+        ahead: 0,
+    })
+}
+
+/// The events of a request in its second block.
+fn generating(request_id: u64) -> Vec<Kind> {
+    use TokenState::{Committed, Masked, Pinned, Provisional};
+    let block = [
+        "Once ", "upon ", "a ", "time ", "a ", "river ", "ran ", "dry",
+    ];
+    let first: Vec<CanvasToken> = block
+        .iter()
+        .zip(0..)
+        .map(|(word, position)| token(position, word, Committed, 0.9))
+        .collect();
+    let mut fresh = token(9, " so", Committed, 0.2);
+    fresh.fresh = true;
+    let second = vec![
+        token(8, ",", Committed, 0.9),
+        fresh,
+        token(10, " the", Provisional, 0.4),
+        token(11, "", Masked, 0.0),
+        token(12, " \x1b[2Jmill", Pinned, 0.0),
+        token(13, "", Masked, 0.0),
+        token(14, " stood", Provisional, 0.1),
+        token(15, "", Masked, 0.0),
+    ];
+    vec![
+        queued(request_id),
+        Kind::Started(Started {
+            request_id,
+            prompt_tokens: 12,
+            length: 24,
+            block_length: 8,
+            blocks: 3,
+            steps: 24,
+            prompt_text: b"a prompt".to_vec(),
+            exact: true,
+            ..Default::default()
+        }),
+        Kind::BlockDone(BlockDone {
+            request_id,
+            block: 0,
+            passes: 8,
+            tokens: first,
+            ..Default::default()
+        }),
+        Kind::Pass(Pass {
+            request_id,
+            pass: 10,
+            block: 1,
+            pass_in_block: 2,
+            tokens: second,
+            committed: 11,
+            rows: 36,
+            head_rows: 6,
+            pass_ms: 12.0,
+            elapsed_ms: 123.0,
+            exact: true,
+            ..Default::default()
+        }),
+    ]
+}
+
+fn request(request_id: u64, kind: Kind) -> Event {
+    Event::Request {
+        request_id,
+        kind: Box::new(kind),
+    }
+}
+
+fn idle() -> State {
+    let mut state = state();
+    feed(&mut state, Event::Connected);
+    feed(&mut state, snapshot(vec![]));
+    state
+}
+
+fn busy() -> State {
+    let mut state = idle();
+    write(&mut state, "Tell me a story.");
+    press(&mut state, KeyCode::Enter);
+    for kind in generating(3) {
+        feed(&mut state, request(3, kind));
+    }
+    let rows = vec![
+        summary(3, RequestState::Running),
+        summary(4, RequestState::Queued),
+    ];
+    feed(&mut state, snapshot(rows));
+    state
+}
+
+fn lost() -> State {
+    let mut state = busy();
+    write(&mut state, "a draft");
+    let event = Event::Lost {
+        cause: "can't reach sluiced at /run/sluice/sluice.sock: no such socket".into(),
+        retry_ms: 4_000,
+    };
+    feed(&mut state, event);
+    feed(&mut state, Event::OwnFailed("lost sluiced".into()));
+    update(&mut state, Event::Tick, 1_500);
+    state.message = None;
+    state
+}
+
+fn draw(state: &State, (columns, rows): (u16, u16), colour: bool) -> Terminal<TestBackend> {
+    let mut terminal = Terminal::new(TestBackend::new(columns, rows)).expect("infallible");
+    terminal
+        .draw(|frame| view(frame, state, colour))
+        .expect("infallible");
+    terminal
+}
+
+fn pictures(name: &str, state: &State) {
+    for size in SIZES {
+        let terminal = draw(state, size, true);
+        let name = format!("{name}_{}x{}", size.0, size.1);
+        insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true }, {
+            insta::assert_snapshot!(name, terminal.backend());
+        });
+    }
+}
+
+#[test]
+fn connecting() {
+    pictures("connecting", &state());
+}
+
+#[test]
+fn idle_with_a_model() {
+    pictures("idle", &idle());
+}
+
+#[test]
+fn a_request_in_its_second_block() {
+    pictures("generating", &busy());
+}
+
+#[test]
+fn a_lost_connection_keeps_what_was_known() {
+    pictures("lost", &lost());
+}
+
+#[test]
+fn help_over_everything() {
+    let mut state = idle();
+    press(&mut state, KeyCode::Char('?'));
+    pictures("help", &state);
+    for _ in 0..99 {
+        press(&mut state, KeyCode::Down);
+    }
+    let screen = draw(&state, (40, 12), true).backend().to_string();
+    assert!(
+        screen.contains("Ctrl-Z"),
+        "the last keys can be reached: {screen}"
+    );
+    press(&mut state, KeyCode::Esc);
+    assert_eq!(state.mode, Mode::Prompt);
+    write(&mut state, "why?");
+    assert_eq!((state.mode, state.input.value()), (Mode::Prompt, "why?"));
+}
+
+#[test]
+fn a_screen_too_small_says_what_it_needs() {
+    let terminal = draw(&idle(), (39, 10), true);
+    let screen = terminal.backend().to_string();
+    assert!(
+        screen.contains("sluice needs 40x10, this is 39x10"),
+        "{screen}"
+    );
+    for size in [(1, 1), (0, 0), (300, 3), (40, 10), (100, 20), (99, 20)] {
+        draw(&busy(), size, true);
+    }
+}
+
+#[test]
+fn states_of_a_token_differ_in_style() {
+    let state = busy();
+    let style = |colour: bool, word: &str| {
+        let terminal = draw(&state, (120, 40), colour);
+        let buffer = terminal.backend().buffer().clone();
+        // The legend has the same words, so the canvas's own row is looked for.
+        let row = (0..40)
+            .find(|y| {
+                (0..120)
+                    .map(|x| buffer[(x, *y)].symbol())
+                    .collect::<String>()
+                    .contains("Once upon")
+            })
+            .expect("the canvas is drawn");
+        let text: Vec<&str> = (0..120).map(|x| buffer[(x, row)].symbol()).collect();
+        let at = (0..120 - word.len())
+            .find(|x| text[*x..*x + word.len()].concat() == word)
+            .unwrap_or_else(|| panic!("{word} in {}", text.concat()));
+        let cell = &buffer[(at as u16, row)];
+        (cell.fg, cell.modifier)
+    };
+    assert_eq!(style(true, "upon"), (Color::Reset, Modifier::empty()));
+    assert_eq!(style(true, "so"), (Color::Red, Modifier::BOLD));
+    assert_eq!(
+        style(true, "the"),
+        (Color::Reset, Modifier::DIM | Modifier::ITALIC)
+    );
+    assert_eq!(style(true, "mill"), (Color::Cyan, Modifier::UNDERLINED));
+    assert_eq!(style(false, "so"), (Color::Reset, Modifier::BOLD));
+    assert_eq!(style(false, "mill"), (Color::Reset, Modifier::UNDERLINED));
+}
+
+#[test]
+fn a_selection_and_a_loss_stand_out() {
+    let mut state = busy();
+    press(&mut state, KeyCode::Tab);
+    let terminal = draw(&state, (120, 40), true);
+    let buffer = terminal.backend().buffer();
+    let mark = buffer.content().iter().find(|cell| cell.symbol() == "▸");
+    assert!(mark.expect("a selection").modifier.contains(Modifier::BOLD));
+    let terminal = draw(&lost(), (120, 40), true);
+    let cell = &terminal.backend().buffer()[(8, 0)];
+    assert_eq!((cell.symbol(), cell.fg), ("l", Color::Red));
+    assert!(cell.modifier.contains(Modifier::BOLD));
+}
+
+#[test]
+fn no_colour_means_none_anywhere() {
+    for state in [state(), busy(), lost()] {
+        let terminal = draw(&state, (120, 40), false);
+        let cells = terminal.backend().buffer().content();
+        assert!(
+            cells
+                .iter()
+                .all(|cell| cell.fg == Color::Reset && cell.bg == Color::Reset)
+        );
+    }
+}
+
+#[test]
+fn control_characters_never_reach_the_screen() {
+    let mut state = busy();
+    let notice = Kind::Notice(Notice {
+        request_id: 3,
+        text: "beware\x1b[2J\u{9b}".into(),
+    });
+    feed(&mut state, request(3, notice));
+    feed(&mut state, Event::Paste("a\x1b[2Jb\r\nc".into()));
+    for size in SIZES {
+        let terminal = draw(&state, size, true);
+        let cells = terminal.backend().buffer().content();
+        let is_safe = |symbol: &str| !symbol.chars().any(char::is_control);
+        assert!(cells.iter().all(|cell| is_safe(cell.symbol())));
+    }
+}
+
+#[test]
+fn enter_sends_once_and_the_answer_is_followed() {
+    let mut state = idle();
+    assert_eq!(press(&mut state, KeyCode::Enter), []);
+    write(&mut state, "hello");
+    let effects = press(&mut state, KeyCode::Enter);
+    assert_eq!(effects, [Effect::Generate("hello".into())]);
+    assert_eq!(state.own, Own::Sent);
+    write(&mut state, "again");
+    assert_eq!(press(&mut state, KeyCode::Enter), []);
+    assert_eq!(state.input.value(), "again");
+    feed(&mut state, request(5, queued(5)));
+    assert_eq!((state.own, state.selected), (Own::Active(5), Some(5)));
+    let done = Kind::Done(Done {
+        request_id: 5,
+        finish_reason: FinishReason::Eos.into(),
+        text: Some("hi".into()),
+        ..Default::default()
+    });
+    feed(&mut state, request(5, done));
+    assert_eq!((state.own, state.selected), (Own::Idle, Some(5)));
+    assert_eq!(state.rows()[0].state(), RequestState::Done);
+}
+
+#[test]
+fn escape_cancels_our_request_the_second_time() {
+    let mut state = busy();
+    assert_eq!(press(&mut state, KeyCode::Esc), []);
+    assert_eq!(state.mode, Mode::Requests);
+    assert_eq!(press(&mut state, KeyCode::Esc), [Effect::Cancel(3)]);
+    // Too late a second press is a first one again.
+    let mut state = busy();
+    press(&mut state, KeyCode::Esc);
+    update(&mut state, Event::Tick, 10_000);
+    assert_eq!(press(&mut state, KeyCode::Esc), []);
+}
+
+#[test]
+fn cancelling_the_selected_request_asks_first() {
+    let mut state = busy();
+    press(&mut state, KeyCode::Tab);
+    press(&mut state, KeyCode::Char('j'));
+    assert_eq!(state.selected, Some(4));
+    assert_eq!(press(&mut state, KeyCode::Char('x')), []);
+    assert_eq!(state.mode, Mode::Confirm);
+    assert_eq!(press(&mut state, KeyCode::Char('n')), []);
+    assert_eq!(state.mode, Mode::Requests);
+    press(&mut state, KeyCode::Char('x'));
+    assert_eq!(press(&mut state, KeyCode::Char('y')), [Effect::Cancel(4)]);
+}
+
+#[test]
+fn somebody_elses_request_is_watched_and_watched_anew_after_a_loss() {
+    let mut state = idle();
+    let effects = feed(
+        &mut state,
+        snapshot(vec![summary(9, RequestState::Running)]),
+    );
+    assert_eq!(effects, [Effect::Watch(Some(9))]);
+    let again = feed(
+        &mut state,
+        snapshot(vec![summary(9, RequestState::Running)]),
+    );
+    assert_eq!(again, []);
+    let event = Event::Lost {
+        cause: "gone".into(),
+        retry_ms: 1_000,
+    };
+    feed(&mut state, event);
+    assert_eq!(feed(&mut state, Event::Connected), [Effect::Watch(Some(9))]);
+}
+
+#[test]
+fn a_daemon_started_anew_has_new_requests() {
+    let mut state = busy();
+    let Event::Snapshot(mut fresh) = snapshot(vec![]) else {
+        unreachable!("it is a snapshot");
+    };
+    fresh.server.as_mut().expect("given").pid = 200;
+    feed(&mut state, Event::OwnFailed("lost".into()));
+    feed(&mut state, Event::Snapshot(fresh));
+    assert!(state.rows().is_empty());
+    assert_eq!(state.selected, None);
+}
+
+#[test]
+fn a_draft_and_the_selection_survive_a_loss() {
+    let mut state = lost();
+    assert_eq!(state.input.value(), "a draft");
+    assert_eq!(press(&mut state, KeyCode::Enter), []);
+    assert_eq!(state.input.value(), "a draft");
+    assert!(matches!(state.link, Link::Lost { .. }));
+    assert_eq!(state.selected, Some(3));
+}
+
+#[test]
+fn earlier_prompts_are_recalled() {
+    let mut state = idle();
+    for (prompt, id) in [("one", 1), ("two", 2)] {
+        write(&mut state, prompt);
+        press(&mut state, KeyCode::Enter);
+        feed(&mut state, request(id, queued(id)));
+        feed(&mut state, Event::OwnFailed("failed".into()));
+    }
+    press(&mut state, KeyCode::Up);
+    assert_eq!(state.input.value(), "two");
+    press(&mut state, KeyCode::Up);
+    assert_eq!(state.input.value(), "one");
+    press(&mut state, KeyCode::Down);
+    press(&mut state, KeyCode::Down);
+    assert_eq!(state.input.value(), "");
+}
+
+#[test]
+fn a_refused_prompt_comes_back_to_be_changed() {
+    let mut state = idle();
+    write(&mut state, "too long");
+    press(&mut state, KeyCode::Enter);
+    feed(&mut state, Event::OwnFailed("refused".into()));
+    assert_eq!(state.input.value(), "too long");
+    assert!(state.message.is_some());
+}
+
+#[test]
+fn a_scoring_is_not_watched() {
+    let mut state = idle();
+    let mut row = summary(9, RequestState::Running);
+    row.kind = RequestKind::Score.into();
+    assert_eq!(feed(&mut state, snapshot(vec![row])), []);
+    assert_eq!(state.selected, Some(9));
+}
+
+#[test]
+fn time_redraws_only_what_counts_it() {
+    let mut state = idle();
+    assert!(!update(&mut state, Event::Tick, 250).changed);
+    assert!(update(&mut state, Event::Tick, 4_000).changed);
+    assert!(!update(&mut state, Event::Tick, 4_250).changed);
+    assert!(update(&mut state, Event::Tick, 5_000).changed);
+}

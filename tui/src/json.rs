@@ -1,0 +1,334 @@
+//! Events and answers as JSON objects for scripts.
+//!
+//! Field names are those of the schema; enums are their short names in lower case; bytes are
+//! read as UTF-8, with U+FFFD where they are not.
+
+use serde_json::{Map, Value, json};
+use sluice_proto::v1::{
+    BlockDone, CanvasToken, Device, Done, FinishReason, Host, LoadProgress, Model, ModelShape,
+    ModelState, Notice, Pass, Policy, Queue, Queued, RequestKind, RequestState, RequestSummary,
+    ScoreResult, Server, ServerState, Snapshot, Started, TokenState, Totals,
+    generation_event::Kind,
+};
+
+/// One event of a generation.
+#[must_use]
+pub fn event(kind: &Kind) -> Value {
+    match kind {
+        Kind::Queued(queued) => self::queued(queued),
+        Kind::Started(started) => self::started(started),
+        Kind::Pass(pass) => self::pass(pass),
+        Kind::BlockDone(block) => block_done(block),
+        Kind::Notice(notice) => self::notice(notice),
+        Kind::Done(done) => self::done(done),
+    }
+}
+
+fn queued(queued: &Queued) -> Value {
+    json!({"event": "queued", "request_id": queued.request_id, "ahead": queued.ahead})
+}
+
+fn started(started: &Started) -> Value {
+    json!({
+        "event": "started",
+        "request_id": started.request_id,
+        "prompt_tokens": started.prompt_tokens,
+        "length": started.length,
+        "block_length": started.block_length,
+        "blocks": started.blocks,
+        "steps": started.steps,
+        "seed": started.seed,
+        "policy": started.policy.as_ref().map(policy),
+        "model": started.model,
+        "pinned": tokens(&started.pinned),
+        "exact": started.exact,
+        "prompt_text": lossy(&started.prompt_text),
+    })
+}
+
+fn policy(policy: &Policy) -> Value {
+    let mut parameters: Vec<_> = policy.parameters.iter().collect();
+    parameters.sort_by_key(|(key, _)| *key);
+    let parameters: Map<String, Value> = parameters
+        .into_iter()
+        .map(|(key, value)| (key.clone(), json!(value)))
+        .collect();
+    json!({"name": policy.name, "parameters": parameters})
+}
+
+fn pass(pass: &Pass) -> Value {
+    json!({
+        "event": "pass",
+        "request_id": pass.request_id,
+        "pass": pass.pass,
+        "block": pass.block,
+        "pass_in_block": pass.pass_in_block,
+        "tokens": tokens(&pass.tokens),
+        "committed": pass.committed,
+        "stable_text": lossy(&pass.stable_text),
+        "rows": pass.rows,
+        "head_rows": pass.head_rows,
+        "pass_ms": pass.pass_ms,
+        "elapsed_ms": pass.elapsed_ms,
+        "device_bytes": pass.device_bytes,
+        "epoch": pass.epoch,
+        "exact": pass.exact,
+    })
+}
+
+fn tokens(tokens: &[CanvasToken]) -> Vec<Value> {
+    let token = |token: &CanvasToken| {
+        json!({
+            "position": token.position,
+            "id": token.id,
+            "piece": lossy(&token.piece),
+            "confidence": token.confidence,
+            "state": token_state(token.state()),
+            "fresh": token.fresh,
+        })
+    };
+    tokens.iter().map(token).collect()
+}
+
+fn block_done(block: &BlockDone) -> Value {
+    json!({
+        "event": "block_done",
+        "request_id": block.request_id,
+        "block": block.block,
+        "passes": block.passes,
+        "tokens": tokens(&block.tokens),
+        "stable_text": lossy(&block.stable_text),
+    })
+}
+
+fn notice(notice: &Notice) -> Value {
+    json!({"event": "notice", "request_id": notice.request_id, "text": notice.text})
+}
+
+fn done(done: &Done) -> Value {
+    json!({
+        "event": "done",
+        "request_id": done.request_id,
+        "finish_reason": finish_reason(done.finish_reason()),
+        "tokens": done.tokens,
+        "text": done.text,
+        "text_tokens": done.text_tokens,
+        "passes": done.passes,
+        "ms": done.elapsed_ms,
+        "peak_device_bytes": done.peak_device_bytes,
+        "seed": done.seed,
+        "exact": done.exact,
+    })
+}
+
+/// The result of a scoring.
+#[must_use]
+pub fn score(result: &ScoreResult) -> Value {
+    json!({
+        "request_id": result.request_id,
+        "log_likelihood": result.log_likelihood,
+        "standard_error": result.standard_error,
+        "answer_tokens": result.answer_tokens,
+        "draws": result.draws,
+        "is_greedy": result.is_greedy,
+        "seed": result.seed,
+        "ms": result.elapsed_ms,
+    })
+}
+
+/// A snapshot; what is not known is null.
+#[must_use]
+pub fn snapshot(snapshot: &Snapshot) -> Value {
+    json!({
+        "server": snapshot.server.as_ref().map(server),
+        "device": snapshot.device.as_ref().map(device),
+        "host": snapshot.host.as_ref().map(host),
+        "model": snapshot.model.as_ref().map(model),
+        "queue": snapshot.queue.as_ref().map(queue),
+        "requests": snapshot.requests.iter().map(request).collect::<Vec<_>>(),
+        "totals": snapshot.totals.as_ref().map(totals),
+    })
+}
+
+fn server(server: &Server) -> Value {
+    json!({
+        "version": server.version,
+        "protocol": server.protocol,
+        "pid": server.pid,
+        "uptime_ms": server.uptime_ms,
+        "state": server_state(server.state()),
+        "socket": server.socket,
+    })
+}
+
+fn device(device: &Device) -> Value {
+    let kinds: Vec<Value> = device
+        .memory
+        .iter()
+        .map(|kind| json!({"kind": kind.kind, "bytes": kind.bytes, "peak_bytes": kind.peak_bytes}))
+        .collect();
+    json!({
+        "kind": device.kind,
+        "name": device.name,
+        "threads": device.threads,
+        "memory": kinds,
+        "used_bytes": device.used_bytes,
+        "peak_bytes": device.peak_bytes,
+    })
+}
+
+fn host(host: &Host) -> Value {
+    json!({
+        "total_bytes": host.total_bytes,
+        "available_bytes": host.available_bytes,
+        "resident_bytes": host.resident_bytes,
+        "resident_peak_bytes": host.resident_peak_bytes,
+    })
+}
+
+/// A model.
+#[must_use]
+pub fn model(model: &Model) -> Value {
+    json!({
+        "name": model.name,
+        "path": model.path,
+        "state": model_state(model.state()),
+        "error": model.error,
+        "is_demonstration": model.is_demonstration,
+        "shape": model.shape.as_ref().map(shape),
+        "progress": model.progress.as_ref().map(progress),
+    })
+}
+
+fn shape(shape: &ModelShape) -> Value {
+    json!({
+        "family": shape.family,
+        "parameters": shape.parameters,
+        "weight_bytes": shape.weight_bytes,
+        "formats": shape.formats,
+        "layers": shape.layers,
+        "width": shape.width,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "mlp_width": shape.mlp_width,
+        "vocabulary": shape.vocabulary,
+        "embedding_rows": shape.embedding_rows,
+        "context_length": shape.context_length,
+        "has_tokenizer": shape.has_tokenizer,
+        "mask_token_id": shape.mask_token_id,
+        "eos_token_ids": shape.eos_token_ids,
+    })
+}
+
+fn progress(progress: &LoadProgress) -> Value {
+    json!({"loaded_bytes": progress.loaded_bytes, "total_bytes": progress.total_bytes})
+}
+
+fn queue(queue: &Queue) -> Value {
+    json!({"capacity": queue.capacity, "waiting": queue.waiting, "running": queue.running})
+}
+
+/// A request of the list.
+#[must_use]
+pub fn request(request: &RequestSummary) -> Value {
+    json!({
+        "request_id": request.request_id,
+        "kind": request_kind(request.kind()),
+        "state": request_state(request.state()),
+        "prompt_tokens": request.prompt_tokens,
+        "length": request.length,
+        "blocks": request.blocks,
+        "blocks_done": request.blocks_done,
+        "passes": request.passes,
+        "committed": request.committed,
+        "elapsed_ms": request.elapsed_ms,
+        "queued_ms": request.queued_ms,
+        "error": request.error,
+    })
+}
+
+fn totals(totals: &Totals) -> Value {
+    json!({
+        "requests_done": totals.requests_done,
+        "requests_cancelled": totals.requests_cancelled,
+        "requests_failed": totals.requests_failed,
+        "requests_refused": totals.requests_refused,
+        "passes": totals.passes,
+        "tokens_committed": totals.tokens_committed,
+    })
+}
+
+fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Short names of enums, as scripts and people read them.
+macro_rules! short_name {
+    ($name:ident, $type:ty, $prefix:literal) => {
+        #[doc = concat!("Short name of a [`", stringify!($type), "`].")]
+        #[must_use]
+        pub fn $name(value: $type) -> String {
+            let name = value.as_str_name();
+            name.strip_prefix($prefix).unwrap_or(name).to_lowercase()
+        }
+    };
+}
+
+short_name!(finish_reason, FinishReason, "FINISH_REASON_");
+short_name!(token_state, TokenState, "TOKEN_STATE_");
+short_name!(request_kind, RequestKind, "REQUEST_KIND_");
+short_name!(request_state, RequestState, "REQUEST_STATE_");
+short_name!(model_state, ModelState, "MODEL_STATE_");
+short_name!(server_state, ServerState, "SERVER_STATE_");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_event_has_every_key_that_scripts_read() {
+        let value = event(&Kind::Done(Done {
+            request_id: 3,
+            finish_reason: FinishReason::Eos.into(),
+            tokens: vec![5, 6],
+            seed: u64::MAX,
+            elapsed_ms: 1.5,
+            ..Default::default()
+        }));
+        let line = value.to_string();
+        assert_eq!(
+            line,
+            r#"{"event":"done","request_id":3,"finish_reason":"eos","tokens":[5,6],"text":null,"text_tokens":0,"passes":0,"ms":1.5,"peak_device_bytes":0,"seed":18446744073709551615,"exact":false}"#
+        );
+    }
+
+    #[test]
+    fn broken_bytes_and_control_characters_stay_valid_json() {
+        let token = CanvasToken {
+            piece: b"\xc3\x1b\n".to_vec(),
+            confidence: Some(f32::NAN),
+            state: TokenState::Provisional.into(),
+            ..Default::default()
+        };
+        let value = event(&Kind::Pass(Pass {
+            tokens: vec![token],
+            ..Default::default()
+        }));
+        let line = value.to_string();
+        assert!(!line.contains('\n') && !line.contains('\x1b'), "{line}");
+        let read: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(read["tokens"][0]["piece"], "\u{fffd}\x1b\n");
+        assert_eq!(read["tokens"][0]["confidence"], Value::Null);
+        assert_eq!(read["tokens"][0]["state"], "provisional");
+    }
+
+    #[test]
+    fn unknown_figures_are_null() {
+        let value = snapshot(&Snapshot {
+            host: Some(Host::default()),
+            ..Default::default()
+        });
+        assert_eq!(value["host"]["total_bytes"], Value::Null);
+        assert_eq!(value["model"], Value::Null);
+    }
+}

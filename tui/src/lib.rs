@@ -1,0 +1,59 @@
+//! `sluice`: the terminal client of `sluiced`.
+//!
+//! [`cli`] is the command line, [`commands`] what each subcommand does, [`dashboard`] the
+//! screen that a bare `sluice` opens. They share [`canvas`] (tokens to styled text),
+//! [`live`] (a canvas redrawn in place), [`json`] (events for scripts), [`output`] (errors,
+//! exit codes, writing) and [`text`] (making untrusted text safe to show).
+
+pub mod canvas;
+pub mod cli;
+pub mod commands;
+pub mod connection;
+pub mod dashboard;
+pub mod json;
+pub mod live;
+pub mod output;
+pub mod text;
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::Parser;
+use sluice_shared::exit;
+
+use output::{Failure, Out};
+
+/// Runs `sluice` with the given arguments, the program's name first.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match cli::Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => return ExitCode::from(report_usage(&error)),
+    };
+    // One thread is enough: the daemon does the work, this side waits and draws.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let result = match runtime {
+        Ok(runtime) => {
+            let result = runtime.block_on(commands::run(cli, &mut Out::stdout()));
+            // A thread may still sit in a read of the terminal; it must not hold up the exit.
+            runtime.shutdown_background();
+            result
+        }
+        Err(error) => Err(Failure::new(format!("start the runtime: {error}"))),
+    };
+    ExitCode::from(match result {
+        Ok(()) => exit::OK,
+        Err(failure) => failure.report(),
+    })
+}
+
+/// Shows what clap has to say and gives the exit code: asked-for help is no error.
+fn report_usage(error: &clap::Error) -> u8 {
+    // Nothing is left to be done when even this can't be written.
+    let _ = error.print();
+    if error.use_stderr() {
+        exit::USAGE
+    } else {
+        exit::OK
+    }
+}

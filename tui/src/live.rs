@@ -1,0 +1,276 @@
+//! A canvas redrawn in place while it resolves, below whatever the terminal shows already.
+//!
+//! No raw mode and no hidden cursor: there is nothing to restore, whatever ends the program.
+//! Lines that can't change any more are left behind and scroll away like other output.
+
+use std::fmt::Write as _;
+
+use sluice_proto::v1::CanvasToken;
+
+use crate::{
+    canvas::{Canvas, Look, Run, runs, wrap},
+    output::{Failure, Out},
+    text::{char_width, sanitise},
+};
+
+/// A canvas on the terminal.
+pub struct Live {
+    colour: bool,
+    /// Lines left behind for good, as plain text.
+    settled: Vec<String>,
+    /// Columns of each line that the next frame replaces.
+    drawn: Vec<usize>,
+    /// Columns when `settled` was laid out.
+    columns: usize,
+}
+
+impl Live {
+    /// Nothing drawn yet.
+    #[must_use]
+    pub fn new(colour: bool) -> Self {
+        Self {
+            colour,
+            settled: Vec::new(),
+            drawn: Vec::new(),
+            columns: 0,
+        }
+    }
+
+    /// Whether the cursor stands at the end of a drawn line.
+    #[must_use]
+    pub fn is_drawn(&self) -> bool {
+        !self.drawn.is_empty()
+    }
+
+    /// Draws the canvas as it stands.
+    ///
+    /// # Errors
+    /// When the terminal can't be written to.
+    pub fn draw(&mut self, canvas: &Canvas, out: &mut Out) -> Result<(), Failure> {
+        out.raw(self.frame(canvas, size()).as_bytes())
+    }
+
+    /// Takes the part that may change off the screen.
+    ///
+    /// # Errors
+    /// When the terminal can't be written to.
+    pub fn clear(&mut self, out: &mut Out) -> Result<(), Failure> {
+        out.raw(self.erase(size().0).as_bytes())
+    }
+
+    /// Puts the final text in the canvas's place.
+    ///
+    /// # Errors
+    /// When the terminal can't be written to.
+    pub fn finish(&mut self, text: &str, out: &mut Out) -> Result<(), Failure> {
+        out.raw(self.last_frame(text, size().0).as_bytes())
+    }
+
+    fn frame(&mut self, canvas: &Canvas, (columns, rows): (usize, usize)) -> String {
+        let ids = canvas.shows_ids();
+        // The final text drops special tokens, so lines that stay must not show them either.
+        let shown = |token: &CanvasToken| {
+            ids || !token.piece.is_empty() || Look::of(token) != Look::Committed
+        };
+        let mut tokens = canvas.seen_tokens();
+        tokens.retain(shown);
+        let mut lines = wrap(&runs(&tokens, ids), columns);
+        let mut frame = self.erase(columns);
+        // After a resize the lines fall elsewhere; then no more are left behind.
+        if self.columns == columns || self.settled.is_empty() {
+            self.columns = columns;
+            let mut finished: Vec<_> = canvas.blocks.values().flatten().cloned().collect();
+            finished.retain(shown);
+            // The last finished line may still grow, and a word may be carried over from it.
+            let settled = wrap(&runs(&finished, ids), columns).len().saturating_sub(2);
+            for line in lines.iter().take(settled).skip(self.settled.len()) {
+                self.paint(line, &mut frame);
+                frame.push_str("\r\n");
+                self.settled.push(plain(line));
+            }
+        }
+        lines.drain(..self.left_behind(&lines, columns));
+        // The top of a block too tall for the screen would scroll out of reach of a redraw.
+        let visible = rows.saturating_sub(1).max(1);
+        let skipped = lines.len().saturating_sub(visible);
+        for (index, line) in lines[skipped..].iter().enumerate() {
+            if index > 0 {
+                frame.push_str("\r\n");
+            }
+            self.paint(line, &mut frame);
+            self.drawn.push(plain(line).chars().map(char_width).sum());
+        }
+        frame.push_str(END_FRAME);
+        frame
+    }
+
+    /// How many of `lines` stand above the part that is redrawn.
+    fn left_behind(&self, lines: &[Vec<Run>], columns: usize) -> usize {
+        if self.columns == columns {
+            return self.settled.len().min(lines.len());
+        }
+        // Laid out for another width, they end at about the same character.
+        let mut left: usize = self.settled.iter().map(|line| line.chars().count()).sum();
+        let fits = |line: &&Vec<Run>| {
+            let length = plain(line).chars().count();
+            let fits = length <= left;
+            left = left.saturating_sub(length);
+            fits
+        };
+        lines.iter().take_while(fits).count()
+    }
+
+    fn last_frame(&mut self, text: &str, columns: usize) -> String {
+        let run = Run {
+            text: sanitise(text),
+            look: Look::Committed,
+        };
+        let lines: Vec<String> = wrap(&[run], columns)
+            .iter()
+            .map(|line| plain(line))
+            .collect();
+        let mut frame = self.erase(columns);
+        // Lines left behind are normally the start of the text. Where a stop or a resize made
+        // them differ, the whole text is given once more rather than a torn one.
+        let kept = match self.columns == columns && lines.starts_with(&self.settled) {
+            true => self.settled.len(),
+            false => 0,
+        };
+        for line in &lines[kept..] {
+            frame.push_str(line);
+            frame.push_str("\r\n");
+        }
+        frame.push_str(END_FRAME);
+        self.settled.clear();
+        frame
+    }
+
+    /// Moves to the first drawn line and clears from there on.
+    fn erase(&mut self, columns: usize) -> String {
+        // A terminal made narrower has folded the lines it shows.
+        let folded = |width: &usize| width.div_ceil(columns.max(1)).max(1);
+        let rows: usize = self.drawn.iter().map(folded).sum();
+        self.drawn.clear();
+        let mut sequence = String::from(BEGIN_FRAME);
+        sequence.push('\r');
+        if rows > 1 {
+            let _ = write!(sequence, "\x1b[{}A", rows - 1);
+        }
+        sequence.push_str("\x1b[J");
+        sequence
+    }
+
+    fn paint(&self, line: &[Run], frame: &mut String) {
+        for run in line {
+            let sequence = run.look.sequence(self.colour);
+            frame.push_str(sequence);
+            frame.push_str(&run.text);
+            if !sequence.is_empty() {
+                frame.push_str("\x1b[0m");
+            }
+        }
+    }
+}
+
+/// Terminals that know synchronized output show a frame whole; others ignore this.
+const BEGIN_FRAME: &str = "\x1b[?2026h";
+const END_FRAME: &str = "\x1b[?2026l";
+
+fn plain(line: &[Run]) -> String {
+    line.iter().map(|run| run.text.as_str()).collect()
+}
+
+fn size() -> (usize, usize) {
+    match crossterm::terminal::size() {
+        Ok((columns, rows)) if columns > 0 && rows > 0 => (columns.into(), rows.into()),
+        _ => (80, 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_proto::v1::{BlockDone, CanvasToken, Pass, TokenState, generation_event::Kind};
+
+    use super::*;
+
+    fn words(words: &[&str], state: TokenState) -> Vec<CanvasToken> {
+        let token = |word: &&str| CanvasToken {
+            id: Some(1),
+            piece: word.as_bytes().to_vec(),
+            state: state.into(),
+            ..Default::default()
+        };
+        words.iter().map(token).collect()
+    }
+
+    fn pass(block: u32, tokens: Vec<CanvasToken>) -> Kind {
+        Kind::Pass(Pass {
+            block,
+            tokens,
+            ..Default::default()
+        })
+    }
+
+    #[test]
+    fn a_frame_erases_the_one_before_it() {
+        let mut live = Live::new(false);
+        let mut canvas = Canvas::default();
+        canvas.apply(pass(
+            0,
+            words(&["one ", "two ", "three"], TokenState::Provisional),
+        ));
+        let first = live.frame(&canvas, (8, 24));
+        assert!(
+            first.contains("\x1b[2;3mone two \x1b[0m\r\n\x1b[2;3mthree\x1b[0m"),
+            "{first:?}"
+        );
+        let second = live.frame(&canvas, (8, 24));
+        assert!(
+            second.starts_with("\x1b[?2026h\r\x1b[1A\x1b[J"),
+            "{second:?}"
+        );
+    }
+
+    #[test]
+    fn settled_lines_are_written_once_and_the_end_completes_them() {
+        let mut live = Live::new(true);
+        let mut canvas = Canvas::default();
+        let text = ["aaaa ", "bbbb ", "cccc ", "dddd "];
+        canvas.apply(Kind::BlockDone(BlockDone {
+            tokens: words(&text, TokenState::Committed),
+            ..Default::default()
+        }));
+        canvas.apply(pass(1, words(&["?"], TokenState::Provisional)));
+        let first = live.frame(&canvas, (5, 24));
+        assert!(first.contains("aaaa"));
+        assert!(!live.frame(&canvas, (5, 24)).contains("aaaa"));
+        let last = live.last_frame("aaaa bbbb cccc dddd eeee", 5);
+        assert!(
+            !last.contains("aaaa") && last.contains("dddd \r\neeee\r\n"),
+            "{last:?}"
+        );
+    }
+
+    #[test]
+    fn text_that_differs_from_what_was_left_behind_is_given_whole() {
+        let mut live = Live::new(true);
+        live.settled = vec!["old".into()];
+        live.columns = 20;
+        assert!(live.last_frame("new\ntext", 20).contains("new\r\ntext\r\n"));
+    }
+
+    #[test]
+    fn a_block_taller_than_the_screen_shows_its_end() {
+        let mut live = Live::new(false);
+        let mut canvas = Canvas::default();
+        canvas.apply(pass(
+            0,
+            words(&["a\n", "b\n", "c\n", "d"], TokenState::Committed),
+        ));
+        let frame = live.frame(&canvas, (10, 3));
+        assert!(
+            !frame.contains('b') && frame.contains("c\r\nd"),
+            "{frame:?}"
+        );
+    }
+}

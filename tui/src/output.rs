@@ -1,0 +1,284 @@
+//! Errors with their exit codes, and writing that survives a closed pipe.
+
+use std::{
+    error::Error as _,
+    io::{self, IsTerminal, Write},
+    path::Path,
+};
+
+use sluice_proto::client::{CallError, ConnectError};
+use sluice_shared::exit;
+use tonic::{Code, Status};
+
+use crate::text::sanitise;
+
+/// Why a command did not do what was asked.
+#[derive(Debug)]
+pub enum Failure {
+    /// Something to tell the user, and the exit code for scripts.
+    Told {
+        /// One of [`sluice_shared::exit`].
+        code: u8,
+        /// What went wrong.
+        message: String,
+        /// What to do about it.
+        hint: Option<String>,
+    },
+    /// The command line asks for something that can't be; clap shows it with the usage.
+    Usage(Box<clap::Error>),
+    /// Whoever read our output has gone; that is a clean end.
+    PipeClosed,
+}
+
+impl Failure {
+    /// An ordinary failure, without a hint.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self::Told {
+            code: exit::FAILURE,
+            message: message.into(),
+            hint: None,
+        }
+    }
+
+    /// The same with a hint, when there is a place for one.
+    #[must_use]
+    pub fn with_hint(mut self, text: impl Into<String>) -> Self {
+        if let Self::Told { hint, .. } = &mut self {
+            *hint = Some(text.into());
+        }
+        self
+    }
+
+    /// Nobody answers on the socket.
+    #[must_use]
+    pub fn unreachable(error: &ConnectError) -> Self {
+        Self::Told {
+            code: exit::UNREACHABLE,
+            message: error.to_string(),
+            hint: Some(START_HINT.to_owned()),
+        }
+    }
+
+    /// A call that did not succeed, in the daemon's words where it had any.
+    #[must_use]
+    pub fn from_status(status: Status, socket: &Path) -> Self {
+        // Only a transport gives a status a cause; one sent by the daemon has none.
+        let cause = status.source().map(|_| innermost(&status));
+        let call = CallError::from(status);
+        if cause.is_some() || call.is_unreachable() {
+            let cause = cause.unwrap_or(call.message);
+            return Self::Told {
+                code: exit::UNREACHABLE,
+                message: format!("lost sluiced at {}: {cause}", socket.display()),
+                hint: Some(START_HINT.to_owned()),
+            };
+        }
+        if call.is_older_daemon() {
+            return Self::new("this daemon is older than the client and does not know the call")
+                .with_hint("restart sluiced to bring both to one version");
+        }
+        let message = match (call.message.is_empty(), call.code) {
+            (false, _) => call.message,
+            (true, code) => format!("the daemon gave no reason ({code})"),
+        };
+        Self::Told {
+            code: exit::FAILURE,
+            message,
+            hint: call.hint.or_else(|| match call.code {
+                Code::DeadlineExceeded => Some("allow more time, or ask for fewer tokens".into()),
+                _ => None,
+            }),
+        }
+    }
+
+    /// The exit code.
+    #[must_use]
+    pub fn code(&self) -> u8 {
+        match self {
+            Self::Told { code, .. } => *code,
+            Self::Usage(_) => exit::USAGE,
+            Self::PipeClosed => exit::OK,
+        }
+    }
+
+    /// Writes the failure to standard error and returns its exit code.
+    #[must_use]
+    pub fn report(&self) -> u8 {
+        match self {
+            Self::Told { message, hint, .. } => {
+                say(&format!("error: {message}"));
+                if let Some(hint) = hint {
+                    say(&format!("hint: {hint}"));
+                }
+            }
+            Self::Usage(error) => {
+                let _ = error.print();
+            }
+            Self::PipeClosed => {}
+        }
+        self.code()
+    }
+}
+
+/// How a daemon comes to life.
+pub const START_HINT: &str = "start it with `sluiced` (or `systemctl start sluice`), or name its socket with --socket or $SLUICE_SOCKET";
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::PipeClosed,
+            _ => Self::new(format!("write the output: {error}")),
+        }
+    }
+}
+
+/// The deepest cause, which is the system's own words.
+fn innermost(status: &Status) -> String {
+    let mut cause = status.source();
+    let mut words = status.message().to_owned();
+    while let Some(error) = cause {
+        words = error.to_string();
+        cause = error.source();
+    }
+    words
+}
+
+/// A line of talk on standard error. Talk that nobody can read is no failure.
+pub fn say(line: &str) {
+    let _ = writeln!(io::stderr(), "{}", sanitise(line));
+}
+
+/// A progress line on standard error that the next one replaces; nothing unless that is a
+/// terminal.
+pub struct Progress {
+    shown: bool,
+    terminal: bool,
+}
+
+impl Progress {
+    /// A line not yet begun.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            shown: false,
+            terminal: io::stderr().is_terminal(),
+        }
+    }
+
+    /// Puts `line` in the place of the last one.
+    pub fn show(&mut self, line: &str) {
+        if self.terminal {
+            self.shown = true;
+            let width = crossterm::terminal::size().map_or(80, |(columns, _)| columns);
+            let line = crate::text::clip(&sanitise(line), usize::from(width).saturating_sub(1));
+            let _ = write!(io::stderr(), "\r{line}\x1b[K");
+        }
+    }
+
+    /// Takes the line away.
+    pub fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// Standard output, and what kind of reader it has.
+pub struct Out {
+    writer: Box<dyn Write>,
+    terminal: bool,
+}
+
+impl Out {
+    /// The process's own.
+    #[must_use]
+    pub fn stdout() -> Self {
+        Self {
+            writer: Box::new(io::stdout()),
+            terminal: io::stdout().is_terminal(),
+        }
+    }
+
+    /// Whether a person looks at it.
+    #[must_use]
+    pub fn is_terminal(&self) -> bool {
+        self.terminal
+    }
+
+    /// Writes a line; a terminal gets it without control characters, a pipe gets it as it is.
+    ///
+    /// # Errors
+    /// When the reader has gone or the disk is full.
+    pub fn line(&mut self, text: &str) -> Result<(), Failure> {
+        let line = if self.terminal {
+            format!("{}\n", sanitise(text))
+        } else {
+            format!("{text}\n")
+        };
+        self.raw(line.as_bytes())
+    }
+
+    /// Writes bytes that hold control sequences of our own making.
+    ///
+    /// # Errors
+    /// When the reader has gone or the disk is full.
+    pub fn raw(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.writer.write_all(bytes)?;
+        Ok(self.writer.flush()?)
+    }
+}
+
+/// Whether the user allows colour: `NO_COLOR` set and not empty forbids it.
+#[must_use]
+pub fn colour_allowed() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_of_the_daemon_keeps_its_words() {
+        let failure =
+            Failure::from_status(Status::invalid_argument("length: bad"), Path::new("/s"));
+        assert_eq!(failure.code(), exit::FAILURE);
+        let Failure::Told { message, hint, .. } = failure else {
+            panic!("told");
+        };
+        assert_eq!(message, "length: bad");
+        assert_eq!(hint, None);
+    }
+
+    #[test]
+    fn a_transport_that_broke_means_unreachable() {
+        let broken = Status::from_error(Box::new(io::Error::other("reset")));
+        let failure = Failure::from_status(broken, Path::new("/s"));
+        assert_eq!(failure.code(), exit::UNREACHABLE);
+    }
+
+    #[test]
+    fn an_older_daemon_is_told_apart() {
+        let failure = Failure::from_status(Status::unimplemented(""), Path::new("/s"));
+        assert_eq!(failure.code(), exit::FAILURE);
+        assert!(format!("{failure:?}").contains("older"));
+    }
+
+    #[test]
+    fn a_closed_pipe_is_a_clean_end() {
+        let failure = Failure::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!(failure.code(), exit::OK);
+    }
+}

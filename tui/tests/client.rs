@@ -1,0 +1,318 @@
+//! The commands against a daemon that plays a script: what can't be arranged with a real one.
+
+mod support;
+
+use std::{process::Stdio, time::Duration};
+
+use sluice_proto::v1::{Done, Notice, Queued, generate_request::Input, generation_event::Kind};
+use support::{Fake, Step, code, eventually, run_with_input, sluice, stderr, stdout, story};
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+#[test]
+fn a_pipe_gets_the_final_text_alone() {
+    let fake = Fake::start(story("once upon a time"));
+    let output = fake.output(&["generate", "hi"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert_eq!(stdout(&output), "once upon a time\n");
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn the_prompt_and_its_system_message_arrive_as_a_conversation() {
+    let fake = Fake::start(story("x"));
+    let mut command = fake.sluice(&["generate", "-", "--system", "be brief"]);
+    command.arg("--seed=3");
+    assert_eq!(code(&run_with_input(command, "héllo\n".as_bytes())), 0);
+    let seen = fake.seen.lock().unwrap();
+    let Some(Input::Chat(chat)) = &seen.generate[0].input else {
+        panic!("{seen:?}");
+    };
+    let turns: Vec<_> = chat
+        .messages
+        .iter()
+        .map(|m| (&*m.role, &*m.content))
+        .collect();
+    assert_eq!(turns, [("system", "be brief"), ("user", "héllo")]);
+    assert_eq!(seen.generate[0].seed, Some(3));
+}
+
+#[test]
+fn json_gives_one_object_a_line_for_each_event() {
+    let fake = Fake::start(story("once upon a time"));
+    let output = fake.output(&["generate", "hi", "--json"]);
+    let text = stdout(&output);
+    let events: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("an object"))
+        .collect();
+    let names: Vec<_> = events
+        .iter()
+        .map(|event| event["event"].as_str().unwrap())
+        .collect();
+    let passes = ["pass"; 4];
+    assert_eq!(names[..2], ["queued", "started"]);
+    assert_eq!(names[2..6], passes);
+    assert_eq!(names[6..], ["block_done", "done"]);
+    assert_eq!(events[7]["text"], "once upon a time");
+    assert_eq!(events[7]["finish_reason"], "length");
+}
+
+#[test]
+fn without_a_tokenizer_the_ids_are_printed() {
+    let done = Kind::Done(Done {
+        tokens: vec![5, 6, 7],
+        ..Default::default()
+    });
+    let fake = Fake::start(vec![Step::Send(done)]);
+    assert_eq!(
+        stdout(&fake.output(&["generate", "--tokens", "1,2"])),
+        "5,6,7\n"
+    );
+}
+
+#[test]
+fn hostile_text_stays_as_it_is_in_a_pipe_and_harmless_on_standard_error() {
+    let mut script = story("a\x1b[2Jb");
+    script.insert(
+        2,
+        Step::Send(Kind::Notice(Notice {
+            request_id: 7,
+            text: "beware\x1b]0;title\x07".into(),
+        })),
+    );
+    let output = Fake::start(script).output(&["generate", "hi"]);
+    assert_eq!(stdout(&output), "a\x1b[2Jb\n");
+    assert_eq!(stderr(&output), "note: beware\u{fffd}]0;title\u{fffd}\n");
+}
+
+#[test]
+fn an_error_is_told_with_its_hint() {
+    let hint = [("hint".to_owned(), "try later".to_owned())];
+    let details = ErrorDetails::with_error_info("QUEUE_FULL", "sluice", hint);
+    let status = Status::with_error_details(Code::ResourceExhausted, "the queue is full", details);
+    for script in [
+        vec![Step::Fail(status.clone())],
+        vec![
+            Step::Send(Kind::Queued(Queued::default())),
+            Step::Fail(status),
+        ],
+    ] {
+        let output = Fake::start(script).output(&["generate", "hi"]);
+        assert_eq!(code(&output), 1);
+        assert_eq!(stdout(&output), "");
+        assert_eq!(
+            stderr(&output),
+            "error: the queue is full\nhint: try later\n"
+        );
+    }
+}
+
+#[test]
+fn an_older_daemon_is_named_as_such() {
+    let output = Fake::start(vec![]).output(&["score", "a", "b"]);
+    assert_eq!(code(&output), 1);
+    assert!(
+        stderr(&output).contains("older than the client"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_daemon_that_dies_midway_is_unreachable() {
+    let script = vec![Step::Send(Kind::Queued(Queued::default())), Step::Die];
+    let output = Fake::start(script).output(&["generate", "hi"]);
+    assert_eq!(code(&output), 69, "{}", stderr(&output));
+    assert!(
+        stderr(&output).starts_with("error: lost sluiced at "),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_stream_without_a_result_is_a_failure() {
+    let output = Fake::start(vec![]).output(&["generate", "hi"]);
+    assert_eq!(code(&output), 1);
+    assert!(
+        stderr(&output).contains("without a result"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn an_interrupt_cancels_the_request() {
+    let queued = Kind::Queued(Queued {
+        request_id: 7,
+        ahead: 0,
+    });
+    let fake = Fake::start(vec![Step::Send(queued), Step::Hang]);
+    let child = fake.sluice(&["generate", "hi"]).spawn().unwrap();
+    eventually("the request", || {
+        !fake.seen.lock().unwrap().generate.is_empty()
+    });
+    // The first event has to arrive before its number is known.
+    std::thread::sleep(Duration::from_millis(200));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(code(&output), 1);
+    assert!(stderr(&output).contains("cancelled"), "{}", stderr(&output));
+    assert_eq!(fake.seen.lock().unwrap().cancelled, [7]);
+}
+
+#[test]
+fn a_reader_that_goes_is_a_clean_end() {
+    let fake = Fake::start(story("once upon a time"));
+    let mut child = fake.sluice(&["generate", "hi", "--json"]).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn standard_input_must_be_text_of_bounded_size() {
+    let fake = Fake::start(story("x"));
+    let output = run_with_input(fake.sluice(&["generate", "-"]), b"ab\xff");
+    assert_eq!(code(&output), 1);
+    assert!(
+        stderr(&output).contains("not UTF-8 at byte 2"),
+        "{}",
+        stderr(&output)
+    );
+    let output = run_with_input(fake.sluice(&["generate", "-"]), &vec![b'a'; (1 << 20) + 1]);
+    assert_eq!(code(&output), 1);
+    assert!(stderr(&output).contains("1 MiB"), "{}", stderr(&output));
+    assert!(fake.seen.lock().unwrap().generate.is_empty());
+}
+
+#[test]
+fn a_piped_conversation_sends_all_of_it_each_turn() {
+    let fake = Fake::start(story("well"));
+    let output = run_with_input(fake.sluice(&["chat"]), b"one\n\n/reset\ntwo\nthree\n");
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert_eq!(stdout(&output), "well\nwell\nwell\n");
+    let seen = fake.seen.lock().unwrap();
+    let lengths: Vec<_> = seen
+        .generate
+        .iter()
+        .map(|request| match &request.input {
+            Some(Input::Chat(chat)) => chat.messages.len(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(lengths, [1, 1, 3]);
+}
+
+#[test]
+fn an_edit_sends_the_bytes_of_its_span() {
+    let fake = Fake::start(story("the dog sat"));
+    let output = fake.output(&["edit", "né cat sat", "--replace", "cat", "--tokens", "2"]);
+    assert_eq!(stdout(&output), "the dog sat\n");
+    let seen = fake.seen.lock().unwrap();
+    let Some(Input::Edit(edit)) = &seen.generate[0].input else {
+        panic!("{seen:?}");
+    };
+    assert_eq!((edit.span_start_bytes, edit.span_end_bytes), (4, 7));
+    assert_eq!(edit.span_length, Some(2));
+}
+
+#[test]
+fn a_folder_to_load_is_made_absolute() {
+    let fake = Fake::start(vec![]);
+    let output = fake.output(&["load", "some/model"]);
+    assert!(
+        stdout(&output).starts_with("loaded fake (ready)"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(code(&fake.output(&["load"])), 0);
+    let loaded = &fake.seen.lock().unwrap().loaded;
+    assert!(loaded[0].starts_with('/') && loaded[0].ends_with("some/model"));
+    assert_eq!(loaded[1], "");
+}
+
+#[test]
+fn watching_and_cancelling_take_a_number() {
+    let fake = Fake::start(story("once"));
+    assert_eq!(stdout(&fake.output(&["watch", "7"])), "once\n");
+    assert_eq!(
+        stdout(&fake.output(&["cancel", "7"])),
+        "cancelled request 7\n"
+    );
+    assert_eq!(code(&fake.output(&["cancel", "seven"])), 64);
+}
+
+#[test]
+fn answers_have_a_plain_and_a_json_form() {
+    let fake = Fake::start(vec![]);
+    for command in ["status", "models", "requests"] {
+        let plain = fake.output(&[command]);
+        assert_eq!(code(&plain), 0);
+        assert!(!plain.stdout.is_empty());
+        let json = fake.output(&[command, "--json"]);
+        let value: serde_json::Value = serde_json::from_slice(&json.stdout).expect("an object");
+        assert!(value.is_object());
+    }
+    let status = stdout(&fake.output(&["status"]));
+    assert!(status.contains("unknown available of unknown"), "{status}");
+}
+
+#[test]
+fn exit_codes_tell_wrong_usage_from_an_absent_daemon() {
+    let run = |arguments: &[&str]| sluice(arguments).output().unwrap();
+    for arguments in [
+        &["generate"][..],
+        &["generate", "x", "--length", "many"],
+        &["generate", "x", "--policy", "threshold:t=2"],
+        &["generate", "x", "--pin", "nowhere"],
+        &["generate", "--tokens", "1,x"],
+        &["edit", "x", "--span", "3"],
+        &["score", "alone"],
+        &["frobnicate"],
+    ] {
+        assert_eq!(code(&run(arguments)), 64, "{arguments:?}");
+    }
+    let absent = ["--socket", "/nonexistent/sluice.sock"];
+    for command in ["status", "models", "requests"] {
+        let output = run(&[&absent[..], &[command]].concat());
+        assert_eq!(code(&output), 69);
+        let error = stderr(&output);
+        assert!(
+            error.starts_with(
+                "error: can't reach sluiced at /nonexistent/sluice.sock: no such socket\nhint: "
+            ),
+            "{error}"
+        );
+    }
+    for fine in [
+        &["--help"][..],
+        &["--version"],
+        &["generate", "--help"],
+        &["man"],
+    ] {
+        let output = run(fine);
+        assert_eq!(
+            (code(&output), stderr(&output).as_str()),
+            (0, ""),
+            "{fine:?}"
+        );
+    }
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(stdout(&run(&["completions", shell])).contains("sluice"));
+    }
+}
+
+#[test]
+fn the_dashboard_needs_a_terminal() {
+    let output = sluice(&[]).stdout(Stdio::piped()).output().unwrap();
+    assert_eq!(code(&output), 1);
+    assert!(
+        stderr(&output).contains("`sluice status`"),
+        "{}",
+        stderr(&output)
+    );
+}

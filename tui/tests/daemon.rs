@@ -1,0 +1,212 @@
+//! `sluice` with the real daemon and its embedded model.
+//!
+//! The daemon's binary is looked for beside this package's: `cargo build` makes both.
+
+mod support;
+
+use std::{
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use support::{code, sluice, stderr, stdout};
+
+/// Reading the embedded model takes a moment, more so beside other tests.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+
+struct Daemon {
+    child: Child,
+    socket: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let program = PathBuf::from(env!("CARGO_BIN_EXE_sluice")).with_file_name("sluiced");
+        assert!(
+            program.exists(),
+            "{} is missing: run `cargo build` first, which makes the daemon too",
+            program.display()
+        );
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let socket = folder.path().join("sluice.sock");
+        let child = Command::new(program)
+            .arg("--socket")
+            .arg(&socket)
+            .args(["--device", "cpu"])
+            // The tester's own settings must not matter.
+            .env("XDG_CONFIG_HOME", folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("start sluiced");
+        let daemon = Self {
+            child,
+            socket,
+            _folder: folder,
+        };
+        let start = Instant::now();
+        loop {
+            let output = daemon.run(&["status", "--json"]);
+            let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            if status["server"]["state"] == "ready" {
+                return daemon;
+            }
+            let problem = format!("{}{}", stdout(&output), stderr(&output));
+            assert!(
+                start.elapsed() < READY_WITHIN,
+                "sluiced did not get ready: {problem}"
+            );
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let mut command = sluice(&["--socket", self.socket.to_str().expect("UTF-8")]);
+        command.args(arguments).output().expect("run sluice")
+    }
+
+    /// The last line of `--json`, after every line was read as an object.
+    fn done(&self, arguments: &[&str]) -> Value {
+        let output = self.run(arguments);
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        let text = stdout(&output);
+        let object = |line| serde_json::from_str(line).expect("an object");
+        let events: Vec<Value> = text.lines().map(object).collect();
+        events.last().cloned().expect("at least one event")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_prompt_is_answered() {
+    let daemon = Daemon::start();
+    let output = daemon.run(&[
+        "generate",
+        "Tell me a story.",
+        "--length",
+        "32",
+        "--seed",
+        "1",
+    ]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert!(!stdout(&output).trim().is_empty());
+    assert_eq!(stderr(&output), "");
+
+    let arguments = [
+        "generate",
+        "--json",
+        "Tell me a story.",
+        "--length",
+        "32",
+        "--seed",
+        "1",
+    ];
+    let done = daemon.done(&arguments);
+    assert_eq!(done["event"], "done");
+    let text = done["text"]
+        .as_str()
+        .expect("the embedded model has a tokenizer");
+    assert_eq!(format!("{text}\n"), stdout(&output), "same seed, same text");
+    assert_eq!(done["tokens"].as_array().expect("ids").len(), 32);
+    for key in ["passes", "ms", "peak_device_bytes", "seed", "request_id"] {
+        assert!(done[key].is_number(), "{key} in {done}");
+    }
+    assert!(
+        done["exact"].is_boolean() && done["finish_reason"].is_string(),
+        "{done}"
+    );
+
+    let ids = daemon.done(&["generate", "--tokens", "5,6,7", "--length", "8", "--json"]);
+    assert_eq!(ids["tokens"].as_array().expect("ids").len(), 8);
+}
+
+#[test]
+fn what_the_daemon_refuses_is_explained_and_does_it_no_harm() {
+    let daemon = Daemon::start();
+    for (arguments, word) in [
+        (&["generate", "hi", "--length", "0"][..], "length"),
+        (&["generate", "hi", "--temperature", "NaN"], "temperature"),
+        (&["generate", "hi", "--temperature", "-1"], "temperature"),
+        (
+            &[
+                "generate", "hi", "--length", "8", "--block", "4", "--pin", "99:x",
+            ],
+            "99",
+        ),
+        (&["generate", ""], "empty"),
+        (
+            &["generate", "hi", "--length", "8", "--block", "64"],
+            "block",
+        ),
+        (&["generate", "hi", "--cache", "prefix"], "cache"),
+        (&["generate", "--tokens", "4294967295"], "4294967295"),
+        (&["edit", "abc", "--span", "2..9"], "outside"),
+        (&["watch", "999999"], "999999"),
+        (&["load", "/nonexistent"], "/nonexistent"),
+    ] {
+        let output = daemon.run(arguments);
+        let error = stderr(&output);
+        assert_eq!(code(&output), 1, "{arguments:?}: {error}");
+        assert_eq!(stdout(&output), "", "{arguments:?}");
+        assert!(error.starts_with("error: "), "{arguments:?}: {error}");
+        assert!(error.contains(word), "{arguments:?}: {error}");
+    }
+    assert_eq!(code(&daemon.run(&["status"])), 0);
+}
+
+#[test]
+fn facts_have_a_plain_and_a_json_form() {
+    let daemon = Daemon::start();
+    for command in ["status", "models", "requests"] {
+        let plain = daemon.run(&[command]);
+        assert_eq!(code(&plain), 0, "{}", stderr(&plain));
+        let json = daemon.run(&[command, "--json"]);
+        let _: Value = serde_json::from_slice(&json.stdout).expect("an object");
+    }
+    assert!(stdout(&daemon.run(&["models"])).contains("demonstration model"));
+}
+
+#[test]
+fn an_edit_keeps_what_stands_around_its_span() {
+    let daemon = Daemon::start();
+    let text = "Once upon a time there was a king.";
+    let output = daemon.run(&["edit", text, "--replace", "king", "--seed", "1"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert!(
+        stdout(&output).starts_with("Once upon a time there was"),
+        "{}",
+        stdout(&output)
+    );
+}
+
+#[test]
+fn an_answer_is_scored() {
+    let daemon = Daemon::start();
+    let arguments = [
+        "score",
+        "Tell me a story.",
+        "Once",
+        "--draws",
+        "2",
+        "--seed",
+        "1",
+        "--json",
+    ];
+    let output = daemon.run(&arguments);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let score: Value = serde_json::from_slice(&output.stdout).expect("an object");
+    assert!(
+        score["log_likelihood"].as_f64().expect("a number") < 0.0,
+        "{score}"
+    );
+}

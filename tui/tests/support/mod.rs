@@ -1,0 +1,379 @@
+//! What the tests share: running `sluice`, and a daemon that plays a script.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test program uses its own part of this module"
+)]
+
+use std::{
+    io::Write,
+    path::PathBuf,
+    process::{Command, Output, Stdio},
+    sync::{Arc, Mutex, mpsc},
+    time::Duration,
+};
+
+use sluice_proto::v1::{
+    generation_service_server::{GenerationService, GenerationServiceServer},
+    model_service_server::{ModelService, ModelServiceServer},
+    telemetry_service_server::{TelemetryService, TelemetryServiceServer},
+    *,
+};
+use tokio::{net::UnixListener, runtime::Runtime};
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tonic::{Request, Response, Status, transport};
+
+/// `sluice` with its output caught and nothing of the tester's surroundings.
+pub fn sluice(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    command
+        .args(arguments)
+        .env_remove("SLUICE_SOCKET")
+        .env_remove("NO_COLOR")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Runs a command with bytes on its standard input.
+pub fn run_with_input(mut command: Command, input: &[u8]) -> Output {
+    let mut child = command.stdin(Stdio::piped()).spawn().expect("start sluice");
+    let mut stdin = child.stdin.take().expect("piped");
+    // The program may refuse before it has read all.
+    let _ = stdin.write_all(input);
+    drop(stdin);
+    child.wait_with_output().expect("run sluice")
+}
+
+pub fn code(output: &Output) -> i32 {
+    output.status.code().expect("not killed")
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("UTF-8")
+}
+
+/// One step of what the fake does when asked to generate.
+#[derive(Debug, Clone)]
+pub enum Step {
+    Send(generation_event::Kind),
+    Fail(Status),
+    /// Say nothing until the client goes.
+    Hang,
+    /// The whole daemon goes, with its connections.
+    Die,
+}
+
+/// A daemon that plays `script` for every generation and watch.
+pub struct Fake {
+    pub socket: PathBuf,
+    pub seen: Arc<Mutex<Seen>>,
+    _folder: tempfile::TempDir,
+    stop: mpsc::Sender<()>,
+}
+
+/// What the client asked for.
+#[derive(Debug, Default)]
+pub struct Seen {
+    pub generate: Vec<GenerateRequest>,
+    pub cancelled: Vec<u64>,
+    pub loaded: Vec<String>,
+}
+
+impl Fake {
+    pub fn start(script: Vec<Step>) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let socket = folder.path().join("fake.sock");
+        let seen = Arc::new(Mutex::new(Seen::default()));
+        let (stop, stopped) = mpsc::channel();
+        let service = Service {
+            script: script.into(),
+            seen: seen.clone(),
+            stop: stop.clone(),
+        };
+        let runtime = Runtime::new().expect("a runtime");
+        let listener = {
+            let _inside = runtime.enter();
+            UnixListener::bind(&socket).expect("bind")
+        };
+        runtime.spawn(
+            transport::Server::builder()
+                .add_service(GenerationServiceServer::new(service.clone()))
+                .add_service(ModelServiceServer::new(service.clone()))
+                .add_service(TelemetryServiceServer::new(service))
+                .serve_with_incoming(UnixListenerStream::new(listener)),
+        );
+        let thread = std::thread::Builder::new().name("stop".into());
+        let started = thread.spawn(move || {
+            let _ = stopped.recv();
+            runtime.shutdown_background();
+        });
+        started.expect("start a thread");
+        Self {
+            socket,
+            seen,
+            _folder: folder,
+            stop,
+        }
+    }
+
+    /// `sluice` that talks to this daemon.
+    pub fn sluice(&self, arguments: &[&str]) -> Command {
+        let mut command = sluice(&["--socket", self.socket.to_str().expect("UTF-8")]);
+        command.args(arguments);
+        command
+    }
+
+    pub fn output(&self, arguments: &[&str]) -> Output {
+        self.sluice(arguments).output().expect("run sluice")
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        let _ = self.stop.send(());
+    }
+}
+
+/// Waits until something holds, or fails after five seconds.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..250 {
+        if holds() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("waited in vain for: {what}");
+}
+
+#[derive(Clone)]
+struct Service {
+    script: Arc<[Step]>,
+    seen: Arc<Mutex<Seen>>,
+    stop: mpsc::Sender<()>,
+}
+
+type Answers<T> = Result<Response<ReceiverStream<Result<T, Status>>>, Status>;
+
+impl Service {
+    fn play<T: Send + 'static>(&self, wrap: fn(GenerationEvent) -> T) -> Answers<T> {
+        // A daemon refuses before the stream begins.
+        if let Some(Step::Fail(status)) = self.script.first() {
+            return Err(status.clone());
+        }
+        let (sender, receiver) = tokio::sync::mpsc::channel(4);
+        let (script, stop) = (self.script.clone(), self.stop.clone());
+        tokio::spawn(async move {
+            for step in script.iter() {
+                let answer = match step.clone() {
+                    Step::Send(kind) => Ok(wrap(GenerationEvent { kind: Some(kind) })),
+                    Step::Fail(status) => Err(status),
+                    Step::Hang => return sender.closed().await,
+                    Step::Die => {
+                        // Let what was sent reach the client first.
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                        let _ = stop.send(());
+                        return sender.closed().await;
+                    }
+                };
+                if sender.send(answer).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+#[tonic::async_trait]
+impl GenerationService for Service {
+    type GenerateStream = ReceiverStream<Result<GenerateResponse, Status>>;
+    type ScoreStream = ReceiverStream<Result<ScoreResponse, Status>>;
+    type WatchRequestStream = ReceiverStream<Result<WatchRequestResponse, Status>>;
+
+    async fn generate(&self, request: Request<GenerateRequest>) -> Answers<GenerateResponse> {
+        let mut seen = self.seen.lock().expect("no test panics with it");
+        seen.generate.push(request.into_inner());
+        drop(seen);
+        self.play(|event| GenerateResponse { event: Some(event) })
+    }
+
+    async fn score(&self, _: Request<ScoreRequest>) -> Answers<ScoreResponse> {
+        // As a daemon from before scoring would answer.
+        Err(Status::unimplemented(""))
+    }
+
+    async fn list_requests(
+        &self,
+        _: Request<ListRequestsRequest>,
+    ) -> Result<Response<ListRequestsResponse>, Status> {
+        Ok(Response::new(ListRequestsResponse::default()))
+    }
+
+    async fn watch_request(
+        &self,
+        _: Request<WatchRequestRequest>,
+    ) -> Answers<WatchRequestResponse> {
+        self.play(|event| WatchRequestResponse { event: Some(event) })
+    }
+
+    async fn cancel_request(
+        &self,
+        request: Request<CancelRequestRequest>,
+    ) -> Result<Response<CancelRequestResponse>, Status> {
+        let mut seen = self.seen.lock().expect("no test panics with it");
+        seen.cancelled.push(request.into_inner().request_id);
+        Ok(Response::new(CancelRequestResponse { was_active: true }))
+    }
+}
+
+#[tonic::async_trait]
+impl ModelService for Service {
+    type LoadModelStream = ReceiverStream<Result<LoadModelResponse, Status>>;
+
+    async fn list_models(
+        &self,
+        _: Request<ListModelsRequest>,
+    ) -> Result<Response<ListModelsResponse>, Status> {
+        let models = vec![model()];
+        Ok(Response::new(ListModelsResponse { models }))
+    }
+
+    async fn load_model(&self, request: Request<LoadModelRequest>) -> Answers<LoadModelResponse> {
+        {
+            let mut seen = self.seen.lock().expect("no test panics with it");
+            seen.loaded.push(request.into_inner().path);
+        }
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        let kind = Some(load_model_response::Kind::Model(model()));
+        let _ = sender.send(Ok(LoadModelResponse { kind })).await;
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+#[tonic::async_trait]
+impl TelemetryService for Service {
+    type WatchSnapshotsStream = ReceiverStream<Result<WatchSnapshotsResponse, Status>>;
+
+    async fn get_snapshot(
+        &self,
+        _: Request<GetSnapshotRequest>,
+    ) -> Result<Response<GetSnapshotResponse>, Status> {
+        let snapshot = Some(snapshot());
+        Ok(Response::new(GetSnapshotResponse { snapshot }))
+    }
+
+    async fn watch_snapshots(
+        &self,
+        _: Request<WatchSnapshotsRequest>,
+    ) -> Answers<WatchSnapshotsResponse> {
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        tokio::spawn(async move {
+            loop {
+                let snapshot = Some(snapshot());
+                let answer = Ok(WatchSnapshotsResponse { snapshot });
+                if sender.send(answer).await.is_err() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+fn snapshot() -> Snapshot {
+    Snapshot {
+        server: Some(Server {
+            version: "0.1.0".into(),
+            protocol: sluice_proto::PROTOCOL,
+            state: ServerState::Ready.into(),
+            ..Default::default()
+        }),
+        model: Some(model()),
+        ..Default::default()
+    }
+}
+
+fn model() -> Model {
+    Model {
+        name: "fake".into(),
+        state: ModelState::Ready.into(),
+        is_demonstration: true,
+        ..Default::default()
+    }
+}
+
+/// The events of a short, successful request.
+pub fn story(text: &str) -> Vec<Step> {
+    use generation_event::Kind;
+
+    let words: Vec<&str> = text.split_inclusive(' ').collect();
+    let tokens = |committed: usize| -> Vec<CanvasToken> {
+        let token = |(position, word): (usize, &&str)| CanvasToken {
+            position: position as u32,
+            id: Some(position as u32 + 10),
+            piece: word.as_bytes().to_vec(),
+            confidence: Some(0.5),
+            state: match position < committed {
+                true => TokenState::Committed.into(),
+                false => TokenState::Provisional.into(),
+            },
+            fresh: position + 1 == committed,
+        };
+        words.iter().enumerate().map(token).collect()
+    };
+    let length = words.len() as u32;
+    let mut steps = vec![
+        Step::Send(Kind::Queued(Queued {
+            request_id: 7,
+            ahead: 0,
+        })),
+        Step::Send(Kind::Started(Started {
+            request_id: 7,
+            length,
+            block_length: length,
+            blocks: 1,
+            steps: length,
+            model: "fake".into(),
+            prompt_text: b"prompt".to_vec(),
+            exact: true,
+            ..Default::default()
+        })),
+    ];
+    for pass in 1..=length {
+        steps.push(Step::Send(Kind::Pass(Pass {
+            request_id: 7,
+            pass,
+            pass_in_block: pass,
+            tokens: tokens(pass as usize),
+            committed: pass,
+            elapsed_ms: f64::from(pass) * 10.0,
+            ..Default::default()
+        })));
+    }
+    steps.push(Step::Send(Kind::BlockDone(BlockDone {
+        request_id: 7,
+        passes: length,
+        tokens: tokens(words.len()),
+        ..Default::default()
+    })));
+    steps.push(Step::Send(Kind::Done(Done {
+        request_id: 7,
+        finish_reason: FinishReason::Length.into(),
+        tokens: (10..10 + length).collect(),
+        text: Some(text.to_owned()),
+        passes: length,
+        elapsed_ms: 100.0,
+        text_tokens: length,
+        exact: true,
+        ..Default::default()
+    })));
+    steps
+}
