@@ -1,0 +1,123 @@
+//! The command line.
+
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
+
+use clap::{Parser, error::ErrorKind};
+use sluice_shared::exit;
+
+use crate::config::{Device, Filter, limits};
+
+/// Keeps a language model loaded and serves generation over gRPC.
+///
+/// Settings come from defaults, a TOML file, SLUICE_* variables and flags; each gives way
+/// to the next. `--print-config` shows what came from where.
+#[derive(Debug, Default, Parser)]
+#[command(name = "sluiced", version, max_term_width = 100)]
+pub struct Arguments {
+    /// Checkpoint to serve, a Hugging Face folder or a .safetensors file in one [default: the
+    /// small demonstration model inside this program] [env: SLUICE_MODEL]
+    #[arg(long, value_name = "DIR|FILE")]
+    pub model: Option<PathBuf>,
+
+    /// Unix socket to listen on [default: /run/sluice/sluice.sock if it exists, else
+    /// $XDG_RUNTIME_DIR/sluice/sluice.sock, else a private folder under the temporary one]
+    /// [env: SLUICE_SOCKET]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+
+    /// Where to compute: auto or cpu; cuda:N is refused by this build [default: auto]
+    /// [env: SLUICE_DEVICE]
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<Device>,
+
+    /// Configuration file [default: $XDG_CONFIG_HOME/sluice/sluiced.toml, else
+    /// /etc/sluice/sluiced.toml, where they exist] [env: SLUICE_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Threads that compute [default: one a core] [env: SLUICE_THREADS]
+    #[arg(long, value_name = "N", value_parser = limits::threads)]
+    pub threads: Option<usize>,
+
+    /// Requests that may wait while one runs [default: 16] [env: SLUICE_QUEUE]
+    #[arg(long, value_name = "N", value_parser = limits::queue)]
+    pub queue: Option<usize>,
+
+    /// Seconds that running requests get to finish on shutdown [default: 10]
+    /// [env: SLUICE_DRAIN_SECONDS]
+    #[arg(long, value_name = "N", value_parser = limits::drain_seconds)]
+    pub drain_seconds: Option<u64>,
+
+    /// What to log, as a tracing filter such as `info` or `sluice_daemon=debug`
+    /// [default: info] [env: SLUICE_LOG]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<Filter>,
+
+    /// Print the configuration in force, with the source of each key, and exit
+    #[arg(long, conflicts_with = "check_config")]
+    print_config: bool,
+
+    /// Check the configuration and exit
+    #[arg(long)]
+    check_config: bool,
+}
+
+/// What the program was started for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Task {
+    /// Listen and serve.
+    Serve,
+    /// Show the configuration.
+    PrintConfig,
+    /// Check the configuration.
+    CheckConfig,
+}
+
+impl Arguments {
+    /// Reads the command line. Help and version are printed here.
+    ///
+    /// # Errors
+    /// The exit code, after the usage error (or the help) was printed.
+    pub fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, ExitCode> {
+        Self::try_parse_from(arguments).map_err(|error| {
+            // A closed pipe is no reason to fail differently.
+            let _ = error.print();
+            ExitCode::from(match error.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => exit::OK,
+                _ => exit::USAGE,
+            })
+        })
+    }
+
+    /// What to do.
+    #[must_use]
+    pub fn task(&self) -> Task {
+        if self.print_config {
+            Task::PrintConfig
+        } else if self.check_config {
+            Task::CheckConfig
+        } else {
+            Task::Serve
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_holds_together() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn a_number_out_of_range_is_a_usage_error() {
+        for wrong in [["--threads", "0"], ["--queue", "0"], ["--threads", "many"]] {
+            let line = ["sluiced"].iter().chain(&wrong);
+            assert!(Arguments::try_parse_from(line).is_err(), "{wrong:?}");
+        }
+    }
+}

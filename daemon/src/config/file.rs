@@ -1,0 +1,108 @@
+//! The configuration file: which one, and what may stand in it.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use super::{ConfigError, Device, Environment, Filter};
+
+/// What a file may say.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FileLayer {
+    pub(super) model: Option<PathBuf>,
+    pub(super) socket: Option<PathBuf>,
+    pub(super) device: Option<Device>,
+    pub(super) threads: Option<usize>,
+    pub(super) queue: Option<usize>,
+    pub(super) drain_seconds: Option<u64>,
+    pub(super) log: Option<Filter>,
+}
+
+/// Reads the file that was named, or the first that exists of those that may be there.
+pub(super) fn read(
+    flag: Option<&Path>,
+    environment: &Environment,
+) -> Result<Option<(PathBuf, FileLayer)>, ConfigError> {
+    let named = flag
+        .map(Path::to_owned)
+        .or_else(|| environment.variable("SLUICE_CONFIG").map(PathBuf::from));
+    if let Some(path) = named {
+        let path = environment.current_folder.join(path);
+        return match bytes(&path)? {
+            Some(bytes) => parse(path, bytes).map(Some),
+            None => Err(ConfigError::Unreadable {
+                path,
+                cause: io::ErrorKind::NotFound.into(),
+            }),
+        };
+    }
+    for path in usual_places(environment) {
+        if let Some(bytes) = bytes(&path)? {
+            return parse(path, bytes).map(Some);
+        }
+    }
+    Ok(None)
+}
+
+fn usual_places(environment: &Environment) -> impl Iterator<Item = PathBuf> {
+    let user = match environment.variable("XDG_CONFIG_HOME") {
+        Some(folder) => Some(PathBuf::from(folder)),
+        None => environment
+            .variable("HOME")
+            .map(|home| Path::new(home).join(".config")),
+    };
+    user.map(|folder| folder.join("sluice").join("sluiced.toml"))
+        .into_iter()
+        .chain([environment.system_file.clone()])
+}
+
+/// The file's bytes; `None` when there is no such file.
+fn bytes(path: &Path) -> Result<Option<Vec<u8>>, ConfigError> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(cause) => Err(ConfigError::Unreadable {
+            path: path.to_owned(),
+            cause,
+        }),
+    }
+}
+
+fn parse(path: PathBuf, bytes: Vec<u8>) -> Result<(PathBuf, FileLayer), ConfigError> {
+    let fault = |path, before: &[u8], problem| {
+        let (line, column) = place(before);
+        ConfigError::File {
+            path,
+            line,
+            column,
+            problem,
+        }
+    };
+    let text = match str::from_utf8(&bytes) {
+        Ok(text) => text,
+        Err(error) => {
+            let before = &bytes[..error.valid_up_to()];
+            return Err(fault(path, before, "is not UTF-8 here".to_owned()));
+        }
+    };
+    match toml::from_str(text) {
+        Ok(layer) => Ok((path, layer)),
+        Err(error) => {
+            let start = error.span().map_or(0, |span| span.start.min(text.len()));
+            let problem = error.message().replace('\n', ", ");
+            Err(fault(path, &bytes[..start], problem))
+        }
+    }
+}
+
+/// Line and column, from 1, of the place after `before`.
+fn place(before: &[u8]) -> (usize, usize) {
+    let text = String::from_utf8_lossy(before);
+    let line_start = text.rfind('\n').map_or(0, |at| at + 1);
+    let line = text.matches('\n').count() + 1;
+    (line, text[line_start..].chars().count() + 1)
+}

@@ -1,0 +1,62 @@
+//! The configuration as a commented TOML file.
+
+use std::fmt;
+
+use super::{Config, Setting};
+
+impl fmt::Display for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let version = env!("CARGO_PKG_VERSION");
+        writeln!(f, "# sluiced {version}: the configuration in force.")?;
+        writeln!(f, "# Above each key stands the layer it comes from.")?;
+        match &self.model.value {
+            Some(path) => {
+                let text = quoted(&path.to_string_lossy());
+                key(f, "model", &self.model, &text)?;
+            }
+            None => {
+                writeln!(f, "\n# default: the demonstration model inside the program")?;
+                writeln!(f, "# model = \"/path/to/checkpoint\"")?;
+            }
+        }
+        let socket = quoted(&self.socket.value.path.to_string_lossy());
+        key(f, "socket", &self.socket, &socket)?;
+        key(
+            f,
+            "device",
+            &self.device,
+            &quoted(&self.device.value.to_string()),
+        )?;
+        key(f, "threads", &self.threads, &self.threads.value.to_string())?;
+        key(f, "queue", &self.queue, &self.queue.value.to_string())?;
+        let drain = self.drain_seconds.value.to_string();
+        key(f, "drain_seconds", &self.drain_seconds, &drain)?;
+        key(f, "log", &self.log, &quoted(&self.log.value.to_string()))
+    }
+}
+
+fn key<T>(
+    f: &mut fmt::Formatter<'_>,
+    name: &str,
+    setting: &Setting<T>,
+    value: &str,
+) -> fmt::Result {
+    writeln!(f, "\n# {}\n{name} = {value}", setting.source)
+}
+
+/// A TOML basic string.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    quoted.push('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            control if control.is_control() => {
+                quoted.push_str(&format!("\\u{:04X}", u32::from(control)));
+            }
+            plain => quoted.push(plain),
+        }
+    }
+    quoted.push('"');
+    quoted
+}

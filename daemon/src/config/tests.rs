@@ -1,0 +1,180 @@
+//! Layers, places and messages of the configuration.
+
+use std::path::Path;
+
+use clap::Parser;
+use sluice_shared::address;
+use tempfile::TempDir;
+
+use super::{layers::set, *};
+
+/// An environment of its own in a folder of its own.
+struct Fixture {
+    folder: TempDir,
+    environment: Environment,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        let environment = Environment {
+            variables: BTreeMap::new(),
+            current_folder: folder.path().to_owned(),
+            temporary: folder.path().join("tmp"),
+            system_file: folder.path().join("system.toml"),
+            user_id: 1000,
+            cores: 6,
+        };
+        Self {
+            folder,
+            environment,
+        }
+    }
+
+    fn variable(mut self, name: &str, value: &str) -> Self {
+        self.environment.variables.insert(name.into(), value.into());
+        self
+    }
+
+    fn file(self, name: &str, content: impl AsRef<[u8]>) -> Self {
+        std::fs::write(self.folder.path().join(name), content).unwrap();
+        self
+    }
+
+    fn resolve(&self, line: &[&str]) -> Result<Config, String> {
+        let arguments = Arguments::parse_from(["sluiced"].iter().chain(line));
+        // Messages name files by their full path; the folder's is of no interest.
+        resolve(&arguments, &self.environment).map_err(|error| {
+            let folder = format!("{}/", self.folder.path().display());
+            error.to_string().replace(&folder, "")
+        })
+    }
+}
+
+#[test]
+fn each_layer_gives_way_to_the_next() {
+    let fixture = Fixture::new();
+    let threads = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().threads;
+    assert_eq!(threads(&fixture, &[]), set(6, Source::Default));
+
+    let fixture = fixture.file("system.toml", "threads = 2\nqueue = 3\n");
+    let system = Source::File(fixture.environment.system_file.clone());
+    assert_eq!(threads(&fixture, &[]), set(2, system.clone()));
+
+    let fixture = fixture.variable("SLUICE_THREADS", "4");
+    let variable = Source::Variable("SLUICE_THREADS");
+    assert_eq!(threads(&fixture, &[]), set(4, variable));
+
+    let line = ["--threads", "5"];
+    assert_eq!(threads(&fixture, &line), set(5, Source::Flag("--threads")));
+    assert_eq!(fixture.resolve(&line).unwrap().queue, set(3, system));
+}
+
+#[test]
+fn the_users_file_hides_the_systems_and_a_named_one_hides_both() {
+    let fixture = Fixture::new()
+        .file("system.toml", "queue = 1")
+        .file("named.toml", "queue = 3");
+    std::fs::create_dir_all(fixture.folder.path().join("home/.config/sluice")).unwrap();
+    let home = fixture.folder.path().join("home").display().to_string();
+    let fixture = fixture
+        .file("home/.config/sluice/sluiced.toml", "queue = 2")
+        .variable("HOME", &home);
+    assert_eq!(fixture.resolve(&[]).unwrap().queue.value, 2);
+    let named = fixture.resolve(&["--config", "named.toml"]).unwrap();
+    assert_eq!(named.queue.value, 3);
+    let fixture = fixture.variable("SLUICE_CONFIG", "named.toml");
+    assert_eq!(fixture.resolve(&[]).unwrap().queue.value, 3);
+}
+
+#[test]
+fn a_wrong_file_is_named_with_line_and_column() {
+    let problem = |content: &[u8]| {
+        let fixture = Fixture::new().file("f.toml", content);
+        fixture.resolve(&["--config", "f.toml"]).unwrap_err()
+    };
+    let unknown = problem(b"queue = 1\n  thread = 2\n");
+    assert!(
+        unknown.starts_with("f.toml:2:3: unknown field `thread`"),
+        "{unknown}"
+    );
+    let utf8 = problem(b"queue = 1\nlog = \"\xff\"\n");
+    assert_eq!(utf8, "f.toml:2:8: is not UTF-8 here");
+    let device = problem(b"device = \"gpu\"\n");
+    assert!(
+        device.starts_with("f.toml:1:10: 'gpu' is none of auto"),
+        "{device}"
+    );
+    let range = problem(b"threads = 0\n");
+    assert_eq!(
+        range,
+        "threads (from f.toml): must lie between 1 and 1024, not 0"
+    );
+    let absent = Fixture::new()
+        .resolve(&["--config", "none.toml"])
+        .unwrap_err();
+    assert!(
+        absent.starts_with("can't read the configuration none.toml"),
+        "{absent}"
+    );
+}
+
+#[test]
+fn a_wrong_value_names_its_layer() {
+    let fixture = Fixture::new().variable("SLUICE_QUEUE", "many");
+    let error = fixture.resolve(&[]).unwrap_err();
+    assert_eq!(
+        error,
+        "queue (from $SLUICE_QUEUE): invalid digit found in string"
+    );
+
+    let error = Fixture::new().resolve(&["--device", "cuda:1"]).unwrap_err();
+    assert_eq!(
+        error,
+        "device (from --device): this build of sluiced runs on the CPU and can't use cuda:1\n\
+         hint: use --device cpu, or auto"
+    );
+
+    let error = Fixture::new().resolve(&["--model", "nowhere"]).unwrap_err();
+    assert!(
+        error.starts_with("model (from --model): nowhere does not exist"),
+        "{error}"
+    );
+
+    let long = format!("/{}", "x".repeat(107));
+    let error = Fixture::new().resolve(&["--socket", &long]).unwrap_err();
+    assert!(
+        error.contains("has 108 bytes; a socket's path may have 107"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_sockets_folder_is_ours_only_by_default() {
+    let address = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().socket.value;
+    let fixture = Fixture::new();
+    assert_eq!(address(&fixture, &["--socket", "s"]).folder, Folder::Given);
+    if !Path::new(address::SYSTEM_SOCKET).exists() {
+        assert_eq!(address(&fixture, &[]).folder, Folder::OursInPublic);
+        let fixture = fixture.variable("XDG_RUNTIME_DIR", "/run/user/1000");
+        assert_eq!(address(&fixture, &[]).folder, Folder::Ours);
+    }
+}
+
+#[test]
+fn the_printed_configuration_reads_back_as_it_is() {
+    let fixture = Fixture::new().variable("SLUICE_LOG", "debug");
+    let line = ["--threads", "3", "--model", ".", "--socket", "a \"b\\.sock"];
+    let printed = fixture.resolve(&line).unwrap().to_string();
+    assert!(printed.contains("# --threads\nthreads = 3\n"), "{printed}");
+    assert!(
+        printed.contains("# $SLUICE_LOG\nlog = \"debug\"\n"),
+        "{printed}"
+    );
+    assert!(printed.contains("# default\nqueue = 16\n"), "{printed}");
+
+    let fixture = Fixture::new().file("again.toml", &printed);
+    let again = fixture.resolve(&["--config", "again.toml"]).unwrap();
+    assert!(again.socket.value.path.ends_with("a \"b\\.sock"));
+    assert_eq!(again.log.value.to_string(), "debug");
+}

@@ -1,0 +1,94 @@
+//! Values of the configuration that are more than a number or a path.
+
+use std::{fmt, str::FromStr};
+
+use serde::Deserialize;
+use tracing_subscriber::EnvFilter;
+
+/// Where to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum Device {
+    /// The best there is, for now the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// A graphics card, by its number.
+    Cuda(u32),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            _ => text
+                .strip_prefix("cuda:")
+                .and_then(|index| index.parse().ok())
+                .map(Self::Cuda)
+                .ok_or_else(|| format!("'{text}' is none of auto, cpu, cuda:N")),
+        }
+    }
+}
+
+impl TryFrom<String> for Device {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+/// A filter for logs that was found to parse.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Filter(String);
+
+impl Filter {
+    /// The filter as tracing uses it.
+    #[must_use]
+    pub fn to_env_filter(&self) -> EnvFilter {
+        EnvFilter::try_new(&self.0).expect("was parsed when it was made")
+    }
+}
+
+impl Default for Filter {
+    fn default() -> Self {
+        Self("info".to_owned())
+    }
+}
+
+impl FromStr for Filter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        EnvFilter::try_new(text).map_err(|error| format!("'{text}' is no log filter: {error}"))?;
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for Filter {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl fmt::Display for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}

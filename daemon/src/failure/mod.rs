@@ -1,0 +1,156 @@
+//! Everything that a call can fail with, and the one table that turns it into a gRPC status.
+
+mod table;
+
+use std::time::Duration;
+
+use sluice_engine::{
+    EngineError, RequestError, checkpoint::CheckpointError, event::Outcome, text::TextError,
+};
+use sluice_proto::model::InvalidField;
+use tonic::Status;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A field of the message breaks a rule.
+    #[error(transparent)]
+    Field(#[from] InvalidField),
+    /// A request that the engine would not take.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The tokenizer or the template failed.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// Text for a model that has no tokenizer.
+    #[error("the model {model} has no tokenizer and can't read text")]
+    NoTokenizer {
+        /// Its name.
+        model: String,
+    },
+    /// More text or ids than a request may carry.
+    #[error("the request has {found} {unit}; at most {max} are taken")]
+    TooLong {
+        /// The field's name on the wire.
+        field: &'static str,
+        /// What is counted.
+        unit: &'static str,
+        /// How many there are.
+        found: usize,
+        /// How many there may be.
+        max: usize,
+    },
+    /// A pin that leaves the part to fill.
+    #[error("a pin of {tokens} tokens at position {position} leaves the length of {length}")]
+    PinOutside {
+        /// Its first position.
+        position: u32,
+        /// Its tokens.
+        tokens: usize,
+        /// Positions to fill.
+        length: usize,
+    },
+    /// Two pins that want the same position.
+    #[error("two pins stand at position {position} of the length of {length}")]
+    PinTwice {
+        /// The first position that both want.
+        position: usize,
+        /// Positions to fill.
+        length: usize,
+    },
+    /// Keys and values can't be kept yet.
+    #[error("the cache '{cache}' is not built yet; only 'none' is")]
+    CacheUnimplemented {
+        /// What was asked for.
+        cache: &'static str,
+    },
+    /// A model is on its way, none is here.
+    #[error("the model {model} is still loading")]
+    ModelLoading {
+        /// Its name.
+        model: String,
+    },
+    /// The model that was to be served can't be.
+    #[error("the model {model} could not be loaded: {reason}")]
+    ModelFailed {
+        /// Its name.
+        model: String,
+        /// Why.
+        reason: String,
+    },
+    /// One load at a time.
+    #[error("the model {model} is loading; one loads at a time")]
+    LoadInProgress {
+        /// The one that loads.
+        model: String,
+    },
+    /// The daemon's folder is not the client's.
+    #[error("path: must be absolute, not '{path}'")]
+    PathNotAbsolute {
+        /// What was given.
+        path: String,
+    },
+    /// The daemon is shutting down.
+    #[error("sluiced is shutting down")]
+    Draining,
+    /// The caller's deadline passed.
+    #[error("the deadline of {} ms has passed", .deadline.as_millis())]
+    DeadlineExceeded {
+        /// As it was given.
+        deadline: Duration,
+    },
+    /// No request of that id, or no longer.
+    #[error("there is no request {id}")]
+    UnknownRequest {
+        /// What was asked for.
+        id: u64,
+    },
+    /// An estimate has no canvas to watch.
+    #[error("request {id} is an estimate and can't be watched")]
+    NotAGeneration {
+        /// What was asked for.
+        id: u64,
+    },
+    /// Somebody stopped an estimate.
+    #[error("the request was cancelled")]
+    Cancelled,
+    /// The system has no random numbers.
+    #[error("can't draw a seed: {0}")]
+    NoSeed(std::io::Error),
+    /// A bug: the engine went away with the request.
+    #[error("the engine ended before the request did")]
+    EngineLost,
+    /// A bug: an outcome of another kind than the request.
+    #[error("the engine answered with {0:?}")]
+    WrongOutcome(Box<Outcome>),
+    /// A bug: a task panicked.
+    #[error("a task of the daemon failed: {0}")]
+    Task(#[from] tokio::task::JoinError),
+}
+
+impl From<RequestError> for Failure {
+    fn from(error: RequestError) -> Self {
+        Self::Engine(EngineError::Request(error))
+    }
+}
+
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Self {
+        Self::Engine(EngineError::Checkpoint(error))
+    }
+}
+
+impl From<Failure> for Status {
+    fn from(failure: Failure) -> Self {
+        table::status(&failure)
+    }
+}
+
+impl From<&Failure> for Status {
+    fn from(failure: &Failure) -> Self {
+        table::status(failure)
+    }
+}
+
+#[cfg(test)]
+mod tests;

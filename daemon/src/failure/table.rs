@@ -1,0 +1,305 @@
+//! The table: code, reason, hint, figures and field of every failure.
+
+use std::{collections::HashMap, io, time::Duration};
+
+use sluice_engine::{EngineError, RequestError, checkpoint::CheckpointError, text::TextError};
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use super::Failure;
+
+/// Who speaks in `ErrorInfo.domain`.
+pub(super) const DOMAIN: &str = "sluice";
+/// How soon a refused request may be tried again.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
+
+/// A row of the table.
+#[derive(Debug)]
+struct Row {
+    code: Code,
+    /// Stable; clients compare it.
+    reason: &'static str,
+    hint: Option<&'static str>,
+    figures: Vec<(&'static str, String)>,
+    /// The field on the wire that is wrong.
+    field: Option<&'static str>,
+    retry: bool,
+}
+
+impl Row {
+    fn new(code: Code, reason: &'static str) -> Self {
+        Self {
+            code,
+            reason,
+            hint: None,
+            figures: Vec::new(),
+            field: None,
+            retry: false,
+        }
+    }
+
+    fn invalid(reason: &'static str, field: &'static str) -> Self {
+        Self {
+            field: Some(field),
+            ..Self::new(Code::InvalidArgument, reason)
+        }
+    }
+
+    fn hint(mut self, hint: &'static str) -> Self {
+        self.hint = Some(hint);
+        self
+    }
+
+    fn figure(mut self, name: &'static str, value: impl ToString) -> Self {
+        self.figures.push((name, value.to_string()));
+        self
+    }
+
+    fn retry(mut self) -> Self {
+        self.retry = true;
+        self
+    }
+}
+
+pub(super) fn status(failure: &Failure) -> Status {
+    let row = row(failure);
+    let message = failure.to_string();
+    let mut metadata: HashMap<String, String> = row
+        .figures
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    if let Some(hint) = row.hint {
+        metadata.insert("hint".to_owned(), hint.to_owned());
+    }
+    let mut details = ErrorDetails::new();
+    details.set_error_info(row.reason, DOMAIN, metadata);
+    if let Some(field) = row.field {
+        details.add_bad_request_violation(field, &message);
+    }
+    if row.retry {
+        details.set_retry_info(Some(RETRY_DELAY));
+    }
+    Status::with_error_details(row.code, message, details)
+}
+
+fn row(failure: &Failure) -> Row {
+    match failure {
+        Failure::Field(error) => Row::invalid("INVALID_FIELD", error.field),
+        Failure::Engine(error) => engine(error),
+        Failure::Text(error) => text(error),
+        Failure::NoTokenizer { model } => Row::new(Code::FailedPrecondition, "NO_TOKENIZER")
+            .hint("give ids with --tokens")
+            .figure("model", model),
+        Failure::TooLong {
+            field, found, max, ..
+        } => Row::invalid("TOO_LONG", field)
+            .figure("found", found)
+            .figure("max", max),
+        Failure::PinOutside {
+            position,
+            tokens,
+            length,
+        } => Row::invalid("PIN_OUTSIDE", "pins")
+            .hint("pin nearer to the start, or ask for a greater length")
+            .figure("position", position)
+            .figure("tokens", tokens)
+            .figure("length", length),
+        Failure::PinTwice { position, length } => Row::invalid("PIN_TWICE", "pins")
+            .hint("move or shorten one of the pins")
+            .figure("position", position)
+            .figure("length", length),
+        Failure::CacheUnimplemented { cache } => {
+            Row::new(Code::Unimplemented, "CACHE_UNIMPLEMENTED")
+                .hint("leave the cache at none")
+                .figure("cache", cache)
+        }
+        Failure::ModelLoading { model } => Row::new(Code::Unavailable, "MODEL_LOADING")
+            .hint("try again in a moment; sluice models shows the progress")
+            .figure("model", model)
+            .retry(),
+        Failure::ModelFailed { model, .. } => Row::new(Code::FailedPrecondition, "MODEL_FAILED")
+            .hint("load another one with sluice load, or restart sluiced with another --model")
+            .figure("model", model),
+        Failure::LoadInProgress { model } => Row::new(Code::Unavailable, "LOAD_IN_PROGRESS")
+            .hint("try again when it has loaded; sluice models shows the progress")
+            .figure("model", model)
+            .retry(),
+        Failure::PathNotAbsolute { .. } => Row::invalid("PATH_NOT_ABSOLUTE", "path")
+            .hint("the daemon has a current folder of its own; give the whole path"),
+        // No retry delay: it will not come back by itself.
+        Failure::Draining => {
+            Row::new(Code::Unavailable, "DRAINING").hint("start sluiced again and repeat")
+        }
+        Failure::DeadlineExceeded { deadline } => {
+            Row::new(Code::DeadlineExceeded, "DEADLINE_EXCEEDED")
+                .hint("allow more time, or ask for a smaller length or fewer steps")
+                .figure("deadline_ms", deadline.as_millis())
+        }
+        Failure::UnknownRequest { id } => Row::new(Code::NotFound, "UNKNOWN_REQUEST")
+            .hint("sluice requests lists the requests; those that ended are kept for a while only")
+            .figure("request_id", id),
+        Failure::NotAGeneration { id } => Row::new(Code::FailedPrecondition, "NOT_A_GENERATION")
+            .hint("sluice requests shows how far it is")
+            .figure("request_id", id),
+        Failure::Cancelled => Row::new(Code::Cancelled, "CANCELLED"),
+        Failure::NoSeed(_) => {
+            Row::new(Code::Internal, "NO_SEED").hint("give a seed with the request")
+        }
+        Failure::EngineLost => Row::new(Code::Internal, "ENGINE_LOST")
+            .hint("this is a bug in sluiced; its log says more"),
+        Failure::WrongOutcome(_) => Row::new(Code::Internal, "WRONG_OUTCOME")
+            .hint("this is a bug in sluiced; its log says more"),
+        Failure::Task(_) => Row::new(Code::Internal, "TASK_FAILED")
+            .hint("this is a bug in sluiced; its log says more"),
+    }
+}
+
+fn engine(error: &EngineError) -> Row {
+    match error {
+        EngineError::Checkpoint(error) => checkpoint(error),
+        EngineError::Request(error) => request(error),
+        EngineError::QueueFull { capacity } => Row::new(Code::ResourceExhausted, "QUEUE_FULL")
+            .hint("try again later, or start sluiced with a greater --queue")
+            .figure("capacity", capacity)
+            .retry(),
+        EngineError::NoModel => {
+            Row::new(Code::FailedPrecondition, "NO_MODEL").hint("load one with sluice load")
+        }
+        EngineError::ModelReplaced => Row::new(Code::Aborted, "MODEL_REPLACED")
+            .hint("ask again; the new model takes it")
+            .retry(),
+        EngineError::OutOfMemory {
+            needed_bytes,
+            used_bytes,
+            ..
+        } => Row::new(Code::ResourceExhausted, "OUT_OF_MEMORY")
+            .hint("ask for a smaller length, or load a smaller model")
+            .figure("needed_bytes", needed_bytes)
+            .figure("used_bytes", used_bytes),
+        EngineError::Stopped => {
+            Row::new(Code::Unavailable, "STOPPED").hint("start sluiced again and repeat")
+        }
+        EngineError::Panicked => Row::new(Code::Internal, "ENGINE_PANICKED")
+            .hint("this is a bug in sluiced; its log says more"),
+        EngineError::Threads(_) => Row::new(Code::Internal, "NO_THREADS")
+            .hint("the system refused; a smaller --threads may help"),
+    }
+}
+
+fn request(error: &RequestError) -> Row {
+    match error {
+        RequestError::Zero { what } => Row::invalid("ZERO", field_name(what)),
+        RequestError::ContextExceeded {
+            prompt,
+            length,
+            context,
+        } => Row::invalid("CONTEXT_EXCEEDED", "length")
+            .hint("shorten the prompt, or ask for a smaller length")
+            .figure("prompt_tokens", prompt)
+            .figure("length", length)
+            .figure("context_length", context),
+        RequestError::BlockTooLong { block, canvas } => {
+            Row::invalid("BLOCK_TOO_LONG", "block_length")
+                .hint("ask for a smaller block length, or leave it out")
+                .figure("block_length", block)
+                .figure("length", canvas)
+        }
+        RequestError::NotAScale { what, .. } => Row::invalid("NOT_A_SCALE", field_name(what)),
+        RequestError::UnknownToken { id, vocabulary } => Row::invalid("UNKNOWN_TOKEN", "tokens")
+            .hint("ids are those of the model's own tokenizer")
+            .figure("id", id)
+            .figure("vocabulary", vocabulary),
+        RequestError::MaskGiven { id } => Row::invalid("MASK_GIVEN", "tokens")
+            .hint("masks are added by length; leave the id out")
+            .figure("id", id),
+        RequestError::TooManyDraws { draws, max } => Row::invalid("TOO_MANY_DRAWS", "draws")
+            .figure("draws", draws)
+            .figure("max", max),
+    }
+}
+
+/// The wire's name for what the engine calls by a plain one.
+fn field_name(what: &'static str) -> &'static str {
+    if what == "block length" {
+        "block_length"
+    } else {
+        what
+    }
+}
+
+fn text(error: &TextError) -> Row {
+    match error {
+        TextError::Tokenizer { .. } | TextError::Config { .. } => {
+            Row::new(Code::FailedPrecondition, "TOKENIZER_INVALID")
+                .hint("the checkpoint is incomplete or damaged; fetch it again")
+        }
+        TextError::Template { .. } => Row::new(Code::InvalidArgument, "TEMPLATE_FAILED")
+            .hint("the model's template may not take these roles; raw text goes without it"),
+        TextError::Encode { .. } => Row::new(Code::InvalidArgument, "TEXT_NOT_TOKENIZED"),
+    }
+}
+
+fn checkpoint(error: &CheckpointError) -> Row {
+    let broken = |reason| {
+        Row::new(Code::FailedPrecondition, reason)
+            .hint("the checkpoint is incomplete or damaged; fetch it again")
+    };
+    match error {
+        CheckpointError::Io { cause, .. } => match cause.kind() {
+            io::ErrorKind::NotFound => {
+                Row::new(Code::NotFound, "CHECKPOINT_NOT_FOUND").hint("check the path")
+            }
+            io::ErrorKind::PermissionDenied => {
+                Row::new(Code::PermissionDenied, "CHECKPOINT_UNREADABLE")
+                    .hint("give the user that sluiced runs as the right to read it")
+            }
+            _ => Row::new(Code::FailedPrecondition, "CHECKPOINT_UNREADABLE")
+                .hint("the disk or the file system refused; the system's log may say more"),
+        },
+        CheckpointError::NotACheckpoint { .. } => {
+            Row::new(Code::FailedPrecondition, "NOT_A_CHECKPOINT")
+                .hint("name the folder that holds config.json and model.safetensors")
+        }
+        CheckpointError::MissingFile { .. } => broken("FILE_MISSING"),
+        CheckpointError::NoWeights { .. } => broken("NO_WEIGHTS"),
+        CheckpointError::ShardOutside { .. } => broken("SHARD_OUTSIDE"),
+        CheckpointError::TooLarge { bytes, max, .. } => broken("FILE_TOO_LARGE")
+            .figure("bytes", bytes)
+            .figure("max", max),
+        CheckpointError::MalformedFile { .. } => broken("FILE_MALFORMED"),
+        CheckpointError::WrongLength {
+            expected, found, ..
+        } => broken("FILE_WRONG_LENGTH")
+            .figure("expected_bytes", expected)
+            .figure("found_bytes", found),
+        CheckpointError::DuplicateTensor { tensor, .. } => {
+            broken("TENSOR_TWICE").figure("tensor", tensor)
+        }
+        CheckpointError::MissingTensor { tensor } => {
+            broken("TENSOR_MISSING").figure("tensor", tensor)
+        }
+        CheckpointError::WrongShape {
+            tensor,
+            found,
+            expected,
+        } => broken("TENSOR_WRONG_SHAPE")
+            .figure("tensor", tensor)
+            .figure("found", format!("{found:?}"))
+            .figure("expected", format!("{expected:?}")),
+        CheckpointError::WrongFormat { tensor, found } => {
+            Row::new(Code::FailedPrecondition, "TENSOR_WRONG_FORMAT")
+                .hint("use a checkpoint stored as f32, f16 or bf16")
+                .figure("tensor", tensor)
+                .figure("found", found)
+        }
+        CheckpointError::UnknownArchitecture { found, known } => {
+            Row::new(Code::FailedPrecondition, "UNKNOWN_ARCHITECTURE")
+                .hint("this version of sluiced can't run such a model")
+                .figure("found", found)
+                .figure("known", known)
+        }
+        CheckpointError::Config { key, .. } => broken("CONFIG_INVALID").figure("key", key),
+        CheckpointError::Tokenizer(_) => broken("TOKENIZER_INVALID"),
+    }
+}

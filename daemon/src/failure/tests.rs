@@ -1,0 +1,328 @@
+//! A walk over every variant: to a status and back, as a client reads it.
+
+use std::{collections::BTreeSet, io};
+
+use sluice_proto::client::CallError;
+use tonic::Code;
+use tonic_types::StatusExt;
+
+use super::*;
+
+/// Names each variant; a new one does not compile until it stands here, and then fails the
+/// walk until [`all`] has an example of it.
+fn name(failure: &Failure) -> &'static str {
+    use EngineError as E;
+    use Failure as F;
+    match failure {
+        F::Field(_) => "field",
+        F::Engine(E::Checkpoint(error)) => checkpoint_name(error),
+        F::Engine(E::Request(error)) => request_name(error),
+        F::Engine(E::QueueFull { .. }) => "queue full",
+        F::Engine(E::NoModel) => "no model",
+        F::Engine(E::ModelReplaced) => "model replaced",
+        F::Engine(E::OutOfMemory { .. }) => "out of memory",
+        F::Engine(E::Stopped) => "stopped",
+        F::Engine(E::Threads(_)) => "threads",
+        F::Engine(E::Panicked) => "panicked",
+        F::Text(TextError::Tokenizer { .. }) => "tokenizer",
+        F::Text(TextError::Config { .. }) => "tokenizer config",
+        F::Text(TextError::Template { .. }) => "template",
+        F::Text(TextError::Encode { .. }) => "encode",
+        F::NoTokenizer { .. } => "no tokenizer",
+        F::TooLong { .. } => "too long",
+        F::PinOutside { .. } => "pin outside",
+        F::PinTwice { .. } => "pin twice",
+        F::CacheUnimplemented { .. } => "cache",
+        F::ModelLoading { .. } => "model loading",
+        F::ModelFailed { .. } => "model failed",
+        F::LoadInProgress { .. } => "load in progress",
+        F::PathNotAbsolute { .. } => "path",
+        F::Draining => "draining",
+        F::DeadlineExceeded { .. } => "deadline",
+        F::UnknownRequest { .. } => "unknown request",
+        F::NotAGeneration { .. } => "not a generation",
+        F::Cancelled => "cancelled",
+        F::NoSeed(_) => "no seed",
+        F::EngineLost => "engine lost",
+        F::WrongOutcome(_) => "wrong outcome",
+        F::Task(_) => "task",
+    }
+}
+
+fn request_name(error: &RequestError) -> &'static str {
+    use RequestError as R;
+    match error {
+        R::Zero { .. } => "zero",
+        R::ContextExceeded { .. } => "context",
+        R::BlockTooLong { .. } => "block",
+        R::NotAScale { .. } => "scale",
+        R::UnknownToken { .. } => "token",
+        R::MaskGiven { .. } => "mask",
+        R::TooManyDraws { .. } => "draws",
+    }
+}
+
+fn checkpoint_name(error: &CheckpointError) -> &'static str {
+    use CheckpointError as C;
+    match error {
+        C::Io { .. } => "io",
+        C::NotACheckpoint { .. } => "no checkpoint",
+        C::MissingFile { .. } => "file missing",
+        C::NoWeights { .. } => "no weights",
+        C::ShardOutside { .. } => "shard outside",
+        C::TooLarge { .. } => "too large",
+        C::MalformedFile { .. } => "malformed",
+        C::WrongLength { .. } => "wrong length",
+        C::DuplicateTensor { .. } => "duplicate",
+        C::MissingTensor { .. } => "tensor missing",
+        C::WrongShape { .. } => "wrong shape",
+        C::WrongFormat { .. } => "wrong format",
+        C::UnknownArchitecture { .. } => "architecture",
+        C::Config { .. } => "config",
+        C::Tokenizer(_) => "checkpoint's tokenizer",
+    }
+}
+
+/// Variants that [`name`] knows.
+const VARIANTS: usize = 52;
+
+/// An example of each variant with its code; of `Io`, one of each kind that matters.
+async fn all() -> Vec<(Failure, Code)> {
+    use Code::{
+        Aborted, Cancelled, DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument,
+        NotFound, PermissionDenied, ResourceExhausted, Unavailable, Unimplemented,
+    };
+    use Failure as F;
+    let text = || "text".to_owned();
+    let engine = F::Engine;
+    let field = InvalidField {
+        field: "length",
+        problem: text(),
+    };
+    let panicked = tokio::spawn(std::future::pending::<()>());
+    panicked.abort();
+    let task = panicked.await.unwrap_err();
+    let mut all = vec![
+        (F::Field(field), InvalidArgument),
+        (
+            engine(EngineError::QueueFull { capacity: 1 }),
+            ResourceExhausted,
+        ),
+        (engine(EngineError::NoModel), FailedPrecondition),
+        (engine(EngineError::ModelReplaced), Aborted),
+        (
+            engine(EngineError::OutOfMemory {
+                purpose: "activations",
+                needed_bytes: 2,
+                used_bytes: 1,
+            }),
+            ResourceExhausted,
+        ),
+        (engine(EngineError::Stopped), Unavailable),
+        (engine(EngineError::Threads(text())), Internal),
+        (engine(EngineError::Panicked), Internal),
+        (
+            F::Text(TextError::Tokenizer { cause: text() }),
+            FailedPrecondition,
+        ),
+        (
+            F::Text(TextError::Config { cause: text() }),
+            FailedPrecondition,
+        ),
+        (
+            F::Text(TextError::Template {
+                file: "f",
+                cause: text(),
+            }),
+            InvalidArgument,
+        ),
+        (
+            F::Text(TextError::Encode { cause: text() }),
+            InvalidArgument,
+        ),
+        (F::NoTokenizer { model: text() }, FailedPrecondition),
+        (
+            F::TooLong {
+                field: "raw_text",
+                unit: "bytes of text",
+                found: 2,
+                max: 1,
+            },
+            InvalidArgument,
+        ),
+        (
+            F::PinOutside {
+                position: 7,
+                tokens: 2,
+                length: 8,
+            },
+            InvalidArgument,
+        ),
+        (
+            F::PinTwice {
+                position: 7,
+                length: 8,
+            },
+            InvalidArgument,
+        ),
+        (F::CacheUnimplemented { cache: "dual" }, Unimplemented),
+        (F::ModelLoading { model: text() }, Unavailable),
+        (
+            F::ModelFailed {
+                model: text(),
+                reason: text(),
+            },
+            FailedPrecondition,
+        ),
+        (F::LoadInProgress { model: text() }, Unavailable),
+        (F::PathNotAbsolute { path: text() }, InvalidArgument),
+        (F::Draining, Unavailable),
+        (
+            F::DeadlineExceeded {
+                deadline: Duration::from_secs(1),
+            },
+            DeadlineExceeded,
+        ),
+        (F::UnknownRequest { id: 1 }, NotFound),
+        (F::NotAGeneration { id: 1 }, FailedPrecondition),
+        (F::Cancelled, Cancelled),
+        (F::NoSeed(io::ErrorKind::Other.into()), Internal),
+        (F::EngineLost, Internal),
+        (F::WrongOutcome(Box::new(Outcome::Cancelled)), Internal),
+        (F::Task(task), Internal),
+    ];
+    for (kind, code) in [
+        (io::ErrorKind::NotFound, NotFound),
+        (io::ErrorKind::PermissionDenied, PermissionDenied),
+        (io::ErrorKind::Other, FailedPrecondition),
+    ] {
+        let error = CheckpointError::Io {
+            path: "/p".into(),
+            cause: kind.into(),
+        };
+        all.push((error.into(), code));
+    }
+    let broken = broken_checkpoints().into_iter();
+    all.extend(broken.map(|error| (error.into(), FailedPrecondition)));
+    let wrong = wrong_requests().into_iter();
+    all.extend(wrong.map(|error| (error.into(), InvalidArgument)));
+    all
+}
+
+fn broken_checkpoints() -> Vec<CheckpointError> {
+    use CheckpointError as C;
+    let text = || "text".to_owned();
+    vec![
+        C::NotACheckpoint { path: "/p".into() },
+        C::MissingFile { path: text() },
+        C::NoWeights { path: text() },
+        C::ShardOutside {
+            file: text(),
+            shard: text(),
+        },
+        C::TooLarge {
+            path: text(),
+            bytes: 2,
+            max: 1,
+        },
+        C::MalformedFile {
+            path: text(),
+            cause: text(),
+        },
+        C::WrongLength {
+            path: text(),
+            expected: 2,
+            found: 1,
+        },
+        C::DuplicateTensor {
+            tensor: text(),
+            file: text(),
+        },
+        C::MissingTensor { tensor: text() },
+        C::WrongShape {
+            tensor: text(),
+            found: vec![1],
+            expected: vec![2],
+        },
+        C::WrongFormat {
+            tensor: text(),
+            found: text(),
+        },
+        C::UnknownArchitecture {
+            found: text(),
+            known: "llada",
+        },
+        C::Config {
+            key: "d_model",
+            problem: text(),
+        },
+        C::Tokenizer(TextError::Tokenizer { cause: text() }),
+    ]
+}
+
+fn wrong_requests() -> Vec<RequestError> {
+    use RequestError as R;
+    vec![
+        R::Zero {
+            what: "block length",
+        },
+        R::ContextExceeded {
+            prompt: 3,
+            length: 2,
+            context: 4,
+        },
+        R::BlockTooLong {
+            block: 3,
+            canvas: 2,
+        },
+        R::NotAScale {
+            what: "temperature",
+            value: f64::NAN,
+        },
+        R::UnknownToken {
+            id: 9,
+            vocabulary: 8,
+        },
+        R::MaskGiven { id: 7 },
+        R::TooManyDraws { draws: 2, max: 1 },
+    ]
+}
+
+#[tokio::test]
+async fn every_failure_reaches_the_client_whole() {
+    let mut met = BTreeSet::new();
+    for (failure, code) in all().await {
+        met.insert(name(&failure));
+        let message = failure.to_string();
+        let status = Status::from(&failure);
+        let info = status.get_details_error_info().unwrap();
+        assert_eq!(info.domain, "sluice");
+        let reason = info.reason.clone();
+        assert!(
+            !reason.is_empty() && reason.chars().all(|c| c.is_ascii_uppercase() || c == '_'),
+            "{reason}"
+        );
+        if code == Code::InvalidArgument && !matches!(failure, Failure::Text(_)) {
+            let request = status.get_details_bad_request().unwrap();
+            let field = &request.field_violations[0].field;
+            assert!(!field.is_empty() && !field.contains(' '), "{field}");
+        }
+        let call = CallError::from(status);
+        assert_eq!(call.code, code, "{message}");
+        assert_eq!(call.message, message);
+        assert_eq!(call.reason, Some(reason));
+        assert_eq!(call.hint, info.metadata.get("hint").cloned());
+        assert!(!call.is_unreachable() && !call.is_older_daemon());
+        assert!(!message.ends_with('.'), "{message}");
+    }
+    assert_eq!(met.len(), VARIANTS, "{met:?}");
+}
+
+#[test]
+fn what_passes_by_itself_says_when_to_retry() {
+    let retries = |failure: Failure| Status::from(failure).get_details_retry_info().is_some();
+    assert!(retries(EngineError::QueueFull { capacity: 1 }.into()));
+    let model = String::new();
+    assert!(retries(Failure::ModelLoading { model }));
+    assert!(!retries(Failure::Draining));
+}

@@ -1,0 +1,22 @@
+//! `sluiced` as a library: everything between the command line and the engine.
+//!
+//! Modules stand in the order in which the program's life meets them.
+
+pub mod cli;
+pub mod config;
+pub mod logging;
+
+pub mod listen;
+pub mod systemd;
+
+pub mod failure;
+pub mod models;
+pub mod registry;
+
+pub mod prepare;
+pub mod translate;
+
+pub mod services;
+pub mod telemetry;
+
+pub mod life;

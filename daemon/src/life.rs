@@ -1,0 +1,294 @@
+//! The daemon's life, from the socket to the last stream.
+
+use std::{io, io::IsTerminal, sync::Arc, time::Duration};
+
+use listenfd::ListenFd;
+use sluice_engine::{Engine, EngineError, Options};
+use sluice_proto::v1;
+use sluice_shared::exit;
+use tokio::{
+    runtime,
+    signal::unix::{Signal, SignalKind, signal},
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
+
+use crate::{
+    config::{Config, Source},
+    listen::{self, ListenError, Listening},
+    models::{AskedBy, ModelName},
+    services::{self, Daemon},
+    systemd,
+};
+
+/// Threads for calls; the work is done by the engine's.
+const CALL_THREADS: usize = 2;
+/// How often the engine is asked whether it lives.
+const PULSE: Duration = Duration::from_millis(100);
+/// What cancelled requests get to end: a pass of a large model.
+const CANCEL_GRACE: Duration = Duration::from_secs(5);
+/// What streams get to reach their readers.
+const STREAM_GRACE: Duration = Duration::from_secs(2);
+/// What the engine gets to stop.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// Why the daemon could not begin.
+#[derive(Debug, thiserror::Error)]
+enum StartError {
+    /// No socket.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// No engine.
+    #[error("can't start the engine: {0}")]
+    Engine(#[from] EngineError),
+    /// No runtime or signals.
+    #[error("can't {operation}: {cause}")]
+    System {
+        /// What was tried, as a verb.
+        operation: &'static str,
+        /// The system's words.
+        cause: io::Error,
+    },
+}
+
+/// Serves until told to stop; the exit code.
+#[must_use]
+pub fn run(config: &Config) -> u8 {
+    // Changes the environment, so it comes before any other thread.
+    let handed_over = ListenFd::from_env();
+    let code = runtime::Builder::new_multi_thread()
+        .worker_threads(CALL_THREADS)
+        .enable_all()
+        .build()
+        .map_err(|cause| StartError::System {
+            operation: "start the runtime",
+            cause,
+        })
+        .and_then(|runtime| runtime.block_on(serve(config, handed_over)));
+    code.unwrap_or_else(|error| {
+        // For people and scripts alike, whatever the log's filter is.
+        eprintln!("sluiced: {error}");
+        exit::FAILURE
+    })
+}
+
+async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError> {
+    banner(config);
+    let mut signals = Signals::new()?;
+    let mut listening = listen::open(handed_over, &config.socket.value).await?;
+    let engine = Arc::new(Engine::start(Options {
+        threads: config.threads.value,
+        queue_max: config.queue.value,
+    })?);
+    let daemon = Arc::new(Daemon::new(engine, listening.path.clone()));
+    load_configured_model(&daemon, config);
+    let listener = listening
+        .take_listener()
+        .expect("a socket that was just opened has its listener");
+    let server = tokio::spawn(services::serve(daemon.clone(), listener));
+    tokio::spawn(tell_systemd(daemon.clone()));
+    announce(&listening, config);
+
+    let code = tokio::select! {
+        name = signals.next() => {
+            tracing::info!(signal = name, "shutting down");
+            tokio::select! {
+                () = drain(&daemon, config.drain_seconds.value) => exit::OK,
+                name = signals.next() => {
+                    tracing::warn!(signal = name, "leaving at once");
+                    listening.remove_file();
+                    // Not even the engine's thread is waited for.
+                    std::process::exit(exit::FAILURE.into());
+                }
+            }
+        }
+        () = engine_death(&daemon) => {
+            tracing::error!("the engine's thread has ended; leaving, for a clean start");
+            exit::FAILURE
+        }
+    };
+    close(&daemon, server).await;
+    listening.remove_file();
+    tracing::info!(code, "sluiced ends");
+    if !stop_engine(&daemon).await {
+        std::process::exit(code.into());
+    }
+    Ok(code)
+}
+
+fn banner(config: &Config) {
+    let model = config.model.value.as_ref();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        pid = std::process::id(),
+        model = model.map_or_else(|| "embedded".to_owned(), |path| path.display().to_string()),
+        device = "cpu",
+        threads = config.threads.value,
+        queue = config.queue.value,
+        "sluiced starts"
+    );
+}
+
+/// In the background: the socket answers meanwhile, and a failure shows in the list of models.
+fn load_configured_model(daemon: &Daemon, config: &Config) {
+    let name = match &config.model.value {
+        Some(path) => ModelName::at(path),
+        None => ModelName::embedded(),
+    };
+    let load = daemon
+        .models
+        .load(&daemon.engine, name, AskedBy::Configuration);
+    if let Err(error) = load {
+        unreachable!("the first load meets no other: {error}");
+    }
+}
+
+fn announce(listening: &Listening, config: &Config) {
+    let socket = listening.path.display();
+    tracing::info!(%socket, activated = listening.activated, "listening");
+    systemd::ready("listening, the model is loading");
+    if io::stderr().is_terminal() {
+        let flag = match config.socket.source {
+            Source::Flag(_) | Source::File(_) => format!(" --socket {socket}"),
+            Source::Default | Source::Variable(_) => String::new(),
+        };
+        eprintln!(
+            "sluiced listens on {socket}; in another terminal: \
+             sluice{flag} generate \"Tell me a story.\""
+        );
+    }
+}
+
+/// Keeps systemd's status line and watchdog going until the end. The watchdog is patted only
+/// while the engine lives.
+async fn tell_systemd(daemon: Arc<Daemon>) {
+    let mut changes = daemon.changes.subscribe();
+    let interval = systemd::watchdog_interval();
+    let mut told = String::new();
+    loop {
+        if interval.is_some() && daemon.engine.is_alive() {
+            systemd::pat();
+        }
+        let status = status_line(&daemon);
+        if status != told && !daemon.is_draining() {
+            systemd::status(&status);
+            told = status;
+        }
+        let pause = async {
+            match interval {
+                Some(interval) => sleep(interval).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = daemon.closing.cancelled() => return,
+            () = pause => {}
+            changed = changes.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+fn status_line(daemon: &Daemon) -> String {
+    let Some(model) = daemon.models.present() else {
+        return "no model".to_owned();
+    };
+    match model.state() {
+        v1::ModelState::Ready => format!("serving {}", model.name),
+        v1::ModelState::Failed => format!("{} failed: {}", model.name, model.error),
+        _ => format!("loading {}", model.name),
+    }
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, StartError> {
+        let listen = |kind| {
+            signal(kind).map_err(|cause| StartError::System {
+                operation: "listen for signals",
+                cause,
+            })
+        };
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+        }
+    }
+}
+
+/// Returns when the engine's thread is gone though nobody stopped it.
+async fn engine_death(daemon: &Daemon) {
+    while daemon.engine.is_alive() {
+        sleep(PULSE).await;
+    }
+}
+
+/// Takes nothing new and lets what runs finish, for a stated time.
+async fn drain(daemon: &Daemon, seconds: u64) {
+    daemon.drain();
+    systemd::stopping("waiting for requests to finish");
+    let active = daemon.requests.active();
+    if active.is_empty() {
+        return;
+    }
+    tracing::info!(
+        requests = active.len(),
+        seconds,
+        "waiting for requests to finish"
+    );
+    for record in &active {
+        record.notice(&format!(
+            "sluiced is shutting down; this request is cancelled in {seconds} s if it still runs"
+        ));
+    }
+    let idle = daemon.requests.idle();
+    if timeout(Duration::from_secs(seconds), idle).await.is_ok() {
+        return;
+    }
+    let late = daemon.requests.active();
+    tracing::warn!(requests = late.len(), seconds, "time ran out, cancelling");
+    for record in late {
+        record.cancel(&daemon.engine);
+    }
+    if timeout(CANCEL_GRACE, daemon.requests.idle()).await.is_err() {
+        tracing::warn!("a request does not end; leaving it");
+    }
+}
+
+/// Ends watchers, lets the last events reach their readers, closes connections.
+async fn close(daemon: &Daemon, mut server: JoinHandle<Result<(), tonic::transport::Error>>) {
+    daemon.drain();
+    daemon.closing.cancel();
+    match timeout(STREAM_GRACE, &mut server).await {
+        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Err(error))) => tracing::warn!(%error, "the server ended badly"),
+        Ok(Err(error)) => tracing::warn!(%error, "the server's task failed"),
+        Err(_) => {
+            tracing::debug!("a client does not read to the end; closing its connection");
+            server.abort();
+        }
+    }
+}
+
+/// False when the engine is in the middle of something that can't be interrupted, such as a
+/// read from a slow disk.
+async fn stop_engine(daemon: &Arc<Daemon>) -> bool {
+    let engine = daemon.engine.clone();
+    let stopped = tokio::task::spawn_blocking(move || engine.stop());
+    let in_time = timeout(STOP_GRACE, stopped).await.is_ok();
+    if !in_time {
+        tracing::warn!("the engine is still busy; leaving it");
+    }
+    in_time
+}

@@ -1,0 +1,351 @@
+//! The socket: handed over by systemd, or opened where the configuration says without
+//! taking anything from anybody.
+
+use std::{
+    fs::{self, DirBuilder, File},
+    io,
+    os::unix::{
+        fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
+        net::UnixListener as StdListener,
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use listenfd::ListenFd;
+use rustix::{
+    fs::{FlockOperation, Mode},
+    net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+};
+use tokio::net::{UnixListener, UnixStream};
+
+use crate::config::{Address, Folder};
+
+/// A socket that listens.
+#[derive(Debug)]
+pub struct Listening {
+    listener: Option<UnixListener>,
+    /// Where clients find it.
+    pub path: PathBuf,
+    /// Whether systemd opened it.
+    pub activated: bool,
+    /// Device and inode of the file, when it is ours to remove.
+    made: Option<(u64, u64)>,
+}
+
+impl Listening {
+    /// The listener itself, once.
+    pub fn take_listener(&mut self) -> Option<UnixListener> {
+        self.listener.take()
+    }
+
+    /// Removes the socket's file if this process made it and nobody replaced it since.
+    pub fn remove_file(&mut self) {
+        let Some(made) = self.made.take() else {
+            return;
+        };
+        let present = fs::symlink_metadata(&self.path);
+        if present.is_ok_and(|file| (file.dev(), file.ino()) == made) {
+            // Somebody else's clean-up may have been quicker.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.remove_file();
+    }
+}
+
+/// Why there is no socket to listen on.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// A living daemon has it.
+    #[error(
+        "another sluiced answers on {path}\nhint: talk to it with sluice, or choose another --socket",
+        path = .0.display()
+    )]
+    Taken(PathBuf),
+    /// Something that is no socket lies there.
+    #[error(
+        "{path} is in the way and is not a socket\nhint: move it, or choose another --socket",
+        path = .0.display()
+    )]
+    InTheWay(PathBuf),
+    /// The folder belongs to somebody else.
+    #[error(
+        "the folder {path} can't be trusted: {problem}\nhint: choose another place with --socket",
+        path = path.display()
+    )]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What speaks against it.
+        problem: String,
+    },
+    /// The system refused.
+    #[error("can't {operation} {path}: {cause}", path = path.display())]
+    Io {
+        /// What was tried, as a verb.
+        operation: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's words.
+        cause: io::Error,
+    },
+    /// Systemd handed over something else.
+    #[error("the socket handed over by systemd is not a listening Unix socket: {0}")]
+    Activation(io::Error),
+}
+
+/// Only the user and the group may connect.
+const SOCKET_MODE: u32 = 0o660;
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+/// How long a socket's owner may take to answer before it counts as living.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often, and how many times, another daemon's start in the same folder is waited for.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+const LOCK_TRIES: usize = 100;
+
+/// Takes over systemd's socket, or opens the one at `address`.
+///
+/// # Errors
+/// Who or what is in the way.
+pub async fn open(mut handed_over: ListenFd, address: &Address) -> Result<Listening, ListenError> {
+    if handed_over.len() > 0 {
+        return take_over(&mut handed_over, address);
+    }
+    bind(address).await
+}
+
+fn take_over(handed_over: &mut ListenFd, address: &Address) -> Result<Listening, ListenError> {
+    let listener = handed_over
+        .take_unix_listener(0)
+        .and_then(|listener| listener.ok_or_else(|| io::ErrorKind::NotFound.into()))
+        .map_err(ListenError::Activation)?;
+    let path = listener
+        .local_addr()
+        .ok()
+        .and_then(|own| own.as_pathname().map(Path::to_owned))
+        .unwrap_or_else(|| address.path.clone());
+    Ok(Listening {
+        listener: Some(to_tokio(listener).map_err(ListenError::Activation)?),
+        path,
+        activated: true,
+        made: None,
+    })
+}
+
+async fn bind(address: &Address) -> Result<Listening, ListenError> {
+    let path = &address.path;
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    prepare_folder(folder, address.folder)?;
+
+    // Two daemons that both find a stale socket must not remove each other's new one. The
+    // folder itself is the lock, so that no file is left behind.
+    let lock = lock_folder(folder).await?;
+    clear_the_way(path).await?;
+
+    let listener = bind_private(path).map_err(|cause| fault("open the socket", path, cause))?;
+    let file = fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE))
+        .and_then(|()| fs::symlink_metadata(path))
+        .map_err(|cause| fault("set permissions of", path, cause))?;
+    drop(lock);
+
+    Ok(Listening {
+        listener: Some(to_tokio(listener).map_err(|cause| fault("listen on", path, cause))?),
+        path: path.clone(),
+        activated: false,
+        made: Some((file.dev(), file.ino())),
+    })
+}
+
+/// A listening socket whose file never lets others in, not even for a moment.
+fn bind_private(path: &Path) -> io::Result<StdListener> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // Linux gives the file this mode, less the umask; where that fails, the mode is set after.
+    let _ = rustix::fs::fchmod(&socket, Mode::from_raw_mode(SOCKET_MODE));
+    net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+fn to_tokio(listener: StdListener) -> io::Result<UnixListener> {
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
+}
+
+/// Makes the folder when it is ours to make, and refuses one that others could have set up.
+fn prepare_folder(folder: &Path, care: Folder) -> Result<(), ListenError> {
+    if care == Folder::Given {
+        return match fs::metadata(folder) {
+            Ok(found) if found.is_dir() => Ok(()),
+            Ok(_) => Err(fault("use", folder, io::ErrorKind::NotADirectory.into())),
+            Err(cause) => Err(fault("use the socket's folder", folder, cause)),
+        };
+    }
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(cause) => return Err(fault("make the folder", folder, cause)),
+    }
+    let found = fs::symlink_metadata(folder).map_err(|cause| fault("look at", folder, cause))?;
+    let distrust = |problem: String| ListenError::Folder {
+        path: folder.to_owned(),
+        problem,
+    };
+    if found.is_symlink() {
+        return Err(distrust("it is a symbolic link".to_owned()));
+    }
+    if !found.is_dir() {
+        return Err(distrust("it is not a folder".to_owned()));
+    }
+    let user = rustix::process::geteuid().as_raw();
+    if care == Folder::OursInPublic && found.uid() != user {
+        let owner = found.uid();
+        return Err(distrust(format!(
+            "it belongs to user {owner}, not to {user}"
+        )));
+    }
+    if found.mode() & 0o077 != 0 {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o700))
+            .map_err(|cause| fault("set permissions of", folder, cause))?;
+    }
+    Ok(())
+}
+
+async fn lock_folder(folder: &Path) -> Result<File, ListenError> {
+    let file = File::open(folder).map_err(|cause| fault("open the folder", folder, cause))?;
+    for _ in 0..LOCK_TRIES {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) => tokio::time::sleep(LOCK_PAUSE).await,
+            Err(errno) => return Err(fault("lock the folder", folder, errno.into())),
+        }
+    }
+    let cause = io::Error::new(io::ErrorKind::TimedOut, "another program holds it");
+    Err(fault("lock the folder", folder, cause))
+}
+
+/// Removes a socket that nobody listens on any more; leaves everything else alone.
+async fn clear_the_way(path: &Path) -> Result<(), ListenError> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(cause) => return Err(fault("look at", path, cause)),
+        // A connection to a plain file is refused as well, so the kind is looked at first.
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(ListenError::InTheWay(path.to_owned()));
+        }
+        Ok(_) => {}
+    }
+    match tokio::time::timeout(PROBE_TIMEOUT, UnixStream::connect(path)).await {
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            tracing::info!(socket = %path.display(), "removing a socket that nobody answers on");
+            fs::remove_file(path).map_err(|cause| fault("remove", path, cause))
+        }
+        // A full backlog says WouldBlock: somebody is there, only busy.
+        Err(_) | Ok(Ok(_)) => Err(ListenError::Taken(path.to_owned())),
+        Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
+            Err(ListenError::Taken(path.to_owned()))
+        }
+        Ok(Err(cause)) => Err(fault("reach who listens on", path, cause)),
+    }
+}
+
+fn fault(operation: &'static str, path: &Path, cause: io::Error) -> ListenError {
+    ListenError::Io {
+        operation,
+        path: path.to_owned(),
+        cause,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn address(path: PathBuf, folder: Folder) -> Address {
+        Address { path, folder }
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().mode() & 0o777
+    }
+
+    #[tokio::test]
+    async fn our_folder_and_socket_are_private() {
+        let place = TempDir::new().unwrap();
+        for care in [Folder::Ours, Folder::OursInPublic] {
+            let folder = place.path().join(format!("{care:?}"));
+            let path = folder.join("sluice.sock");
+            let listening = bind(&address(path.clone(), care)).await.unwrap();
+            assert_eq!(mode(&folder), 0o700);
+            assert_eq!(mode(&path), 0o660);
+            drop(listening);
+            assert!(!path.exists(), "the socket is removed in the end");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_folder_that_others_may_enter_is_closed() {
+        let place = TempDir::new().unwrap();
+        let folder = place.path().join("open");
+        fs::create_dir(&folder).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+        let path = folder.join("s");
+        let _listening = bind(&address(path, Folder::OursInPublic)).await.unwrap();
+        assert_eq!(mode(&folder), 0o700);
+    }
+
+    #[tokio::test]
+    async fn a_linked_folder_is_refused() {
+        let place = TempDir::new().unwrap();
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink(place.path(), &link).unwrap();
+        let path = link.join("s");
+        let error = bind(&address(path, Folder::OursInPublic))
+            .await
+            .unwrap_err();
+        assert!(error.to_string().contains("symbolic link"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
+        let place = TempDir::new().unwrap();
+        let path = place.path().join("s");
+        drop(StdListener::bind(&path).unwrap());
+        let given = address(path.clone(), Folder::Given);
+        let living = bind(&given).await.unwrap();
+        assert!(matches!(bind(&given).await, Err(ListenError::Taken(_))));
+        assert!(UnixStream::connect(&path).await.is_ok());
+        drop(living);
+    }
+
+    #[tokio::test]
+    async fn a_plain_file_is_never_removed() {
+        let place = TempDir::new().unwrap();
+        let path = place.path().join("s");
+        fs::write(&path, "precious").unwrap();
+        let error = bind(&address(path.clone(), Folder::Given))
+            .await
+            .unwrap_err();
+        assert!(matches!(error, ListenError::InTheWay(_)));
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+    }
+
+    #[tokio::test]
+    async fn only_our_own_file_is_removed() {
+        let place = TempDir::new().unwrap();
+        let path = place.path().join("s");
+        let first = bind(&address(path.clone(), Folder::Given)).await.unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "somebody else's").unwrap();
+        drop(first);
+        assert!(path.exists());
+    }
+}

@@ -1,0 +1,23 @@
+//! Logs: to standard error, coloured only on a terminal, without a clock under the journal.
+
+use std::io::{self, IsTerminal};
+
+use tracing_subscriber::fmt;
+
+use crate::config::Filter;
+
+/// Sends all logs of this process to standard error.
+pub fn start(filter: &Filter) {
+    let terminal = io::stderr().is_terminal();
+    let builder = fmt()
+        .with_env_filter(filter.to_env_filter())
+        .with_writer(io::stderr)
+        .with_target(false)
+        .with_ansi(terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()));
+    // The journal stamps each line itself.
+    if std::env::var_os("JOURNAL_STREAM").is_some() && !terminal {
+        builder.without_time().init();
+    } else {
+        builder.init();
+    }
+}

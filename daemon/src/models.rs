@@ -1,0 +1,380 @@
+//! The model that serves, the one that loads, the one that failed; and the embedded one.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard},
+    time::Instant,
+};
+
+use sluice_engine::{Engine, EngineError, LoadEvent, LoadedModel, checkpoint::Source, text::Text};
+use sluice_proto::v1;
+use sluice_shared::units;
+use tokio::sync::watch;
+
+use crate::{failure::Failure, registry::Changes};
+
+/// Name of the embedded model.
+pub const EMBEDDED_NAME: &str = "sluice-demo";
+
+macro_rules! embedded {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/model/", $name)))),*]
+    };
+}
+
+/// The files of the embedded model, trained by `sluice-train`.
+static EMBEDDED_FILES: &[(&str, &[u8])] = embedded![
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+];
+
+/// Which model is meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelName {
+    /// As people say it.
+    pub name: String,
+    /// Where it lies; `None`: inside the program.
+    pub path: Option<PathBuf>,
+}
+
+impl ModelName {
+    /// The model inside the program.
+    #[must_use]
+    pub fn embedded() -> Self {
+        Self {
+            name: EMBEDDED_NAME.to_owned(),
+            path: None,
+        }
+    }
+
+    /// The checkpoint at `path`, named by its folder.
+    #[must_use]
+    pub fn at(path: &Path) -> Self {
+        let folder = match path.extension() {
+            Some(extension) if extension == "safetensors" => path.parent().unwrap_or(path),
+            _ => path,
+        };
+        let name = folder.file_name().unwrap_or(folder.as_os_str());
+        Self {
+            name: name.to_string_lossy().into_owned(),
+            path: Some(path.to_owned()),
+        }
+    }
+
+    fn source(&self) -> Source {
+        match &self.path {
+            Some(path) => Source::Folder(path.clone()),
+            None => Source::Embedded(EMBEDDED_FILES),
+        }
+    }
+
+    fn to_wire(&self, state: v1::ModelState) -> v1::Model {
+        let path = self.path.as_ref();
+        v1::Model {
+            name: self.name.clone(),
+            path: path.map_or_else(String::new, |path| path.to_string_lossy().into_owned()),
+            state: state.into(),
+            is_demonstration: path.is_none(),
+            ..Default::default()
+        }
+    }
+}
+
+/// A model that requests can be made for.
+#[derive(Clone)]
+pub struct Serving {
+    /// Which it is.
+    pub name: ModelName,
+    /// What the engine holds.
+    pub loaded: Arc<LoadedModel>,
+}
+
+impl Serving {
+    /// The tokenizer.
+    ///
+    /// # Errors
+    /// When the model has none.
+    pub fn text(&self) -> Result<&Text, Failure> {
+        self.loaded
+            .text
+            .as_ref()
+            .ok_or_else(|| Failure::NoTokenizer {
+                model: self.name.name.clone(),
+            })
+    }
+
+    fn to_wire(&self) -> v1::Model {
+        let info = &self.loaded.info;
+        let formats = info.formats.iter();
+        v1::Model {
+            shape: Some(v1::ModelShape {
+                family: info.family.to_owned(),
+                parameters: info.parameters,
+                weight_bytes: info.weight_bytes,
+                formats: formats.map(|format| format.name().to_owned()).collect(),
+                layers: info.layers as u32,
+                width: info.width as u32,
+                heads: info.heads as u32,
+                kv_heads: info.kv_heads as u32,
+                mlp_width: info.mlp_width as u32,
+                vocabulary: info.vocabulary as u32,
+                embedding_rows: info.embedding_rows as u32,
+                context_length: info.context_length as u32,
+                has_tokenizer: self.loaded.text.is_some(),
+                mask_token_id: info.mask_token_id,
+                eos_token_ids: info.eos_token_ids.clone(),
+            }),
+            ..self.name.to_wire(v1::ModelState::Ready)
+        }
+    }
+}
+
+/// How far a load is.
+#[derive(Debug, Clone)]
+pub enum LoadState {
+    /// Bytes so far.
+    Running(v1::LoadProgress),
+    /// The model serves.
+    Ready(Box<v1::Model>),
+    /// It does not.
+    Failed(tonic::Status),
+}
+
+/// Who asked for a load, and so who hears of its failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AskedBy {
+    /// The configuration: nobody reads an answer, so a failure is logged as an error.
+    Configuration,
+    /// A client, which gets the failure itself.
+    Client,
+}
+
+/// All models the daemon knows of.
+pub struct Models {
+    known: Mutex<Known>,
+    changes: Changes,
+}
+
+#[derive(Default)]
+struct Known {
+    serving: Option<Serving>,
+    loading: Option<(ModelName, v1::LoadProgress)>,
+    failed: Option<(ModelName, String)>,
+}
+
+impl Models {
+    /// None yet.
+    #[must_use]
+    pub fn new(changes: Changes) -> Self {
+        Self {
+            known: Mutex::default(),
+            changes,
+        }
+    }
+
+    /// The model to serve with.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn serving(&self) -> Result<Serving, Failure> {
+        let known = self.lock();
+        if let Some(serving) = &known.serving {
+            return Ok(serving.clone());
+        }
+        if let Some((name, _)) = &known.loading {
+            let model = name.name.clone();
+            return Err(Failure::ModelLoading { model });
+        }
+        if let Some((name, reason)) = &known.failed {
+            return Err(Failure::ModelFailed {
+                model: name.name.clone(),
+                reason: reason.clone(),
+            });
+        }
+        Err(EngineError::NoModel.into())
+    }
+
+    /// All that can be said of models: the serving one first, the embedded one always.
+    #[must_use]
+    pub fn list(&self) -> Vec<v1::Model> {
+        let known = self.lock();
+        let mut list: Vec<_> = known.serving.iter().map(Serving::to_wire).collect();
+        list.extend(known.loading.iter().map(loading_to_wire));
+        list.extend(known.failed.iter().map(failed_to_wire));
+        if !list.iter().any(|model| model.is_demonstration) {
+            list.push(ModelName::embedded().to_wire(v1::ModelState::Available));
+        }
+        list
+    }
+
+    /// The one that matters most: serving, else loading, else failed.
+    #[must_use]
+    pub fn present(&self) -> Option<v1::Model> {
+        let known = self.lock();
+        let serving = known.serving.as_ref().map(Serving::to_wire);
+        serving
+            .or_else(|| known.loading.as_ref().map(loading_to_wire))
+            .or_else(|| known.failed.as_ref().map(failed_to_wire))
+    }
+
+    /// Begins to load; what happens is told through the receiver, whether it is read or not.
+    ///
+    /// # Errors
+    /// When another load is under way.
+    pub fn load(
+        self: &Arc<Self>,
+        engine: &Engine,
+        name: ModelName,
+        asked_by: AskedBy,
+    ) -> Result<watch::Receiver<LoadState>, Failure> {
+        {
+            let mut known = self.lock();
+            if let Some((other, _)) = &known.loading {
+                let model = other.name.clone();
+                return Err(Failure::LoadInProgress { model });
+            }
+            known.loading = Some((name.clone(), v1::LoadProgress::default()));
+            known.failed = None;
+        }
+        self.changes.tell();
+        let (state, receiver) = watch::channel(LoadState::Running(v1::LoadProgress::default()));
+        let source = name.source();
+        let mut report = Report {
+            models: self.clone(),
+            name,
+            asked_by,
+            state,
+            begun: Instant::now(),
+            ended: false,
+        };
+        engine.load(source, Box::new(move |event| report.take(event)));
+        Ok(receiver)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().expect("nothing panics under this lock")
+    }
+}
+
+fn loading_to_wire((name, progress): &(ModelName, v1::LoadProgress)) -> v1::Model {
+    v1::Model {
+        progress: Some(*progress),
+        ..name.to_wire(v1::ModelState::Loading)
+    }
+}
+
+fn failed_to_wire((name, reason): &(ModelName, String)) -> v1::Model {
+    v1::Model {
+        error: reason.clone(),
+        ..name.to_wire(v1::ModelState::Failed)
+    }
+}
+
+/// Carries the engine's word on one load to all who ask.
+struct Report {
+    models: Arc<Models>,
+    name: ModelName,
+    asked_by: AskedBy,
+    state: watch::Sender<LoadState>,
+    begun: Instant,
+    ended: bool,
+}
+
+impl Report {
+    fn take(&mut self, event: LoadEvent) {
+        match event {
+            LoadEvent::Progress {
+                loaded_bytes,
+                total_bytes,
+            } => {
+                let progress = v1::LoadProgress {
+                    loaded_bytes,
+                    total_bytes,
+                };
+                self.models.lock().loading = Some((self.name.clone(), progress));
+                self.state.send_replace(LoadState::Running(progress));
+                self.models.changes.tell();
+            }
+            LoadEvent::Finished(Ok(loaded)) => self.succeed(loaded),
+            LoadEvent::Finished(Err(error)) => self.fail(&error.into()),
+        }
+    }
+
+    fn succeed(&mut self, loaded: Arc<LoadedModel>) {
+        self.ended = true;
+        tracing::info!(
+            model = self.name.name,
+            weights = units::bytes(loaded.info.weight_bytes),
+            took = units::duration_ms(self.begun.elapsed().as_secs_f64() * 1000.0),
+            "model ready"
+        );
+        let name = self.name.clone();
+        let serving = Serving { name, loaded };
+        let wire = serving.to_wire();
+        let before = {
+            let mut known = self.models.lock();
+            known.loading = None;
+            known.failed = None;
+            known.serving.replace(serving)
+        };
+        // Its weights are freed outside the lock.
+        drop(before);
+        self.state.send_replace(LoadState::Ready(Box::new(wire)));
+        self.models.changes.tell();
+    }
+
+    fn fail(&mut self, failure: &Failure) {
+        self.ended = true;
+        let model = &self.name.name;
+        match self.asked_by {
+            AskedBy::Configuration => {
+                tracing::error!(model, reason = %failure, "the model can't be loaded");
+            }
+            AskedBy::Client => tracing::info!(model, reason = %failure, "load failed"),
+        }
+        {
+            let mut known = self.models.lock();
+            known.loading = None;
+            known.failed = Some((self.name.clone(), failure.to_string()));
+        }
+        self.state.send_replace(LoadState::Failed(failure.into()));
+        self.models.changes.tell();
+    }
+}
+
+impl Drop for Report {
+    /// The engine drops a report it can't finish only when its thread ends.
+    fn drop(&mut self) {
+        if !self.ended {
+            self.fail(&Failure::EngineLost);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checkpoint_is_named_by_its_folder() {
+        assert_eq!(ModelName::at(Path::new("/m/llada-8b")).name, "llada-8b");
+        let file = Path::new("/m/llada-8b/model.safetensors");
+        assert_eq!(ModelName::at(file).name, "llada-8b");
+        assert_eq!(ModelName::at(file).path.as_deref(), Some(file));
+        assert_eq!(ModelName::at(Path::new("/")).name, "/");
+    }
+
+    #[test]
+    fn without_a_model_the_embedded_one_is_available() {
+        let models = Models::new(Changes::default());
+        let list = models.list();
+        assert_eq!(list.len(), 1);
+        assert_eq!(list[0].name, EMBEDDED_NAME);
+        assert_eq!(list[0].state(), v1::ModelState::Available);
+        assert!(models.present().is_none());
+        assert!(models.serving().is_err());
+    }
+}

@@ -1,0 +1,261 @@
+//! From a checked message to what the engine computes: text becomes ids, defaults become
+//! figures, pins and edits become a canvas.
+
+mod canvas;
+
+use sluice_engine::{Generate, RequestError, Score, Slot, text::Text};
+use sluice_proto::model::{
+    Cache, EosPolicy, Generation, Input, InvalidField, PinContent, Prompt, Scoring, Turn,
+};
+
+use crate::{failure::Failure, models::Serving};
+
+/// Text in one request, in bytes: several times any context, and tokenized in under a second.
+pub const TEXT_BYTES_MAX: usize = 1 << 20;
+/// Ids in one request.
+pub const IDS_MAX: usize = 1 << 20;
+
+/// Positions to fill when nobody says how many.
+const LENGTH_DEFAULT: usize = 128;
+/// Positions decoded together when nobody says how many.
+const BLOCK_LENGTH_DEFAULT: usize = 32;
+/// Draws of an estimate when nobody says how many.
+const DRAWS_DEFAULT: usize = 128;
+
+/// Turns a checked request into the engine's. Tokenizing takes time: not for async code.
+///
+/// # Errors
+/// What the request asks for that can't be done with this model.
+pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Failure> {
+    check_cache(request.cache)?;
+    check_size(&request)?;
+    let context = serving.loaded.info.context_length;
+    let is_edit = matches!(request.input, Input::Edit { .. });
+    let (prompt, canvas) = match request.input {
+        Input::Prompt { prompt, length } => {
+            let prompt = prompt_ids(prompt, serving)?;
+            let length = match length {
+                Some(length) => length as usize,
+                None => LENGTH_DEFAULT
+                    .min(context.saturating_sub(prompt.len()))
+                    .max(1),
+            };
+            // Checked before a canvas of that length is made.
+            check_context(prompt.len(), length, context)?;
+            let mut pins = Vec::with_capacity(request.pins.len());
+            for pin in request.pins {
+                pins.push((pin.position, content_ids("pins", pin.content, serving)?));
+            }
+            (prompt, canvas::with_pins(length, &pins)?)
+        }
+        Input::Edit {
+            turns,
+            text,
+            span,
+            span_length,
+        } => {
+            let tokenizer = serving.text()?;
+            let prompt = match &turns[..] {
+                [] if text.is_empty() => {
+                    return Err(empty("text", "there is nothing to edit").into());
+                }
+                [] => Vec::new(),
+                turns => chat_ids(tokenizer, turns)?,
+            };
+            let tokens = tokenizer.encode_with_spans(&text)?;
+            let span_length = span_length.map(|length| length as usize);
+            let masks = span_length.unwrap_or(1);
+            check_context(prompt.len(), masks, context)?;
+            let canvas = canvas::with_span_masked(&tokens, span, span_length);
+            (prompt, canvas)
+        }
+    };
+    let masked = canvas.iter().filter(|slot| **slot == Slot::Masked).count();
+    Ok(Generate {
+        model: serving.loaded.id,
+        prompt,
+        block_length: request.block_length.map_or_else(
+            || BLOCK_LENGTH_DEFAULT.min(canvas.len()),
+            |length| length as usize,
+        ),
+        steps: request.steps.map_or(masked.max(1), |steps| steps as usize),
+        canvas,
+        temperature: request.temperature,
+        guidance: request.guidance,
+        remasking: request.remasking,
+        // An end of text inside the span would drop the words that stand after it.
+        eos: match request.eos {
+            EosPolicy::Stop if is_edit => EosPolicy::Suppress,
+            eos => eos,
+        },
+        policy: request.policy,
+        seed: request.seed.map_or_else(draw_seed, Ok)?,
+    })
+}
+
+/// Turns a checked estimate into the engine's. Tokenizing takes time: not for async code.
+///
+/// # Errors
+/// What the request asks for that can't be done with this model.
+pub fn scoring(request: Scoring, serving: &Serving) -> Result<Score, Failure> {
+    let (prompt, answer) = (size_of_prompt(&request.prompt), size_of(&request.answer));
+    prompt.plus(answer).check("prompt")?;
+    let prompt = prompt_ids(request.prompt, serving)?;
+    let answer = content_ids("answer_text", request.answer, serving)?;
+    let draws = match (request.draws, answer.len()) {
+        (Some(draws), _) => draws as usize,
+        // A single masked position has only one way to be drawn.
+        (None, 1) => 1,
+        (None, _) => DRAWS_DEFAULT,
+    };
+    Ok(Score {
+        model: serving.loaded.id,
+        prompt,
+        answer,
+        draws,
+        guidance: request.guidance,
+        seed: request.seed.map_or_else(draw_seed, Ok)?,
+        check_greedy: request.check_greedy,
+    })
+}
+
+fn prompt_ids(prompt: Prompt, serving: &Serving) -> Result<Vec<u32>, Failure> {
+    let (field, ids) = match prompt {
+        Prompt::Tokens(ids) => return Ok(ids),
+        Prompt::Raw(text) => ("raw_text", serving.text()?.encode(&text)?),
+        Prompt::Chat(turns) => ("chat", chat_ids(serving.text()?, &turns)?),
+    };
+    if ids.is_empty() {
+        return Err(empty(field, "the prompt has no tokens").into());
+    }
+    Ok(ids)
+}
+
+fn chat_ids(text: &Text, turns: &[Turn]) -> Result<Vec<u32>, Failure> {
+    let turns: Vec<_> = turns
+        .iter()
+        .map(|turn| (turn.role.name(), turn.content.as_str()))
+        .collect();
+    Ok(text.encode_chat(&turns)?)
+}
+
+fn content_ids(
+    field: &'static str,
+    content: PinContent,
+    serving: &Serving,
+) -> Result<Vec<u32>, Failure> {
+    let ids = match content {
+        PinContent::Tokens(ids) => ids,
+        PinContent::Text(text) => serving.text()?.encode(&text)?,
+    };
+    if ids.is_empty() {
+        return Err(empty(field, "the text has no tokens").into());
+    }
+    Ok(ids)
+}
+
+fn empty(field: &'static str, problem: &str) -> InvalidField {
+    InvalidField {
+        field,
+        problem: problem.to_owned(),
+    }
+}
+
+fn check_cache(cache: Cache) -> Result<(), Failure> {
+    let cache = match cache {
+        Cache::None => return Ok(()),
+        Cache::Prefix => "prefix",
+        Cache::Dual => "dual",
+        Cache::Vicinity => "vicinity",
+    };
+    Err(Failure::CacheUnimplemented { cache })
+}
+
+fn check_context(prompt: usize, length: usize, context: usize) -> Result<(), RequestError> {
+    if prompt + length > context {
+        return Err(RequestError::ContextExceeded {
+            prompt,
+            length,
+            context,
+        });
+    }
+    Ok(())
+}
+
+/// What a request carries.
+#[derive(Debug, Clone, Copy, Default)]
+struct Size {
+    text_bytes: usize,
+    ids: usize,
+}
+
+impl Size {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            text_bytes: self.text_bytes + other.text_bytes,
+            ids: self.ids + other.ids,
+        }
+    }
+
+    fn check(self, field: &'static str) -> Result<(), Failure> {
+        for (unit, found, max) in [
+            ("bytes of text", self.text_bytes, TEXT_BYTES_MAX),
+            ("ids", self.ids, IDS_MAX),
+        ] {
+            if found > max {
+                return Err(Failure::TooLong {
+                    field,
+                    unit,
+                    found,
+                    max,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check_size(request: &Generation) -> Result<(), Failure> {
+    let input = match &request.input {
+        Input::Prompt { prompt, .. } => size_of_prompt(prompt),
+        Input::Edit { turns, text, .. } => Size {
+            text_bytes: text.len() + turns_bytes(turns),
+            ids: 0,
+        },
+    };
+    let pins = request.pins.iter().map(|pin| size_of(&pin.content));
+    pins.fold(input, Size::plus).check("input")
+}
+
+fn size_of_prompt(prompt: &Prompt) -> Size {
+    let (text_bytes, ids) = match prompt {
+        Prompt::Chat(turns) => (turns_bytes(turns), 0),
+        Prompt::Raw(text) => (text.len(), 0),
+        Prompt::Tokens(ids) => (0, ids.len()),
+    };
+    Size { text_bytes, ids }
+}
+
+fn size_of(content: &PinContent) -> Size {
+    let (text_bytes, ids) = match content {
+        PinContent::Text(text) => (text.len(), 0),
+        PinContent::Tokens(ids) => (0, ids.len()),
+    };
+    Size { text_bytes, ids }
+}
+
+fn turns_bytes(turns: &[Turn]) -> usize {
+    turns.iter().map(|turn| turn.content.len()).sum()
+}
+
+/// A seed that nobody asked for: any will do, as long as the user is told.
+fn draw_seed() -> Result<u64, Failure> {
+    let mut bytes = [0; 8];
+    // So few bytes come whole.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|errno| Failure::NoSeed(errno.into()))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests;

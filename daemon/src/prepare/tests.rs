@@ -1,0 +1,171 @@
+//! Requests against the embedded model's tokenizer.
+
+use std::sync::Arc;
+
+use sluice_engine::{LoadedModel, ModelId, model::ModelInfo};
+use sluice_proto::v1;
+
+use super::*;
+use crate::models::ModelName;
+
+const CONTEXT: usize = 200;
+
+fn serving(with_text: bool) -> Serving {
+    let text = Text::new(
+        include_bytes!("../../model/tokenizer.json"),
+        Some(include_bytes!("../../model/tokenizer_config.json")),
+    );
+    let info = ModelInfo {
+        family: "llada",
+        parameters: 1,
+        weight_bytes: 4,
+        formats: Vec::new(),
+        layers: 1,
+        width: 1,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 1,
+        mlp_width: 1,
+        vocabulary: 1 << 20,
+        embedding_rows: 1 << 20,
+        context_length: CONTEXT,
+        mask_token_id: 0,
+        eos_token_ids: vec![1],
+    };
+    Serving {
+        name: ModelName::embedded(),
+        loaded: Arc::new(LoadedModel {
+            id: ModelId(1),
+            info,
+            text: with_text.then(|| text.unwrap()),
+        }),
+    }
+}
+
+fn tokens(count: usize) -> v1::GenerateRequest {
+    let ids = vec![5; count];
+    v1::GenerateRequest {
+        input: Some(v1::generate_request::Input::Tokens(v1::TokenIds { ids })),
+        ..Default::default()
+    }
+}
+
+fn prepared(request: v1::GenerateRequest) -> Result<Generate, Failure> {
+    generation(Generation::try_from(request).unwrap(), &serving(true))
+}
+
+fn edit(text: &str, span: std::ops::Range<usize>) -> v1::GenerateRequest {
+    v1::GenerateRequest {
+        input: Some(v1::generate_request::Input::Edit(v1::Edit {
+            text: text.to_owned(),
+            span_start_bytes: span.start as u32,
+            span_end_bytes: span.end as u32,
+            ..Default::default()
+        })),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn defaults_become_figures() {
+    let work = prepared(tokens(10)).unwrap();
+    assert_eq!(work.canvas, vec![Slot::Masked; LENGTH_DEFAULT]);
+    assert_eq!((work.block_length, work.steps), (32, 128));
+    // What the context leaves.
+    let work = prepared(tokens(190)).unwrap();
+    assert_eq!(
+        (work.canvas.len(), work.block_length, work.steps),
+        (10, 10, 10)
+    );
+    // Each draws its own.
+    assert_ne!(prepared(tokens(1)).unwrap().seed, work.seed);
+}
+
+#[test]
+fn a_prompt_without_room_is_refused_with_the_figures() {
+    let message = prepared(tokens(CONTEXT)).unwrap_err().to_string();
+    assert_eq!(
+        message,
+        "prompt of 200 tokens and length 1 exceed the model's context of 200"
+    );
+    let mut request = tokens(1);
+    request.length = Some(u32::MAX);
+    let message = prepared(request).unwrap_err().to_string();
+    assert!(message.contains("length 4294967295"), "{message}");
+}
+
+#[test]
+fn pinned_text_is_tokenized_and_counts_no_steps() {
+    let mut request = tokens(3);
+    request.length = Some(20);
+    request.pins = vec![v1::Pin {
+        position: 4,
+        content: Some(v1::pin::Content::Text("the end".to_owned())),
+    }];
+    let work = prepared(request).unwrap();
+    let pinned = serving(true).text().unwrap().encode("the end").unwrap();
+    assert_eq!(work.canvas[4], Slot::Pinned(pinned[0]));
+    assert_eq!(work.steps, 20 - pinned.len());
+}
+
+#[test]
+fn an_edit_keeps_all_but_its_span() {
+    let text = "Once there was a red fox who sang.";
+    let span = 17..20;
+    let work = prepared(edit(text, span.clone())).unwrap();
+    assert!(work.prompt.is_empty());
+    let serving = serving(true);
+    let tokens = serving.text().unwrap().encode_with_spans(text).unwrap();
+    assert_eq!(work.canvas.len(), tokens.len());
+    for (slot, (id, bytes)) in work.canvas.iter().zip(&tokens) {
+        let touched = bytes.start < span.end && bytes.end > span.start;
+        let expected = if touched {
+            Slot::Masked
+        } else {
+            Slot::Pinned(*id)
+        };
+        assert_eq!(*slot, expected, "{bytes:?}");
+    }
+    assert!(work.canvas.contains(&Slot::Masked));
+    assert_eq!(work.eos, EosPolicy::Suppress, "the rest would be dropped");
+}
+
+#[test]
+fn an_edit_of_nothing_is_refused() {
+    let mut request = edit("", 0..0);
+    if let Some(v1::generate_request::Input::Edit(edit)) = &mut request.input {
+        edit.span_length = Some(4);
+    }
+    let message = prepared(request).unwrap_err().to_string();
+    assert_eq!(message, "text: there is nothing to edit");
+}
+
+#[test]
+fn text_needs_a_tokenizer_and_ids_do_not() {
+    let plain = serving(false);
+    let checked = Generation::try_from(edit("text", 0..2)).unwrap();
+    let error = generation(checked, &plain).unwrap_err();
+    assert!(matches!(error, Failure::NoTokenizer { .. }));
+    let checked = Generation::try_from(tokens(2)).unwrap();
+    assert!(generation(checked, &plain).is_ok());
+}
+
+#[test]
+fn too_much_is_refused_before_it_is_tokenized() {
+    let text = "x".repeat(TEXT_BYTES_MAX + 1);
+    let message = prepared(edit(&text, 0..2)).unwrap_err().to_string();
+    assert_eq!(
+        message,
+        "the request has 1048577 bytes of text; at most 1048576 are taken"
+    );
+    let message = prepared(tokens(IDS_MAX + 1)).unwrap_err().to_string();
+    assert!(message.contains("1048577 ids"), "{message}");
+}
+
+#[test]
+fn caches_are_refused_by_name() {
+    let mut request = tokens(2);
+    request.cache = v1::Cache::Dual.into();
+    let message = prepared(request).unwrap_err().to_string();
+    assert!(message.contains("'dual'"), "{message}");
+}

@@ -1,0 +1,220 @@
+//! Requests as objects: listed, watched and cancelled by id while they wait and run, and for
+//! a while after.
+
+mod record;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use sluice_engine::engine::Ticket;
+use sluice_proto::v1;
+use tokio::sync::watch;
+
+pub use self::record::{Ending, Facts, Item, NOTICES_MAX, Reader, Record};
+
+/// Requests that are remembered after their end.
+pub const ENDED_MAX: usize = 64;
+/// Bytes that they may hold together, as the wire counts.
+pub const ENDED_BYTES_MAX: usize = 16 << 20;
+
+/// Tells whoever watches the whole daemon that something changed; not what.
+#[derive(Debug, Clone)]
+pub struct Changes(watch::Sender<()>);
+
+impl Default for Changes {
+    fn default() -> Self {
+        Self(watch::Sender::new(()))
+    }
+}
+
+impl Changes {
+    /// Something changed.
+    pub fn tell(&self) {
+        self.0.send_replace(());
+    }
+
+    /// Changes from now on.
+    #[must_use]
+    pub fn subscribe(&self) -> watch::Receiver<()> {
+        self.0.subscribe()
+    }
+}
+
+/// Figures since the daemon started.
+#[derive(Debug, Default)]
+pub struct Totals {
+    done: AtomicU64,
+    cancelled: AtomicU64,
+    failed: AtomicU64,
+    refused: AtomicU64,
+    passes: AtomicU64,
+    tokens_committed: AtomicU64,
+}
+
+impl Totals {
+    /// A request was not admitted.
+    pub fn refused(&self) {
+        add(&self.refused, 1);
+    }
+
+    /// A pass ran and committed so many tokens.
+    pub fn pass(&self, committed: u64) {
+        add(&self.passes, 1);
+        add(&self.tokens_committed, committed);
+    }
+
+    fn ended(&self, state: v1::RequestState) {
+        match state {
+            v1::RequestState::Cancelled => add(&self.cancelled, 1),
+            v1::RequestState::Failed => add(&self.failed, 1),
+            _ => add(&self.done, 1),
+        }
+    }
+
+    /// As the wire has them.
+    #[must_use]
+    pub fn to_wire(&self) -> v1::Totals {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        v1::Totals {
+            requests_done: read(&self.done),
+            requests_cancelled: read(&self.cancelled),
+            requests_failed: read(&self.failed),
+            requests_refused: read(&self.refused),
+            passes: read(&self.passes),
+            tokens_committed: read(&self.tokens_committed),
+        }
+    }
+}
+
+/// Relaxed: figures for people; no other memory is ordered by them.
+fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}
+
+/// All requests that are known.
+pub struct Registry {
+    known: Mutex<Known>,
+    last_id: AtomicU64,
+    changes: Changes,
+    totals: Totals,
+}
+
+#[derive(Default)]
+struct Known {
+    records: BTreeMap<u64, Arc<Record>>,
+    /// Those that ended, the earliest first.
+    ended: VecDeque<u64>,
+    ended_bytes: usize,
+}
+
+impl Registry {
+    /// None yet.
+    #[must_use]
+    pub fn new(changes: Changes) -> Self {
+        Self {
+            known: Mutex::default(),
+            last_id: AtomicU64::new(0),
+            changes,
+            totals: Totals::default(),
+        }
+    }
+
+    /// A request with an id, not listed before [`Registry::admit`].
+    #[must_use]
+    pub fn create(&self, facts: Facts) -> Arc<Record> {
+        let id = self.last_id.fetch_add(1, Ordering::Relaxed) + 1;
+        Arc::new(Record::new(id, facts))
+    }
+
+    /// The engine took it; it may have ended already.
+    pub fn admit(&self, record: &Arc<Record>, ticket: Ticket) {
+        record.admitted(ticket);
+        let mut known = self.lock();
+        known.records.insert(record.id(), record.clone());
+        known.settle(record);
+        drop(known);
+        self.changes.tell();
+    }
+
+    /// Something about it changed that watchers of the daemon should see.
+    pub fn touched(&self) {
+        self.changes.tell();
+    }
+
+    /// It ended; nothing follows.
+    pub fn end(&self, record: &Arc<Record>, ending: Ending) {
+        let state = ending.state;
+        if !record.end(ending) {
+            return;
+        }
+        self.totals.ended(state);
+        self.lock().settle(record);
+        self.changes.tell();
+    }
+
+    /// The request of this id.
+    #[must_use]
+    pub fn find(&self, id: u64) -> Option<Arc<Record>> {
+        self.lock().records.get(&id).cloned()
+    }
+
+    /// All, in order of admission.
+    #[must_use]
+    pub fn all(&self) -> Vec<Arc<Record>> {
+        self.lock().records.values().cloned().collect()
+    }
+
+    /// Those that wait or run.
+    #[must_use]
+    pub fn active(&self) -> Vec<Arc<Record>> {
+        let mut active = self.all();
+        active.retain(|record| !record.has_ended());
+        active
+    }
+
+    /// Returns once no request waits or runs.
+    pub async fn idle(&self) {
+        let mut changes = self.changes.subscribe();
+        // The sender lives in `self`, so `changed` can't fail.
+        while !self.active().is_empty() && changes.changed().await.is_ok() {}
+    }
+
+    /// Figures since the start.
+    #[must_use]
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().expect("nothing panics under this lock")
+    }
+}
+
+impl Known {
+    /// Counts a listed request among the ended ones once it is, and forgets the earliest of
+    /// those beyond the bounds. Who reads a forgotten one still reads it to its end.
+    fn settle(&mut self, record: &Arc<Record>) {
+        let id = record.id();
+        if !record.has_ended() || !self.records.contains_key(&id) || self.ended.contains(&id) {
+            return;
+        }
+        self.ended.push_back(id);
+        self.ended_bytes += record.bytes();
+        while self.ended.len() > ENDED_MAX || self.ended_bytes > ENDED_BYTES_MAX {
+            let Some(earliest) = self.ended.pop_front() else {
+                break;
+            };
+            if let Some(forgotten) = self.records.remove(&earliest) {
+                self.ended_bytes -= forgotten.bytes();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,368 @@
+//! One request: its small events, its latest picture, and readers that each go at their own
+//! pace. Writing never waits for them.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    time::{Duration, Instant},
+};
+
+use prost::Message;
+use sluice_engine::{Engine, engine::Ticket};
+use sluice_proto::v1::{self, generation_event::Kind};
+use tokio::sync::watch;
+use tonic::Status;
+
+/// Notices that a request keeps; later ones are dropped.
+pub const NOTICES_MAX: usize = 16;
+
+/// Something that readers get.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Item {
+    /// Of a generation.
+    Generation(v1::GenerationEvent),
+    /// Of an estimate.
+    Score(v1::ScoreResponse),
+}
+
+impl Item {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Generation(event) => event.encoded_len(),
+            Self::Score(response) => response.encoded_len(),
+        }
+    }
+}
+
+impl From<Kind> for Item {
+    fn from(kind: Kind) -> Self {
+        Self::Generation(v1::GenerationEvent { kind: Some(kind) })
+    }
+}
+
+impl From<v1::score_response::Kind> for Item {
+    fn from(kind: v1::score_response::Kind) -> Self {
+        Self::Score(v1::ScoreResponse { kind: Some(kind) })
+    }
+}
+
+/// What never changes about a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Facts {
+    /// What it is.
+    pub kind: v1::RequestKind,
+    /// Tokens of its prompt.
+    pub prompt_tokens: usize,
+    /// Positions to fill, or tokens of the answer.
+    pub length: usize,
+    /// Blocks of the canvas; 0 for an estimate.
+    pub blocks: usize,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone)]
+pub struct Ending {
+    /// Done, cancelled or failed.
+    pub state: v1::RequestState,
+    /// What its streams end with, when that is not well.
+    pub status: Option<Status>,
+}
+
+/// How far a request is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Progress {
+    pub(super) blocks_done: usize,
+    pub(super) passes: usize,
+    pub(super) committed: usize,
+}
+
+/// A request.
+#[derive(Debug)]
+pub struct Record {
+    id: u64,
+    facts: Facts,
+    made: Instant,
+    ticket: OnceLock<Ticket>,
+    state: Mutex<State>,
+    version: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Blocks + notices + 3 at most.
+    small: Vec<Arc<Item>>,
+    notices: usize,
+    picture: Option<Picture>,
+    progress: Progress,
+    started: Option<Instant>,
+    ended: Option<(Instant, Ending)>,
+}
+
+/// What the latest wins of.
+#[derive(Debug)]
+struct Picture {
+    /// From 1.
+    number: u64,
+    /// Small events that came before it.
+    after: usize,
+    item: Arc<Item>,
+}
+
+impl Record {
+    pub(super) fn new(id: u64, facts: Facts) -> Self {
+        let queued = v1::Queued {
+            request_id: id,
+            ahead: 0,
+        };
+        let state = State {
+            // Holds the first place until the engine has said how many are ahead; a quick
+            // engine starts before that.
+            small: vec![Arc::new(Kind::Queued(queued).into())],
+            ..State::default()
+        };
+        Self {
+            id,
+            facts,
+            made: Instant::now(),
+            ticket: OnceLock::new(),
+            state: Mutex::new(state),
+            version: watch::Sender::new(()),
+        }
+    }
+
+    pub(super) fn admitted(&self, ticket: Ticket) {
+        let queued = v1::Queued {
+            request_id: self.id,
+            ahead: ticket.ahead as u32,
+        };
+        self.lock().small[0] = Arc::new(Kind::Queued(queued).into());
+        // Admitted once only.
+        let _ = self.ticket.set(ticket);
+        self.version.send_replace(());
+    }
+
+    /// The engine took it.
+    #[must_use]
+    pub fn is_admitted(&self) -> bool {
+        self.ticket.get().is_some()
+    }
+
+    /// Its number, from 1.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn kind(&self) -> v1::RequestKind {
+        self.facts.kind
+    }
+
+    /// The engine begins with it.
+    pub fn start(&self, item: Option<Item>) {
+        let mut state = self.lock();
+        state.started = Some(Instant::now());
+        state.small.extend(item.map(Arc::new));
+        self.tell(state);
+    }
+
+    /// Adds a picture that replaces the one before.
+    pub fn picture(&self, item: Item, passes: usize, committed: usize) {
+        let mut state = self.lock();
+        state.progress.passes = passes;
+        state.progress.committed = committed;
+        let number = state.picture.as_ref().map_or(0, |before| before.number) + 1;
+        state.picture = Some(Picture {
+            number,
+            after: state.small.len(),
+            item: Arc::new(item),
+        });
+        self.tell(state);
+    }
+
+    /// Adds the end of a block.
+    pub fn block_done(&self, item: Item) {
+        let mut state = self.lock();
+        state.progress.blocks_done += 1;
+        state.small.push(Arc::new(item));
+        self.tell(state);
+    }
+
+    /// Tells its readers something; of a talkative daemon they hear the first notices only.
+    pub fn notice(&self, text: &str) {
+        let mut state = self.lock();
+        let generates = self.facts.kind == v1::RequestKind::Generate;
+        if !generates || state.ended.is_some() || state.notices == NOTICES_MAX {
+            return;
+        }
+        state.notices += 1;
+        let notice = v1::Notice {
+            request_id: self.id,
+            text: text.to_owned(),
+        };
+        state.small.push(Arc::new(Kind::Notice(notice).into()));
+        self.tell(state);
+    }
+
+    /// Adds the result, which its end follows.
+    pub fn result(&self, item: Item) {
+        let mut state = self.lock();
+        state.small.push(Arc::new(item));
+        self.tell(state);
+    }
+
+    /// Ends it; false when it had ended before.
+    pub(super) fn end(&self, ending: Ending) -> bool {
+        let mut state = self.lock();
+        if state.ended.is_some() {
+            return false;
+        }
+        state.ended = Some((Instant::now(), ending));
+        self.tell(state);
+        true
+    }
+
+    /// Nothing follows any more.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.lock().ended.is_some()
+    }
+
+    /// Stops it within a pass; false when it had ended.
+    pub fn cancel(&self, engine: &Engine) -> bool {
+        let active = !self.has_ended();
+        if let (true, Some(&ticket)) = (active, self.ticket.get()) {
+            engine.cancel(ticket);
+        }
+        active
+    }
+
+    /// Bytes that its events hold, as the wire counts.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let state = self.lock();
+        let picture = state.picture.as_ref().map(|picture| &picture.item);
+        let items = state.small.iter().chain(picture);
+        items.map(|item| item.bytes()).sum()
+    }
+
+    /// One line of the list.
+    #[must_use]
+    pub fn summary(&self) -> v1::RequestSummary {
+        let state = self.lock();
+        let ended = state.ended.as_ref();
+        let end = ended.map_or_else(Instant::now, |(at, _)| *at);
+        let wire_state = match ended {
+            Some((_, ending)) => ending.state,
+            None if state.started.is_some() => v1::RequestState::Running,
+            None => v1::RequestState::Queued,
+        };
+        let ms = |from: Instant, to: Instant| {
+            to.saturating_duration_since(from)
+                .max(Duration::ZERO)
+                .as_secs_f64()
+                * 1000.0
+        };
+        let error = ended
+            .and_then(|(_, ending)| ending.status.as_ref())
+            .filter(|_| wire_state == v1::RequestState::Failed);
+        v1::RequestSummary {
+            request_id: self.id,
+            kind: self.facts.kind.into(),
+            state: wire_state.into(),
+            prompt_tokens: self.facts.prompt_tokens as u32,
+            length: self.facts.length as u32,
+            blocks: self.facts.blocks as u32,
+            blocks_done: state.progress.blocks_done as u32,
+            passes: state.progress.passes as u32,
+            committed: state.progress.committed as u32,
+            elapsed_ms: state.started.map_or(0.0, |started| ms(started, end)),
+            queued_ms: ms(self.made, state.started.unwrap_or(end)),
+            error: error.map_or_else(String::new, |status| status.message().to_owned()),
+        }
+    }
+
+    fn tell(&self, state: MutexGuard<'_, State>) {
+        drop(state);
+        self.version.send_replace(());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nothing panics under this lock")
+    }
+}
+
+/// Reads a request from its first event, at its own pace: it misses pictures when it is slow,
+/// never a small event.
+#[derive(Debug)]
+pub struct Reader {
+    record: Arc<Record>,
+    version: watch::Receiver<()>,
+    small_seen: usize,
+    picture_seen: u64,
+    closed: bool,
+}
+
+enum Look {
+    Item(Arc<Item>),
+    Ended(Option<Status>),
+    Wait,
+}
+
+impl Reader {
+    /// A reader from the first event on.
+    #[must_use]
+    pub fn new(record: Arc<Record>) -> Self {
+        Self {
+            version: record.version.subscribe(),
+            record,
+            small_seen: 0,
+            picture_seen: 0,
+            closed: false,
+        }
+    }
+
+    /// What is read.
+    #[must_use]
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// The next event, or the failure that the request ended with, once; then `None`. May be
+    /// dropped while it waits.
+    pub async fn next(&mut self) -> Option<Result<Arc<Item>, Status>> {
+        loop {
+            // Marked as seen before looking, so that nothing that comes later is missed.
+            self.version.borrow_and_update();
+            match self.look() {
+                Look::Item(item) => return Some(Ok(item)),
+                Look::Ended(status) => {
+                    let first = !std::mem::replace(&mut self.closed, true);
+                    return status.filter(|_| first).map(Err);
+                }
+                Look::Wait => {}
+            }
+            // The sender lives in the record that this reader holds.
+            self.version.changed().await.ok()?;
+        }
+    }
+
+    fn look(&mut self) -> Look {
+        let state = self.record.lock();
+        if let Some(picture) = &state.picture
+            && picture.number > self.picture_seen
+            && picture.after <= self.small_seen
+        {
+            self.picture_seen = picture.number;
+            return Look::Item(picture.item.clone());
+        }
+        if let Some(item) = state.small.get(self.small_seen) {
+            self.small_seen += 1;
+            return Look::Item(item.clone());
+        }
+        match &state.ended {
+            Some((_, ending)) => Look::Ended(ending.status.clone()),
+            None => Look::Wait,
+        }
+    }
+}

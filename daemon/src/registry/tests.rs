@@ -1,0 +1,176 @@
+//! Late joiners, slow readers, and what is forgotten.
+
+use tonic::Status;
+
+use super::*;
+use v1::generation_event::Kind;
+
+fn facts() -> Facts {
+    Facts {
+        kind: v1::RequestKind::Generate,
+        prompt_tokens: 4,
+        length: 8,
+        blocks: 2,
+    }
+}
+
+fn admitted(registry: &Registry) -> Arc<Record> {
+    let record = registry.create(facts());
+    registry.admit(&record, Ticket { id: 9, ahead: 1 });
+    record
+}
+
+fn pass(number: u32) -> Item {
+    let pass = v1::Pass {
+        pass: number,
+        ..Default::default()
+    };
+    Kind::Pass(pass).into()
+}
+
+fn block(block: u32) -> Item {
+    let done = v1::BlockDone {
+        block,
+        ..Default::default()
+    };
+    Kind::BlockDone(done).into()
+}
+
+fn done() -> Ending {
+    Ending {
+        state: v1::RequestState::Done,
+        status: None,
+    }
+}
+
+/// Everything that a reader gets without waiting, in short.
+async fn read(reader: &mut Reader) -> String {
+    let mut words = Vec::new();
+    loop {
+        let next = tokio::time::timeout(std::time::Duration::from_millis(20), reader.next());
+        let word = match next.await {
+            Err(_) => break,
+            Ok(None) => "end".to_owned(),
+            Ok(Some(Err(status))) => status.message().to_owned(),
+            Ok(Some(Ok(item))) => match &*item {
+                Item::Generation(event) => match event.kind.as_ref().unwrap() {
+                    Kind::Queued(queued) => format!("queued-{}", queued.ahead),
+                    Kind::Pass(pass) => format!("pass-{}", pass.pass),
+                    Kind::BlockDone(block) => format!("block-{}", block.block),
+                    Kind::Notice(notice) => notice.text.clone(),
+                    other => format!("{other:?}"),
+                },
+                Item::Score(_) => "score".to_owned(),
+            },
+        };
+        let last = word == "end";
+        words.push(word);
+        if last {
+            break;
+        }
+    }
+    words.join(" ")
+}
+
+#[tokio::test]
+async fn a_slow_reader_misses_pictures_and_nothing_else() {
+    let registry = Registry::new(Changes::default());
+    let record = admitted(&registry);
+    let mut quick = Reader::new(record.clone());
+    let mut slow = Reader::new(record.clone());
+    record.start(None);
+    assert_eq!(read(&mut quick).await, "queued-1");
+    record.picture(pass(1), 1, 1);
+    assert_eq!(read(&mut quick).await, "pass-1");
+    record.picture(pass(2), 2, 2);
+    record.block_done(block(0));
+    record.picture(pass(3), 3, 3);
+    assert_eq!(read(&mut quick).await, "block-0 pass-3");
+    record.block_done(block(1));
+    registry.end(&record, done());
+    assert_eq!(read(&mut quick).await, "block-1 end");
+    assert_eq!(read(&mut slow).await, "queued-1 block-0 pass-3 block-1 end");
+    // A late joiner, after the end.
+    let mut late = Reader::new(registry.find(record.id()).unwrap());
+    assert_eq!(read(&mut late).await, "queued-1 block-0 pass-3 block-1 end");
+}
+
+#[tokio::test]
+async fn a_failure_is_told_once_and_then_the_stream_ends() {
+    let registry = Registry::new(Changes::default());
+    let record = admitted(&registry);
+    let ending = Ending {
+        state: v1::RequestState::Failed,
+        status: Some(Status::internal("broken")),
+    };
+    registry.end(&record, ending);
+    let mut reader = Reader::new(record.clone());
+    assert_eq!(read(&mut reader).await, "queued-1 broken end");
+    assert_eq!(record.summary().error, "broken");
+    assert_eq!(registry.totals().to_wire().requests_failed, 1);
+}
+
+#[tokio::test]
+async fn notices_are_bounded() {
+    let registry = Registry::new(Changes::default());
+    let record = admitted(&registry);
+    for _ in 0..100 {
+        record.notice("n");
+    }
+    let words = read(&mut Reader::new(record)).await;
+    assert_eq!(words.matches('n').count(), NOTICES_MAX);
+}
+
+#[test]
+fn the_earliest_ended_are_forgotten_and_the_active_are_not() {
+    let registry = Registry::new(Changes::default());
+    let active = admitted(&registry);
+    for _ in 0..ENDED_MAX + 3 {
+        let record = admitted(&registry);
+        registry.end(&record, done());
+    }
+    let ids: Vec<_> = registry.all().iter().map(|record| record.id()).collect();
+    assert_eq!(ids.len(), ENDED_MAX + 1);
+    assert_eq!(ids[..2], [active.id(), 5]);
+    assert_eq!(registry.active().len(), 1);
+}
+
+#[test]
+fn large_ended_requests_are_forgotten_sooner() {
+    let registry = Registry::new(Changes::default());
+    for _ in 0..5 {
+        let record = admitted(&registry);
+        let large = v1::Notice {
+            text: "x".repeat(ENDED_BYTES_MAX / 4),
+            ..Default::default()
+        };
+        record.result(Kind::Notice(large).into());
+        registry.end(&record, done());
+    }
+    assert_eq!(registry.all().len(), 3);
+}
+
+#[test]
+fn a_request_that_ends_before_it_is_admitted_is_settled() {
+    let registry = Registry::new(Changes::default());
+    for _ in 0..ENDED_MAX + 1 {
+        let record = registry.create(facts());
+        registry.end(&record, done());
+        registry.admit(&record, Ticket { id: 1, ahead: 0 });
+    }
+    assert_eq!(registry.all().len(), ENDED_MAX);
+}
+
+#[tokio::test]
+async fn idle_waits_for_the_last_one() {
+    let registry = Arc::new(Registry::new(Changes::default()));
+    let record = admitted(&registry);
+    let waiting = tokio::spawn({
+        let registry = registry.clone();
+        async move { registry.idle().await }
+    });
+    tokio::task::yield_now().await;
+    assert!(!waiting.is_finished());
+    registry.end(&record, done());
+    waiting.await.unwrap();
+}

@@ -1,0 +1,183 @@
+//! What answers calls: the three services, health and reflection, behind bounds that keep
+//! any caller from taking the daemon's memory.
+
+mod deadline;
+mod generation;
+mod incoming;
+mod model;
+mod telemetry;
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use sluice_engine::Engine;
+use sluice_proto::{
+    FILE_DESCRIPTOR_SET,
+    client::MESSAGE_BYTES_MAX,
+    v1::{
+        generation_service_server::GenerationServiceServer,
+        model_service_server::ModelServiceServer, telemetry_service_server::TelemetryServiceServer,
+    },
+};
+use tokio::{net::UnixListener, sync::Semaphore};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+use tonic_health::{ServingStatus, server::HealthReporter};
+
+use crate::{
+    failure::Failure,
+    models::Models,
+    registry::{Changes, Registry},
+    telemetry::HostFacts,
+};
+
+/// Largest message taken: above the bounds on text and ids.
+pub const REQUEST_BYTES_MAX: usize = 4 << 20;
+/// Connections at once; the next waits to be accepted.
+pub const CONNECTIONS_MAX: usize = 64;
+/// Calls at once on a connection, open streams among them.
+pub const STREAMS_MAX: u32 = 64;
+/// Calls of a connection whose message is being read; an answered stream does not count.
+const CALLS_READ_MAX: usize = 4;
+/// Headers of a call.
+const HEADER_BYTES_MAX: u32 = 16 << 10;
+/// Requests that are tokenized at once.
+const PREPARING_MAX: usize = 2;
+
+/// What all services share.
+pub struct Daemon {
+    /// The one thread that computes.
+    pub engine: Arc<Engine>,
+    /// Models.
+    pub models: Arc<Models>,
+    /// Requests.
+    pub requests: Arc<Registry>,
+    /// Told whenever one of the two changes.
+    pub changes: Changes,
+    /// Ends every stream that would not end by itself.
+    pub closing: CancellationToken,
+    /// Where clients find it.
+    pub socket: PathBuf,
+    /// When it started.
+    pub started: Instant,
+    /// What the machine says.
+    pub host: HostFacts,
+    draining: AtomicBool,
+    preparing: Arc<Semaphore>,
+}
+
+impl Daemon {
+    /// A daemon around an engine, without a model.
+    #[must_use]
+    pub fn new(engine: Arc<Engine>, socket: PathBuf) -> Self {
+        let changes = Changes::default();
+        Self {
+            engine,
+            models: Arc::new(Models::new(changes.clone())),
+            requests: Arc::new(Registry::new(changes.clone())),
+            changes,
+            closing: CancellationToken::new(),
+            socket,
+            started: Instant::now(),
+            host: HostFacts::new(),
+            draining: AtomicBool::new(false),
+            preparing: Arc::new(Semaphore::new(PREPARING_MAX)),
+        }
+    }
+
+    /// From now on nothing new is taken.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+        self.changes.tell();
+    }
+
+    /// Whether it is shutting down.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    fn check_open(&self) -> Result<(), Failure> {
+        if self.is_draining() {
+            return Err(Failure::Draining);
+        }
+        Ok(())
+    }
+}
+
+/// Serves until [`Daemon::closing`] is cancelled and the last stream has ended.
+///
+/// # Errors
+/// When the transport fails.
+pub async fn serve(
+    daemon: Arc<Daemon>,
+    listener: UnixListener,
+) -> Result<(), tonic::transport::Error> {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .expect("both descriptor sets were made by our own build");
+    report_health(&reporter, &daemon).await;
+    tokio::spawn(follow_health(reporter, daemon.clone()));
+
+    let generation = GenerationServiceServer::new(generation::Service(daemon.clone()));
+    let model = ModelServiceServer::new(model::Service(daemon.clone()));
+    let telemetry = TelemetryServiceServer::new(telemetry::Service(daemon.clone()));
+    let closing = daemon.closing.clone();
+    Server::builder()
+        .max_concurrent_streams(STREAMS_MAX)
+        .concurrency_limit_per_connection(CALLS_READ_MAX)
+        .http2_max_header_list_size(HEADER_BYTES_MAX)
+        .add_service(
+            generation
+                .max_decoding_message_size(REQUEST_BYTES_MAX)
+                .max_encoding_message_size(MESSAGE_BYTES_MAX),
+        )
+        .add_service(model.max_decoding_message_size(REQUEST_BYTES_MAX))
+        .add_service(telemetry.max_decoding_message_size(REQUEST_BYTES_MAX))
+        .add_service(health)
+        .add_service(reflection)
+        .serve_with_incoming_shutdown(
+            incoming::connections(listener, CONNECTIONS_MAX),
+            closing.cancelled_owned(),
+        )
+        .await
+}
+
+/// Keeps the health service true until the end.
+async fn follow_health(reporter: HealthReporter, daemon: Arc<Daemon>) {
+    let mut changes = daemon.changes.subscribe();
+    loop {
+        report_health(&reporter, &daemon).await;
+        tokio::select! {
+            () = daemon.closing.cancelled() => return,
+            changed = changes.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// The daemon serves while it takes calls; generation only with a model.
+async fn report_health(reporter: &HealthReporter, daemon: &Daemon) {
+    let status = |serving: bool| match serving {
+        true => ServingStatus::Serving,
+        false => ServingStatus::NotServing,
+    };
+    let open = !daemon.is_draining();
+    let generates = open && daemon.models.serving().is_ok();
+    for (service, serving) in [
+        ("", open),
+        ("sluice.v1.GenerationService", generates),
+        ("sluice.v1.ModelService", open),
+        ("sluice.v1.TelemetryService", open),
+    ] {
+        reporter.set_service_status(service, status(serving)).await;
+    }
+}

@@ -1,0 +1,145 @@
+//! One picture of the daemon: what it is, holds and does.
+
+use std::{
+    fs, process,
+    sync::{Mutex, PoisonError},
+};
+
+use sluice_proto::{PROTOCOL, v1};
+use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
+
+use crate::services::Daemon;
+
+/// What the machine says of itself.
+pub struct HostFacts {
+    /// `None` where the machine does not tell.
+    system: Option<Mutex<System>>,
+    processor: String,
+}
+
+impl Default for HostFacts {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl HostFacts {
+    /// Asks for what does not change.
+    #[must_use]
+    pub fn new() -> Self {
+        let kind = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
+        let system = System::new_with_specifics(kind).ok();
+        let processor = system
+            .as_ref()
+            .and_then(|system| system.cpus().first())
+            .map(|cpu| cpu.brand().trim())
+            .filter(|brand| !brand.is_empty())
+            .unwrap_or("unknown processor")
+            .to_owned();
+        Self {
+            system: system.map(Mutex::new),
+            processor,
+        }
+    }
+
+    /// Bytes in all, and those that could be had now.
+    fn memory(&self) -> Option<(u64, u64)> {
+        let mut system = self
+            .system
+            .as_ref()?
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        system.refresh_memory_specifics(MemoryRefreshKind::nothing().with_ram());
+        // The library says 0 for what it could not read.
+        Some((system.total_memory(), system.available_memory())).filter(|(total, _)| *total > 0)
+    }
+
+    fn to_wire(&self) -> v1::Host {
+        let (total, available) = self.memory().unzip();
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        v1::Host {
+            total_bytes: total,
+            available_bytes: available,
+            resident_bytes: status_bytes(&status, "VmRSS:"),
+            resident_peak_bytes: status_bytes(&status, "VmHWM:"),
+        }
+    }
+}
+
+/// A figure of `/proc/self/status`, which counts in KiB.
+fn status_bytes(status: &str, key: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(key))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// The picture as it is now.
+#[must_use]
+pub fn snapshot(daemon: &Daemon) -> v1::Snapshot {
+    let state = if daemon.is_draining() {
+        v1::ServerState::Draining
+    } else if daemon.models.serving().is_ok() {
+        v1::ServerState::Ready
+    } else {
+        v1::ServerState::Loading
+    };
+    let queue = daemon.engine.queue();
+    let active = daemon.requests.active();
+    v1::Snapshot {
+        server: Some(v1::Server {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol: PROTOCOL,
+            pid: process::id(),
+            uptime_ms: daemon.started.elapsed().as_millis() as u64,
+            state: state.into(),
+            socket: daemon.socket.to_string_lossy().into_owned(),
+        }),
+        device: Some(device(daemon)),
+        host: Some(daemon.host.to_wire()),
+        model: daemon.models.present(),
+        queue: Some(v1::Queue {
+            capacity: queue.capacity as u32,
+            waiting: queue.waiting as u32,
+            running: queue.running as u32,
+        }),
+        requests: active.iter().map(|record| record.summary()).collect(),
+        totals: Some(daemon.requests.totals().to_wire()),
+    }
+}
+
+fn device(daemon: &Daemon) -> v1::Device {
+    let memory = daemon.engine.memory();
+    let kinds = memory.kinds.iter().map(|kind| v1::MemoryKind {
+        kind: kind.kind.name().to_owned(),
+        bytes: kind.bytes,
+        peak_bytes: kind.peak_bytes,
+    });
+    v1::Device {
+        kind: "cpu".to_owned(),
+        name: daemon.host.processor.clone(),
+        threads: daemon.engine.threads() as u32,
+        memory: kinds.collect(),
+        used_bytes: memory.used_bytes,
+        peak_bytes: memory.peak_bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_the_process_are_read() {
+        let status = "Name:\tsluiced\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n";
+        assert_eq!(status_bytes(status, "VmRSS:"), Some(1 << 20));
+        assert_eq!(status_bytes(status, "VmHWM:"), Some(2 << 20));
+        assert_eq!(status_bytes(status, "VmSwap:"), None);
+    }
+
+    #[test]
+    fn this_machine_tells_its_memory() {
+        let host = HostFacts::new().to_wire();
+        assert!(host.total_bytes > host.available_bytes);
+        assert!(host.resident_bytes.is_some());
+    }
+}

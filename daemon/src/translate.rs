@@ -1,0 +1,368 @@
+//! From the engine's events to the wire's: ids get their bytes, and the text that is certain
+//! grows from the left. Runs on the engine's thread and never waits.
+
+use std::sync::Arc;
+
+use sluice_engine::{
+    Event, Generate, Outcome, Slot,
+    event::{Finish, Generated, PassReport, Position, Scored, Sink, TokenState},
+};
+use sluice_proto::v1::{self, generation_event::Kind, score_response};
+use sluice_shared::sampling::EosPolicy;
+
+use crate::{
+    failure::Failure,
+    models::Serving,
+    registry::{Ending, Record, Registry},
+};
+
+/// Takes the events of a generation into its record.
+#[must_use]
+pub fn generation(
+    registry: Arc<Registry>,
+    record: Arc<Record>,
+    serving: Serving,
+    work: &Generate,
+) -> Sink {
+    let mut translator = Generation {
+        home: Home {
+            registry,
+            record,
+            ended: false,
+        },
+        stable: Stable::new(&serving, work),
+        started: started(&serving, work),
+        serving,
+    };
+    Box::new(move |event| translator.take(event))
+}
+
+/// Takes the events of an estimate into its record.
+#[must_use]
+pub fn scoring(registry: Arc<Registry>, record: Arc<Record>, facts: v1::ScoreResult) -> Sink {
+    let mut translator = Scoring {
+        home: Home {
+            registry,
+            record,
+            ended: false,
+        },
+        facts,
+    };
+    Box::new(move |event| translator.take(event))
+}
+
+/// Where a request's events go, and its end with them.
+struct Home {
+    registry: Arc<Registry>,
+    record: Arc<Record>,
+    ended: bool,
+}
+
+impl Home {
+    fn id(&self) -> u64 {
+        self.record.id()
+    }
+
+    fn end(&mut self, state: v1::RequestState, failure: Option<&Failure>) {
+        self.ended = true;
+        if let (v1::RequestState::Failed, Some(failure)) = (state, failure) {
+            tracing::warn!(request = self.id(), reason = %failure, "request failed");
+        }
+        let status = failure.map(Into::into);
+        self.registry.end(&self.record, Ending { state, status });
+    }
+
+    fn fail(&mut self, failure: &Failure) {
+        self.end(v1::RequestState::Failed, Some(failure));
+    }
+}
+
+impl Drop for Home {
+    /// A sink that is dropped before its last event was refused by the engine, or else the
+    /// engine is gone and readers must not wait for ever.
+    fn drop(&mut self) {
+        if !self.ended && self.record.is_admitted() {
+            self.fail(&Failure::EngineLost);
+        }
+    }
+}
+
+struct Generation {
+    home: Home,
+    serving: Serving,
+    stable: Stable,
+    /// What was resolved, with the number of blocks still to come from the engine.
+    started: v1::Started,
+}
+
+impl Generation {
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Started { blocks } => {
+                let mut started = self.started.clone();
+                started.request_id = self.home.id();
+                started.blocks = blocks as u32;
+                self.home.record.start(Some(Kind::Started(started).into()));
+                self.home.registry.touched();
+            }
+            Event::Pass(report) => self.pass(&report),
+            Event::BlockDone {
+                block,
+                passes,
+                positions,
+            } => self.block_done(block, passes, &positions),
+            // Of estimates only.
+            Event::ScoreProgress { .. } => {}
+            Event::Finished(Ok(Outcome::Generated(generated))) => self.done(generated),
+            Event::Finished(Ok(Outcome::Cancelled)) => self.cancelled_waiting(),
+            Event::Finished(Ok(other)) => self.home.fail(&Failure::WrongOutcome(Box::new(other))),
+            Event::Finished(Err(error)) => self.home.fail(&error.into()),
+        }
+    }
+
+    fn pass(&mut self, report: &PassReport) {
+        self.stable.take(&report.positions, &self.serving);
+        let fresh = report.positions.iter().filter(|position| position.fresh);
+        self.home.registry.totals().pass(fresh.count() as u64);
+        let pass = v1::Pass {
+            request_id: self.home.id(),
+            pass: report.pass as u32,
+            block: report.block as u32,
+            pass_in_block: report.pass_in_block as u32,
+            tokens: canvas_tokens(&report.positions, &self.serving),
+            committed: report.committed as u32,
+            stable_text: self.stable.text.clone(),
+            rows: report.rows as u32,
+            head_rows: report.head_rows as u32,
+            pass_ms: report.pass_time.as_secs_f64() * 1000.0,
+            elapsed_ms: report.elapsed.as_secs_f64() * 1000.0,
+            device_bytes: report.device_bytes,
+            epoch: report.epoch,
+            exact: self.started.exact,
+        };
+        let item = Kind::Pass(pass).into();
+        self.home
+            .record
+            .picture(item, report.pass, report.committed);
+    }
+
+    fn block_done(&mut self, block: usize, passes: usize, positions: &[Position]) {
+        self.stable.take(positions, &self.serving);
+        let done = v1::BlockDone {
+            request_id: self.home.id(),
+            block: block as u32,
+            passes: passes as u32,
+            tokens: canvas_tokens(positions, &self.serving),
+            stable_text: self.stable.text.clone(),
+        };
+        self.home.record.block_done(Kind::BlockDone(done).into());
+        self.home.registry.touched();
+    }
+
+    fn done(&mut self, generated: Generated) {
+        let (finish, state) = match generated.finish {
+            Finish::Length => (v1::FinishReason::Length, v1::RequestState::Done),
+            Finish::Eos => (v1::FinishReason::Eos, v1::RequestState::Done),
+            Finish::Cancelled => (v1::FinishReason::Cancelled, v1::RequestState::Cancelled),
+        };
+        self.stable.take_all(&generated.tokens, &self.serving);
+        let done = v1::Done {
+            finish_reason: finish.into(),
+            tokens: generated.tokens,
+            passes: generated.passes as u32,
+            elapsed_ms: generated.elapsed.as_secs_f64() * 1000.0,
+            peak_device_bytes: generated.peak_device_bytes,
+            ..self.done_so_far()
+        };
+        self.home.record.result(Kind::Done(done).into());
+        self.home.end(state, None);
+    }
+
+    fn cancelled_waiting(&mut self) {
+        let mask = self.serving.loaded.info.mask_token_id;
+        let slots = self.stable.fixed.iter();
+        let done = v1::Done {
+            finish_reason: v1::FinishReason::Cancelled.into(),
+            tokens: slots.map(|fixed| fixed.unwrap_or(mask)).collect(),
+            ..self.done_so_far()
+        };
+        self.home.record.result(Kind::Done(done).into());
+        self.home.end(v1::RequestState::Cancelled, None);
+    }
+
+    fn done_so_far(&self) -> v1::Done {
+        let has_text = self.serving.loaded.text.is_some();
+        v1::Done {
+            request_id: self.home.id(),
+            text: has_text.then(|| String::from_utf8_lossy(&self.stable.text).into_owned()),
+            text_tokens: self.stable.tokens as u32,
+            seed: self.started.seed,
+            exact: self.started.exact,
+            ..Default::default()
+        }
+    }
+}
+
+/// The text up to the first position still open. It only grows.
+struct Stable {
+    /// Ids that are there for good.
+    fixed: Vec<Option<u32>>,
+    /// Ids that end the text; none where the user wants to see past them.
+    ends: Vec<u32>,
+    /// Tokens in `text`.
+    tokens: usize,
+    text: Vec<u8>,
+}
+
+impl Stable {
+    fn new(serving: &Serving, work: &Generate) -> Self {
+        let pinned = |slot: &Slot| match slot {
+            Slot::Masked => None,
+            Slot::Pinned(id) => Some(*id),
+        };
+        let mut stable = Self {
+            fixed: work.canvas.iter().map(pinned).collect(),
+            ends: match work.eos {
+                EosPolicy::Stop => serving.loaded.info.eos_token_ids.clone(),
+                EosPolicy::Suppress | EosPolicy::Keep => Vec::new(),
+            },
+            tokens: 0,
+            text: Vec::new(),
+        };
+        stable.grow(serving);
+        stable
+    }
+
+    fn take(&mut self, positions: &[Position], serving: &Serving) {
+        for position in positions {
+            if matches!(position.state, TokenState::Committed | TokenState::Pinned)
+                && let Some(fixed) = self.fixed.get_mut(position.position)
+            {
+                *fixed = position.token;
+            }
+        }
+        self.grow(serving);
+    }
+
+    /// The whole canvas; after a cancel some of it is masks.
+    fn take_all(&mut self, tokens: &[u32], serving: &Serving) {
+        let mask = serving.loaded.info.mask_token_id;
+        for (fixed, id) in self.fixed.iter_mut().zip(tokens) {
+            *fixed = Some(*id).filter(|id| *id != mask);
+        }
+        self.grow(serving);
+    }
+
+    fn grow(&mut self, serving: &Serving) {
+        while let Some(&Some(id)) = self.fixed.get(self.tokens) {
+            if self.ends.contains(&id) {
+                break;
+            }
+            self.text.extend_from_slice(piece(serving, id));
+            self.tokens += 1;
+        }
+    }
+}
+
+fn started(serving: &Serving, work: &Generate) -> v1::Started {
+    let pinned = work.canvas.iter().enumerate().filter_map(|(index, slot)| {
+        let Slot::Pinned(id) = *slot else {
+            return None;
+        };
+        Some(v1::CanvasToken {
+            position: index as u32,
+            id: Some(id),
+            piece: piece(serving, id).to_vec(),
+            state: v1::TokenState::Pinned.into(),
+            ..Default::default()
+        })
+    });
+    let text = serving.loaded.text.as_ref();
+    v1::Started {
+        prompt_tokens: work.prompt.len() as u32,
+        length: work.canvas.len() as u32,
+        block_length: work.block_length as u32,
+        steps: work.steps as u32,
+        seed: work.seed,
+        policy: Some((&work.policy).into()),
+        model: serving.name.name.clone(),
+        pinned: pinned.collect(),
+        exact: work.policy.info().exact,
+        prompt_text: text.map_or_else(Vec::new, |text| text.decode_with_specials(&work.prompt)),
+        ..Default::default()
+    }
+}
+
+fn canvas_tokens(positions: &[Position], serving: &Serving) -> Vec<v1::CanvasToken> {
+    let to_wire = |position: &Position| v1::CanvasToken {
+        position: position.position as u32,
+        id: position.token,
+        piece: position
+            .token
+            .map_or_else(Vec::new, |id| piece(serving, id).to_vec()),
+        confidence: position.confidence,
+        state: match position.state {
+            TokenState::Masked => v1::TokenState::Masked,
+            TokenState::Provisional => v1::TokenState::Provisional,
+            TokenState::Committed => v1::TokenState::Committed,
+            TokenState::Pinned => v1::TokenState::Pinned,
+        }
+        .into(),
+        fresh: position.fresh,
+    };
+    positions.iter().map(to_wire).collect()
+}
+
+fn piece(serving: &Serving, id: u32) -> &[u8] {
+    let text = serving.loaded.text.as_ref();
+    text.map_or(&[], |text| text.piece(id))
+}
+
+struct Scoring {
+    home: Home,
+    /// What is known of the result beforehand.
+    facts: v1::ScoreResult,
+}
+
+impl Scoring {
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Started { .. } => {
+                self.home.record.start(None);
+                self.home.registry.touched();
+            }
+            Event::ScoreProgress { done, total } => {
+                let progress = v1::ScoreProgress {
+                    request_id: self.home.id(),
+                    draws_done: done as u32,
+                    draws_total: total as u32,
+                };
+                let item = score_response::Kind::Progress(progress).into();
+                self.home.record.picture(item, done, 0);
+            }
+            // Of generations only.
+            Event::Pass(_) | Event::BlockDone { .. } => {}
+            Event::Finished(Ok(Outcome::Scored(scored))) => self.done(&scored),
+            Event::Finished(Ok(Outcome::Cancelled)) => {
+                let state = v1::RequestState::Cancelled;
+                self.home.end(state, Some(&Failure::Cancelled));
+            }
+            Event::Finished(Ok(other)) => self.home.fail(&Failure::WrongOutcome(Box::new(other))),
+            Event::Finished(Err(error)) => self.home.fail(&error.into()),
+        }
+    }
+
+    fn done(&mut self, scored: &Scored) {
+        let result = v1::ScoreResult {
+            request_id: self.home.id(),
+            log_likelihood: scored.log_likelihood,
+            standard_error: scored.standard_error,
+            is_greedy: scored.is_greedy,
+            elapsed_ms: scored.elapsed.as_secs_f64() * 1000.0,
+            ..self.facts
+        };
+        let item = score_response::Kind::Result(result).into();
+        self.home.record.result(item);
+        self.home.end(v1::RequestState::Done, None);
+    }
+}

@@ -1,0 +1,143 @@
+//! Checkpoints that can't be loaded: each is explained, and the model before stays.
+
+use std::{fs, path::Path};
+
+use serde_json::json;
+use sluice_proto::{client::CallError, v1};
+use tempfile::TempDir;
+use tonic::Code;
+
+use crate::support::{
+    Daemon, chat,
+    checkpoints::{self, change_config, change_weights},
+    done, generate, tokens, within,
+};
+
+/// Loads a checkpoint to the end.
+async fn load(daemon: &Daemon, path: &Path) -> Result<v1::Model, CallError> {
+    let request = v1::LoadModelRequest {
+        path: path.to_str().unwrap().to_owned(),
+    };
+    let mut stream = daemon
+        .models()
+        .await
+        .load_model(request)
+        .await?
+        .into_inner();
+    loop {
+        let message = within("the load", stream.message()).await?.unwrap();
+        if let Some(v1::load_model_response::Kind::Model(model)) = message.kind {
+            return Ok(model);
+        }
+    }
+}
+
+#[tokio::test]
+async fn each_broken_checkpoint_is_explained_and_the_model_before_stays() {
+    const LOST: &str = "model.transformer.blocks.1.q_proj.weight";
+    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
+    type Spoil = fn(&Path);
+    let cases: [(Spoil, Code, &str, &[&str]); 7] = [
+        (
+            |folder| change_weights(folder, |tensors| drop(tensors.remove(LOST))),
+            Code::FailedPrecondition,
+            "TENSOR_MISSING",
+            &[LOST],
+        ),
+        (
+            |folder| {
+                change_weights(folder, |tensors| {
+                    tensors.get_mut(LOST).unwrap().0 = vec![32, 128];
+                });
+            },
+            Code::FailedPrecondition,
+            "TENSOR_WRONG_SHAPE",
+            &[LOST, "[32, 128]", "[64, 64]"],
+        ),
+        (
+            |folder| {
+                let path = folder.join("model.safetensors");
+                let bytes = fs::read(&path).unwrap();
+                fs::write(&path, &bytes[..bytes.len() - 1000]).unwrap();
+            },
+            Code::FailedPrecondition,
+            "FILE_WRONG_LENGTH",
+            &["model.safetensors"],
+        ),
+        (
+            |folder| change_config(folder, "model_type", json!("mystery")),
+            Code::FailedPrecondition,
+            "UNKNOWN_ARCHITECTURE",
+            &["mystery", "llada"],
+        ),
+        (
+            |folder| fs::write(folder.join("config.json"), b"{\"a\": \"\xff\"}").unwrap(),
+            Code::FailedPrecondition,
+            "FILE_MALFORMED",
+            &["config.json"],
+        ),
+        (
+            |folder| fs::write(folder.join("tokenizer.json"), "{}").unwrap(),
+            Code::FailedPrecondition,
+            "TOKENIZER_INVALID",
+            &["tokenizer"],
+        ),
+        (
+            |folder| fs::remove_file(folder.join("model.safetensors")).unwrap(),
+            Code::FailedPrecondition,
+            "NO_WEIGHTS",
+            &["model.safetensors"],
+        ),
+    ];
+    for (spoil, code, reason, words) in cases {
+        let copy = checkpoints::copy();
+        spoil(copy.path());
+        let error = load(&daemon, copy.path()).await.unwrap_err();
+        assert_eq!(
+            (error.code, error.reason.as_deref()),
+            (code, Some(reason)),
+            "{error}"
+        );
+        for word in words {
+            assert!(error.message.contains(word), "{word} in {error}");
+        }
+        let events = generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
+        assert_eq!(done(&events).tokens.len(), 8);
+    }
+    let absent = load(&daemon, Path::new("/nowhere/at/all"))
+        .await
+        .unwrap_err();
+    assert_eq!(absent.code, Code::NotFound, "{absent}");
+    let relative = load(&daemon, Path::new("nowhere")).await.unwrap_err();
+    assert_eq!(relative.reason.as_deref(), Some("PATH_NOT_ABSOLUTE"));
+}
+
+#[tokio::test]
+async fn a_daemon_whose_model_fails_says_why_and_takes_another() {
+    let empty = TempDir::new().unwrap();
+    let daemon = Daemon::start(&["--model", empty.path().to_str().unwrap()]).await;
+    let model = daemon.model_state(v1::ModelState::Failed).await;
+    assert!(model.error.contains("config.json"), "{}", model.error);
+    let error = generate(&daemon, chat("hello")).await.unwrap_err();
+    assert_eq!(error.code, Code::FailedPrecondition);
+    assert_eq!(error.reason.as_deref(), Some("MODEL_FAILED"));
+    assert!(error.message.contains("config.json") && error.hint.is_some());
+    let errors = daemon.log().matches("ERROR").count();
+    assert_eq!(errors, 1, "{}", daemon.log());
+
+    let model = load(&daemon, &checkpoints::fixture("llada-tiny"))
+        .await
+        .unwrap();
+    assert_eq!(model.name, "llada-tiny");
+    assert!(generate(&daemon, tokens(&[1], 8)).await.is_ok());
+    // And back to the embedded one, by an empty path.
+    let model = load(&daemon, Path::new("")).await.unwrap();
+    assert!(model.is_demonstration);
+    assert!(generate(&daemon, chat("Hello.")).await.is_ok());
+    let list = daemon
+        .models()
+        .await
+        .list_models(v1::ListModelsRequest {})
+        .await;
+    assert_eq!(list.unwrap().into_inner().models.len(), 1);
+}

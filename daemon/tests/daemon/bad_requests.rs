@@ -1,0 +1,144 @@
+//! Requests that can't be done: the right code, a message with the figures, a daemon that
+//! lives on.
+
+use sluice_proto::v1;
+use tonic::Code;
+
+use crate::support::{Daemon, chat, checkpoints, done, generate, tokens};
+
+/// The refusal, as code, reason and message.
+async fn refused(daemon: &Daemon, request: v1::GenerateRequest) -> (Code, String, String) {
+    let error = generate(daemon, request).await.unwrap_err();
+    (error.code, error.reason.unwrap_or_default(), error.message)
+}
+
+#[tokio::test]
+async fn each_wrong_request_is_explained_and_the_daemon_lives_on() {
+    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
+    let base = || tokens(&[1, 2, 3], 32);
+    let pin = |position, ids: &[u32]| v1::Pin {
+        position,
+        content: Some(v1::pin::Content::Tokens(v1::TokenIds { ids: ids.to_vec() })),
+    };
+    let long_prompt = vec![1; 300];
+    for (request, reason, message) in [
+        (
+            v1::GenerateRequest::default(),
+            "INVALID_FIELD",
+            "input: is missing",
+        ),
+        (chat(""), "INVALID_FIELD", "chat: the prompt is empty"),
+        (tokens(&[], 8), "INVALID_FIELD", "tokens: has no ids"),
+        (
+            tokens(&long_prompt, 8),
+            "CONTEXT_EXCEEDED",
+            "prompt of 300 tokens and length 8 exceed the model's context of 256",
+        ),
+        (
+            v1::GenerateRequest {
+                length: None,
+                ..tokens(&long_prompt, 1)
+            },
+            "CONTEXT_EXCEEDED",
+            "prompt of 300 tokens and length 1 exceed the model's context of 256",
+        ),
+        (
+            tokens(&[1], u32::MAX),
+            "CONTEXT_EXCEEDED",
+            "prompt of 1 tokens and length 4294967295 exceed the model's context of 256",
+        ),
+        (
+            tokens(&[1], 0),
+            "INVALID_FIELD",
+            "length: must be at least 1, not 0",
+        ),
+        (
+            v1::GenerateRequest {
+                block_length: Some(33),
+                ..base()
+            },
+            "BLOCK_TOO_LONG",
+            "block length 33 exceeds the 32 positions to fill",
+        ),
+        (
+            v1::GenerateRequest {
+                temperature: Some(f64::NAN),
+                ..base()
+            },
+            "INVALID_FIELD",
+            "temperature: must be a finite number of at least 0, not NaN",
+        ),
+        (
+            v1::GenerateRequest {
+                guidance: Some(f64::INFINITY),
+                ..base()
+            },
+            "INVALID_FIELD",
+            "guidance: must be a finite number of at least 0, not inf",
+        ),
+        (
+            v1::GenerateRequest {
+                pins: vec![pin(31, &[1, 2])],
+                ..base()
+            },
+            "PIN_OUTSIDE",
+            "a pin of 2 tokens at position 31 leaves the length of 32",
+        ),
+        (
+            v1::GenerateRequest {
+                pins: vec![pin(1, &[1, 2]), pin(2, &[3])],
+                ..base()
+            },
+            "PIN_TWICE",
+            "two pins stand at position 2 of the length of 32",
+        ),
+        (
+            tokens(&[256], 8),
+            "UNKNOWN_TOKEN",
+            "token id 256 lies outside the vocabulary of 256",
+        ),
+        (
+            tokens(&[250], 8),
+            "MASK_GIVEN",
+            "token id 250 is the mask; positions to fill are given by length, not by id",
+        ),
+    ] {
+        let expected = (Code::InvalidArgument, reason.to_owned(), message.to_owned());
+        assert_eq!(refused(&daemon, request).await, expected);
+    }
+
+    let cached = v1::GenerateRequest {
+        cache: v1::Cache::Dual.into(),
+        ..base()
+    };
+    let (code, reason, _) = refused(&daemon, cached).await;
+    assert_eq!(
+        (code, reason.as_str()),
+        (Code::Unimplemented, "CACHE_UNIMPLEMENTED")
+    );
+
+    let refused_so_far = daemon.snapshot().await.totals.unwrap().requests_refused;
+    assert_eq!(refused_so_far, 15);
+    let events = generate(&daemon, base()).await.unwrap();
+    assert_eq!(done(&events).tokens.len(), 32);
+}
+
+#[tokio::test]
+async fn text_without_a_tokenizer_is_refused_with_the_way_out() {
+    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
+    let error = generate(&daemon, chat("hello")).await.unwrap_err();
+    assert_eq!(error.code, Code::FailedPrecondition);
+    assert_eq!(error.reason.as_deref(), Some("NO_TOKENIZER"));
+    assert_eq!(error.hint.as_deref(), Some("give ids with --tokens"));
+}
+
+#[tokio::test]
+async fn a_message_beyond_the_bounds_is_refused() {
+    let daemon = Daemon::embedded().await;
+    // More than the text bound, less than the message bound; then more than both.
+    let (code, reason, _) = refused(&daemon, chat(&"x".repeat(2 << 20))).await;
+    assert_eq!((code, reason.as_str()), (Code::InvalidArgument, "TOO_LONG"));
+    let (code, _, _) = refused(&daemon, chat(&"x".repeat(5 << 20))).await;
+    assert_eq!(code, Code::OutOfRange);
+    assert!(generate(&daemon, chat("Hello.")).await.is_ok());
+}

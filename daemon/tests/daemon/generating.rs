@@ -1,0 +1,194 @@
+//! Text and tokens come out as they should, events in their order.
+
+use std::fs;
+
+use serde_json::Value;
+use sluice_proto::v1::{self, generation_event::Kind};
+
+use crate::support::{Daemon, chat, checkpoints, done, generate, tokens, within};
+
+#[tokio::test]
+async fn the_reference_tokens_come_out() {
+    for name in ["llada-tiny", "llada-tiny-bf16"] {
+        let folder = checkpoints::fixture(name);
+        let daemon = Daemon::with_model(&folder, &[]).await;
+        let expected = fs::read(folder.join("expected.json")).unwrap();
+        let expected: Value = serde_json::from_slice(&expected).unwrap();
+        let mut compared = 0;
+        for case in expected["generate"].as_array().unwrap() {
+            if case["algorithm"] != "LLaDA plain"
+                || case["prompt_ids"].as_array().unwrap().len() != 1
+            {
+                continue;
+            }
+            let ids =
+                |key: &str| -> Vec<u32> { serde_json::from_value(case[key][0].clone()).unwrap() };
+            let parameters = &case["params"];
+            let number = |key: &str| parameters[key].as_u64().unwrap() as u32;
+            let request = v1::GenerateRequest {
+                block_length: Some(number("block_length")),
+                steps: Some(number("steps")),
+                guidance: parameters["cfg_scale"].as_f64(),
+                eos: v1::EosPolicy::Keep.into(),
+                ..tokens(&ids("prompt_ids"), number("gen_length"))
+            };
+            let events = generate(&daemon, request).await.unwrap();
+            let done = done(&events);
+            assert_eq!(done.tokens, ids("generated"), "{name} {}", case["name"]);
+            assert_eq!(done.passes, number("steps"));
+            assert!(done.exact);
+            assert_eq!(done.text, None, "there is no tokenizer");
+            compared += 1;
+        }
+        assert!(compared >= 4, "{compared} cases");
+    }
+}
+
+#[tokio::test]
+async fn the_same_seed_gives_the_same_tokens() {
+    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
+    let run = async |seed| {
+        let request = v1::GenerateRequest {
+            temperature: Some(1.0),
+            seed,
+            ..tokens(&[1, 2, 3], 32)
+        };
+        let events = generate(&daemon, request).await.unwrap();
+        let done = done(&events);
+        (done.seed, done.tokens.clone())
+    };
+    let first = run(Some(5)).await;
+    assert_eq!(run(Some(5)).await, first);
+    assert_ne!(run(Some(6)).await.1, first.1);
+    // A drawn seed is told, and gives the same again.
+    let drawn = run(None).await;
+    assert_eq!(run(Some(drawn.0)).await, drawn);
+}
+
+#[tokio::test]
+async fn the_embedded_model_answers_in_words() {
+    let daemon = Daemon::embedded().await;
+    let model = daemon.snapshot().await.model.unwrap();
+    assert_eq!(model.name, "sluice-demo");
+    assert!(model.is_demonstration && model.shape.unwrap().has_tokenizer);
+
+    let events = generate(&daemon, chat("Tell me a story.")).await.unwrap();
+    let Kind::Queued(queued) = &events[0] else {
+        panic!("the first event is {:?}", events[0]);
+    };
+    assert_eq!((queued.request_id, queued.ahead), (1, 0));
+    let Kind::Started(started) = &events[1] else {
+        panic!("the second event is {:?}", events[1]);
+    };
+    assert_eq!((started.length, started.blocks, started.steps), (32, 1, 32));
+    assert_eq!(started.seed, 7);
+    let prompt = String::from_utf8_lossy(&started.prompt_text);
+    assert!(prompt.contains("Tell me a story."), "{prompt}");
+
+    // The certain part only grows, up to the text that is shown in the end.
+    let done = done(&events);
+    let text = done.text.clone().unwrap();
+    let mut stable: &[u8] = b"";
+    for event in &events {
+        let next = match event {
+            Kind::Pass(pass) => &pass.stable_text,
+            Kind::BlockDone(block) => &block.stable_text,
+            _ => continue,
+        };
+        assert!(next.starts_with(stable));
+        stable = next;
+    }
+    assert!(text.as_bytes().starts_with(stable));
+    assert!(!text.trim().is_empty());
+    assert!(!text.contains("<|"), "special tokens are dropped: {text}");
+}
+
+#[tokio::test]
+async fn pinned_words_stay() {
+    let daemon = Daemon::embedded().await;
+    let request = v1::GenerateRequest {
+        eos: v1::EosPolicy::Suppress.into(),
+        pins: vec![v1::Pin {
+            position: 4,
+            content: Some(v1::pin::Content::Text(" red kite".to_owned())),
+        }],
+        ..chat("Tell me a story.")
+    };
+    let events = generate(&daemon, request).await.unwrap();
+    let text = done(&events).text.clone().unwrap();
+    assert!(text.contains(" red kite"), "{text}");
+    let pinned = events.iter().find_map(|event| match event {
+        Kind::Started(started) => Some(started.pinned.clone()),
+        _ => None,
+    });
+    let pieces: Vec<u8> = pinned
+        .unwrap()
+        .into_iter()
+        .flat_map(|token| token.piece)
+        .collect();
+    assert_eq!(pieces, b" red kite");
+}
+
+#[tokio::test]
+async fn an_edit_changes_its_span_alone() {
+    let daemon = Daemon::embedded().await;
+    let text = "Mia went to the lake with a blue boat. Then she went home.";
+    let start = text.find("blue").unwrap();
+    let request = v1::GenerateRequest {
+        input: Some(v1::generate_request::Input::Edit(v1::Edit {
+            text: text.to_owned(),
+            span_start_bytes: start as u32,
+            span_end_bytes: (start + 4) as u32,
+            ..Default::default()
+        })),
+        seed: Some(1),
+        ..Default::default()
+    };
+    let events = generate(&daemon, request).await.unwrap();
+    let edited = done(&events).text.clone().unwrap();
+    assert!(
+        edited.starts_with("Mia went to the lake with a"),
+        "{edited}"
+    );
+    assert!(edited.ends_with(" boat. Then she went home."), "{edited}");
+}
+
+#[tokio::test]
+async fn an_estimate_tells_progress_and_a_result() {
+    use sluice_proto::v1::score_response::Kind as Score;
+
+    let daemon = Daemon::embedded().await;
+    let score = async |answer: &str| {
+        let request = v1::ScoreRequest {
+            prompt: Some(v1::score_request::Prompt::RawText("Once upon".to_owned())),
+            answer: Some(v1::score_request::Answer::AnswerText(answer.to_owned())),
+            draws: Some(8),
+            seed: Some(3),
+            ..Default::default()
+        };
+        let mut stream = daemon
+            .generation()
+            .await
+            .score(request)
+            .await
+            .unwrap()
+            .into_inner();
+        let mut last = None;
+        while let Some(message) = within("an estimate", stream.message()).await.unwrap() {
+            last = message.kind;
+        }
+        match last {
+            Some(Score::Result(result)) => result,
+            other => panic!("the last message is {other:?}"),
+        }
+    };
+    let likely = score(" a time there was a fox").await;
+    let unlikely = score(" xq zzv kkw jjq").await;
+    assert_eq!((likely.draws, likely.seed), (8, 3));
+    assert!(likely.log_likelihood < 0.0 && likely.standard_error.is_some());
+    let each = |result: &v1::ScoreResult| result.log_likelihood / f64::from(result.answer_tokens);
+    assert!(each(&likely) > each(&unlikely));
+    let line = daemon.request(likely.request_id).await;
+    assert_eq!(line.kind(), v1::RequestKind::Score);
+    assert_eq!(line.state(), v1::RequestState::Done);
+}

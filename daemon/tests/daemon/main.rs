@@ -1,0 +1,13 @@
+//! The daemon as others meet it: a real process, a socket of its own, a true client.
+
+mod support;
+
+mod bad_checkpoints;
+mod bad_requests;
+mod configuration;
+mod generating;
+mod requests;
+mod services;
+mod shutdown;
+mod sockets;
+mod systemd;

@@ -1,0 +1,90 @@
+//! Ending: what runs is drained within a bound, and the bound is kept.
+
+use std::time::Duration;
+
+use rustix::process::Signal;
+use sluice_proto::{
+    client::CallError,
+    v1::{self, generation_event::Kind},
+};
+use tonic::Code;
+
+use crate::support::{Daemon, checkpoints, done, long, rest, tokens, until};
+
+fn short(length: u32) -> v1::GenerateRequest {
+    v1::GenerateRequest {
+        eos: v1::EosPolicy::Suppress.into(),
+        ..tokens(&[1, 2, 3], length)
+    }
+}
+
+async fn slow(drain_seconds: &str) -> Daemon {
+    let arguments = ["--threads", "1", "--drain-seconds", drain_seconds];
+    Daemon::with_model(checkpoints::slow(), &arguments).await
+}
+
+#[tokio::test]
+async fn what_runs_is_finished_and_nothing_new_is_taken() {
+    let daemon = slow("55").await;
+    let (_, mut stream) = daemon.running(short(64)).await;
+    let mut late = daemon.generation().await;
+    daemon.signal(Signal::TERM);
+    until("the drain", || async {
+        daemon.snapshot().await.server.unwrap().state() == v1::ServerState::Draining
+    })
+    .await;
+    let refused = CallError::from(late.generate(short(8)).await.unwrap_err());
+    assert_eq!(refused.code, Code::Unavailable);
+    assert_eq!(refused.reason.as_deref(), Some("DRAINING"));
+
+    let events = rest(&mut stream).await.unwrap();
+    assert_eq!(done(&events).finish_reason(), v1::FinishReason::Length);
+    let notices = events
+        .iter()
+        .filter(|event| matches!(event, Kind::Notice(_)));
+    assert_eq!(notices.count(), 1, "the request is told");
+    let socket = daemon.socket.clone();
+    let (status, _, log) = daemon.ended().await;
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(!socket.exists());
+}
+
+#[tokio::test]
+async fn what_takes_too_long_is_cancelled_in_the_end() {
+    let daemon = slow("1").await;
+    let (_, mut stream) = daemon.running(long()).await;
+    daemon.signal(Signal::INT);
+    let events = rest(&mut stream).await.unwrap();
+    assert_eq!(done(&events).finish_reason(), v1::FinishReason::Cancelled);
+    let (status, took, log) = daemon.ended().await;
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    assert!(log.contains("time ran out, cancelling"), "{log}");
+}
+
+#[tokio::test]
+async fn a_reader_that_does_not_read_does_not_hold_the_end_up() {
+    let daemon = slow("0").await;
+    let (_, _unread) = daemon.running(long()).await;
+    daemon.signal(Signal::TERM);
+    let (status, took, log) = daemon.ended().await;
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(took < Duration::from_secs(15), "{took:?}");
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_at_once() {
+    let daemon = slow("3000").await;
+    let (_, _stream) = daemon.running(long()).await;
+    daemon.signal(Signal::TERM);
+    until("the drain", || async {
+        daemon.log().contains("waiting for requests")
+    })
+    .await;
+    let socket = daemon.socket.clone();
+    daemon.signal(Signal::TERM);
+    let (status, took, log) = daemon.ended().await;
+    assert_eq!(status.code(), Some(1), "{log}");
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    assert!(!socket.exists());
+}

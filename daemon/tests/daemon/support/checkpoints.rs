@@ -1,0 +1,141 @@
+//! Checkpoints: the repository's fixtures, spoiled copies of them, and a slow one made on
+//! the spot.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A checkpoint with expected outputs.
+pub fn fixture(name: &str) -> PathBuf {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("engine/tests/fixtures");
+    let folder = fixtures.join(name);
+    assert!(folder.is_dir(), "{} is missing", folder.display());
+    folder
+}
+
+/// A copy of `llada-tiny` to spoil.
+pub fn copy() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        let bytes = fs::read(fixture("llada-tiny").join(file)).unwrap();
+        fs::write(folder.path().join(file), bytes).unwrap();
+    }
+    folder
+}
+
+/// Rewrites the copy's weights.
+pub fn change_weights(
+    folder: &Path,
+    change: impl FnOnce(&mut BTreeMap<String, (Vec<usize>, Vec<u8>)>),
+) {
+    let path = folder.join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let stored = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors = stored
+        .iter()
+        .map(|(name, view)| {
+            let content = (view.shape().to_vec(), view.data().to_vec());
+            (name.to_owned(), content)
+        })
+        .collect();
+    change(&mut tensors);
+    write(&path, &tensors);
+}
+
+fn write(path: &Path, tensors: &BTreeMap<String, (Vec<usize>, Vec<u8>)>) {
+    let views = tensors.iter().map(|(name, (shape, bytes))| {
+        let view = TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap();
+        (name, view)
+    });
+    serialize_to_file(views, None, path).unwrap();
+}
+
+/// Rewrites a key of the copy's `config.json`.
+pub fn change_config(folder: &Path, key: &str, value: Value) {
+    let path = folder.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config[key] = value;
+    fs::write(path, config.to_string()).unwrap();
+}
+
+/// A checkpoint large enough that 256 positions take seconds, and a pass still takes little.
+pub fn slow() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("slow-checkpoint");
+        fs::create_dir_all(&folder).unwrap();
+        write_slow(&folder);
+        folder
+    })
+}
+
+const WIDTH: usize = 256;
+const MLP_WIDTH: usize = 688;
+const LAYERS: usize = 8;
+const VOCABULARY: usize = 2048;
+
+fn write_slow(folder: &Path) {
+    let config = json!({
+        "architectures": ["LLaDAModelLM"], "model_type": "llada", "block_type": "llama",
+        "activation_type": "silu", "layer_norm_type": "rms", "rms_norm_eps": 1e-5,
+        "d_model": WIDTH, "n_heads": 4, "n_kv_heads": 4, "n_layers": LAYERS,
+        "mlp_hidden_size": MLP_WIDTH, "max_sequence_length": 512, "rope": true,
+        "rope_theta": 10000.0, "vocab_size": VOCABULARY, "embedding_size": VOCABULARY,
+        "mask_token_id": 2040, "eos_token_id": 2041, "pad_token_id": 2041,
+        "include_bias": false, "include_qkv_bias": false, "weight_tying": false,
+        "alibi": false, "attention_layer_norm": false, "scale_logits": false,
+        "input_emb_norm": false, "multi_query_attention": null, "block_group_size": 1,
+    });
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let mut random = Random(1);
+    let mut tensors = BTreeMap::new();
+    let mut add = |name: String, shape: &[usize]| {
+        let is_norm = shape.len() == 1;
+        let count = shape.iter().product();
+        let numbers = std::iter::repeat_with(|| if is_norm { 1.0 } else { random.small() });
+        let bytes = numbers.take(count).flat_map(f32::to_le_bytes).collect();
+        tensors.insert(
+            format!("model.transformer.{name}.weight"),
+            (shape.to_vec(), bytes),
+        );
+    };
+    add("wte".to_owned(), &[VOCABULARY, WIDTH]);
+    add("ff_out".to_owned(), &[VOCABULARY, WIDTH]);
+    add("ln_f".to_owned(), &[WIDTH]);
+    for layer in 0..LAYERS {
+        for (name, shape) in [
+            ("attn_norm", &[WIDTH][..]),
+            ("ff_norm", &[WIDTH]),
+            ("q_proj", &[WIDTH, WIDTH]),
+            ("k_proj", &[WIDTH, WIDTH]),
+            ("v_proj", &[WIDTH, WIDTH]),
+            ("attn_out", &[WIDTH, WIDTH]),
+            ("ff_proj", &[MLP_WIDTH, WIDTH]),
+            ("up_proj", &[MLP_WIDTH, WIDTH]),
+            ("ff_out", &[WIDTH, MLP_WIDTH]),
+        ] {
+            add(format!("blocks.{layer}.{name}"), shape);
+        }
+    }
+    write(&folder.join("model.safetensors"), &tensors);
+}
+
+/// A linear congruential generator: any spread of small numbers will do.
+struct Random(u64);
+
+impl Random {
+    fn small(&mut self) -> f32 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        ((self.0 >> 40) as f32 / (1 << 24) as f32 - 0.5) * 0.1
+    }
+}

@@ -1,0 +1,282 @@
+//! Starting daemons, talking to them, and waiting without sleeping longer than needed.
+
+pub mod checkpoints;
+
+use std::{
+    ffi::OsStr,
+    fs::File,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal};
+use sluice_proto::{
+    client::{self, CallError},
+    v1::{
+        self, generation_event::Kind, generation_service_client::GenerationServiceClient,
+        model_service_client::ModelServiceClient, telemetry_service_client::TelemetryServiceClient,
+    },
+};
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+use tonic::{Status, Streaming, transport::Channel};
+
+/// Far longer than anything here takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running `sluiced` with a folder of its own; killed when dropped.
+pub struct Daemon {
+    pub folder: TempDir,
+    pub socket: PathBuf,
+    child: Child,
+}
+
+/// `sluiced` in an environment that says nothing but what the test does.
+pub fn command(folder: &Path) -> Command {
+    isolate(Command::new(env!("CARGO_BIN_EXE_sluiced")), folder)
+}
+
+/// Any program, in the same environment.
+pub fn isolate(mut command: Command, folder: &Path) -> Command {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    command
+        .env_clear()
+        .env("PATH", path)
+        .env("HOME", folder)
+        .env("XDG_CONFIG_HOME", folder.join("config"))
+        .env("XDG_RUNTIME_DIR", folder)
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    command
+}
+
+/// Runs `sluiced` to its end.
+pub async fn run(folder: &Path, arguments: &[&str]) -> Output {
+    let output = command(folder).args(arguments).output();
+    within("sluiced to end", output).await.unwrap()
+}
+
+/// Waits, but not for ever.
+pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(PATIENCE, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("waited {PATIENCE:?} for {what}"),
+    }
+}
+
+/// Asks again and again until the answer is yes.
+pub async fn until<F: Future<Output = bool>>(what: &str, mut ask: impl FnMut() -> F) {
+    let asking = async {
+        while !ask().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within(what, asking).await;
+}
+
+impl Daemon {
+    /// Serves the checkpoint, ready to generate.
+    pub async fn with_model(model: &Path, arguments: &[&str]) -> Self {
+        let model = model.to_str().unwrap();
+        let arguments = [&["--model", model], arguments].concat();
+        let daemon = Self::start(&arguments).await;
+        daemon.model_state(v1::ModelState::Ready).await;
+        daemon
+    }
+
+    /// Serves the embedded model, ready to generate.
+    pub async fn embedded() -> Self {
+        let daemon = Self::start(&[""; 0]).await;
+        daemon.model_state(v1::ModelState::Ready).await;
+        daemon
+    }
+
+    /// A daemon that answers on its socket; its model may be loading.
+    pub async fn start(arguments: &[impl AsRef<OsStr>]) -> Self {
+        let folder = TempDir::new().unwrap();
+        let socket = folder.path().join("s");
+        let mut command = command(folder.path());
+        command.arg("--socket").arg(&socket).args(arguments);
+        Self::spawn(folder, socket, command).await
+    }
+
+    /// The same from a command made elsewhere.
+    pub async fn spawn(folder: TempDir, socket: PathBuf, mut command: Command) -> Self {
+        let log = File::create(folder.path().join("log")).unwrap();
+        let child = command.stderr(log).spawn().unwrap();
+        let daemon = Self {
+            folder,
+            socket,
+            child,
+        };
+        until("the socket", || async {
+            assert!(daemon.socket_may_come(), "{}", daemon.log());
+            client::connect(&daemon.socket).await.is_ok()
+        })
+        .await;
+        daemon
+    }
+
+    fn socket_may_come(&self) -> bool {
+        // Gone from the process table, or a zombie, when it ended at once.
+        let Some(pid) = self.child.id() else {
+            return false;
+        };
+        std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| !stat.contains(") Z "))
+    }
+
+    pub async fn channel(&self) -> Channel {
+        client::connect(&self.socket).await.unwrap()
+    }
+
+    pub async fn generation(&self) -> GenerationServiceClient<Channel> {
+        GenerationServiceClient::new(self.channel().await)
+            .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
+    }
+
+    pub async fn models(&self) -> ModelServiceClient<Channel> {
+        ModelServiceClient::new(self.channel().await)
+    }
+
+    pub async fn snapshot(&self) -> v1::Snapshot {
+        let mut client = TelemetryServiceClient::new(self.channel().await);
+        let answer = client.get_snapshot(v1::GetSnapshotRequest {}).await;
+        answer.unwrap().into_inner().snapshot.unwrap()
+    }
+
+    /// Waits until the present model is in this state, and returns it.
+    pub async fn model_state(&self, state: v1::ModelState) -> v1::Model {
+        until("the model's state", || async {
+            let model = self.snapshot().await.model.unwrap();
+            model.state() == state
+        })
+        .await;
+        self.snapshot().await.model.unwrap()
+    }
+
+    /// One line of the list.
+    pub async fn request(&self, id: u64) -> v1::RequestSummary {
+        let answer = self
+            .generation()
+            .await
+            .list_requests(v1::ListRequestsRequest {})
+            .await;
+        let list = answer.unwrap().into_inner().requests;
+        list.into_iter()
+            .find(|request| request.request_id == id)
+            .unwrap()
+    }
+
+    /// Starts a request and reads it until its first pass.
+    pub async fn running(
+        &self,
+        request: v1::GenerateRequest,
+    ) -> (u64, Streaming<v1::GenerateResponse>) {
+        let mut stream = self
+            .generation()
+            .await
+            .generate(request)
+            .await
+            .unwrap()
+            .into_inner();
+        let id = loop {
+            if let Some(Kind::Pass(pass)) = within("a pass", next(&mut stream)).await.unwrap() {
+                break pass.request_id;
+            }
+        };
+        (id, stream)
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.child.id().unwrap()).unwrap();
+        rustix::process::kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+    }
+
+    /// Waits for the process; how long it took from now, and what it logged.
+    pub async fn ended(mut self) -> (ExitStatus, Duration, String) {
+        let begun = Instant::now();
+        let status = within("the daemon to end", self.child.wait())
+            .await
+            .unwrap();
+        (status, begun.elapsed(), self.log())
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+}
+
+/// A request of ids alone.
+pub fn tokens(ids: &[u32], length: u32) -> v1::GenerateRequest {
+    let ids = ids.to_vec();
+    v1::GenerateRequest {
+        input: Some(v1::generate_request::Input::Tokens(v1::TokenIds { ids })),
+        length: Some(length),
+        seed: Some(7),
+        ..Default::default()
+    }
+}
+
+/// A request that takes long on [`checkpoints::slow`].
+pub fn long() -> v1::GenerateRequest {
+    v1::GenerateRequest {
+        eos: v1::EosPolicy::Suppress.into(),
+        ..tokens(&[1, 2, 3], 256)
+    }
+}
+
+/// A question to the embedded model.
+pub fn chat(question: &str) -> v1::GenerateRequest {
+    let message = v1::Message {
+        role: "user".to_owned(),
+        content: question.to_owned(),
+    };
+    v1::GenerateRequest {
+        input: Some(v1::generate_request::Input::Chat(v1::Chat {
+            messages: vec![message],
+        })),
+        length: Some(32),
+        seed: Some(7),
+        ..Default::default()
+    }
+}
+
+/// The next event; `None` at the end.
+pub async fn next(stream: &mut Streaming<v1::GenerateResponse>) -> Result<Option<Kind>, Status> {
+    let message = stream.message().await?;
+    Ok(message.map(|message| message.event.unwrap().kind.unwrap()))
+}
+
+/// All events to the end.
+pub async fn rest(stream: &mut Streaming<v1::GenerateResponse>) -> Result<Vec<Kind>, CallError> {
+    let mut events = Vec::new();
+    while let Some(event) = within("an event", next(stream)).await? {
+        events.push(event);
+    }
+    Ok(events)
+}
+
+/// Runs a request to its end.
+pub async fn generate(
+    daemon: &Daemon,
+    request: v1::GenerateRequest,
+) -> Result<Vec<Kind>, CallError> {
+    let mut stream = daemon
+        .generation()
+        .await
+        .generate(request)
+        .await?
+        .into_inner();
+    rest(&mut stream).await
+}
+
+/// The last event of a request that came to its end.
+pub fn done(events: &[Kind]) -> &v1::Done {
+    match events.last() {
+        Some(Kind::Done(done)) => done,
+        other => panic!("the last event is {other:?}"),
+    }
+}
