@@ -187,6 +187,25 @@ fn a_termination_gives_the_terminal_back() {
 }
 
 #[test]
+fn a_suspension_gives_the_terminal_back_and_takes_it_again() {
+    let fake = Fake::start(vec![]);
+    let mut journey = Journey::start(fake.sluice(&[]));
+    journey.expect("connected");
+    journey.press("draft\x1a");
+    journey.expect(GIVEN_BACK);
+    let pid = Pid::from_child(&journey.child);
+    eventually("the screen drawn anew, with the draft", || {
+        // Continuing a process that was not stopped does nothing.
+        kill_process(pid, Signal::CONT).expect("signal");
+        let screen = journey.screen();
+        let (_, after) = screen.rsplit_once(GIVEN_BACK).expect("seen above");
+        after.contains("draft")
+    });
+    journey.press("\x03");
+    assert!(journey.end().success());
+}
+
+#[test]
 fn a_conversation_draws_its_answers_and_ends_with_control_d() {
     let fake = Fake::start(story("well"));
     let mut journey = Journey::start(fake.sluice(&["chat"]));

@@ -78,6 +78,8 @@ pub fn wrap(runs: &[Run], columns: usize) -> Vec<Vec<Run>> {
     let columns = columns.max(1);
     let mut lines: Vec<Vec<(char, Look)>> = vec![Vec::new()];
     let mut used = 0;
+    // A space fell off the end of the line, so the next word starts another.
+    let mut is_full = false;
     let characters = runs
         .iter()
         .flat_map(|run| run.text.chars().map(|character| (character, run.look)));
@@ -86,6 +88,7 @@ pub fn wrap(runs: &[Run], columns: usize) -> Vec<Vec<Run>> {
             '\n' => {
                 lines.push(Vec::new());
                 used = 0;
+                is_full = false;
                 continue;
             }
             '\t' => (' ', TAB_COLUMNS),
@@ -93,10 +96,16 @@ pub fn wrap(runs: &[Run], columns: usize) -> Vec<Vec<Run>> {
         };
         for _ in 0..repeat {
             let wide = char_width(character);
+            if is_full && character != ' ' {
+                lines.push(Vec::new());
+                used = 0;
+                is_full = false;
+            }
             if used + wide > columns {
                 let line = lines.last_mut().expect("there is always a line");
                 // A space at the edge stays behind, where it does not show.
                 if character == ' ' {
+                    is_full = true;
                     continue;
                 }
                 let word = line
@@ -215,6 +224,8 @@ mod tests {
         assert_eq!(wrapped("one two three", 8), ["one two ", "three"]);
         assert_eq!(wrapped("abcdefghij", 4), ["abcd", "efgh", "ij"]);
         assert_eq!(wrapped("日本語日本", 5), ["日本", "語日", "本"]);
+        assert_eq!(wrapped("x wanted it", 8), ["x wanted", "it"]);
+        assert_eq!(wrapped("ab  cd \nef", 2), ["ab", "cd", "ef"]);
         assert_eq!(wrapped("a\n\nb", 5), ["a", "", "b"]);
         assert_eq!(wrapped("\tx", 10), ["    x"]);
         assert_eq!(wrapped("", 10), [""]);

@@ -189,7 +189,7 @@ fn summary(done: &Done) -> String {
         units::count(done.text_tokens.into()),
         units::duration_ms(done.elapsed_ms),
     );
-    if done.elapsed_ms > 0.0 {
+    if done.elapsed_ms > 0.0 && done.text_tokens > 0 {
         let rate = f64::from(done.text_tokens) / done.elapsed_ms * 1000.0;
         line += &format!(" · {rate:.1} tokens/s");
     }

@@ -1,7 +1,7 @@
 //! The dashboard: what a bare `sluice` shows.
 //!
 //! [`event`] lists all that can happen, [`keys`] what keys do, [`state`] holds what is known,
-//! [`update`] is the one function that changes it, [`view`] draws it. This module runs them: it waits
+//! [`mod@update`] is the one function that changes it, [`view`] draws it. This module runs them: it waits
 //! for the next event, and carries out what the update asks for.
 
 pub mod event;

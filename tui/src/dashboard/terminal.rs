@@ -31,8 +31,7 @@ impl Session {
             }));
         });
         take_over()?;
-        let terminal =
-            Terminal::new(CrosstermBackend::new(io::stdout())).inspect_err(|_| restore())?;
+        let terminal = blank().inspect_err(|_| restore())?;
         Ok(Self { terminal })
     }
 
@@ -42,7 +41,10 @@ impl Session {
         restore();
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TSTP)?;
         take_over()?;
-        self.terminal.clear()
+        // Not `clear`: it asks the terminal where the cursor is, and the answer would have to
+        // come past the keys.
+        self.terminal = blank()?;
+        Ok(())
     }
 }
 
@@ -50,6 +52,11 @@ impl Drop for Session {
     fn drop(&mut self) {
         restore();
     }
+}
+
+/// A screen of which nothing is drawn yet.
+fn blank() -> io::Result<Terminal<CrosstermBackend<Stdout>>> {
+    Terminal::new(CrosstermBackend::new(io::stdout()))
 }
 
 fn take_over() -> io::Result<()> {

@@ -12,7 +12,6 @@ use super::{
     keys::{self, Action, Mode},
     state::{Link, Own, State},
 };
-use crate::canvas::Canvas;
 
 /// Requests whose canvas is kept after they ended.
 const CANVASES_MAX: usize = 16;

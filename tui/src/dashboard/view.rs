@@ -7,7 +7,7 @@ use ratatui::{
     layout::{Constraint, Layout, Rect},
     style::{Color, Modifier, Style},
     text::{Line, Span},
-    widgets::{Block, Clear, Paragraph},
+    widgets::{Block, Clear, Paragraph, Wrap},
 };
 use sluice_proto::v1::{Model, ModelState, Snapshot};
 use sluice_shared::units;
@@ -38,7 +38,7 @@ pub fn view(frame: &mut Frame<'_>, state: &State, colour: bool) {
             "sluice needs {LEAST_COLUMNS}x{LEAST_ROWS}, this is {}x{}",
             area.width, area.height
         );
-        frame.render_widget(Paragraph::new(words), area);
+        frame.render_widget(Paragraph::new(words).wrap(Wrap { trim: true }), area);
         return;
     }
     let paint = Paint { colour };
