@@ -1,0 +1,130 @@
+//! The training checkpoint: one safetensors file with weights, optimizer state and step, replaced as a whole.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::Path,
+};
+
+use anyhow::{Context, Result, anyhow};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    config::ModelConfig,
+    model::Model,
+    optimizer::{Moments, Optimizer, OptimizerOptions},
+};
+
+/// The name of the checkpoint in the output folder.
+pub const FILE_NAME: &str = "checkpoint.safetensors";
+
+/// What a run has to know to go on, and what the model card tells.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The shape of the model.
+    pub config: ModelConfig,
+    /// The seed of everything.
+    pub seed: u64,
+    /// Rows in a batch.
+    pub rows: usize,
+    /// Steps taken.
+    pub step: u64,
+    /// Steps planned.
+    pub steps_planned: u64,
+    /// Tokens seen, prompts and padding included.
+    pub tokens: u64,
+    /// Loss, smoothed over about a hundred steps.
+    pub loss: f64,
+    /// Time spent in steps.
+    pub train_seconds: f64,
+}
+
+/// Writes the checkpoint under a temporary name and then renames it, so that there is always a whole one.
+pub fn save(
+    folder: &Path,
+    model: &Model,
+    optimizer: &Optimizer,
+    progress: &Progress,
+) -> Result<()> {
+    let mut parts: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
+    for ((name, variable), moments) in model.variables().iter().zip(&optimizer.moments) {
+        let shape = variable.dims().to_vec();
+        parts.push((
+            format!("weight/{name}"),
+            shape.clone(),
+            bytes(&variable.flatten_all()?.to_vec1::<f32>()?),
+        ));
+        parts.push((
+            format!("first/{name}"),
+            shape.clone(),
+            bytes(&moments.first),
+        ));
+        parts.push((format!("second/{name}"), shape, bytes(&moments.second)));
+    }
+    let views = parts
+        .iter()
+        .map(|(name, shape, data)| {
+            Ok((
+                name.as_str(),
+                TensorView::new(Dtype::F32, shape.clone(), data)?,
+            ))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let metadata = HashMap::from([("progress".to_owned(), serde_json::to_string(progress)?)]);
+    let temporary = folder.join("checkpoint.partial");
+    std::fs::write(&temporary, safetensors::serialize(views, Some(metadata))?)
+        .context("write checkpoint")?;
+    std::fs::rename(&temporary, folder.join(FILE_NAME)).context("rename checkpoint")
+}
+
+/// Reads the checkpoint of a folder, or nothing if there is none yet.
+pub fn load(folder: &Path) -> Result<Option<(Model, Optimizer, Progress)>> {
+    let path = folder.join(FILE_NAME);
+    if !path.exists() {
+        return Ok(None);
+    }
+    let file = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+    let (_, metadata) = SafeTensors::read_metadata(&file).context("read checkpoint header")?;
+    let progress = metadata
+        .metadata()
+        .as_ref()
+        .and_then(|metadata| metadata.get("progress"))
+        .ok_or_else(|| anyhow!("the checkpoint does not say how far it got"))?;
+    let progress: Progress = serde_json::from_str(progress).context("read progress")?;
+    let tensors = SafeTensors::deserialize(&file).context("read checkpoint")?;
+    let read = |kind: &str, name: &str| -> Result<Vec<f32>> {
+        let view = tensors
+            .tensor(&format!("{kind}/{name}"))
+            .with_context(|| format!("find {kind} of {name}"))?;
+        Ok(numbers(view.data()))
+    };
+    let mut weights = BTreeMap::new();
+    let mut moments = Vec::new();
+    for (name, _) in progress.config.tensors() {
+        weights.insert(name.clone(), read("weight", &name)?);
+        moments.push(Moments {
+            first: read("first", &name)?,
+            second: read("second", &name)?,
+        });
+    }
+    let model = Model::from_weights(progress.config.clone(), weights)?;
+    let optimizer = Optimizer {
+        options: OptimizerOptions::default(),
+        moments,
+        steps: progress.step,
+    };
+    Ok(Some((model, optimizer, progress)))
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
+}
+
+fn numbers(data: &[u8]) -> Vec<f32> {
+    data.chunks_exact(4)
+        .map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]))
+        .collect()
+}

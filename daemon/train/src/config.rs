@@ -1,0 +1,137 @@
+//! The shape of the model, written with exactly the keys of LLaDA's `config.json`.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// Numbers that differ from model to model; everything else is LLaDA's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelConfig {
+    /// Width of the residual stream.
+    pub d_model: usize,
+    /// Attention heads; there is no grouping of keys and values.
+    pub n_heads: usize,
+    /// Transformer blocks.
+    pub n_layers: usize,
+    /// Width inside the gated layer.
+    pub mlp_hidden_size: usize,
+    /// Rows of the embedding and of the head.
+    pub vocab_size: usize,
+    /// Base of the rotary embedding.
+    pub rope_theta: f64,
+    /// Added to the mean square before its root is taken.
+    pub rms_norm_eps: f64,
+    /// The longest canvas the model is meant for.
+    pub max_sequence_length: usize,
+}
+
+impl ModelConfig {
+    /// The demonstration model: about three million parameters.
+    #[must_use]
+    pub fn demonstration(vocab_size: usize) -> Self {
+        Self {
+            d_model: 256,
+            n_heads: 4,
+            n_layers: 4,
+            mlp_hidden_size: 512,
+            vocab_size,
+            rope_theta: 10_000.0,
+            rms_norm_eps: 1e-5,
+            max_sequence_length: 512,
+        }
+    }
+
+    /// Every tensor of the model with LLaDA's name for it, in order.
+    #[must_use]
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let (width, inner, vocabulary) = (self.d_model, self.mlp_hidden_size, self.vocab_size);
+        let mut tensors = vec![(
+            "model.transformer.wte.weight".to_owned(),
+            vec![vocabulary, width],
+        )];
+        for layer in 0..self.n_layers {
+            let parts = [
+                ("attn_norm", vec![width]),
+                ("q_proj", vec![width, width]),
+                ("k_proj", vec![width, width]),
+                ("v_proj", vec![width, width]),
+                ("attn_out", vec![width, width]),
+                ("ff_norm", vec![width]),
+                ("ff_proj", vec![inner, width]),
+                ("up_proj", vec![inner, width]),
+                ("ff_out", vec![width, inner]),
+            ];
+            tensors.extend(parts.map(|(part, shape)| {
+                (
+                    format!("model.transformer.blocks.{layer}.{part}.weight"),
+                    shape,
+                )
+            }));
+        }
+        tensors.push(("model.transformer.ln_f.weight".to_owned(), vec![width]));
+        tensors.push((
+            "model.transformer.ff_out.weight".to_owned(),
+            vec![vocabulary, width],
+        ));
+        tensors
+    }
+
+    /// How many numbers the model has.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.tensors()
+            .iter()
+            .map(|(_, shape)| shape.iter().product::<usize>())
+            .sum()
+    }
+
+    /// The whole `config.json`.
+    #[must_use]
+    pub fn to_llada_json(&self, mask_id: u32, eos_id: u32) -> Value {
+        json!({
+            "activation_type": "silu",
+            "alibi": false,
+            "alibi_bias_max": 8.0,
+            "architectures": ["LLaDAModelLM"],
+            "attention_dropout": 0.0,
+            "attention_layer_norm": false,
+            "attention_layer_norm_with_affine": true,
+            "bias_for_layer_norm": false,
+            "block_group_size": 1,
+            "block_type": "llama",
+            "d_model": self.d_model,
+            "embedding_dropout": 0.0,
+            "embedding_size": self.vocab_size,
+            "eos_token_id": eos_id,
+            "flash_attention": false,
+            "include_bias": false,
+            "include_qkv_bias": false,
+            "init_cutoff_factor": null,
+            "init_device": "meta",
+            "init_fn": "normal",
+            "init_std": 0.02,
+            "input_emb_norm": false,
+            "layer_norm_type": "rms",
+            "layer_norm_with_affine": true,
+            "mask_token_id": mask_id,
+            "max_sequence_length": self.max_sequence_length,
+            "mlp_hidden_size": self.mlp_hidden_size,
+            "mlp_ratio": 4,
+            "model_type": "llada",
+            "multi_query_attention": null,
+            "n_heads": self.n_heads,
+            "n_kv_heads": self.n_heads,
+            "n_layers": self.n_layers,
+            "pad_token_id": eos_id,
+            "precision": "fp32",
+            "residual_dropout": 0.0,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope": true,
+            "rope_full_precision": true,
+            "rope_theta": self.rope_theta,
+            "scale_logits": false,
+            "use_cache": false,
+            "vocab_size": self.vocab_size,
+            "weight_tying": false,
+        })
+    }
+}

@@ -1,0 +1,22 @@
+//! The training program as a library: a text generator, a tokenizer trained on it, the LLaDA network with gradients,
+//! the masked-diffusion objective, and the way from a checkpoint to a Hugging Face folder.
+
+// The configuration is one long JSON literal.
+#![recursion_limit = "256"]
+
+pub mod random;
+
+pub mod corpus;
+pub mod vocabulary;
+
+pub mod config;
+pub mod model;
+pub mod ops;
+
+pub mod batch;
+pub mod checkpoint;
+pub mod optimizer;
+pub mod trainer;
+
+pub mod export;
+pub mod sampler;

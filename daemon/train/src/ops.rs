@@ -1,0 +1,143 @@
+//! The operations of the model with their gradients, each as one pass over memory.
+//!
+//! Candle keeps the tape; these are its custom operations on the CPU. Written from candle's elementary operations the
+//! same network spends more time on temporaries than on multiplication (and its fused norm and softmax have no
+//! gradient). The tests compare each operation and its gradient with that elementary form.
+
+mod attention;
+mod elementwise;
+mod linear;
+mod loss;
+mod numeric;
+
+pub use attention::attention;
+pub use elementwise::{gated, rms_norm, rotate};
+pub use linear::linear;
+pub use loss::cross_entropy;
+
+use candle_core::{CpuStorage, DType, Error, Layout, Result, Storage, Tensor};
+use gemm::Parallelism;
+
+/// A read-only matrix view: `data[row * row_stride + column * column_stride]`.
+#[derive(Clone, Copy)]
+struct Matrix<'a> {
+    data: &'a [f32],
+    rows: usize,
+    columns: usize,
+    row_stride: usize,
+    column_stride: usize,
+}
+
+impl<'a> Matrix<'a> {
+    fn new(data: &'a [f32], rows: usize, columns: usize) -> Self {
+        Self::strided(data, rows, columns, columns)
+    }
+
+    fn strided(data: &'a [f32], rows: usize, columns: usize, row_stride: usize) -> Self {
+        Self {
+            data,
+            rows,
+            columns,
+            row_stride,
+            column_stride: 1,
+        }
+    }
+
+    fn transposed(self) -> Self {
+        Self {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    fn last_index(&self) -> usize {
+        (self.rows - 1) * self.row_stride + (self.columns - 1) * self.column_stride
+    }
+}
+
+/// Writes `scale · left · right` into the rows of `out`, which lie `out_row_stride` apart.
+fn multiply(
+    out: &mut [f32],
+    out_row_stride: usize,
+    left: Matrix<'_>,
+    right: Matrix<'_>,
+    scale: f32,
+    parallelism: Parallelism,
+) {
+    let (m, n, k) = (left.rows, right.columns, left.columns);
+    assert_eq!(k, right.rows, "inner sizes of a product differ");
+    if m == 0 || n == 0 || k == 0 {
+        return;
+    }
+    assert!(n <= out_row_stride && (m - 1) * out_row_stride + n <= out.len());
+    assert!(left.last_index() < left.data.len() && right.last_index() < right.data.len());
+    // SAFETY: the assertions above show that every element the kernel touches lies inside its slice, and `out` is
+    // borrowed mutably, so it overlaps neither operand. All strides fit, since slices are shorter than `isize::MAX`.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.as_mut_ptr(),
+            1,
+            out_row_stride as isize,
+            false,
+            left.data.as_ptr(),
+            left.column_stride as isize,
+            left.row_stride as isize,
+            right.data.as_ptr(),
+            right.column_stride as isize,
+            right.row_stride as isize,
+            0.0,
+            scale,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+/// All threads of the pool, or none besides this one.
+fn all_threads() -> Parallelism {
+    match rayon::current_num_threads() {
+        1 => Parallelism::None,
+        count => Parallelism::Rayon(count),
+    }
+}
+
+/// The numbers of a contiguous f32 storage.
+fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
+    let (start, end) = layout
+        .contiguous_offsets()
+        .ok_or_else(|| Error::Msg("the training operations need contiguous tensors".into()))?;
+    match storage {
+        CpuStorage::F32(all) => Ok(&all[start..end]),
+        _ => Err(Error::Msg(
+            "the training operations need f32 tensors".into(),
+        )),
+    }
+}
+
+/// Lends the numbers of a CPU tensor.
+fn with_values<R>(tensor: &Tensor, read: impl FnOnce(&[f32]) -> R) -> Result<R> {
+    let tensor = tensor.contiguous()?.to_dtype(DType::F32)?;
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(storage) => Ok(read(values(storage, layout)?)),
+        _ => Err(Error::Msg(
+            "the training operations run on the CPU only".into(),
+        )),
+    }
+}
+
+/// A gradient of the same shape as the tensor it belongs to.
+fn gradient(values: Vec<f32>, like: &Tensor) -> Result<Tensor> {
+    Tensor::from_vec(values, like.shape(), like.device())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! The projection `x · Wᵀ` with weights stored as `[out, in]`.
+
+use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
+
+use super::{Matrix, all_threads, gradient, multiply, values, with_values};
+
+/// Projects the rows of `x` (`[rows, in]`) with `weight` (`[out, in]`).
+pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    x.apply_op2(weight, Linear)
+}
+
+struct Linear;
+
+impl CustomOp2 for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        weight: &CpuStorage,
+        weight_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (rows, width) = x_layout.shape().dims2()?;
+        let (out_width, _) = weight_layout.shape().dims2()?;
+        let mut out = vec![0.0; rows * out_width];
+        let x = Matrix::new(values(x, x_layout)?, rows, width);
+        let weight = Matrix::new(values(weight, weight_layout)?, out_width, width);
+        multiply(
+            &mut out,
+            out_width,
+            x,
+            weight.transposed(),
+            1.0,
+            all_threads(),
+        );
+        Ok((CpuStorage::F32(out), (rows, out_width).into()))
+    }
+
+    fn bwd(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        _out: &Tensor,
+        out_gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let (rows, width) = x.dims2()?;
+        let (out_width, _) = weight.dims2()?;
+        let mut x_gradient = vec![0.0; rows * width];
+        let mut weight_gradient = vec![0.0; out_width * width];
+        with_values(out_gradient, |out_gradient| -> Result<()> {
+            let out_gradient = Matrix::new(out_gradient, rows, out_width);
+            with_values(weight, |weight| {
+                let weight = Matrix::new(weight, out_width, width);
+                multiply(
+                    &mut x_gradient,
+                    width,
+                    out_gradient,
+                    weight,
+                    1.0,
+                    all_threads(),
+                );
+            })?;
+            with_values(x, |x| {
+                let x = Matrix::new(x, rows, width);
+                multiply(
+                    &mut weight_gradient,
+                    width,
+                    out_gradient.transposed(),
+                    x,
+                    1.0,
+                    all_threads(),
+                );
+            })
+        })??;
+        Ok((
+            Some(gradient(x_gradient, x)?),
+            Some(gradient(weight_gradient, weight)?),
+        ))
+    }
+}

@@ -1,0 +1,65 @@
+//! Weighted cross-entropy.
+
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
+
+use super::{
+    gradient,
+    numeric::{exp, largest, sum_of},
+    values, with_values,
+};
+
+/// The sum over all rows of `logits` (`[rows, vocabulary]`) of weight · −log p(target).
+pub fn cross_entropy(logits: &Tensor, targets: Vec<u32>, weights: Vec<f32>) -> Result<Tensor> {
+    logits.apply_op1(CrossEntropy { targets, weights })
+}
+
+struct CrossEntropy {
+    targets: Vec<u32>,
+    weights: Vec<f32>,
+}
+
+/// The largest value of a row and the sum of exponentials relative to it.
+fn normalizer(row: &[f32]) -> (f32, f32) {
+    let largest = largest(row);
+    let sum = sum_of(row, row, |logit, _| exp(logit - largest));
+    (largest, sum)
+}
+
+impl CustomOp1 for CrossEntropy {
+    fn name(&self) -> &'static str {
+        "cross_entropy"
+    }
+
+    fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (_, vocabulary) = layout.shape().dims2()?;
+        let rows = values(logits, layout)?.chunks_exact(vocabulary);
+        let loss =
+            rows.zip(self.targets.iter().zip(&self.weights))
+                .map(|(row, (target, weight))| {
+                    let (largest, sum) = normalizer(row);
+                    f64::from(weight * (largest + sum.ln() - row[*target as usize]))
+                });
+        Ok((CpuStorage::F32(vec![loss.sum::<f64>() as f32]), ().into()))
+    }
+
+    fn bwd(&self, logits: &Tensor, _loss: &Tensor, above: &Tensor) -> Result<Option<Tensor>> {
+        let (_, vocabulary) = logits.dims2()?;
+        let above = above.to_scalar::<f32>()?;
+        let out = with_values(logits, |logits| {
+            let mut out = Vec::with_capacity(logits.len());
+            for (row, (target, weight)) in logits
+                .chunks_exact(vocabulary)
+                .zip(self.targets.iter().zip(&self.weights))
+            {
+                let (largest, sum) = normalizer(row);
+                let factor = above * weight;
+                let start = out.len();
+                let share = factor / sum;
+                out.extend(row.iter().map(|logit| share * exp(logit - largest)));
+                out[start + *target as usize] -= factor;
+            }
+            out
+        })?;
+        gradient(out, logits).map(Some)
+    }
+}

@@ -1,0 +1,246 @@
+//! The byte-level BPE tokenizer: trained on generated text, with LLaDA's special tokens after the learned ones.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow};
+use serde_json::{Value, json};
+use tokenizers::{
+    AddedToken, Tokenizer, TokenizerBuilder,
+    models::bpe::{BPE, BpeTrainer},
+    normalizers::NormalizerWrapper,
+    pre_tokenizers::byte_level::ByteLevel,
+};
+
+use crate::corpus::{self, Sample};
+
+const BEGIN: &str = "<|startoftext|>";
+const END: &str = "<|endoftext|>";
+const MASK: &str = "<|mdm_mask|>";
+const HEADER_START: &str = "<|start_header_id|>";
+const HEADER_END: &str = "<|end_header_id|>";
+const TURN_END: &str = "<|eot_id|>";
+
+/// In the order of their ids, which follow the learned tokens.
+const SPECIAL_TOKENS: [&str; 6] = [BEGIN, END, MASK, HEADER_START, HEADER_END, TURN_END];
+
+/// LLaDA's own template, word for word (MIT).
+const CHAT_TEMPLATE: &str = "{% set loop_messages = messages %}{% for message in loop_messages %}\
+{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' %}\
+{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}\
+{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}";
+
+/// How many generated samples the tokenizer of the demonstration model is trained on.
+pub const TRAINING_SAMPLES: u64 = 20_000;
+
+/// The tokenizer with the ids that training and decoding need to know.
+pub struct Vocabulary {
+    tokenizer: Tokenizer,
+    /// Ends the text and fills what is left of the canvas.
+    pub end_id: u32,
+    /// Stands where nothing has been written yet.
+    pub mask_id: u32,
+    /// Ends one message.
+    pub turn_end_id: u32,
+}
+
+impl Vocabulary {
+    /// Learns a vocabulary of the given size, special tokens included, from samples of a seed.
+    pub fn train(seed: u64, size: usize, samples: u64) -> Result<Self> {
+        let mut tokenizer = TokenizerBuilder::new()
+            .with_model(BPE::default())
+            .with_normalizer(None::<NormalizerWrapper>)
+            .with_pre_tokenizer(Some(byte_level()))
+            .with_post_processor(None::<ByteLevel>)
+            .with_decoder(Some(byte_level()))
+            .build()
+            .map_err(|error| anyhow!("assemble tokenizer: {error}"))?;
+        let mut trainer = BpeTrainer::builder()
+            .vocab_size(size - SPECIAL_TOKENS.len())
+            .show_progress(false)
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .build();
+        let text = (0..samples).flat_map(|number| {
+            let sample = corpus::sample(seed, number);
+            [
+                "user".to_owned(),
+                "assistant".to_owned(),
+                "\n\n".to_owned(),
+                sample.question,
+                sample.answer,
+            ]
+        });
+        tokenizer
+            .train(&mut trainer, text)
+            .map_err(|error| anyhow!("train tokenizer: {error}"))?;
+        let special = SPECIAL_TOKENS.map(|token| AddedToken::from(token, true));
+        tokenizer.add_special_tokens(&special);
+        let json = tokenizer
+            .to_string(false)
+            .map_err(|error| anyhow!("write tokenizer: {error}"))?;
+        Self::from_json(json.as_bytes())
+    }
+
+    /// Reads a saved tokenizer.
+    pub fn load(path: &Path) -> Result<Self> {
+        let json = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        Self::from_json(&json)
+    }
+
+    fn from_json(json: &[u8]) -> Result<Self> {
+        let tokenizer =
+            Tokenizer::from_bytes(json).map_err(|error| anyhow!("load tokenizer: {error}"))?;
+        let id = |token: &str| {
+            tokenizer
+                .token_to_id(token)
+                .with_context(|| format!("the tokenizer lacks {token}"))
+        };
+        let (end_id, mask_id, turn_end_id) = (id(END)?, id(MASK)?, id(TURN_END)?);
+        Ok(Self {
+            tokenizer,
+            end_id,
+            mask_id,
+            turn_end_id,
+        })
+    }
+
+    /// Writes `tokenizer.json`.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let json = self
+            .tokenizer
+            .to_string(true)
+            .map_err(|error| anyhow!("write tokenizer: {error}"))?;
+        std::fs::write(path, json).with_context(|| format!("write {}", path.display()))
+    }
+
+    /// How many ids there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tokenizer.get_vocab_size(true)
+    }
+
+    /// False: there are always the bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The ids of a text; special tokens written in it become themselves.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self
+            .tokenizer
+            .encode(text, false)
+            .map_err(|error| anyhow!("encode: {error}"))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of the ids without special tokens.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        self.tokenizer
+            .decode(ids, true)
+            .map_err(|error| anyhow!("decode: {error}"))
+    }
+
+    /// The text up to the first end of turn or text.
+    pub fn decode_answer(&self, ids: &[u32]) -> Result<String> {
+        let end = ids
+            .iter()
+            .position(|id| *id == self.end_id || *id == self.turn_end_id);
+        self.decode(&ids[..end.unwrap_or(ids.len())])
+    }
+
+    /// The prompt of a first user message, as LLaDA's chat template renders it.
+    pub fn encode_question(&self, question: &str) -> Result<Vec<u32>> {
+        let question = question.trim();
+        self.encode(&format!(
+            "{BEGIN}{HEADER_START}user{HEADER_END}\n\n{question}{TURN_END}{HEADER_START}assistant{HEADER_END}\n\n"
+        ))
+    }
+
+    /// Prompt and answer of a sample; the answer ends with the end of its turn.
+    pub fn encode_sample(&self, sample: &Sample) -> Result<(Vec<u32>, Vec<u32>)> {
+        let mut answer = self.encode(&sample.answer)?;
+        answer.push(self.turn_end_id);
+        Ok((self.encode_question(&sample.question)?, answer))
+    }
+
+    /// The whole `tokenizer_config.json`.
+    #[must_use]
+    pub fn config_json(&self) -> Value {
+        let added = SPECIAL_TOKENS.iter().filter_map(|token| {
+            let id = self.tokenizer.token_to_id(token)?;
+            let entry = json!({
+                "content": token, "lstrip": false, "normalized": false, "rstrip": false,
+                "single_word": false, "special": true,
+            });
+            Some((id.to_string(), entry))
+        });
+        json!({
+            "add_bos_token": false,
+            "add_eos_token": false,
+            "added_tokens_decoder": added.collect::<serde_json::Map<_, _>>(),
+            "bos_token": BEGIN,
+            "chat_template": CHAT_TEMPLATE,
+            "clean_up_tokenization_spaces": false,
+            "eos_token": END,
+            "mask_token": MASK,
+            "model_max_length": 512,
+            "pad_token": END,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        })
+    }
+
+    /// The whole `generation_config.json`.
+    #[must_use]
+    pub fn generation_json(&self) -> Value {
+        json!({
+            "bos_token_id": self.tokenizer.token_to_id(BEGIN),
+            "eos_token_id": self.end_id,
+            "pad_token_id": self.end_id,
+        })
+    }
+}
+
+fn byte_level() -> ByteLevel {
+    ByteLevel::new(false, true, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_text_survives_the_round_trip() {
+        let vocabulary = Vocabulary::train(1, 400, 500).expect("train");
+        for text in [
+            "One sunny day, Mia met a fox.",
+            "größer — 日本 🦊\n\ttabs  and   spaces",
+            "\u{0}\u{7f}",
+        ] {
+            let ids = vocabulary.encode(text).expect("encode");
+            assert_eq!(vocabulary.decode(&ids).expect("decode"), text);
+        }
+        assert_eq!(vocabulary.len(), 400);
+    }
+
+    #[test]
+    fn special_tokens_are_single_ids_after_the_learned_ones() {
+        let vocabulary = Vocabulary::train(1, 400, 500).expect("train");
+        let (prompt, answer) = vocabulary
+            .encode_sample(&corpus::sample(1, 0))
+            .expect("encode");
+        assert_eq!(prompt[0], 394);
+        assert_eq!(vocabulary.end_id, 395);
+        assert_eq!(vocabulary.mask_id, 396);
+        assert_eq!(answer.last(), Some(&399));
+    }
+
+    #[test]
+    fn training_twice_gives_the_same_vocabulary() {
+        let text = "Near the lake lived a hedgehog named Theo.";
+        let [first, second] = [(); 2].map(|()| Vocabulary::train(1, 500, 500).expect("train"));
+        assert_eq!(
+            first.encode(text).expect("encode"),
+            second.encode(text).expect("encode")
+        );
+    }
+}

@@ -1,0 +1,156 @@
+//! `cargo ci`: everything that CI runs, step by step.
+
+use std::io;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use crate::system::{cargo, has, root};
+use crate::units;
+
+/// The version whose rules `deny.toml` is written for.
+const CARGO_DENY_VERSION: &str = "0.20.2";
+
+/// Whether the tests belong to this run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tests {
+    Run,
+    /// They ran already.
+    Leave,
+}
+
+/// How a step ended.
+pub(crate) enum Outcome {
+    Passed,
+    /// Something it needs is not here.
+    Skipped(String),
+    Failed(String),
+}
+
+type Step = (&'static str, fn() -> io::Result<Outcome>);
+
+const TESTS: Step = ("test", || command(cargo().arg("test")));
+const CHECKS: [Step; 5] = [
+    ("format", format),
+    ("lints", lints),
+    ("docs", docs),
+    ("licences", licences),
+    ("unit files", units::check),
+];
+
+pub(crate) fn run(tests: Tests) -> ExitCode {
+    let tests = (tests == Tests::Run).then_some(TESTS);
+    steps(tests.into_iter().chain(CHECKS))
+}
+
+pub(crate) fn run_units() -> ExitCode {
+    steps([("unit files", units::check as fn() -> _)].into_iter())
+}
+
+fn steps(steps: impl Iterator<Item = Step>) -> ExitCode {
+    let start = Instant::now();
+    let mut skipped = Vec::new();
+    for (name, step) in steps {
+        println!("\n=== {name}");
+        let begin = Instant::now();
+        let outcome = step().unwrap_or_else(|error| Outcome::Failed(error.to_string()));
+        let seconds = begin.elapsed().as_secs_f64();
+        match outcome {
+            Outcome::Passed => println!("=== {name}: passed in {seconds:.1} s"),
+            Outcome::Skipped(why) => {
+                println!("=== {name}: skipped: {why}");
+                skipped.push(name);
+            }
+            Outcome::Failed(why) => {
+                println!("=== {name}: FAILED after {seconds:.1} s: {why}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    println!("\npassed in {:.1} s", start.elapsed().as_secs_f64());
+    if !skipped.is_empty() {
+        println!("skipped, wholly or partly: {}", skipped.join(", "));
+    }
+    ExitCode::SUCCESS
+}
+
+fn format() -> io::Result<Outcome> {
+    if !has("cargo", &["fmt", "--version"]) {
+        return Ok(missing("rustfmt", "rustup component add rustfmt"));
+    }
+    command(cargo().args(["fmt", "--all", "--check"]))
+}
+
+fn lints() -> io::Result<Outcome> {
+    if !has("cargo", &["clippy", "--version"]) {
+        return Ok(missing("clippy", "rustup component add clippy"));
+    }
+    command(cargo().args([
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ]))
+}
+
+fn docs() -> io::Result<Outcome> {
+    command(
+        cargo()
+            .args(["doc", "--workspace", "--no-deps"])
+            .env("RUSTDOCFLAGS", "-D warnings"),
+    )
+}
+
+/// On a CI machine, what is missing is installed; at home, people decide that themselves.
+fn licences() -> io::Result<Outcome> {
+    let install = [
+        "install",
+        "cargo-deny",
+        "--locked",
+        "--version",
+        CARGO_DENY_VERSION,
+    ];
+    if !has("cargo", &["deny", "--version"]) {
+        if std::env::var_os("CI").is_some() {
+            println!("installing cargo-deny {CARGO_DENY_VERSION}");
+            command(cargo().args(install).arg("--quiet"))?;
+        }
+        if !has("cargo", &["deny", "--version"]) {
+            return Ok(missing(
+                "cargo-deny",
+                &format!("cargo {}", install.join(" ")),
+            ));
+        }
+    }
+    command(cargo().args([
+        "deny",
+        "check",
+        "--hide-inclusion-graph",
+        "licenses",
+        "bans",
+        "sources",
+    ]))
+}
+
+fn missing(tool: &str, remedy: &str) -> Outcome {
+    Outcome::Skipped(format!("{tool} is not here; install it with: {remedy}"))
+}
+
+/// Runs a command in the repository's root, its output passed through.
+fn command(command: &mut Command) -> io::Result<Outcome> {
+    let status = command.current_dir(root()).status()?;
+    if status.success() {
+        return Ok(Outcome::Passed);
+    }
+    let program = command.get_program().to_string_lossy().into_owned();
+    let program = program.rsplit('/').next().unwrap_or_default();
+    let arguments: Vec<_> = command
+        .get_args()
+        .map(|argument| argument.to_string_lossy())
+        .collect();
+    Ok(Outcome::Failed(format!(
+        "`{program} {}` ended with {status}",
+        arguments.join(" ")
+    )))
+}
