@@ -64,7 +64,12 @@ pub fn run(config: &Config) -> u8 {
             operation: "start the runtime",
             cause,
         })
-        .and_then(|runtime| runtime.block_on(serve(config, handed_over)));
+        .and_then(|runtime| {
+            let code = runtime.block_on(serve(config, handed_over));
+            // A text that is still being tokenized is nobody's by now.
+            runtime.shutdown_background();
+            code
+        });
     code.unwrap_or_else(|error| {
         // For people and scripts alike, whatever the log's filter is.
         eprintln!("sluiced: {error}");

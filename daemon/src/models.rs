@@ -368,6 +368,24 @@ mod tests {
     }
 
     #[test]
+    fn while_one_loads_callers_are_told_to_come_back() {
+        let models = Models::new(Changes::default());
+        let progress = v1::LoadProgress {
+            loaded_bytes: 1,
+            total_bytes: 2,
+        };
+        models.lock().loading = Some((ModelName::embedded(), progress));
+        assert!(matches!(
+            models.serving(),
+            Err(Failure::ModelLoading { .. })
+        ));
+        let present = models.present().unwrap();
+        assert_eq!(present.state(), v1::ModelState::Loading);
+        assert_eq!(present.progress, Some(progress));
+        assert_eq!(models.list().len(), 1);
+    }
+
+    #[test]
     fn without_a_model_the_embedded_one_is_available() {
         let models = Models::new(Changes::default());
         let list = models.list();

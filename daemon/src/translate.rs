@@ -13,7 +13,7 @@ use sluice_shared::sampling::EosPolicy;
 use crate::{
     failure::Failure,
     models::Serving,
-    registry::{Ending, Record, Registry},
+    registry::{Ending, Item, Record, Registry},
 };
 
 /// Takes the events of a generation into its record.
@@ -63,17 +63,25 @@ impl Home {
         self.record.id()
     }
 
-    fn end(&mut self, state: v1::RequestState, failure: Option<&Failure>) {
+    fn end_with(&mut self, state: v1::RequestState, result: Item) {
+        self.end(state, Some(result), None);
+    }
+
+    fn end(&mut self, state: v1::RequestState, result: Option<Item>, failure: Option<&Failure>) {
         self.ended = true;
-        if let (v1::RequestState::Failed, Some(failure)) = (state, failure) {
-            tracing::warn!(request = self.id(), reason = %failure, "request failed");
+        match (state, failure) {
+            (v1::RequestState::Failed, Some(failure)) => {
+                tracing::warn!(request = self.id(), reason = %failure, "request failed");
+            }
+            _ => tracing::info!(request = self.id(), state = ?state, "request ended"),
         }
         let status = failure.map(Into::into);
-        self.registry.end(&self.record, Ending { state, status });
+        self.registry
+            .end(&self.record, result, Ending { state, status });
     }
 
     fn fail(&mut self, failure: &Failure) {
-        self.end(v1::RequestState::Failed, Some(failure));
+        self.end(v1::RequestState::Failed, None, Some(failure));
     }
 }
 
@@ -153,7 +161,6 @@ impl Generation {
             block: block as u32,
             passes: passes as u32,
             tokens: canvas_tokens(positions, &self.serving),
-            stable_text: self.stable.text.clone(),
         };
         self.home.record.block_done(Kind::BlockDone(done).into());
         self.home.registry.touched();
@@ -174,8 +181,7 @@ impl Generation {
             peak_device_bytes: generated.peak_device_bytes,
             ..self.done_so_far()
         };
-        self.home.record.result(Kind::Done(done).into());
-        self.home.end(state, None);
+        self.home.end_with(state, Kind::Done(done).into());
     }
 
     fn cancelled_waiting(&mut self) {
@@ -186,8 +192,8 @@ impl Generation {
             tokens: slots.map(|fixed| fixed.unwrap_or(mask)).collect(),
             ..self.done_so_far()
         };
-        self.home.record.result(Kind::Done(done).into());
-        self.home.end(v1::RequestState::Cancelled, None);
+        self.home
+            .end_with(v1::RequestState::Cancelled, Kind::Done(done).into());
     }
 
     fn done_so_far(&self) -> v1::Done {
@@ -209,6 +215,8 @@ struct Stable {
     fixed: Vec<Option<u32>>,
     /// Ids that end the text; none where the user wants to see past them.
     ends: Vec<u32>,
+    /// The text does not end before this position: something is pinned there.
+    may_end_from: usize,
     /// Tokens in `text`.
     tokens: usize,
     text: Vec<u8>,
@@ -220,7 +228,9 @@ impl Stable {
             Slot::Masked => None,
             Slot::Pinned(id) => Some(*id),
         };
+        let last_pin = work.canvas.iter().rposition(|slot| *slot != Slot::Masked);
         let mut stable = Self {
+            may_end_from: last_pin.map_or(0, |position| position + 1),
             fixed: work.canvas.iter().map(pinned).collect(),
             ends: match work.eos {
                 EosPolicy::Stop => serving.loaded.info.eos_token_ids.clone(),
@@ -255,7 +265,7 @@ impl Stable {
 
     fn grow(&mut self, serving: &Serving) {
         while let Some(&Some(id)) = self.fixed.get(self.tokens) {
-            if self.ends.contains(&id) {
+            if self.tokens >= self.may_end_from && self.ends.contains(&id) {
                 break;
             }
             self.text.extend_from_slice(piece(serving, id));
@@ -345,7 +355,7 @@ impl Scoring {
             Event::Finished(Ok(Outcome::Scored(scored))) => self.done(&scored),
             Event::Finished(Ok(Outcome::Cancelled)) => {
                 let state = v1::RequestState::Cancelled;
-                self.home.end(state, Some(&Failure::Cancelled));
+                self.home.end(state, None, Some(&Failure::Cancelled));
             }
             Event::Finished(Ok(other)) => self.home.fail(&Failure::WrongOutcome(Box::new(other))),
             Event::Finished(Err(error)) => self.home.fail(&error.into()),
@@ -362,7 +372,6 @@ impl Scoring {
             ..self.facts
         };
         let item = score_response::Kind::Result(result).into();
-        self.home.record.result(item);
-        self.home.end(v1::RequestState::Done, None);
+        self.home.end_with(v1::RequestState::Done, item);
     }
 }

@@ -125,8 +125,9 @@ pub struct Generation {
     pub guidance: f64,
     /// How positions are ranked.
     pub remasking: Remasking,
-    /// What EOS does.
-    pub eos: EosPolicy,
+    /// What EOS does; `None`: ends the text, but in an edit it is never chosen, since the words
+    /// after the span would go with it.
+    pub eos: Option<EosPolicy>,
     /// Fixed tokens.
     pub pins: Vec<Pin>,
     /// Which positions a pass commits.
@@ -160,16 +161,17 @@ impl TryFrom<v1::GenerateRequest> for Generation {
     fn try_from(wire: v1::GenerateRequest) -> Result<Self, InvalidField> {
         use v1::generate_request::Input as WireInput;
 
-        let remasking = match wire.remasking() {
+        let remasking = match known("remasking", wire.remasking)? {
             v1::Remasking::Random => Remasking::Random,
             v1::Remasking::Unspecified | v1::Remasking::LowConfidence => Remasking::LowConfidence,
         };
-        let eos = match wire.eos() {
-            v1::EosPolicy::Unspecified | v1::EosPolicy::Stop => EosPolicy::Stop,
-            v1::EosPolicy::Suppress => EosPolicy::Suppress,
-            v1::EosPolicy::Keep => EosPolicy::Keep,
+        let eos = match known("eos", wire.eos)? {
+            v1::EosPolicy::Unspecified => None,
+            v1::EosPolicy::Stop => Some(EosPolicy::Stop),
+            v1::EosPolicy::Suppress => Some(EosPolicy::Suppress),
+            v1::EosPolicy::Keep => Some(EosPolicy::Keep),
         };
-        let cache = match wire.cache() {
+        let cache = match known("cache", wire.cache)? {
             v1::Cache::Unspecified | v1::Cache::None => Cache::None,
             v1::Cache::Prefix => Cache::Prefix,
             v1::Cache::Dual => Cache::Dual,
@@ -245,7 +247,14 @@ fn conversation(chat: v1::Chat) -> Result<Vec<Turn>, InvalidField> {
     }
 }
 
+/// Messages of a conversation, at most: a template runs over each of them.
+pub const MESSAGES_MAX: usize = 4096;
+
 fn turns(field: &'static str, messages: Vec<v1::Message>) -> Result<Vec<Turn>, InvalidField> {
+    if messages.len() > MESSAGES_MAX {
+        let problem = format!("has {} messages, more than {MESSAGES_MAX}", messages.len());
+        return Err(invalid(field, problem));
+    }
     let turn = |message: v1::Message| {
         let role = match message.role.as_str() {
             "system" => Role::System,
@@ -339,6 +348,11 @@ fn policy(wire: Option<v1::Policy>) -> Result<PolicyChoice, InvalidField> {
         .map_err(|error| invalid("policy", error.to_string()))
 }
 
+/// A value that this side knows; a newer client's must not be taken for the default.
+fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, InvalidField> {
+    T::try_from(value).map_err(|_| invalid(field, format!("has no value {value}")))
+}
+
 fn at_least_one(field: &'static str, value: Option<u32>) -> Result<Option<u32>, InvalidField> {
     if value == Some(0) {
         return Err(invalid(field, "must be at least 1, not 0"));
@@ -392,7 +406,7 @@ mod tests {
     fn defaults_are_the_documented_ones() {
         let checked = Generation::try_from(chat("hello")).unwrap();
         assert_eq!(checked.temperature, 0.0);
-        assert_eq!(checked.eos, EosPolicy::Stop);
+        assert_eq!(checked.eos, None);
         assert_eq!(checked.policy, PolicyChoice::default());
     }
 
@@ -405,6 +419,12 @@ mod tests {
         };
         assert_eq!(problem(v1::GenerateRequest::default()), "input: is missing");
         assert_eq!(problem(chat(" \n")), "chat: the prompt is empty");
+        assert_eq!(with(|r| r.cache = 9), "cache: has no value 9");
+        let mut crowd = chat("hello");
+        if let Some(v1::generate_request::Input::Chat(chat)) = &mut crowd.input {
+            chat.messages = vec![chat.messages[0].clone(); MESSAGES_MAX + 1];
+        }
+        assert_eq!(problem(crowd), "chat: has 4097 messages, more than 4096");
         assert_eq!(
             with(|r| r.length = Some(0)),
             "length: must be at least 1, not 0"

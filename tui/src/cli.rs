@@ -109,7 +109,7 @@ pub struct Sampling {
     /// How the masked positions of a pass are ranked [default: low_confidence]
     #[arg(long, value_name = "HOW")]
     pub remasking: Option<Remasking>,
-    /// What an end-of-sequence token does [default: stop]
+    /// What an end-of-sequence token does [default: stop; in an edit, suppress]
     #[arg(long, value_name = "WHAT")]
     pub eos: Option<Eos>,
     /// Which positions a pass commits [default: reference]
@@ -209,8 +209,9 @@ pub struct Plain {
 /// `sluice load`.
 #[derive(Debug, Args)]
 pub struct Load {
-    /// The checkpoint's folder, which the daemon's user must be able to read; the model that
-    /// ships inside the daemon when left out
+    /// The checkpoint's folder, which the daemon's user must be able to read and which must fit in
+    /// memory beside the present model; requests that wait are refused. Left out: the
+    /// model that ships inside the daemon
     pub dir: Option<PathBuf>,
 }
 

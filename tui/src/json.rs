@@ -97,7 +97,6 @@ fn block_done(block: &BlockDone) -> Value {
         "block": block.block,
         "passes": block.passes,
         "tokens": tokens(&block.tokens),
-        "stable_text": lossy(&block.stable_text),
     })
 }
 

@@ -126,7 +126,8 @@ impl Engine {
     }
 
     /// Loads a model between two requests, ahead of those that wait. The present model stays
-    /// in place until the new one is whole; a failure leaves it there.
+    /// in place until the new one is whole, so both are in memory for a moment; a failure
+    /// leaves it there. Requests that wait were made for the old model's ids and are refused.
     pub fn load(&self, source: Source, report: LoadReport) {
         if let Err(mut refused) = self.shared.queue.load(Load { source, report }) {
             (refused.report)(LoadEvent::Finished(Err(EngineError::Stopped)));
@@ -244,10 +245,8 @@ impl Worker {
                 });
             })
         }));
-        let result = result.unwrap_or_else(|panic| {
-            report(LoadEvent::Finished(Err(EngineError::Panicked)));
-            resume_unwind(panic)
-        });
+        // Unlike a pass, a load changes nothing before its end: the present model goes on.
+        let result = result.unwrap_or(Err(EngineError::Panicked));
         report(LoadEvent::Finished(result));
     }
 

@@ -31,11 +31,13 @@ pub enum RequestError {
         /// Positions to fill.
         canvas: usize,
     },
-    /// A scale that is negative, infinite or no number.
-    #[error("{what} must be a finite number of at least 0, not {value}")]
+    /// A scale that is negative, too large or no number.
+    #[error("{what} must lie between 0 and {max}, not {value}")]
     NotAScale {
         /// Which scale.
         what: &'static str,
+        /// Greatest allowed value.
+        max: f64,
         /// What was given.
         value: f64,
     },
@@ -97,7 +99,13 @@ pub enum EngineError {
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
     Stopped,
-    /// A bug: the engine's thread panicked and has ended.
+    /// A row of logits without a largest one, or without a finite sum.
+    #[error("no token can be chosen at position {position}: the logits are not numbers")]
+    NotANumber {
+        /// In the canvas, prompt included.
+        position: usize,
+    },
+    /// A bug: the engine's thread panicked; in the middle of a pass, it has ended.
     #[error("the engine failed; this is a bug in sluiced, whose log tells where")]
     Panicked,
     /// The engine's threads could not be started.

@@ -34,9 +34,9 @@ pub struct Generate {
     /// Passes of the reference schedule over all blocks, at least 1. Any number: a remainder
     /// goes to the first blocks, and every block gets at least one.
     pub steps: usize,
-    /// Scale of the Gumbel noise; 0: none.
+    /// Scale of the Gumbel noise, at most [`SCALE_MAX`]; 0: none.
     pub temperature: f64,
-    /// Classifier-free guidance weight; 0: no unconditional branch.
+    /// Classifier-free guidance weight, at most [`SCALE_MAX`]; 0: no unconditional branch.
     pub guidance: f64,
     /// How masked positions are ranked.
     pub remasking: Remasking,
@@ -159,9 +159,18 @@ fn check_lengths(prompt: &[u32], fill: usize, model: &ModelInfo) -> Result<(), R
     Ok(())
 }
 
+/// Greatest temperature and guidance weight: far beyond all use, and far from where logits
+/// would overflow.
+pub const SCALE_MAX: f64 = 1000.0;
+
 fn check_scale(what: &'static str, value: f64) -> Result<(), RequestError> {
-    if !value.is_finite() || value < 0.0 {
-        return Err(RequestError::NotAScale { what, value });
+    // Written so that NaN fails.
+    if !(0.0..=SCALE_MAX).contains(&value) {
+        return Err(RequestError::NotAScale {
+            what,
+            max: SCALE_MAX,
+            value,
+        });
     }
     Ok(())
 }

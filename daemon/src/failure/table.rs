@@ -180,6 +180,11 @@ fn engine(error: &EngineError) -> Row {
         EngineError::Stopped => {
             Row::new(Code::Unavailable, "STOPPED").hint("start sluiced again and repeat")
         }
+        EngineError::NotANumber { position } => Row::new(Code::DataLoss, "NOT_A_NUMBER")
+            .hint(
+                "the checkpoint's weights are broken, or leave nothing to choose; check its files",
+            )
+            .figure("position", position),
         EngineError::Panicked => Row::new(Code::Internal, "ENGINE_PANICKED")
             .hint("this is a bug in sluiced; its log says more"),
         EngineError::Threads(_) => Row::new(Code::Internal, "NO_THREADS")
@@ -189,7 +194,8 @@ fn engine(error: &EngineError) -> Row {
 
 fn request(error: &RequestError) -> Row {
     match error {
-        RequestError::Zero { what } => Row::invalid("ZERO", field_name(what)),
+        RequestError::Zero { what } => Row::invalid("ZERO", field_name(what))
+            .hint("give a greater number, or leave it out for the default"),
         RequestError::ContextExceeded {
             prompt,
             length,
@@ -205,7 +211,9 @@ fn request(error: &RequestError) -> Row {
                 .figure("block_length", block)
                 .figure("length", canvas)
         }
-        RequestError::NotAScale { what, .. } => Row::invalid("NOT_A_SCALE", field_name(what)),
+        RequestError::NotAScale { what, .. } => {
+            Row::invalid("NOT_A_SCALE", field_name(what)).hint("leave it out, or give 0, for none")
+        }
         RequestError::UnknownToken { id, vocabulary } => Row::invalid("UNKNOWN_TOKEN", "tokens")
             .hint("ids are those of the model's own tokenizer")
             .figure("id", id)

@@ -23,6 +23,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::OutOfMemory { .. }) => "out of memory",
         F::Engine(E::Stopped) => "stopped",
         F::Engine(E::Threads(_)) => "threads",
+        F::Engine(E::NotANumber { .. }) => "not a number",
         F::Engine(E::Panicked) => "panicked",
         F::Text(TextError::Tokenizer { .. }) => "tokenizer",
         F::Text(TextError::Config { .. }) => "tokenizer config",
@@ -84,13 +85,13 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 52;
+const VARIANTS: usize = 53;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
     use Code::{
-        Aborted, Cancelled, DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument,
-        NotFound, PermissionDenied, ResourceExhausted, Unavailable, Unimplemented,
+        Aborted, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal,
+        InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, Unavailable, Unimplemented,
     };
     use Failure as F;
     let text = || "text".to_owned();
@@ -120,6 +121,7 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (engine(EngineError::Stopped), Unavailable),
         (engine(EngineError::Threads(text())), Internal),
+        (engine(EngineError::NotANumber { position: 3 }), DataLoss),
         (engine(EngineError::Panicked), Internal),
         (
             F::Text(TextError::Tokenizer { cause: text() }),
@@ -277,6 +279,7 @@ fn wrong_requests() -> Vec<RequestError> {
         },
         R::NotAScale {
             what: "temperature",
+            max: 1000.0,
             value: f64::NAN,
         },
         R::UnknownToken {

@@ -44,7 +44,8 @@ pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Fa
             check_context(prompt.len(), length, context)?;
             let mut pins = Vec::with_capacity(request.pins.len());
             for pin in request.pins {
-                pins.push((pin.position, content_ids("pins", pin.content, serving)?));
+                let content = with_space_before(pin.position, pin.content);
+                pins.push((pin.position, content_ids("pins", content, serving)?));
             }
             (prompt, canvas::with_pins(length, &pins)?)
         }
@@ -83,11 +84,11 @@ pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Fa
         temperature: request.temperature,
         guidance: request.guidance,
         remasking: request.remasking,
-        // An end of text inside the span would drop the words that stand after it.
-        eos: match request.eos {
-            EosPolicy::Stop if is_edit => EosPolicy::Suppress,
-            eos => eos,
-        },
+        eos: request.eos.unwrap_or(if is_edit {
+            EosPolicy::Suppress
+        } else {
+            EosPolicy::Stop
+        }),
         policy: request.policy,
         seed: request.seed.map_or_else(draw_seed, Ok)?,
     })
@@ -137,6 +138,16 @@ fn chat_ids(text: &Text, turns: &[Turn]) -> Result<Vec<u32>, Failure> {
         .map(|turn| (turn.role.name(), turn.content.as_str()))
         .collect();
     Ok(text.encode_chat(&turns)?)
+}
+
+/// A word pinned behind others stands apart from them, as in the LLaDA authors' demonstration.
+fn with_space_before(position: u32, content: PinContent) -> PinContent {
+    match content {
+        PinContent::Text(text) if position > 0 && text.starts_with(char::is_alphanumeric) => {
+            PinContent::Text(format!(" {text}"))
+        }
+        content => content,
+    }
 }
 
 fn content_ids(

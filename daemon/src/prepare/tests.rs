@@ -103,7 +103,8 @@ fn pinned_text_is_tokenized_and_counts_no_steps() {
         content: Some(v1::pin::Content::Text("the end".to_owned())),
     }];
     let work = prepared(request).unwrap();
-    let pinned = serving(true).text().unwrap().encode("the end").unwrap();
+    // A word behind others stands apart from them.
+    let pinned = serving(true).text().unwrap().encode(" the end").unwrap();
     assert_eq!(work.canvas[4], Slot::Pinned(pinned[0]));
     assert_eq!(work.steps, 20 - pinned.len());
 }

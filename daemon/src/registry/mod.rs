@@ -146,13 +146,14 @@ impl Registry {
         self.changes.tell();
     }
 
-    /// It ended; nothing follows.
-    pub fn end(&self, record: &Arc<Record>, ending: Ending) {
-        let state = ending.state;
-        if !record.end(ending) {
+    /// It ended, with its result if it has one; nothing follows. The first end counts.
+    pub fn end(&self, record: &Arc<Record>, result: Option<Item>, ending: Ending) {
+        if record.has_ended() {
             return;
         }
-        self.totals.ended(state);
+        // Counted first: who reads the result finds it in the totals.
+        self.totals.ended(ending.state);
+        record.end(result, ending);
         self.lock().settle(record);
         self.changes.tell();
     }

@@ -204,22 +204,12 @@ impl Record {
         self.tell(state);
     }
 
-    /// Adds the result, which its end follows.
-    pub fn result(&self, item: Item) {
+    /// Ends it, with its result if it has one: who reads the result finds it ended.
+    pub(super) fn end(&self, result: Option<Item>, ending: Ending) {
         let mut state = self.lock();
-        state.small.push(Arc::new(item));
-        self.tell(state);
-    }
-
-    /// Ends it; false when it had ended before.
-    pub(super) fn end(&self, ending: Ending) -> bool {
-        let mut state = self.lock();
-        if state.ended.is_some() {
-            return false;
-        }
+        state.small.extend(result.map(Arc::new));
         state.ended = Some((Instant::now(), ending));
         self.tell(state);
-        true
     }
 
     /// Nothing follows any more.

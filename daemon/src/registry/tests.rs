@@ -87,7 +87,7 @@ async fn a_slow_reader_misses_pictures_and_nothing_else() {
     record.picture(pass(3), 3, 3);
     assert_eq!(read(&mut quick).await, "block-0 pass-3");
     record.block_done(block(1));
-    registry.end(&record, done());
+    registry.end(&record, None, done());
     assert_eq!(read(&mut quick).await, "block-1 end");
     assert_eq!(read(&mut slow).await, "queued-1 block-0 pass-3 block-1 end");
     // A late joiner, after the end.
@@ -103,7 +103,7 @@ async fn a_failure_is_told_once_and_then_the_stream_ends() {
         state: v1::RequestState::Failed,
         status: Some(Status::internal("broken")),
     };
-    registry.end(&record, ending);
+    registry.end(&record, None, ending);
     let mut reader = Reader::new(record.clone());
     assert_eq!(read(&mut reader).await, "queued-1 broken end");
     assert_eq!(record.summary().error, "broken");
@@ -127,7 +127,7 @@ fn the_earliest_ended_are_forgotten_and_the_active_are_not() {
     let active = admitted(&registry);
     for _ in 0..ENDED_MAX + 3 {
         let record = admitted(&registry);
-        registry.end(&record, done());
+        registry.end(&record, None, done());
     }
     let ids: Vec<_> = registry.all().iter().map(|record| record.id()).collect();
     assert_eq!(ids.len(), ENDED_MAX + 1);
@@ -144,8 +144,7 @@ fn large_ended_requests_are_forgotten_sooner() {
             text: "x".repeat(ENDED_BYTES_MAX / 4),
             ..Default::default()
         };
-        record.result(Kind::Notice(large).into());
-        registry.end(&record, done());
+        registry.end(&record, Some(Kind::Notice(large).into()), done());
     }
     assert_eq!(registry.all().len(), 3);
 }
@@ -155,7 +154,7 @@ fn a_request_that_ends_before_it_is_admitted_is_settled() {
     let registry = Registry::new(Changes::default());
     for _ in 0..ENDED_MAX + 1 {
         let record = registry.create(facts());
-        registry.end(&record, done());
+        registry.end(&record, None, done());
         registry.admit(&record, Ticket { id: 1, ahead: 0 });
     }
     assert_eq!(registry.all().len(), ENDED_MAX);
@@ -171,6 +170,6 @@ async fn idle_waits_for_the_last_one() {
     });
     tokio::task::yield_now().await;
     assert!(!waiting.is_finished());
-    registry.end(&record, done());
+    registry.end(&record, None, done());
     waiting.await.unwrap();
 }

@@ -117,11 +117,11 @@ async fn a_daemon_whose_model_fails_says_why_and_takes_another() {
     let empty = TempDir::new().unwrap();
     let daemon = Daemon::start(&["--model", empty.path().to_str().unwrap()]).await;
     let model = daemon.model_state(v1::ModelState::Failed).await;
-    assert!(model.error.contains("config.json"), "{}", model.error);
+    assert!(model.error.contains("model.safetensors"), "{}", model.error);
     let error = generate(&daemon, chat("hello")).await.unwrap_err();
     assert_eq!(error.code, Code::FailedPrecondition);
     assert_eq!(error.reason.as_deref(), Some("MODEL_FAILED"));
-    assert!(error.message.contains("config.json") && error.hint.is_some());
+    assert!(error.message.contains("model.safetensors") && error.hint.is_some());
     let errors = daemon.log().matches("ERROR").count();
     assert_eq!(errors, 1, "{}", daemon.log());
 

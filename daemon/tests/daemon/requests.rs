@@ -202,7 +202,7 @@ async fn a_late_joiner_gets_what_it_missed() {
 
 #[tokio::test]
 async fn a_reader_that_stops_reading_delays_nobody() {
-    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
+    let mut daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
     let request = || crate::support::tokens(&[1, 2, 3], 200);
     let unread = daemon.generation().await.generate(request()).await.unwrap();
     let events = crate::support::generate(&daemon, request()).await.unwrap();

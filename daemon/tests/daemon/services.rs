@@ -107,7 +107,7 @@ async fn snapshots_tell_what_is_held_and_done() {
 
 #[tokio::test]
 async fn a_watcher_is_told_of_changes_and_ends_itself_on_shutdown() {
-    let daemon = Daemon::with_model(checkpoints::slow(), &["--threads", "1"]).await;
+    let mut daemon = Daemon::with_model(checkpoints::slow(), &["--threads", "1"]).await;
     let mut client = TelemetryServiceClient::new(daemon.channel().await);
     let watch = |interval_ms| v1::WatchSnapshotsRequest { interval_ms };
     let hasty = client.watch_snapshots(watch(Some(10))).await.unwrap_err();

@@ -25,7 +25,7 @@ async fn slow(drain_seconds: &str) -> Daemon {
 
 #[tokio::test]
 async fn what_runs_is_finished_and_nothing_new_is_taken() {
-    let daemon = slow("55").await;
+    let mut daemon = slow("55").await;
     let (_, mut stream) = daemon.running(short(64)).await;
     let mut late = daemon.generation().await;
     daemon.signal(Signal::TERM);
@@ -51,7 +51,7 @@ async fn what_runs_is_finished_and_nothing_new_is_taken() {
 
 #[tokio::test]
 async fn what_takes_too_long_is_cancelled_in_the_end() {
-    let daemon = slow("1").await;
+    let mut daemon = slow("1").await;
     let (_, mut stream) = daemon.running(long()).await;
     daemon.signal(Signal::INT);
     let events = rest(&mut stream).await.unwrap();
@@ -64,7 +64,7 @@ async fn what_takes_too_long_is_cancelled_in_the_end() {
 
 #[tokio::test]
 async fn a_reader_that_does_not_read_does_not_hold_the_end_up() {
-    let daemon = slow("0").await;
+    let mut daemon = slow("0").await;
     let (_, _unread) = daemon.running(long()).await;
     daemon.signal(Signal::TERM);
     let (status, took, log) = daemon.ended().await;
@@ -74,7 +74,7 @@ async fn a_reader_that_does_not_read_does_not_hold_the_end_up() {
 
 #[tokio::test]
 async fn a_second_signal_ends_at_once() {
-    let daemon = slow("3000").await;
+    let mut daemon = slow("3000").await;
     let (_, _stream) = daemon.running(long()).await;
     daemon.signal(Signal::TERM);
     until("the drain", || async {

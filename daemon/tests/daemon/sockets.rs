@@ -62,7 +62,7 @@ async fn without_a_word_the_socket_lies_in_the_users_private_folder() {
     let folder = TempDir::new().unwrap();
     let socket = folder.path().join("sluice/sluice.sock");
     let command = command(folder.path());
-    let daemon = Daemon::spawn(folder, socket.clone(), command).await;
+    let mut daemon = Daemon::spawn(folder, socket.clone(), command).await;
     let place = fs::metadata(socket.parent().unwrap()).unwrap();
     assert_eq!(place.permissions().mode() & 0o777, 0o700);
     daemon.signal(Signal::TERM);

@@ -23,7 +23,7 @@ async fn a_socket_is_taken_over_and_left_in_place() {
         .arg("--listen")
         .arg(&socket)
         .arg(env!("CARGO_BIN_EXE_sluiced"));
-    let daemon = Daemon::spawn(folder, socket.clone(), command).await;
+    let mut daemon = Daemon::spawn(folder, socket.clone(), command).await;
     // Says the socket that was handed over, not the one that it would have opened.
     let server = daemon.snapshot().await.server.unwrap();
     assert_eq!(server.socket, socket.to_str().unwrap());
@@ -45,7 +45,7 @@ async fn systemd_is_told_of_each_turn() {
         .env("WATCHDOG_USEC", "200000")
         .arg("--socket")
         .arg(&socket);
-    let daemon = Daemon::spawn(folder, socket, command).await;
+    let mut daemon = Daemon::spawn(folder, socket, command).await;
     let mut heard = String::new();
     let mut hear = async |words: &str| {
         within(words, async {

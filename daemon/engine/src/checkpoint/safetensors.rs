@@ -40,7 +40,9 @@ pub(super) fn read_header(
     let metadata: Metadata =
         serde_json::from_slice(&header).map_err(|error| malformed(error.to_string()))?;
     let start = header_bytes + 8;
-    let expected = start + metadata.data_len() as u64;
+    let expected = start
+        .checked_add(metadata.data_len() as u64)
+        .ok_or_else(|| malformed("its tensors would exceed any file".to_owned()))?;
     if expected != file.len {
         return Err(CheckpointError::WrongLength {
             path: file.path.clone(),

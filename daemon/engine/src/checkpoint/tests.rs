@@ -76,6 +76,23 @@ fn an_absurd_header_is_refused_before_it_is_read() {
 }
 
 #[test]
+fn tensors_beyond_any_file_are_refused() {
+    let folder = TempDir::new().unwrap();
+    // Eight tensors of the largest size whose bits can be counted.
+    let size = u64::MAX / 8;
+    let entries: Vec<String> = (0..8)
+        .map(|i| {
+            let offsets = format!("[{},{}]", i * size, (i + 1) * size);
+            format!(r#""t{i}":{{"dtype":"U8","shape":[{size}],"data_offsets":{offsets}}}"#)
+        })
+        .collect();
+    let header = format!("{{{}}}", entries.join(","));
+    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+    assert!(refusal(&folder).contains("its tensors would exceed any file"));
+}
+
+#[test]
 fn shards_are_found_by_the_index() {
     let folder = TempDir::new().unwrap();
     write_weights(&folder.path().join("one.safetensors"), &["a"]);

@@ -56,7 +56,7 @@ impl Ops {
     /// When memory can't be had.
     ///
     /// # Panics
-    /// When a range lies outside, or sees more than [`KEYS_MAX`](crate::model::CONTEXT_MAX) keys.
+    /// When a range lies outside, or sees more keys than a thread's scratch holds scores.
     pub fn attend(
         &self,
         q: &Activation,

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::{Activation, Noise, Ops};
 use crate::{error::EngineError, ledger::Kind, residency::Weight};
 
-/// Logits that exist at once, at most: 4 MiB.
+/// Logits that exist at once: 4 MiB, or a piece of the least size where that is more.
 const PIECE_LOGITS: usize = 1 << 20;
 /// Columns of a piece, at least: enough to keep every thread's kernel busy.
 const PIECE_COLUMNS_MIN: usize = 256;
@@ -41,7 +41,7 @@ pub struct Choice<'a> {
     /// Chosen only in rows that may end.
     pub end_tokens: &'a [u32],
     /// Tokens whose logit counts as −∞, for choice and probability alike, as in the
-    /// reference's `logits_eos_inf`.
+    /// reference's `logits_eos_inf`, which knows a single end token.
     pub suppressed: &'a [u32],
 }
 
@@ -64,7 +64,7 @@ struct Running {
     sum: f64,
     /// Best noised logit, its token and its plain logit.
     best_score: f64,
-    best: u32,
+    best: Option<u32>,
     best_logit: f32,
     target_logit: f32,
 }
@@ -77,7 +77,7 @@ impl Ops {
     /// ties go to the lower id.
     ///
     /// # Errors
-    /// When memory can't be had.
+    /// When memory can't be had, or a row's logits are not numbers.
     ///
     /// # Panics
     /// When rows and `x` don't match.
@@ -103,7 +103,7 @@ impl Ops {
                 max: f32::NEG_INFINITY,
                 sum: 0.0,
                 best_score: f64::NEG_INFINITY,
-                best: 0,
+                best: None,
                 best_logit: f32::NEG_INFINITY,
                 target_logit: f32::NEG_INFINITY,
             };
@@ -130,7 +130,7 @@ impl Ops {
                     });
             });
         }
-        Ok(running.iter().zip(rows).map(Running::candidate).collect())
+        running.iter().zip(rows).map(Running::candidate).collect()
     }
 }
 
@@ -195,19 +195,24 @@ impl Running {
             }
             if score > self.best_score {
                 self.best_score = score;
-                self.best = token as u32;
+                self.best = Some(token as u32);
                 self.best_logit = logit;
             }
         }
     }
 
-    fn candidate((running, row): (&Self, &HeadRow)) -> Candidate {
+    fn candidate((running, row): (&Self, &HeadRow)) -> Result<Candidate, EngineError> {
         let log_sum = f64::from(running.max) + running.sum.ln();
         let log_probability = |logit: f32| f64::from(logit) - log_sum;
-        Candidate {
-            token: running.best,
-            confidence: log_probability(running.best_logit).exp(),
-            target_log_probability: row.target.map(|_| log_probability(running.target_logit)),
+        match running.best {
+            Some(token) if log_sum.is_finite() => Ok(Candidate {
+                token,
+                confidence: log_probability(running.best_logit).exp(),
+                target_log_probability: row.target.map(|_| log_probability(running.target_logit)),
+            }),
+            _ => Err(EngineError::NotANumber {
+                position: row.position,
+            }),
         }
     }
 }

@@ -170,7 +170,9 @@ impl Text {
                 cuts.iter()
                     .map(|&(_, (start, end), added)| {
                         let slice = whole
-                            .slice(OffsetRange::Original(start..end))
+                            // Nothing is normalized yet, so both ranges are one; this one is looked
+                            // up directly instead of searched for from the start.
+                            .slice(OffsetRange::Normalized(start..end))
                             .ok_or("a split off a character")?;
                         Ok((slice, added.clone()))
                     })

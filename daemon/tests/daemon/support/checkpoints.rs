@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A checkpoint with expected outputs.
-pub fn fixture(name: &str) -> PathBuf {
+pub(crate) fn fixture(name: &str) -> PathBuf {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("engine/tests/fixtures");
     let folder = fixtures.join(name);
     assert!(folder.is_dir(), "{} is missing", folder.display());
@@ -21,7 +21,7 @@ pub fn fixture(name: &str) -> PathBuf {
 }
 
 /// A copy of `llada-tiny` to spoil.
-pub fn copy() -> TempDir {
+pub(crate) fn copy() -> TempDir {
     let folder = TempDir::new().unwrap();
     for file in ["config.json", "model.safetensors"] {
         let bytes = fs::read(fixture("llada-tiny").join(file)).unwrap();
@@ -31,7 +31,7 @@ pub fn copy() -> TempDir {
 }
 
 /// Rewrites the copy's weights.
-pub fn change_weights(
+pub(crate) fn change_weights(
     folder: &Path,
     change: impl FnOnce(&mut BTreeMap<String, (Vec<usize>, Vec<u8>)>),
 ) {
@@ -58,7 +58,7 @@ fn write(path: &Path, tensors: &BTreeMap<String, (Vec<usize>, Vec<u8>)>) {
 }
 
 /// Rewrites a key of the copy's `config.json`.
-pub fn change_config(folder: &Path, key: &str, value: Value) {
+pub(crate) fn change_config(folder: &Path, key: &str, value: Value) {
     let path = folder.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     config[key] = value;
@@ -66,7 +66,7 @@ pub fn change_config(folder: &Path, key: &str, value: Value) {
 }
 
 /// A checkpoint large enough that 256 positions take seconds, and a pass still takes little.
-pub fn slow() -> &'static Path {
+pub(crate) fn slow() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("slow-checkpoint");

@@ -1,6 +1,6 @@
 //! Starting daemons, talking to them, and waiting without sleeping longer than needed.
 
-pub mod checkpoints;
+pub(crate) mod checkpoints;
 
 use std::{
     ffi::OsStr,
@@ -23,22 +23,22 @@ use tokio::process::{Child, Command};
 use tonic::{Status, Streaming, transport::Channel};
 
 /// Far longer than anything here takes on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running `sluiced` with a folder of its own; killed when dropped.
-pub struct Daemon {
-    pub folder: TempDir,
-    pub socket: PathBuf,
+pub(crate) struct Daemon {
+    pub(crate) folder: TempDir,
+    pub(crate) socket: PathBuf,
     child: Child,
 }
 
 /// `sluiced` in an environment that says nothing but what the test does.
-pub fn command(folder: &Path) -> Command {
+pub(crate) fn command(folder: &Path) -> Command {
     isolate(Command::new(env!("CARGO_BIN_EXE_sluiced")), folder)
 }
 
 /// Any program, in the same environment.
-pub fn isolate(mut command: Command, folder: &Path) -> Command {
+pub(crate) fn isolate(mut command: Command, folder: &Path) -> Command {
     let path = std::env::var_os("PATH").unwrap_or_default();
     command
         .env_clear()
@@ -53,13 +53,13 @@ pub fn isolate(mut command: Command, folder: &Path) -> Command {
 }
 
 /// Runs `sluiced` to its end.
-pub async fn run(folder: &Path, arguments: &[&str]) -> Output {
+pub(crate) async fn run(folder: &Path, arguments: &[&str]) -> Output {
     let output = command(folder).args(arguments).output();
     within("sluiced to end", output).await.unwrap()
 }
 
 /// Waits, but not for ever.
-pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(PATIENCE, future).await {
         Ok(value) => value,
         Err(_) => panic!("waited {PATIENCE:?} for {what}"),
@@ -67,7 +67,7 @@ pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 }
 
 /// Asks again and again until the answer is yes.
-pub async fn until<F: Future<Output = bool>>(what: &str, mut ask: impl FnMut() -> F) {
+pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut ask: impl FnMut() -> F) {
     let asking = async {
         while !ask().await {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -78,7 +78,7 @@ pub async fn until<F: Future<Output = bool>>(what: &str, mut ask: impl FnMut() -
 
 impl Daemon {
     /// Serves the checkpoint, ready to generate.
-    pub async fn with_model(model: &Path, arguments: &[&str]) -> Self {
+    pub(crate) async fn with_model(model: &Path, arguments: &[&str]) -> Self {
         let model = model.to_str().unwrap();
         let arguments = [&["--model", model], arguments].concat();
         let daemon = Self::start(&arguments).await;
@@ -87,14 +87,14 @@ impl Daemon {
     }
 
     /// Serves the embedded model, ready to generate.
-    pub async fn embedded() -> Self {
+    pub(crate) async fn embedded() -> Self {
         let daemon = Self::start(&[""; 0]).await;
         daemon.model_state(v1::ModelState::Ready).await;
         daemon
     }
 
     /// A daemon that answers on its socket; its model may be loading.
-    pub async fn start(arguments: &[impl AsRef<OsStr>]) -> Self {
+    pub(crate) async fn start(arguments: &[impl AsRef<OsStr>]) -> Self {
         let folder = TempDir::new().unwrap();
         let socket = folder.path().join("s");
         let mut command = command(folder.path());
@@ -103,7 +103,7 @@ impl Daemon {
     }
 
     /// The same from a command made elsewhere.
-    pub async fn spawn(folder: TempDir, socket: PathBuf, mut command: Command) -> Self {
+    pub(crate) async fn spawn(folder: TempDir, socket: PathBuf, mut command: Command) -> Self {
         let log = File::create(folder.path().join("log")).unwrap();
         let child = command.stderr(log).spawn().unwrap();
         let daemon = Self {
@@ -128,27 +128,27 @@ impl Daemon {
             .is_ok_and(|stat| !stat.contains(") Z "))
     }
 
-    pub async fn channel(&self) -> Channel {
+    pub(crate) async fn channel(&self) -> Channel {
         client::connect(&self.socket).await.unwrap()
     }
 
-    pub async fn generation(&self) -> GenerationServiceClient<Channel> {
+    pub(crate) async fn generation(&self) -> GenerationServiceClient<Channel> {
         GenerationServiceClient::new(self.channel().await)
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 
-    pub async fn models(&self) -> ModelServiceClient<Channel> {
+    pub(crate) async fn models(&self) -> ModelServiceClient<Channel> {
         ModelServiceClient::new(self.channel().await)
     }
 
-    pub async fn snapshot(&self) -> v1::Snapshot {
+    pub(crate) async fn snapshot(&self) -> v1::Snapshot {
         let mut client = TelemetryServiceClient::new(self.channel().await);
         let answer = client.get_snapshot(v1::GetSnapshotRequest {}).await;
         answer.unwrap().into_inner().snapshot.unwrap()
     }
 
     /// Waits until the present model is in this state, and returns it.
-    pub async fn model_state(&self, state: v1::ModelState) -> v1::Model {
+    pub(crate) async fn model_state(&self, state: v1::ModelState) -> v1::Model {
         until("the model's state", || async {
             let model = self.snapshot().await.model.unwrap();
             model.state() == state
@@ -158,7 +158,7 @@ impl Daemon {
     }
 
     /// One line of the list.
-    pub async fn request(&self, id: u64) -> v1::RequestSummary {
+    pub(crate) async fn request(&self, id: u64) -> v1::RequestSummary {
         let answer = self
             .generation()
             .await
@@ -171,7 +171,7 @@ impl Daemon {
     }
 
     /// Starts a request and reads it until its first pass.
-    pub async fn running(
+    pub(crate) async fn running(
         &self,
         request: v1::GenerateRequest,
     ) -> (u64, Streaming<v1::GenerateResponse>) {
@@ -190,13 +190,13 @@ impl Daemon {
         (id, stream)
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id().unwrap()).unwrap();
         rustix::process::kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
     }
 
     /// Waits for the process; how long it took from now, and what it logged.
-    pub async fn ended(mut self) -> (ExitStatus, Duration, String) {
+    pub(crate) async fn ended(&mut self) -> (ExitStatus, Duration, String) {
         let begun = Instant::now();
         let status = within("the daemon to end", self.child.wait())
             .await
@@ -204,13 +204,13 @@ impl Daemon {
         (status, begun.elapsed(), self.log())
     }
 
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 }
 
 /// A request of ids alone.
-pub fn tokens(ids: &[u32], length: u32) -> v1::GenerateRequest {
+pub(crate) fn tokens(ids: &[u32], length: u32) -> v1::GenerateRequest {
     let ids = ids.to_vec();
     v1::GenerateRequest {
         input: Some(v1::generate_request::Input::Tokens(v1::TokenIds { ids })),
@@ -221,7 +221,7 @@ pub fn tokens(ids: &[u32], length: u32) -> v1::GenerateRequest {
 }
 
 /// A request that takes long on [`checkpoints::slow`].
-pub fn long() -> v1::GenerateRequest {
+pub(crate) fn long() -> v1::GenerateRequest {
     v1::GenerateRequest {
         eos: v1::EosPolicy::Suppress.into(),
         ..tokens(&[1, 2, 3], 256)
@@ -229,7 +229,7 @@ pub fn long() -> v1::GenerateRequest {
 }
 
 /// A question to the embedded model.
-pub fn chat(question: &str) -> v1::GenerateRequest {
+pub(crate) fn chat(question: &str) -> v1::GenerateRequest {
     let message = v1::Message {
         role: "user".to_owned(),
         content: question.to_owned(),
@@ -245,13 +245,17 @@ pub fn chat(question: &str) -> v1::GenerateRequest {
 }
 
 /// The next event; `None` at the end.
-pub async fn next(stream: &mut Streaming<v1::GenerateResponse>) -> Result<Option<Kind>, Status> {
+pub(crate) async fn next(
+    stream: &mut Streaming<v1::GenerateResponse>,
+) -> Result<Option<Kind>, Status> {
     let message = stream.message().await?;
     Ok(message.map(|message| message.event.unwrap().kind.unwrap()))
 }
 
 /// All events to the end.
-pub async fn rest(stream: &mut Streaming<v1::GenerateResponse>) -> Result<Vec<Kind>, CallError> {
+pub(crate) async fn rest(
+    stream: &mut Streaming<v1::GenerateResponse>,
+) -> Result<Vec<Kind>, CallError> {
     let mut events = Vec::new();
     while let Some(event) = within("an event", next(stream)).await? {
         events.push(event);
@@ -260,7 +264,7 @@ pub async fn rest(stream: &mut Streaming<v1::GenerateResponse>) -> Result<Vec<Ki
 }
 
 /// Runs a request to its end.
-pub async fn generate(
+pub(crate) async fn generate(
     daemon: &Daemon,
     request: v1::GenerateRequest,
 ) -> Result<Vec<Kind>, CallError> {
@@ -274,7 +278,7 @@ pub async fn generate(
 }
 
 /// The last event of a request that came to its end.
-pub fn done(events: &[Kind]) -> &v1::Done {
+pub(crate) fn done(events: &[Kind]) -> &v1::Done {
     match events.last() {
         Some(Kind::Done(done)) => done,
         other => panic!("the last event is {other:?}"),

@@ -84,6 +84,9 @@ impl Config {
             mask_token_id,
             eos_token_ids: eos_token_ids(config, generation, vocabulary)?,
         };
+        if config.eos_token_ids.contains(&mask_token_id) {
+            return Err(problem("eos_token_id", "is the mask's id as well"));
+        }
         if width % heads != 0 || (width / heads) % 2 != 0 {
             return Err(problem(
                 "n_heads",
@@ -366,6 +369,10 @@ mod tests {
         assert_eq!(
             refusal("eos_token_id", (-1).into()),
             "config.json: eos_token_id is -1, no id below 300"
+        );
+        assert_eq!(
+            refusal("eos_token_id", 298.into()),
+            "config.json: eos_token_id is the mask's id as well"
         );
         assert_eq!(
             refusal("rms_norm_eps", "x".into()),

@@ -158,6 +158,28 @@ fn what_may_not_be_chosen_is_not() {
 }
 
 #[test]
+fn logits_that_are_no_numbers_are_an_error() {
+    for broken in [f32::NAN, f32::INFINITY] {
+        let mut world = world(2);
+        world.x[WIDTH + 1] = broken;
+        let mut x = world.ops.pool.take(2, WIDTH).unwrap();
+        x.values_mut().copy_from_slice(&world.x);
+        let head = Weight {
+            format: Format::F32,
+            rows: VOCABULARY,
+            width: WIDTH,
+            bytes: bytemuck::cast_slice(&world.head),
+            epoch: 0,
+        };
+        let result = world.ops.reduce_head(&x, &head, &world.rows, &plain());
+        assert!(matches!(
+            result,
+            Err(EngineError::NotANumber { position: 1 })
+        ));
+    }
+}
+
+#[test]
 fn guidance_mixes_the_two_branches() {
     let mut world = world(64);
     // The second half of the rows is the unconditional branch of the first.
