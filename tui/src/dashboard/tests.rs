@@ -174,7 +174,6 @@ fn generating(request_id: u64) -> Vec<Kind> {
             block: 0,
             passes: 8,
             tokens: first,
-            ..Default::default()
         }),
         Kind::Pass(Pass {
             request_id,
