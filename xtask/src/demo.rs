@@ -177,7 +177,7 @@ impl Programs {
              \nand, in another terminal,\n\
              \n  {client}                  the dashboard (? for its keys)\
              \n  {client} chat             a conversation\
-             \n  {client} edit \"Mia had a red kite.\" --replace \"red\"\
+             \n  {client} generate --policy threshold:t=0.9 \"Tell me a story.\"\
              \n  {client} generate --help  all there is to decoding\n\
              \nA model of your own: {daemon} --model FOLDER. Both find the same socket by themselves;\n\
              --socket PATH or $SLUICE_SOCKET names another."

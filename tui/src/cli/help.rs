@@ -8,7 +8,7 @@ Without a command, `sluice` opens the dashboard.
 Examples:
   sluice generate \"Tell me a story.\"
   sluice generate --json --seed 1 \"Tell me a story.\" | tail -n 1
-  sluice edit \"The cat sat on the mat.\" --replace \"cat\"
+  sluice edit \"The cat sat on the mat.\" --replace \"cat sat\"
   sluice chat
   sluice status
 
@@ -46,7 +46,7 @@ pub(super) fn edit() -> String {
     format!(
         "\
 Examples:
-  sluice edit \"The cat sat on the mat.\" --replace \"cat\"
+  sluice edit \"The cat sat on the mat.\" --replace \"cat sat\"
   sluice edit \"The cat sat on the mat.\" --span 4..7 --tokens 3
   sluice edit - --replace \"TODO\" --prompt \"Write a haiku.\" < draft.txt
 
