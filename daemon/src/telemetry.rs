@@ -81,7 +81,7 @@ pub fn snapshot(daemon: &Daemon) -> v1::Snapshot {
     } else if daemon.models.serving().is_ok() {
         v1::ServerState::Ready
     } else {
-        v1::ServerState::Loading
+        v1::ServerState::NoModel
     };
     let queue = daemon.engine.queue();
     let active = daemon.requests.active();

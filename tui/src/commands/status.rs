@@ -36,7 +36,7 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
             format!(
                 "sluiced {}, {}, pid {}, up {}, {}",
                 server.version,
-                json::server_state(server.state()),
+                json::server_state(server.state()).replace('_', " "),
                 server.pid,
                 units::duration_ms(server.uptime_ms as f64),
                 server.socket,

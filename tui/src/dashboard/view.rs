@@ -190,7 +190,7 @@ fn server(snapshot: Option<&Snapshot>) -> String {
     format!(
         " · sluiced {} {} · up {}",
         server.version,
-        json::server_state(server.state()),
+        json::server_state(server.state()).replace('_', " "),
         units::duration_ms(server.uptime_ms as f64)
     )
 }
