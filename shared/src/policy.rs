@@ -191,7 +191,7 @@ impl fmt::Debug for PolicyChoice {
 
 impl PartialEq for PolicyChoice {
     fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self.info, other.info) && self.values == other.values
+        self.info.name == other.info.name && self.values == other.values
     }
 }
 

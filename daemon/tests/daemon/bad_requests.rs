@@ -4,7 +4,7 @@
 use sluice_proto::v1;
 use tonic::Code;
 
-use crate::support::{Daemon, chat, checkpoints, done, generate, tokens};
+use crate::support::{Daemon, chat, checkpoints, done, generate, tokens, within};
 
 /// The refusal, as code, reason and message.
 async fn refused(daemon: &Daemon, request: v1::GenerateRequest) -> (Code, String, String) {
@@ -141,4 +141,26 @@ async fn a_message_beyond_the_bounds_is_refused() {
     let (code, _, _) = refused(&daemon, chat(&"x".repeat(5 << 20))).await;
     assert_eq!(code, Code::OutOfRange);
     assert!(generate(&daemon, chat("Hello.")).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_crowd_of_empty_messages_is_answered_soon() {
+    let daemon = Daemon::embedded().await;
+    let crowd = |count: usize| {
+        let mut request = chat("hello");
+        if let Some(v1::generate_request::Input::Chat(chat)) = &mut request.input {
+            let empty = v1::Message {
+                role: "user".to_owned(),
+                content: String::new(),
+            };
+            chat.messages.splice(0..0, vec![empty; count - 1]);
+        }
+        request
+    };
+    // As many as may be: each has its share of the template, so no context holds them.
+    let (_, reason, _) = within("a refusal", refused(&daemon, crowd(4096))).await;
+    assert_eq!(reason, "CONTEXT_EXCEEDED");
+    let (_, reason, message) = refused(&daemon, crowd(4097)).await;
+    assert_eq!(reason, "INVALID_FIELD");
+    assert_eq!(message, "chat: has 4097 messages, more than 4096");
 }
