@@ -215,7 +215,7 @@ struct Stable {
     fixed: Vec<Option<u32>>,
     /// Ids that end the text; none where the user wants to see past them.
     ends: Vec<u32>,
-    /// The text does not end before this position: something is pinned there.
+    /// The text does not end before this position.
     may_end_from: usize,
     /// Tokens in `text`.
     tokens: usize,
@@ -228,9 +228,8 @@ impl Stable {
             Slot::Masked => None,
             Slot::Pinned(id) => Some(*id),
         };
-        let last_pin = work.canvas.iter().rposition(|slot| *slot != Slot::Masked);
         let mut stable = Self {
-            may_end_from: last_pin.map_or(0, |position| position + 1),
+            may_end_from: work.may_end_from(),
             fixed: work.canvas.iter().map(pinned).collect(),
             ends: match work.eos {
                 EosPolicy::Stop => serving.loaded.info.eos_token_ids.clone(),

@@ -99,6 +99,14 @@ impl Work {
 }
 
 impl Generate {
+    /// The text may end from this position on. Before it an end token ends nothing: what the
+    /// user pinned must appear.
+    #[must_use]
+    pub fn may_end_from(&self) -> usize {
+        let last_pin = self.canvas.iter().rposition(|slot| *slot != Slot::Masked);
+        last_pin.map_or(0, |position| position + 1)
+    }
+
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
         check_lengths(&self.prompt, self.canvas.len(), model)?;
         if self.block_length == 0 {
@@ -149,14 +157,7 @@ fn check_lengths(prompt: &[u32], fill: usize, model: &ModelInfo) -> Result<(), R
     if fill == 0 {
         return Err(RequestError::Zero { what: "length" });
     }
-    if prompt.len() + fill > model.context_length {
-        return Err(RequestError::ContextExceeded {
-            prompt: prompt.len(),
-            length: fill,
-            context: model.context_length,
-        });
-    }
-    Ok(())
+    model.check_context(prompt.len(), fill)
 }
 
 /// Greatest temperature and guidance weight: far beyond all use, and far from where logits

@@ -3,7 +3,7 @@
 
 mod canvas;
 
-use sluice_engine::{Generate, RequestError, Score, Slot, text::Text};
+use sluice_engine::{Generate, Score, Slot, text::Text};
 use sluice_proto::model::{
     Cache, EosPolicy, Generation, Input, InvalidField, PinContent, Prompt, Scoring, Turn,
 };
@@ -29,7 +29,7 @@ const DRAWS_DEFAULT: usize = 128;
 pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Failure> {
     check_cache(request.cache)?;
     check_size(&request)?;
-    let context = serving.loaded.info.context_length;
+    let info = &serving.loaded.info;
     let is_edit = matches!(request.input, Input::Edit { .. });
     let (prompt, canvas) = match request.input {
         Input::Prompt { prompt, length } => {
@@ -37,11 +37,11 @@ pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Fa
             let length = match length {
                 Some(length) => length as usize,
                 None => LENGTH_DEFAULT
-                    .min(context.saturating_sub(prompt.len()))
+                    .min(info.context_length.saturating_sub(prompt.len()))
                     .max(1),
             };
             // Checked before a canvas of that length is made.
-            check_context(prompt.len(), length, context)?;
+            info.check_context(prompt.len(), length)?;
             let mut pins = Vec::with_capacity(request.pins.len());
             for pin in request.pins {
                 let content = with_space_before(pin.position, pin.content);
@@ -66,7 +66,7 @@ pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Fa
             let tokens = tokenizer.encode_with_spans(&text)?;
             let span_length = span_length.map(|length| length as usize);
             let masks = span_length.unwrap_or(1);
-            check_context(prompt.len(), masks, context)?;
+            info.check_context(prompt.len(), masks)?;
             let canvas = canvas::with_span_masked(&tokens, span, span_length);
             (prompt, canvas)
         }
@@ -180,17 +180,6 @@ fn check_cache(cache: Cache) -> Result<(), Failure> {
         Cache::Vicinity => "vicinity",
     };
     Err(Failure::CacheUnimplemented { cache })
-}
-
-fn check_context(prompt: usize, length: usize, context: usize) -> Result<(), RequestError> {
-    if prompt + length > context {
-        return Err(RequestError::ContextExceeded {
-            prompt,
-            length,
-            context,
-        });
-    }
-    Ok(())
 }
 
 /// What a request carries.

@@ -46,25 +46,18 @@ pub fn runs(tokens: &[CanvasToken], ids: bool) -> Vec<Run> {
     }
 
     let mut runs: Vec<Run> = Vec::new();
-    let mut push = |character: char, look: Look| match runs.last_mut() {
-        Some(run) if run.look == look => run.text.push(character),
-        _ => runs.push(Run {
-            text: character.into(),
-            look,
-        }),
-    };
     let mut at = 0;
     for chunk in bytes.utf8_chunks() {
         for (offset, character) in chunk.valid().char_indices() {
             // A CR before LF is part of the line end; alone it could overwrite the line.
             let before_newline = bytes.get(at + offset + 1) == Some(&b'\n');
             if character != '\r' || !before_newline {
-                push(safe_char(character), looks[at + offset]);
+                push(&mut runs, safe_char(character), looks[at + offset]);
             }
         }
         at += chunk.valid().len();
         if !chunk.invalid().is_empty() {
-            push(char::REPLACEMENT_CHARACTER, looks[at]);
+            push(&mut runs, char::REPLACEMENT_CHARACTER, looks[at]);
         }
         at += chunk.invalid().len();
     }
@@ -129,17 +122,22 @@ pub fn wrap(runs: &[Run], columns: usize) -> Vec<Vec<Run>> {
 }
 
 fn join(line: Vec<(char, Look)>) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
+    let mut runs = Vec::new();
     for (character, look) in line {
-        match runs.last_mut() {
-            Some(run) if run.look == look => run.text.push(character),
-            _ => runs.push(Run {
-                text: character.into(),
-                look,
-            }),
-        }
+        push(&mut runs, character, look);
     }
     runs
+}
+
+/// Adds a character to the last run if it looks the same, else as a new run.
+fn push(runs: &mut Vec<Run>, character: char, look: Look) {
+    match runs.last_mut() {
+        Some(run) if run.look == look => run.text.push(character),
+        _ => runs.push(Run {
+            text: character.into(),
+            look,
+        }),
+    }
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ struct Run<'a> {
     /// The part to fill.
     positions: Vec<Position>,
     blocks: Vec<Block>,
-    /// Positions before this one may not end the text: something pinned comes after them.
+    /// Positions before this one may not end the text.
     may_end_from: usize,
     passes: usize,
 }
@@ -92,13 +92,12 @@ impl<'a> Run<'a> {
                 fresh: false,
             }
         });
-        let last_pin = slots.iter().rposition(|slot| *slot != Slot::Masked);
         Self {
             canvas: request.prompt.iter().copied().chain(filled).collect(),
             positions: positions.collect(),
             blocks: blocks(slots, request.block_length, request.steps),
             may_end_from: match request.eos {
-                EosPolicy::Stop => last_pin.map_or(0, |position| position + 1),
+                EosPolicy::Stop => request.may_end_from(),
                 EosPolicy::Suppress | EosPolicy::Keep => 0,
             },
             started: Instant::now(),

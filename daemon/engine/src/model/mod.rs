@@ -2,7 +2,7 @@
 
 pub mod llada;
 
-use crate::format::Format;
+use crate::{error::RequestError, format::Format};
 
 /// Largest width of any projection's input: a thread's scratch then holds a tile of 16 rows.
 pub const WIDTH_MAX: usize = 1 << 16;
@@ -42,4 +42,21 @@ pub struct ModelInfo {
     pub mask_token_id: u32,
     /// Ids that end a text; the first fills what is left after it. May be empty.
     pub eos_token_ids: Vec<u32>,
+}
+
+impl ModelInfo {
+    /// Whether a prompt and a part to fill, in tokens, fit the context.
+    ///
+    /// # Errors
+    /// [`RequestError::ContextExceeded`] when they don't.
+    pub fn check_context(&self, prompt: usize, length: usize) -> Result<(), RequestError> {
+        if prompt + length > self.context_length {
+            return Err(RequestError::ContextExceeded {
+                prompt,
+                length,
+                context: self.context_length,
+            });
+        }
+        Ok(())
+    }
 }
