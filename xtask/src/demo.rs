@@ -19,8 +19,9 @@ const LOG_LINES_SHOWN: usize = 20;
 /// What a shell says of a program ended by Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
-pub(crate) fn run(prompt: &str) -> ExitCode {
-    match show(prompt) {
+/// Answers the prompt, with options of `sluice generate`.
+pub(crate) fn run(options: &[&str], prompt: &str) -> ExitCode {
+    match show(options, prompt) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("demo: {error}");
@@ -29,7 +30,7 @@ pub(crate) fn run(prompt: &str) -> ExitCode {
     }
 }
 
-fn show(prompt: &str) -> io::Result<u8> {
+fn show(options: &[&str], prompt: &str) -> io::Result<u8> {
     let interrupted = interruption()?;
     eprintln!("building sluiced and sluice (the first time takes some minutes) …");
     // All of the workspace: picking packages would build most crates a second time, with other
@@ -63,7 +64,7 @@ fn show(prompt: &str) -> io::Result<u8> {
         "ready. A small demonstration model, which knows nothing but tiny stories, fills in the \
          answer block by block:\n\n> {prompt}\n"
     );
-    let code = programs.generate(prompt, &interrupted)?;
+    let code = programs.generate(options, prompt, &interrupted)?;
     daemon.stop(STOP_TIMEOUT)?;
     match code {
         0 => eprintln!("\n{}", programs.next_steps()),
@@ -142,8 +143,10 @@ impl Programs {
     }
 
     /// Runs the client on this terminal; its exit code.
-    fn generate(&self, prompt: &str, interrupted: &AtomicBool) -> io::Result<u8> {
-        let mut client = Stopping(self.client().args(["generate", "--", prompt]).spawn()?);
+    fn generate(&self, options: &[&str], prompt: &str, interrupted: &AtomicBool) -> io::Result<u8> {
+        let mut command = self.client();
+        command.arg("generate").args(options).args(["--", prompt]);
+        let mut client = Stopping(command.spawn()?);
         let status = loop {
             if let Some(status) = client.0.try_wait()? {
                 break status;

@@ -2,6 +2,7 @@
 
 mod ci;
 mod demo;
+mod model;
 mod system;
 mod units;
 
@@ -11,10 +12,13 @@ const HELP: &str = "\
 Usage: cargo xtask COMMAND
 
   demo [PROMPT]          builds sluiced and sluice, and shows a text being written
+  demo OPTIONS [-- PROMPT]
+                         the same with options of `sluice generate`, such as --policy threshold:t=0.6
+  model [--yardstick]    makes the demonstration model: training, judgement, model card; an hour or more
   ci [--without-tests]   runs everything that CI runs, and stops at the first failure
   units                  checks the files in systemd/
 
-`cargo demo` and `cargo ci` are short for the first two.";
+`cargo demo`, `cargo model` and `cargo ci` are short for these.";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = match std::env::args_os()
@@ -27,18 +31,30 @@ fn main() -> ExitCode {
     };
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
-        ["demo"] => demo::run(demo::PROMPT),
-        ["demo", prompt] if !prompt.starts_with('-') => demo::run(prompt),
-        ["demo", "--", prompt] => demo::run(prompt),
+        ["demo", prompt] if !prompt.starts_with('-') => demo::run(&[], prompt),
+        ["demo", ref options @ .., "--", prompt] => demo::run(options, prompt),
+        ["demo"] => demo::run(&[], demo::PROMPT),
+        ["demo", option, ..] if option.starts_with('-') && !is_help(option) => {
+            demo::run(&words[1..], demo::PROMPT)
+        }
+        ["model"] => model::run(false),
+        ["model", "--yardstick"] => model::run(true),
         ["ci"] => ci::run(ci::Tests::Run),
         ["ci", "--without-tests"] => ci::run(ci::Tests::Leave),
         ["units"] => ci::run_units(),
-        [] | ["help" | "--help" | "-h", ..] | [_, "--help" | "-h"] => {
-            println!("{HELP}");
-            ExitCode::SUCCESS
-        }
+        [] | ["help", ..] => help(),
+        [option, ..] | [_, option] if is_help(option) => help(),
         _ => misused("unknown command or arguments"),
     }
+}
+
+fn is_help(option: &str) -> bool {
+    matches!(option, "--help" | "-h")
+}
+
+fn help() -> ExitCode {
+    println!("{HELP}");
+    ExitCode::SUCCESS
 }
 
 fn misused(problem: &str) -> ExitCode {

@@ -1,166 +1,250 @@
-//! The masked-diffusion objective as data: which tokens a step sees, which are masked, and how much each counts.
-//!
-//! LLaDA's fine-tuning objective (arXiv 2502.09992, section 2.3): the prompt stays visible, each answer token is masked
-//! with probability t, and the loss of a masked token is its cross-entropy divided by t and by the answer's length; the
-//! padding with the end token is part of the answer. Two things differ. Half of the rows are masked the way decoding in
-//! blocks meets them: everything before a window is visible, the window is masked with probability t, and everything
-//! after it is masked but does not count. And the padding counts only a little, since it is easy and would otherwise
-//! drown the stories.
+//! Steps of training data: rows drawn from the generator, masked, and packed end to end without padding between them.
 
 use anyhow::Result;
+use serde::{Deserialize, Serialize};
 
-use crate::{corpus, random::Random, vocabulary::Vocabulary};
+use crate::{
+    corpus::{self, Sample, Split},
+    objective::{self, Canvas, Objective, Row},
+    ops::Pack,
+    random::Random,
+    vocabulary::Vocabulary,
+};
 
-/// Steps whose samples are drawn together and sorted by length, so that a batch holds little padding.
-const STEPS_PER_POOL: u64 = 16;
-/// The lowest masking probability; below it the weight 1/t would make single tokens too loud.
-const MASK_PROBABILITY_MIN: f64 = 0.02;
-/// The window of a row that is masked like a block being decoded.
-const WINDOW: usize = 32;
-/// What a padding token after the first counts.
-const PADDING_WEIGHT: f32 = 0.1;
-/// Batches that are padded far beyond their longest answer, like a canvas longer than the story.
-const LONG_CANVAS_CHANCE: f64 = 0.25;
+/// Numbers of samples set aside for each part of each step; no part holds as many rows.
+const SAMPLES_PER_PART: u64 = 4096;
+/// The longest canvas of the first steps.
+const LENGTH_MIN: usize = 96;
+/// Tokens of the canvas that is used where nobody asks for another.
+const USUAL_CANVAS: usize = 128;
 
-/// Prompt and answer.
-type Row = (Vec<u32>, Vec<u32>);
-
-/// Draws the batches of a run.
-pub struct Batches {
-    seed: u64,
-    rows: usize,
-    /// The samples of the current pool by length, under the number of the pool.
-    pool: Option<(u64, Vec<Row>)>,
+/// What decides the data of a run, besides the tokenizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchOptions {
+    /// The seed of text and masks.
+    pub seed: u64,
+    /// What is asked of the network.
+    pub objective: Objective,
+    /// Parts of a step, each computed by one thread.
+    pub parts: usize,
+    /// Tokens from which on a part is full.
+    pub part_tokens: usize,
+    /// The longest canvas.
+    pub length_max: usize,
+    /// Steps until canvases of that length are met; the first steps see only short ones, where it is easier to learn
+    /// which word answers which.
+    pub length_warm_up_steps: u64,
+    /// Steps that are mostly exercises; after them come few, and then none.
+    pub exercise_steps: u64,
 }
 
-impl Batches {
-    /// Batches of so many rows, all following from the seed.
-    #[must_use]
-    pub fn new(seed: u64, rows: usize) -> Self {
-        Self {
-            seed,
-            rows,
-            pool: None,
+impl BatchOptions {
+    /// The share of exercises in a step.
+    fn exercises_at(&self, step: u64) -> f64 {
+        if step < self.exercise_steps {
+            0.8
+        } else if step < 4 * self.exercise_steps {
+            0.1
+        } else {
+            0.0
         }
     }
 
-    /// The batch of a step, decided by seed and step alone.
-    pub fn draw(&mut self, vocabulary: &Vocabulary, step: u64) -> Result<Batch> {
-        let number = step / STEPS_PER_POOL;
-        let pool = match self.pool.take() {
-            Some((current, pool)) if current == number => pool,
-            _ => self.draw_pool(vocabulary, number)?,
+    /// The longest canvas of a step.
+    fn length_at(&self, step: u64) -> usize {
+        let Some(grown) = (self.length_max as u64 * step).checked_div(self.length_warm_up_steps)
+        else {
+            return self.length_max;
         };
-        let mut order: Vec<usize> = (0..STEPS_PER_POOL as usize).collect();
-        Random::new(self.seed ^ 0x706f_6f6c, number).shuffle(&mut order);
-        let first = order[(step % STEPS_PER_POOL) as usize] * self.rows;
-        let mut random = Random::new(self.seed ^ 0x6d61_736b, step);
-        let batch = Batch::mask(vocabulary, &pool[first..first + self.rows], &mut random);
-        self.pool = Some((number, pool));
-        Ok(batch)
-    }
-
-    fn draw_pool(&self, vocabulary: &Vocabulary, number: u64) -> Result<Vec<Row>> {
-        let rows = STEPS_PER_POOL * self.rows as u64;
-        let mut pool = (number * rows..(number + 1) * rows)
-            .map(|row| vocabulary.encode_sample(&corpus::sample(self.seed, row)))
-            .collect::<Result<Vec<_>>>()?;
-        pool.sort_by_key(|(prompt, answer)| prompt.len() + answer.len());
-        Ok(pool)
+        (grown as usize).clamp(LENGTH_MIN.min(self.length_max), self.length_max)
     }
 }
 
-/// The input of one step.
+/// Rows packed end to end.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Batch {
-    /// Tokens of all rows, end to end, some of them masked.
+pub struct Part {
+    /// Tokens of all rows, some of them masked.
     pub ids: Vec<u32>,
-    /// Tokens in a row.
-    pub length: usize,
-    /// Where the masked tokens that count are, counted over all rows.
+    /// How they divide into rows.
+    pub pack: Pack,
+    /// Where predictions are read, counted over all rows.
     pub positions: Vec<u32>,
-    /// What stood there.
+    /// What should be predicted there.
     pub targets: Vec<u32>,
-    /// What each of them counts; the loss is the weighted sum.
+    /// What each prediction counts.
     pub weights: Vec<f32>,
 }
 
+/// The data of one step; its loss is the sum over all parts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Batch {
+    /// What each thread gets.
+    pub parts: Vec<Part>,
+}
+
 impl Batch {
-    fn mask(vocabulary: &Vocabulary, samples: &[Row], random: &mut Random) -> Self {
-        let longest = samples
+    /// The data of a step, decided by options, tokenizer and number alone.
+    pub fn draw(options: &BatchOptions, vocabulary: &Vocabulary, step: u64) -> Result<Self> {
+        let mut random = Random::new(options.seed ^ 0x6d61_736b, step);
+        let parts = (0..options.parts as u64)
+            .map(|part| {
+                let first = (step * options.parts as u64 + part) * SAMPLES_PER_PART;
+                draw_canvases(options, vocabulary, first, step, &mut random)
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let rows: usize = parts.iter().map(Vec::len).sum();
+        // A long answer says more than a short one, but many short ones teach more than one long one.
+        let row_weight = |answer_length: usize| (answer_length as f32).sqrt();
+        let total: f32 = parts
             .iter()
-            .map(|(prompt, answer)| prompt.len() + answer.len())
-            .max()
-            .unwrap_or(0);
-        let length = if random.chance(LONG_CANVAS_CHANCE) {
-            longest.max(128 + random.below(81))
-        } else {
-            longest + 2 + random.below(12)
-        };
-        let rows = samples.len();
-        let mut batch = Self {
-            ids: Vec::with_capacity(rows * length),
-            length,
-            positions: Vec::new(),
-            targets: Vec::new(),
-            weights: Vec::new(),
-        };
+            .flatten()
+            .map(|canvas| row_weight(canvas.answer_length))
+            .sum();
+        // Stratified over the step: every part of 0..1 is met by some row.
         let offset = random.unit();
-        for (row, (prompt, answer)) in samples.iter().enumerate() {
-            // Stratified over the batch: every part of 0..1 is met by some row.
-            let t = ((row / 2) as f64 + offset) / rows.div_ceil(2) as f64;
-            let t = t.clamp(MASK_PROBABILITY_MIN, 1.0);
-            let answer_length = length - prompt.len();
-            let window = if row % 2 == 0 {
-                0..answer_length
-            } else {
-                let start = WINDOW * random.below(answer.len().div_ceil(WINDOW));
-                start..(start + WINDOW).min(answer_length)
-            };
-            batch.push_row(vocabulary, (prompt, answer), window, t, random);
-        }
-        for weight in &mut batch.weights {
-            *weight /= rows as f32;
-        }
-        batch
+        let mut order: Vec<usize> = (0..rows).collect();
+        random.shuffle(&mut order);
+        let mut levels = order
+            .into_iter()
+            .map(|place| (place as f64 + offset) / rows as f64);
+        let parts = parts
+            .iter()
+            .map(|canvases| {
+                let rows = canvases.iter().map(|owned| {
+                    let level = levels.next().unwrap_or(offset);
+                    let canvas = owned.borrow();
+                    let mut row = match options.objective {
+                        Objective::Diffusion => {
+                            objective::mask(canvas, vocabulary.mask_id, level, &mut random)
+                        }
+                        Objective::Autoregressive => objective::shift(canvas),
+                    };
+                    let share = row_weight(owned.answer_length) / total;
+                    row.weights.iter_mut().for_each(|weight| *weight *= share);
+                    row
+                });
+                Part::pack(rows)
+            })
+            .collect();
+        Ok(Self { parts })
     }
 
-    /// Adds one row: visible before the window, masked with probability t inside, masked behind. Its weights add up
-    /// to one on average.
-    fn push_row(
-        &mut self,
+    /// Tokens of all rows, prompts and padding included.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.parts.iter().map(|part| part.ids.len()).sum()
+    }
+}
+
+impl Part {
+    /// Lays rows end to end.
+    pub fn pack(rows: impl IntoIterator<Item = Row>) -> Self {
+        let mut lengths = Vec::new();
+        let mut all = Row::default();
+        for row in rows {
+            let start = all.ids.len() as u32;
+            lengths.push(row.ids.len());
+            all.ids.extend(row.ids);
+            let positions = row.positions.into_iter();
+            all.positions
+                .extend(positions.map(|position| start + position));
+            all.targets.extend(row.targets);
+            all.weights.extend(row.weights);
+        }
+        Self {
+            ids: all.ids,
+            pack: Pack::new(lengths),
+            positions: all.positions,
+            targets: all.targets,
+            weights: all.weights,
+        }
+    }
+}
+
+/// A [`Canvas`] that owns its tokens.
+#[derive(Debug, Clone)]
+pub struct OwnedCanvas {
+    ids: Vec<u32>,
+    prompt_length: usize,
+    /// Tokens of the answer, its end of turn included.
+    pub answer_length: usize,
+}
+
+impl OwnedCanvas {
+    /// A sample on a canvas, or nothing if it is too long for any. `padding` is told the length of the answer.
+    pub fn new(
         vocabulary: &Vocabulary,
-        (prompt, answer): (&[u32], &[u32]),
-        window: std::ops::Range<usize>,
-        t: f64,
-        random: &mut Random,
-    ) {
-        let start = self.positions.len();
-        let mut total = 0.0;
-        self.ids.extend(prompt);
-        for index in 0..self.length - prompt.len() {
-            let target = answer.get(index).copied().unwrap_or(vocabulary.end_id);
-            let importance = if index > answer.len() {
-                PADDING_WEIGHT
-            } else {
-                1.0
-            };
-            let in_window = window.contains(&index);
-            let masked = index >= window.end || in_window && random.chance(t);
-            if in_window {
-                total += importance;
-            }
-            if in_window && masked {
-                self.positions.push(self.ids.len() as u32);
-                self.targets.push(target);
-                self.weights.push(importance / t as f32);
-            }
-            self.ids
-                .push(if masked { vocabulary.mask_id } else { target });
+        sample: &Sample,
+        padding: impl FnOnce(usize) -> usize,
+        length_max: usize,
+    ) -> Result<Option<Self>> {
+        let (mut ids, answer) = vocabulary.encode_sample(sample)?;
+        let (prompt_length, answer_length) = (ids.len(), answer.len());
+        ids.extend(answer);
+        if ids.len() > length_max {
+            return Ok(None);
         }
-        for weight in &mut self.weights[start..] {
-            *weight /= total;
+        let length = (ids.len() + padding(answer_length)).min(length_max);
+        ids.resize(length, vocabulary.end_id);
+        Ok(Some(Self {
+            ids,
+            prompt_length,
+            answer_length,
+        }))
+    }
+
+    /// The same, lent.
+    #[must_use]
+    pub fn borrow(&self) -> Canvas<'_> {
+        Canvas {
+            ids: &self.ids,
+            prompt_length: self.prompt_length,
+            answer_length: self.answer_length,
         }
+    }
+}
+
+/// The canvases of one part. The last one goes beyond the limit rather than being left out, which would prefer short
+/// samples.
+fn draw_canvases(
+    options: &BatchOptions,
+    vocabulary: &Vocabulary,
+    first: u64,
+    step: u64,
+    random: &mut Random,
+) -> Result<Vec<OwnedCanvas>> {
+    let length_max = options.length_at(step);
+    let exercises = options.exercises_at(step);
+    let mut canvases = Vec::new();
+    let mut tokens = 0;
+    for number in first..first + SAMPLES_PER_PART {
+        if tokens >= options.part_tokens {
+            break;
+        }
+        let sample = if random.chance(exercises) {
+            corpus::exercise(options.seed, number)
+        } else {
+            corpus::sample(Split::Train, options.seed, number)
+        };
+        let padding = |answer_length| match options.objective {
+            Objective::Diffusion => draw_padding(answer_length, random),
+            Objective::Autoregressive => 0,
+        };
+        if let Some(canvas) = OwnedCanvas::new(vocabulary, &sample, padding, length_max)? {
+            tokens += canvas.ids.len();
+            canvases.push(canvas);
+        }
+    }
+    Ok(canvases)
+}
+
+/// Mostly a little, sometimes up to three blocks, sometimes whatever fills the usual canvas: a canvas is chosen before
+/// the length of the answer is known.
+fn draw_padding(answer_length: usize, random: &mut Random) -> usize {
+    match random.unit() {
+        0.0..0.5 => random.below(16),
+        0.5..0.8 => random.below(96),
+        _ => answer_length.next_multiple_of(USUAL_CANVAS) - answer_length,
     }
 }
 
@@ -168,41 +252,87 @@ impl Batch {
 mod tests {
     use super::*;
 
+    const OPTIONS: BatchOptions = BatchOptions {
+        seed: 9,
+        objective: Objective::Diffusion,
+        parts: 2,
+        part_tokens: 1500,
+        length_max: 512,
+        length_warm_up_steps: 0,
+        exercise_steps: 0,
+    };
+
     #[test]
-    fn a_step_always_draws_the_same_batch_and_never_masks_the_prompt() {
+    fn a_step_is_decided_by_its_number() {
         let vocabulary = Vocabulary::train(1, 512, 500).expect("train");
-        let mut batches = Batches::new(9, 8);
-        for step in [0, 5, 16, 33] {
-            let batch = batches.draw(&vocabulary, step).expect("draw");
-            let again = Batches::new(9, 8).draw(&vocabulary, step);
-            assert_eq!(batch, again.expect("draw"));
-            assert_eq!(batch.ids.len(), 8 * batch.length);
-            for row in batch.ids.chunks_exact(batch.length) {
-                let headers = row
-                    .iter()
-                    .filter(|id| **id == vocabulary.mask_id + 1)
-                    .count();
-                assert_eq!(headers, 2, "both headers of the prompt are visible");
+        let draw = |step| Batch::draw(&OPTIONS, &vocabulary, step).expect("draw");
+        for step in [0, 5, 33] {
+            let batch = draw(step);
+            assert_eq!(batch, draw(step));
+            assert_eq!(batch.parts.len(), 2);
+            for part in &batch.parts {
+                assert_eq!(part.pack.rows(), part.ids.len());
+                assert!((1500..2012).contains(&part.ids.len()));
+                for position in &part.positions {
+                    assert_eq!(part.ids[*position as usize], vocabulary.mask_id);
+                }
             }
-            for (position, target) in batch.positions.iter().zip(&batch.targets) {
-                assert_eq!(batch.ids[*position as usize], vocabulary.mask_id);
-                assert_ne!(*target, vocabulary.mask_id);
-            }
+        }
+        assert_ne!(draw(0), draw(1));
+    }
+
+    #[test]
+    fn the_weights_of_a_step_add_up_to_one_on_average() {
+        let vocabulary = Vocabulary::train(1, 512, 500).expect("train");
+        for objective in [Objective::Diffusion, Objective::Autoregressive] {
+            let options = BatchOptions {
+                objective,
+                ..OPTIONS
+            };
+            let steps = 100;
+            let total: f32 = (0..steps)
+                .flat_map(|step| {
+                    Batch::draw(&options, &vocabulary, step)
+                        .expect("draw")
+                        .parts
+                })
+                .flat_map(|part| part.weights)
+                .sum();
+            let mean = total / steps as f32;
+            assert!((mean - 1.0).abs() < 0.05, "{objective:?}: {mean}");
         }
     }
 
     #[test]
-    fn weights_average_to_one_in_expectation() {
+    fn the_first_steps_are_short_exercises() {
         let vocabulary = Vocabulary::train(1, 512, 500).expect("train");
-        let steps = 200;
-        let mut batches = Batches::new(2, 8);
-        let total: f32 = (0..steps)
-            .flat_map(|step| batches.draw(&vocabulary, step).expect("draw").weights)
-            .sum();
+        let options = BatchOptions {
+            length_warm_up_steps: 100,
+            exercise_steps: 10,
+            ..OPTIONS
+        };
+        let longest_and_exercises = |step| {
+            let batch = Batch::draw(&options, &vocabulary, step).expect("draw");
+            let (mut longest, mut rows, mut exercises) = (0, 0, 0);
+            for part in &batch.parts {
+                for row in part.pack.sequences() {
+                    longest = longest.max(row.len());
+                    let text = vocabulary.decode(&part.ids[row]).expect("decode");
+                    rows += 1;
+                    exercises += usize::from(text.contains("Say these words"));
+                }
+            }
+            (longest, exercises as f64 / f64::from(rows))
+        };
+        let (longest, exercises) = longest_and_exercises(0);
         assert!(
-            (total / steps as f32 - 1.0).abs() < 0.05,
-            "{}",
-            total / steps as f32
+            longest <= LENGTH_MIN && exercises > 0.6,
+            "{longest}, {exercises}"
+        );
+        let (longest, exercises) = longest_and_exercises(99);
+        assert!(
+            longest > LENGTH_MIN && exercises == 0.0,
+            "{longest}, {exercises}"
         );
     }
 }

@@ -6,13 +6,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
+use candle_core::Device;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    batch::BatchOptions,
     config::ModelConfig,
     model::Model,
-    optimizer::{Moments, Optimizer, OptimizerOptions},
+    optimizer::{Means, Optimizer, OptimizerOptions},
 };
 
 /// The name of the checkpoint in the output folder.
@@ -23,19 +25,19 @@ pub const FILE_NAME: &str = "checkpoint.safetensors";
 pub struct Progress {
     /// The shape of the model.
     pub config: ModelConfig,
-    /// The seed of everything.
-    pub seed: u64,
-    /// Rows in a batch.
-    pub rows: usize,
+    /// What decides the data.
+    pub batch: BatchOptions,
+    /// The highest learning rate.
+    pub learning_rate: f64,
+    /// Steps until the learning rate is highest.
+    pub warm_up_steps: u64,
     /// Steps taken.
     pub step: u64,
     /// Steps planned.
     pub steps_planned: u64,
     /// Tokens seen, prompts and padding included.
     pub tokens: u64,
-    /// Loss, smoothed over about a hundred steps.
-    pub loss: f64,
-    /// Time spent in steps.
+    /// Time spent in steps, in seconds.
     pub train_seconds: f64,
 }
 
@@ -47,19 +49,20 @@ pub fn save(
     progress: &Progress,
 ) -> Result<()> {
     let mut parts: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
-    for ((name, variable), moments) in model.variables().iter().zip(&optimizer.moments) {
+    for ((name, variable), means) in model.variables().iter().zip(&optimizer.means) {
         let shape = variable.dims().to_vec();
         parts.push((
             format!("weight/{name}"),
             shape.clone(),
             bytes(&variable.flatten_all()?.to_vec1::<f32>()?),
         ));
-        parts.push((
-            format!("first/{name}"),
-            shape.clone(),
-            bytes(&moments.first),
-        ));
-        parts.push((format!("second/{name}"), shape, bytes(&moments.second)));
+        for (kind, values) in [
+            ("first", &means.first),
+            ("second", &means.second),
+            ("average", &means.average),
+        ] {
+            parts.push((format!("{kind}/{name}"), shape.clone(), bytes(values)));
+        }
     }
     let views = parts
         .iter()
@@ -78,7 +81,7 @@ pub fn save(
 }
 
 /// Reads the checkpoint of a folder, or nothing if there is none yet.
-pub fn load(folder: &Path) -> Result<Option<(Model, Optimizer, Progress)>> {
+pub fn load(folder: &Path, device: &Device) -> Result<Option<(Model, Optimizer, Progress)>> {
     let path = folder.join(FILE_NAME);
     if !path.exists() {
         return Ok(None);
@@ -99,18 +102,19 @@ pub fn load(folder: &Path) -> Result<Option<(Model, Optimizer, Progress)>> {
         Ok(numbers(view.data()))
     };
     let mut weights = BTreeMap::new();
-    let mut moments = Vec::new();
+    let mut means = Vec::new();
     for (name, _) in progress.config.tensors() {
         weights.insert(name.clone(), read("weight", &name)?);
-        moments.push(Moments {
+        means.push(Means {
             first: read("first", &name)?,
             second: read("second", &name)?,
+            average: read("average", &name)?,
         });
     }
-    let model = Model::from_weights(progress.config.clone(), weights)?;
+    let model = Model::from_weights(progress.config.clone(), weights, device)?;
     let optimizer = Optimizer {
         options: OptimizerOptions::default(),
-        moments,
+        means,
         steps: progress.step,
     };
     Ok(Some((model, optimizer, progress)))

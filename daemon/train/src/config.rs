@@ -3,6 +3,19 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+/// The embedding's name.
+pub const EMBEDDING: &str = "model.transformer.wte.weight";
+/// The head's name.
+pub const HEAD: &str = "model.transformer.ff_out.weight";
+/// How the names of the blocks' last projections end, and the head's.
+pub const MLP_OUTPUT: &str = "ff_out.weight";
+
+/// The name of a part of a block.
+#[must_use]
+pub fn block_tensor(layer: usize, part: &str) -> String {
+    format!("model.transformer.blocks.{layer}.{part}.weight")
+}
+
 /// Numbers that differ from model to model; everything else is LLaDA's.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelConfig {
@@ -22,21 +35,24 @@ pub struct ModelConfig {
     pub rms_norm_eps: f64,
     /// The longest canvas the model is meant for.
     pub max_sequence_length: usize,
+    /// Whether attention looks back only: not LLaDA, but the yardstick beside it.
+    pub causal: bool,
 }
 
 impl ModelConfig {
-    /// The demonstration model: about three million parameters.
+    /// The demonstration model: 3.8 million parameters with 1024 tokens.
     #[must_use]
     pub fn demonstration(vocab_size: usize) -> Self {
         Self {
             d_model: 256,
             n_heads: 4,
-            n_layers: 4,
+            n_layers: 5,
             mlp_hidden_size: 512,
             vocab_size,
             rope_theta: 10_000.0,
             rms_norm_eps: 1e-5,
             max_sequence_length: 512,
+            causal: false,
         }
     }
 
@@ -44,10 +60,7 @@ impl ModelConfig {
     #[must_use]
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let (width, inner, vocabulary) = (self.d_model, self.mlp_hidden_size, self.vocab_size);
-        let mut tensors = vec![(
-            "model.transformer.wte.weight".to_owned(),
-            vec![vocabulary, width],
-        )];
+        let mut tensors = vec![(EMBEDDING.to_owned(), vec![vocabulary, width])];
         for layer in 0..self.n_layers {
             let parts = [
                 ("attn_norm", vec![width]),
@@ -60,18 +73,10 @@ impl ModelConfig {
                 ("up_proj", vec![inner, width]),
                 ("ff_out", vec![width, inner]),
             ];
-            tensors.extend(parts.map(|(part, shape)| {
-                (
-                    format!("model.transformer.blocks.{layer}.{part}.weight"),
-                    shape,
-                )
-            }));
+            tensors.extend(parts.map(|(part, shape)| (block_tensor(layer, part), shape)));
         }
         tensors.push(("model.transformer.ln_f.weight".to_owned(), vec![width]));
-        tensors.push((
-            "model.transformer.ff_out.weight".to_owned(),
-            vec![vocabulary, width],
-        ));
+        tensors.push((HEAD.to_owned(), vec![vocabulary, width]));
         tensors
     }
 

@@ -10,13 +10,23 @@ pub mod corpus;
 pub mod vocabulary;
 
 pub mod config;
+pub mod device;
 pub mod model;
 pub mod ops;
 
 pub mod batch;
+pub mod loader;
+pub mod objective;
+
 pub mod checkpoint;
+pub mod gradient;
+pub mod likelihood;
+pub mod log;
 pub mod optimizer;
+pub mod parallel;
 pub mod trainer;
 
 pub mod export;
-pub mod sampler;
+pub mod judge;
+
+pub mod card;

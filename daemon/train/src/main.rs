@@ -1,18 +1,28 @@
 //! `sluice-train`: trains the demonstration model and writes it as a Hugging Face folder.
 
 use std::{
-    path::PathBuf,
+    env,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
+    thread,
     time::Duration,
 };
 
 use anyhow::{Context, Result};
+use candle_core::Device;
 use clap::{Args, Parser, Subcommand};
 use sluice_train::{
-    checkpoint,
+    batch::BatchOptions,
+    card,
+    checkpoint::{self, Progress},
     config::ModelConfig,
-    corpus, export,
-    sampler::{self, SampleOptions},
+    corpus::{self, Split},
+    device::DeviceKind,
+    export, judge,
+    likelihood::{self, LikelihoodOptions},
+    model::Model,
+    objective::Objective,
+    optimizer::Optimizer,
     trainer::{TrainOptions, Trainer},
     vocabulary::{TRAINING_SAMPLES, Vocabulary},
 };
@@ -40,29 +50,33 @@ enum Command {
         #[arg(long)]
         output: PathBuf,
     },
-    /// Let the model of a checkpoint answer.
-    Sample {
+    /// Measure how likely the held-out half of the language is to the model of a checkpoint.
+    Likelihood {
         /// The folder that training wrote to.
         #[arg(long)]
         checkpoint: PathBuf,
-        /// Positions to fill.
-        #[arg(long, default_value_t = 128)]
-        length: usize,
-        /// Positions decoded together.
-        #[arg(long, default_value_t = 32)]
-        block_length: usize,
-        /// Passes over the whole answer.
-        #[arg(long, default_value_t = 128)]
-        steps: usize,
-        /// What to ask.
-        #[arg(required = true)]
-        questions: Vec<String>,
+        /// Held-out samples.
+        #[arg(long, default_value_t = 1000)]
+        samples: u64,
+        /// Masks drawn for each sample.
+        #[arg(long, default_value_t = 8)]
+        draws: usize,
+        /// The seed of samples and masks.
+        #[arg(long, default_value_t = 2)]
+        seed: u64,
     },
+    /// Answer held-out requests with the engine and judge the answers.
+    Judge(judge::command::Arguments),
+    /// Write the model card of an exported and judged model, with its pictures.
+    Card(card::command::Arguments),
     /// Print samples of the training text.
     Corpus {
         /// The seed of the text.
         #[arg(long, default_value_t = 1)]
         seed: u64,
+        /// From the half that training never sees.
+        #[arg(long)]
+        held_out: bool,
         /// How many.
         #[arg(default_value_t = 10)]
         count: u64,
@@ -71,85 +85,167 @@ enum Command {
 
 #[derive(Args)]
 struct TrainArguments {
-    /// Where tokenizer and checkpoint live.
+    /// Where tokenizer, checkpoint and log live.
     #[arg(long)]
     output: PathBuf,
     /// The seed of text, tokenizer, masks and initial weights.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Steps in all; the learning rate falls towards the last. A resumed run may change it.
-    #[arg(long, default_value_t = 6000)]
+    /// What the network is trained for.
+    #[arg(long, value_enum, default_value_t = Objective::Diffusion)]
+    objective: Objective,
+    /// Steps in all; the learning rate falls towards the last.
+    #[arg(long, default_value_t = 8000)]
     steps: u64,
-    /// Rows in a batch.
-    #[arg(long, default_value_t = 16)]
-    batch: usize,
+    /// Parts of a step, each computed by one thread.
+    #[arg(long, default_value_t = 2)]
+    parts: usize,
+    /// Tokens from which on a part is full.
+    #[arg(long, default_value_t = 1536)]
+    part_tokens: usize,
     /// The highest learning rate.
-    #[arg(long, default_value_t = 0.0015)]
+    #[arg(long, default_value_t = 0.001)]
     learning_rate: f64,
+    /// Steps until the learning rate is highest.
+    #[arg(long, default_value_t = 300)]
+    warm_up_steps: u64,
+    /// Steps until the longest canvases are met; the first see only short ones.
+    #[arg(long, default_value_t = 2000)]
+    length_warm_up_steps: u64,
+    /// Steps in which words are to be said again, before the stories.
+    #[arg(long, default_value_t = 400)]
+    exercise_steps: u64,
     /// Entries of the tokenizer, special tokens included.
     #[arg(long, default_value_t = 1024)]
     vocabulary: usize,
+    /// Blocks of the network.
+    #[arg(long, default_value_t = 5)]
+    layers: usize,
+    /// Width of the network, a multiple of 256.
+    #[arg(long, default_value_t = 256)]
+    width: usize,
+    /// Width inside the gated layers, a multiple of 256.
+    #[arg(long, default_value_t = 512)]
+    mlp: usize,
+    /// Attention heads.
+    #[arg(long, default_value_t = 4)]
+    heads: usize,
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceKind::Cpu)]
+    device: DeviceKind,
+    /// Threads that prepare data ahead; with 0 each step prepares its own.
+    #[arg(long, default_value_t = 1)]
+    loader_threads: usize,
+    /// Save memory: keep only what enters each group of so many blocks, and compute the rest again.
+    #[arg(long)]
+    recompute: Option<usize>,
     /// Seconds between two checkpoints.
     #[arg(long, default_value_t = 120)]
     checkpoint_seconds: u64,
     /// Steps between two progress lines.
     #[arg(long, default_value_t = 50)]
     report_steps: u64,
+    /// Steps between two measurements on held-out text; 0 for never.
+    #[arg(long, default_value_t = 500)]
+    evaluate_steps: u64,
 }
 
 fn main() -> Result<()> {
+    leave_threads_to_parts();
+    keep_freed_memory();
     let arguments = Arguments::parse();
-    if let Some(threads) = arguments.threads {
-        rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build_global()
-            .context("start threads")?;
-    }
+    let threads = match arguments.threads {
+        Some(threads) => threads.max(1),
+        None => thread::available_parallelism()
+            .context("count cores")?
+            .get(),
+    };
     match arguments.command {
-        Command::Train(arguments) => train(arguments),
+        Command::Train(arguments) => train(arguments, threads),
         Command::Export { checkpoint, output } => {
-            let (model, _, progress) =
-                checkpoint::load(&checkpoint)?.context("there is no checkpoint yet")?;
+            let (model, optimizer, _) = load(&checkpoint)?;
             export::export(
                 &output,
-                &model,
+                &optimizer.averaged(&model)?,
                 &Vocabulary::load(&tokenizer_path(&checkpoint))?,
-                &progress,
             )
         }
-        Command::Sample {
+        Command::Likelihood {
             checkpoint,
-            length,
-            block_length,
-            steps,
-            questions,
+            samples,
+            draws,
+            seed,
         } => {
-            let (model, _, progress) =
-                checkpoint::load(&checkpoint)?.context("there is no checkpoint yet")?;
+            let (model, optimizer, progress) = load(&checkpoint)?;
             let vocabulary = Vocabulary::load(&tokenizer_path(&checkpoint))?;
-            println!("step {}, loss {:.3}", progress.step, progress.loss);
-            let options = SampleOptions {
-                length,
-                block_length,
-                steps,
+            let options = LikelihoodOptions {
+                samples,
+                draws,
+                seed,
+                threads,
             };
-            for question in questions {
-                let answer = sampler::answer(&model, &vocabulary, &question, &options)?;
-                println!("\n> {question}\n{answer}");
-            }
+            let model = optimizer.averaged(&model)?;
+            let nats = likelihood::negative_log_likelihood(&model, &vocabulary, &options)?;
+            println!(
+                "step {}, {:.1} M tokens: {nats:.4} nats for each held-out answer token",
+                progress.step,
+                progress.tokens as f64 / 1e6
+            );
             Ok(())
         }
-        Command::Corpus { seed, count } => {
+        Command::Judge(arguments) => judge::command::run(&arguments, threads),
+        Command::Card(arguments) => card::command::run(&arguments, threads),
+        Command::Corpus {
+            seed,
+            held_out,
+            count,
+        } => {
+            let split = if held_out {
+                Split::HeldOut
+            } else {
+                Split::Train
+            };
             for number in 0..count {
-                let sample = corpus::sample(seed, number);
-                println!("> {}\n{}\n", sample.question, sample.answer);
+                let sample = corpus::sample(split, seed, number);
+                for message in sample.messages {
+                    println!("{}> {}", message.role.name(), message.content);
+                }
+                println!("{}\n", sample.answer);
             }
             Ok(())
         }
     }
 }
 
-fn train(arguments: TrainArguments) -> Result<()> {
+/// Each part of a step is computed by one thread; candle's own pool would only spin beside it. A variable is the only
+/// way to tell candle.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "nothing else reads the environment yet"
+)]
+fn leave_threads_to_parts() {
+    // SAFETY: no other thread runs yet.
+    unsafe { env::set_var("CANDLE_NUM_THREADS", "1") };
+}
+
+/// Every step asks for the same large buffers again. Left alone, glibc gives each back to the system at once and fetches
+/// it anew, which costs a tenth of the time in page faults.
+fn keep_freed_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: these calls only set numbers in the allocator.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, i32::MAX);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+        libc::mallopt(libc::M_TOP_PAD, 64 << 20);
+        libc::mallopt(libc::M_ARENA_MAX, 2);
+    }
+}
+
+fn load(folder: &Path) -> Result<(Model, Optimizer, Progress)> {
+    checkpoint::load(folder, &Device::Cpu)?.context("there is no checkpoint yet")
+}
+
+fn train(arguments: TrainArguments, threads: usize) -> Result<()> {
     let output = arguments.output;
     std::fs::create_dir_all(&output).with_context(|| format!("create {}", output.display()))?;
     let tokenizer = tokenizer_path(&output);
@@ -160,7 +256,14 @@ fn train(arguments: TrainArguments) -> Result<()> {
         vocabulary.save(&tokenizer)?;
         vocabulary
     };
-    let config = ModelConfig::demonstration(vocabulary.len().next_multiple_of(256));
+    let config = ModelConfig {
+        d_model: arguments.width,
+        n_heads: arguments.heads,
+        n_layers: arguments.layers,
+        mlp_hidden_size: arguments.mlp,
+        causal: arguments.objective == Objective::Autoregressive,
+        ..ModelConfig::demonstration(vocabulary.len().next_multiple_of(256))
+    };
     println!(
         "{} tokens, {:.2} M parameters",
         vocabulary.len(),
@@ -168,21 +271,33 @@ fn train(arguments: TrainArguments) -> Result<()> {
     );
     let options = TrainOptions {
         output,
-        seed: arguments.seed,
+        batch: BatchOptions {
+            seed: arguments.seed,
+            objective: arguments.objective,
+            parts: arguments.parts,
+            part_tokens: arguments.part_tokens,
+            length_max: config.max_sequence_length,
+            length_warm_up_steps: arguments.length_warm_up_steps,
+            exercise_steps: arguments.exercise_steps,
+        },
         steps: arguments.steps,
-        rows: arguments.batch,
         learning_rate: arguments.learning_rate,
-        warm_up_steps: 200,
+        warm_up_steps: arguments.warm_up_steps,
+        threads,
+        loader_threads: arguments.loader_threads,
+        recompute_interval: arguments.recompute,
         checkpoint_interval: Duration::from_secs(arguments.checkpoint_seconds),
         report_steps: arguments.report_steps,
+        evaluate_steps: arguments.evaluate_steps,
     };
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("listen for signals")?;
     }
-    Trainer::open(options, vocabulary, config)?.run(&stop)
+    let device = arguments.device.open()?;
+    Trainer::open(options, vocabulary, config, &device)?.run(&stop)
 }
 
-fn tokenizer_path(folder: &std::path::Path) -> PathBuf {
+fn tokenizer_path(folder: &Path) -> PathBuf {
     folder.join("tokenizer.json")
 }

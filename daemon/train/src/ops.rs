@@ -2,21 +2,24 @@
 //!
 //! Candle keeps the tape; these are its custom operations on the CPU. Written from candle's elementary operations the
 //! same network spends more time on temporaries than on multiplication (and its fused norm and softmax have no
-//! gradient). The tests compare each operation and its gradient with that elementary form.
+//! gradient). On other devices the elementary form is what runs, and the tests compare each operation and its gradient
+//! with it.
 
 mod attention;
+mod elementary;
 mod elementwise;
 mod linear;
 mod loss;
 mod numeric;
+mod pack;
 
 pub use attention::attention;
 pub use elementwise::{gated, rms_norm, rotate};
 pub use linear::linear;
 pub use loss::cross_entropy;
+pub use pack::Pack;
 
 use candle_core::{CpuStorage, DType, Error, Layout, Result, Storage, Tensor};
-use gemm::Parallelism;
 
 /// A read-only matrix view: `data[row * row_stride + column * column_stride]`.
 #[derive(Clone, Copy)]
@@ -58,14 +61,14 @@ impl<'a> Matrix<'a> {
     }
 }
 
-/// Writes `scale · left · right` into the rows of `out`, which lie `out_row_stride` apart.
+/// Writes `scale · left · right` into the rows of `out`, which lie `out_row_stride` apart. One thread: a step is spread
+/// over threads by its parts, which scales better than many small products each spread over all threads.
 fn multiply(
     out: &mut [f32],
     out_row_stride: usize,
     left: Matrix<'_>,
     right: Matrix<'_>,
     scale: f32,
-    parallelism: Parallelism,
 ) {
     let (m, n, k) = (left.rows, right.columns, left.columns);
     assert_eq!(k, right.rows, "inner sizes of a product differ");
@@ -96,16 +99,8 @@ fn multiply(
             false,
             false,
             false,
-            parallelism,
+            gemm::Parallelism::None,
         );
-    }
-}
-
-/// All threads of the pool, or none besides this one.
-fn all_threads() -> Parallelism {
-    match rayon::current_num_threads() {
-        1 => Parallelism::None,
-        count => Parallelism::Rayon(count),
     }
 }
 

@@ -1,8 +1,10 @@
-//! AdamW (arXiv 1711.05101) with clipping by the global norm. Its moments are plain vectors, so that a checkpoint can
-//! hold them and a resumed run takes exactly the steps the first would have taken.
+//! AdamW (arXiv 1711.05101) with clipping by the global norm, and a moving average of the weights. Its state is plain
+//! vectors, so that a checkpoint can hold it and a resumed run takes exactly the steps the first would have taken.
 
-use anyhow::{Context, Result};
-use candle_core::{Tensor, Var, backprop::GradStore};
+use anyhow::Result;
+use candle_core::{Tensor, Var};
+
+use crate::model::Model;
 
 /// What the optimizer is told once.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,6 +17,8 @@ pub struct OptimizerOptions {
     pub weight_decay: f64,
     /// Largest norm of all gradients together.
     pub gradient_norm_max: f64,
+    /// Decay of the average of weights, once the run is long enough; before, the average is over the run so far.
+    pub average_decay: f64,
 }
 
 impl Default for OptimizerOptions {
@@ -24,17 +28,20 @@ impl Default for OptimizerOptions {
             second_decay: 0.98,
             weight_decay: 0.05,
             gradient_norm_max: 1.0,
+            average_decay: 0.999,
         }
     }
 }
 
 /// The running means of one variable.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Moments {
+pub struct Means {
     /// Mean of gradients.
     pub first: Vec<f32>,
     /// Mean of squared gradients.
     pub second: Vec<f32>,
+    /// Mean of the weights themselves, which is what gets exported.
+    pub average: Vec<f32>,
 }
 
 /// The optimizer with its state, one entry for each variable.
@@ -43,79 +50,82 @@ pub struct Optimizer {
     /// What it was told.
     pub options: OptimizerOptions,
     /// Running means in the order of the variables.
-    pub moments: Vec<Moments>,
+    pub means: Vec<Means>,
     /// Steps taken so far.
     pub steps: u64,
 }
 
 impl Optimizer {
     /// An optimizer that has taken no step yet.
-    #[must_use]
-    pub fn new(options: OptimizerOptions, variables: &[(String, Var)]) -> Self {
-        let moments = variables
+    pub fn new(options: OptimizerOptions, variables: &[(String, Var)]) -> Result<Self> {
+        let means = variables
             .iter()
             .map(|(_, variable)| {
                 let count = variable.elem_count();
-                Moments {
+                Ok(Means {
                     first: vec![0.0; count],
                     second: vec![0.0; count],
-                }
+                    average: variable.flatten_all()?.to_vec1()?,
+                })
             })
-            .collect();
-        Self {
+            .collect::<Result<_>>()?;
+        Ok(Self {
             options,
-            moments,
+            means,
             steps: 0,
-        }
+        })
+    }
+
+    /// A model of its own with the averaged weights.
+    pub fn averaged(&self, model: &Model) -> Result<Model> {
+        let weights = model
+            .variables()
+            .iter()
+            .zip(&self.means)
+            .map(|((name, _), means)| (name.clone(), means.average.clone()))
+            .collect();
+        Model::from_weights(model.config.clone(), weights, model.device())
     }
 
     /// Moves the variables against their gradients and returns the norm of the gradients before clipping.
     pub fn step(
         &mut self,
         variables: &[(String, Var)],
-        gradients: &GradStore,
+        gradients: &[Vec<f32>],
         learning_rate: f64,
     ) -> Result<f64> {
-        let gradients = variables
-            .iter()
-            .map(|(name, variable)| {
-                let gradient = gradients
-                    .get(variable)
-                    .with_context(|| format!("{name} has no gradient"))?;
-                Ok(gradient.flatten_all()?.to_vec1::<f32>()?)
-            })
-            .collect::<Result<Vec<_>>>()?;
         let square_sum: f64 = gradients
             .iter()
             .flatten()
             .map(|value| f64::from(*value).powi(2))
             .sum();
         let norm = square_sum.sqrt();
-        let clip = (self.options.gradient_norm_max / norm).min(1.0) as f32;
-
         self.steps += 1;
-        let first_decay = self.options.first_decay as f32;
-        let second_decay = self.options.second_decay as f32;
+        let options = &self.options;
         let steps = self.steps as i32;
-        let second_correction = (1.0 - self.options.second_decay.powi(steps)).sqrt().recip() as f32;
-        let rate = (learning_rate / (1.0 - self.options.first_decay.powi(steps))) as f32;
-        for (((_, variable), gradient), moments) in
-            variables.iter().zip(&gradients).zip(&mut self.moments)
+        let update = Update {
+            clip: (options.gradient_norm_max / norm).min(1.0) as f32,
+            first_decay: options.first_decay as f32,
+            second_decay: options.second_decay as f32,
+            second_correction: (1.0 - options.second_decay.powi(steps)).sqrt().recip() as f32,
+            rate: (learning_rate / (1.0 - options.first_decay.powi(steps))) as f32,
+            average_decay: options
+                .average_decay
+                .min(self.steps as f64 / (self.steps as f64 + 10.0))
+                as f32,
+        };
+        for (((_, variable), gradient), means) in
+            variables.iter().zip(gradients).zip(&mut self.means)
         {
+            // Vectors, the weights of norms, are not pulled towards zero.
             let decay = if variable.rank() > 1 {
-                self.options.weight_decay
+                options.weight_decay
             } else {
                 0.0
             };
             let keep = (1.0 - learning_rate * decay) as f32;
             let mut values = variable.flatten_all()?.to_vec1::<f32>()?;
-            let means = moments.first.iter_mut().zip(&mut moments.second);
-            for ((value, gradient), (first, second)) in values.iter_mut().zip(gradient).zip(means) {
-                let gradient = gradient * clip;
-                *first = first_decay * *first + (1.0 - first_decay) * gradient;
-                *second = second_decay * *second + (1.0 - second_decay) * gradient * gradient;
-                *value = keep * *value - rate * *first / (second.sqrt() * second_correction + 1e-8);
-            }
+            update.apply(&mut values, gradient, means, keep);
             variable.set(&Tensor::from_vec(
                 values,
                 variable.shape(),
@@ -123,5 +133,35 @@ impl Optimizer {
             )?)?;
         }
         Ok(norm)
+    }
+}
+
+/// The numbers of one step that are the same for every weight.
+struct Update {
+    clip: f32,
+    first_decay: f32,
+    second_decay: f32,
+    second_correction: f32,
+    rate: f32,
+    average_decay: f32,
+}
+
+impl Update {
+    fn apply(&self, values: &mut [f32], gradient: &[f32], means: &mut Means, keep: f32) {
+        let means = means
+            .first
+            .iter_mut()
+            .zip(&mut means.second)
+            .zip(&mut means.average);
+        for ((value, gradient), ((first, second), average)) in
+            values.iter_mut().zip(gradient).zip(means)
+        {
+            let gradient = gradient * self.clip;
+            *first = self.first_decay * *first + (1.0 - self.first_decay) * gradient;
+            *second = self.second_decay * *second + (1.0 - self.second_decay) * gradient * gradient;
+            let size = second.sqrt() * self.second_correction + 1e-8;
+            *value = keep * *value - self.rate * *first / size;
+            *average += (1.0 - self.average_decay) * (*value - *average);
+        }
     }
 }

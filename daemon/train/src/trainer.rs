@@ -1,4 +1,5 @@
-//! The training loop: draw a batch, take a step, say how it goes, and leave a checkpoint that a later run picks up.
+//! The training loop: take a batch, compute its parts side by side, move the weights, say how it goes, and leave a
+//! checkpoint that a later run picks up.
 
 use std::{
     path::PathBuf,
@@ -10,37 +11,56 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use candle_core::Device;
 
 use crate::{
-    batch::Batches,
+    batch::{Batch, BatchOptions},
     checkpoint::{self, Progress},
     config::ModelConfig,
+    gradient,
+    likelihood::{self, LikelihoodOptions},
+    loader::Loader,
+    log::{Entry, Log},
     model::Model,
-    ops,
     optimizer::{Optimizer, OptimizerOptions},
+    parallel,
     vocabulary::Vocabulary,
 };
 
 /// What a run is told.
 #[derive(Debug, Clone)]
 pub struct TrainOptions {
-    /// Where tokenizer and checkpoint live.
+    /// Where tokenizer, checkpoint and log live.
     pub output: PathBuf,
-    /// The seed of everything.
-    pub seed: u64,
-    /// The step the learning rate falls towards; a resumed run may change it.
+    /// Data: seed, objective, size of a step.
+    pub batch: BatchOptions,
+    /// The step the learning rate falls towards.
     pub steps: u64,
-    /// Rows in a batch.
-    pub rows: usize,
     /// The highest learning rate.
     pub learning_rate: f64,
     /// Steps until the learning rate is highest.
     pub warm_up_steps: u64,
+    /// Threads that compute parts.
+    pub threads: usize,
+    /// Threads that draw batches ahead; without any, a step draws its own.
+    pub loader_threads: usize,
+    /// Blocks in a group of gradient checkpointing; without it, every intermediate result is kept.
+    pub recompute_interval: Option<usize>,
     /// Time between two checkpoints.
     pub checkpoint_interval: Duration,
     /// Steps between two progress lines.
     pub report_steps: u64,
+    /// Steps between two measurements on the held-out half; 0 for never.
+    pub evaluate_steps: u64,
 }
+
+/// Measured on the way: few samples, since only the trend matters.
+const EVALUATION: LikelihoodOptions = LikelihoodOptions {
+    samples: 64,
+    draws: 4,
+    seed: 1,
+    threads: 1,
+};
 
 /// A run between two steps.
 pub struct Trainer {
@@ -50,9 +70,43 @@ pub struct Trainer {
     pub optimizer: Optimizer,
     /// How far the run got.
     pub progress: Progress,
-    vocabulary: Vocabulary,
-    batches: Batches,
+    vocabulary: Arc<Vocabulary>,
+    loader: Loader,
+    log: Log,
     options: TrainOptions,
+}
+
+/// What a step found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepReport {
+    /// The loss before the step.
+    pub loss: f64,
+    /// Norm of the gradients before clipping.
+    pub gradient_norm: f64,
+    /// Tokens of the batch.
+    pub tokens: u64,
+    /// Time spent waiting for the batch.
+    pub data_wait: Duration,
+}
+
+/// Sums since the last progress line.
+#[derive(Default)]
+struct Window {
+    steps: f64,
+    loss: f64,
+    gradient_norm: f64,
+    tokens: u64,
+    data_wait: Duration,
+}
+
+impl Window {
+    fn add(&mut self, step: &StepReport) {
+        self.steps += 1.0;
+        self.loss += step.loss;
+        self.gradient_norm += step.gradient_norm;
+        self.tokens += step.tokens;
+        self.data_wait += step.data_wait;
+    }
 }
 
 impl Trainer {
@@ -61,82 +115,118 @@ impl Trainer {
         options: TrainOptions,
         vocabulary: Vocabulary,
         config: ModelConfig,
+        device: &Device,
     ) -> Result<Self> {
-        let (model, optimizer, mut progress) =
-            if let Some(found) = checkpoint::load(&options.output)? {
-                found
-            } else {
-                let model = Model::random(config.clone(), options.seed)?;
-                let optimizer = Optimizer::new(OptimizerOptions::default(), model.variables());
-                let progress = Progress {
-                    config,
-                    seed: options.seed,
-                    rows: options.rows,
-                    step: 0,
-                    steps_planned: options.steps,
-                    tokens: 0,
-                    loss: f64::NAN,
-                    train_seconds: 0.0,
+        let batch = &options.batch;
+        let fresh = Progress {
+            config,
+            batch: *batch,
+            learning_rate: options.learning_rate,
+            warm_up_steps: options.warm_up_steps,
+            steps_planned: options.steps,
+            step: 0,
+            tokens: 0,
+            train_seconds: 0.0,
+        };
+        let (model, optimizer, progress) =
+            if let Some((model, optimizer, found)) = checkpoint::load(&options.output, device)? {
+                let same = Progress {
+                    step: found.step,
+                    tokens: found.tokens,
+                    train_seconds: found.train_seconds,
+                    ..fresh
                 };
-                (model, optimizer, progress)
+                ensure!(
+                    found == same,
+                    "the checkpoint belongs to a run with other settings: {found:?}"
+                );
+                (model, optimizer, found)
+            } else {
+                let model =
+                    Model::random(fresh.config.clone(), batch.seed, vocabulary.mask_id, device)?;
+                let optimizer = Optimizer::new(OptimizerOptions::default(), model.variables())?;
+                (model, optimizer, fresh)
             };
-        ensure!(
-            progress.seed == options.seed && progress.rows == options.rows,
-            "the checkpoint was made with seed {} and {} rows",
-            progress.seed,
-            progress.rows
-        );
-        progress.steps_planned = options.steps;
+        let vocabulary = Arc::new(vocabulary);
+        let loader = Loader::new(
+            *batch,
+            Arc::clone(&vocabulary),
+            progress.step,
+            options.loader_threads,
+        )?;
         Ok(Self {
+            log: Log::open(&options.output, progress.step)?,
             model,
             optimizer,
             progress,
             vocabulary,
-            batches: Batches::new(options.seed, options.rows),
+            loader,
             options,
         })
     }
 
-    /// Takes one step and returns its loss.
-    pub fn step(&mut self) -> Result<f64> {
+    /// Takes one step.
+    pub fn step(&mut self) -> Result<StepReport> {
         let started = Instant::now();
-        let rate = learning_rate(&self.options, self.progress.step);
-        let batch = self.batches.draw(&self.vocabulary, self.progress.step)?;
-        let logits = self
-            .model
-            .logits(&batch.ids, batch.length, &batch.positions)?;
-        let loss = ops::cross_entropy(&logits, batch.targets, batch.weights)?;
-        let gradients = loss.backward()?;
-        self.optimizer
-            .step(self.model.variables(), &gradients, rate)?;
-
-        let loss = f64::from(loss.to_scalar::<f32>()?);
+        let batch = self.loader.draw()?;
+        let data_wait = started.elapsed();
+        let (loss, gradients) = self.gradients(&batch)?;
         ensure!(
             loss.is_finite(),
             "the loss is no longer a number at step {}",
             self.progress.step
         );
-        let progress = &mut self.progress;
-        progress.loss = if progress.step == 0 {
-            loss
-        } else {
-            0.99 * progress.loss + 0.01 * loss
-        };
-        progress.step += 1;
-        progress.tokens += batch.ids.len() as u64;
-        progress.train_seconds += started.elapsed().as_secs_f64();
-        Ok(loss)
+        let rate = learning_rate(&self.options, self.progress.step);
+        let gradient_norm = self
+            .optimizer
+            .step(self.model.variables(), &gradients, rate)?;
+        let tokens = batch.tokens() as u64;
+        self.progress.step += 1;
+        self.progress.tokens += tokens;
+        self.progress.train_seconds += started.elapsed().as_secs_f64();
+        Ok(StepReport {
+            loss,
+            gradient_norm,
+            tokens,
+            data_wait,
+        })
+    }
+
+    /// The sums over all parts, always added in the same order, so that the number of threads changes nothing.
+    fn gradients(&self, batch: &Batch) -> Result<(f64, Vec<Vec<f32>>)> {
+        let (model, interval) = (&self.model, self.options.recompute_interval);
+        let parts = parallel::map(self.options.threads, &batch.parts, |part| {
+            gradient::gradients(model, part, interval)
+        })?;
+        parts
+            .into_iter()
+            .reduce(|(loss, mut sums), (more, gradients)| {
+                for (sum, gradient) in sums.iter_mut().zip(gradients) {
+                    sum.iter_mut()
+                        .zip(gradient)
+                        .for_each(|(sum, value)| *sum += value);
+                }
+                (loss + more, sums)
+            })
+            .context("a step needs at least one part")
     }
 
     /// Trains to the planned step or until asked to stop; both leave a checkpoint.
-    pub fn run(&mut self, stop: &Arc<AtomicBool>) -> Result<()> {
+    pub fn run(&mut self, stop: &AtomicBool) -> Result<()> {
+        self.run_until(self.options.steps, stop)
+    }
+
+    /// Trains to an earlier step than planned.
+    pub fn run_until(&mut self, last: u64, stop: &AtomicBool) -> Result<()> {
         let mut saved = Instant::now();
-        let mut reported = (Instant::now(), self.progress.clone());
-        while self.progress.step < self.options.steps && !stop.load(Ordering::Relaxed) {
-            let loss = self.step()?;
-            if self.progress.step.is_multiple_of(self.options.report_steps) {
-                self.report(loss, &reported.1, reported.0.elapsed());
-                reported = (Instant::now(), self.progress.clone());
+        let mut reported = Instant::now();
+        let mut window = Window::default();
+        while self.progress.step < last && !stop.load(Ordering::Relaxed) {
+            window.add(&self.step()?);
+            let step = self.progress.step;
+            if step.is_multiple_of(self.options.report_steps) {
+                self.report(&std::mem::take(&mut window), reported.elapsed())?;
+                reported = Instant::now();
             }
             if saved.elapsed() >= self.options.checkpoint_interval {
                 self.save()?;
@@ -157,21 +247,48 @@ impl Trainer {
         .context("save checkpoint")
     }
 
-    fn report(&self, loss: f64, before: &Progress, elapsed: Duration) {
+    fn report(&mut self, window: &Window, elapsed: Duration) -> Result<()> {
         let progress = &self.progress;
-        let seconds = elapsed.as_secs_f64();
-        let steps_left = self.options.steps.saturating_sub(progress.step);
-        let steps = (progress.step - before.step) as f64;
+        let interval = self.options.evaluate_steps;
+        let held_out = (interval > 0 && progress.step.is_multiple_of(interval))
+            .then(|| {
+                let options = LikelihoodOptions {
+                    threads: self.options.threads,
+                    ..EVALUATION
+                };
+                let model = self.optimizer.averaged(&self.model)?;
+                likelihood::negative_log_likelihood(&model, &self.vocabulary, &options)
+            })
+            .transpose()?;
+        let entry = Entry {
+            step: progress.step,
+            tokens: progress.tokens,
+            loss: window.loss / window.steps,
+            held_out,
+            gradient_norm: window.gradient_norm / window.steps,
+            learning_rate: learning_rate(&self.options, progress.step - 1),
+            tokens_per_second: window.tokens as f64 / elapsed.as_secs_f64(),
+            data_wait: window.data_wait.as_secs_f64() / elapsed.as_secs_f64(),
+            train_seconds: progress.train_seconds,
+        };
+        self.log.write(&entry)?;
+        let steps_left = self.options.steps.saturating_sub(progress.step) as f64;
+        let held_out = entry
+            .held_out
+            .map(|nats| format!("  held-out {nats:.3}"))
+            .unwrap_or_default();
         println!(
-            "step {} of {}  loss {:.3} (now {loss:.3})  rate {:.5}  {:.0} tokens/s  {:.1} M tokens  {:.0} min left",
-            progress.step,
+            "step {} of {}  loss {:.3}{held_out}  norm {:.2}  rate {:.5}  {:.0} tokens/s  {:.2} M tokens  {:.0} min left",
+            entry.step,
             self.options.steps,
-            progress.loss,
-            learning_rate(&self.options, progress.step),
-            (progress.tokens - before.tokens) as f64 / seconds,
-            progress.tokens as f64 / 1e6,
-            steps_left as f64 * seconds / steps / 60.0,
+            entry.loss,
+            entry.gradient_norm,
+            entry.learning_rate,
+            entry.tokens_per_second,
+            entry.tokens as f64 / 1e6,
+            steps_left * elapsed.as_secs_f64() / window.steps / 60.0,
         );
+        Ok(())
     }
 }
 

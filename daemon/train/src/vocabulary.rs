@@ -11,7 +11,7 @@ use tokenizers::{
     pre_tokenizers::byte_level::ByteLevel,
 };
 
-use crate::corpus::{self, Sample};
+use crate::corpus::{self, Message, Role, Sample, Split};
 
 const BEGIN: &str = "<|startoftext|>";
 const END: &str = "<|endoftext|>";
@@ -60,14 +60,13 @@ impl Vocabulary {
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .build();
         let text = (0..samples).flat_map(|number| {
-            let sample = corpus::sample(seed, number);
-            [
-                "user".to_owned(),
-                "assistant".to_owned(),
-                "\n\n".to_owned(),
-                sample.question,
-                sample.answer,
-            ]
+            let sample = corpus::sample(Split::Train, seed, number);
+            let messages = sample.messages.into_iter().map(|message| message.content);
+            ["user", "assistant", "\n\n"]
+                .map(str::to_owned)
+                .into_iter()
+                .chain(messages)
+                .chain([sample.answer])
         });
         tokenizer
             .train(&mut trainer, text)
@@ -148,19 +147,23 @@ impl Vocabulary {
         self.decode(&ids[..end.unwrap_or(ids.len())])
     }
 
-    /// The prompt of a first user message, as LLaDA's chat template renders it.
-    pub fn encode_question(&self, question: &str) -> Result<Vec<u32>> {
-        let question = question.trim();
-        self.encode(&format!(
-            "{BEGIN}{HEADER_START}user{HEADER_END}\n\n{question}{TURN_END}{HEADER_START}assistant{HEADER_END}\n\n"
-        ))
+    /// A conversation as LLaDA's chat template renders it, ready for the next answer.
+    pub fn encode_messages(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        let mut text = BEGIN.to_owned();
+        for message in messages {
+            let role = message.role.name();
+            let content = message.content.trim();
+            text += &format!("{HEADER_START}{role}{HEADER_END}\n\n{content}{TURN_END}");
+        }
+        let role = Role::Assistant.name();
+        self.encode(&format!("{text}{HEADER_START}{role}{HEADER_END}\n\n"))
     }
 
     /// Prompt and answer of a sample; the answer ends with the end of its turn.
     pub fn encode_sample(&self, sample: &Sample) -> Result<(Vec<u32>, Vec<u32>)> {
         let mut answer = self.encode(&sample.answer)?;
         answer.push(self.turn_end_id);
-        Ok((self.encode_question(&sample.question)?, answer))
+        Ok((self.encode_messages(&sample.messages)?, answer))
     }
 
     /// The whole `tokenizer_config.json`.
@@ -226,7 +229,7 @@ mod tests {
     fn special_tokens_are_single_ids_after_the_learned_ones() {
         let vocabulary = Vocabulary::train(1, 400, 500).expect("train");
         let (prompt, answer) = vocabulary
-            .encode_sample(&corpus::sample(1, 0))
+            .encode_sample(&corpus::sample(Split::Train, 1, 0))
             .expect("encode");
         assert_eq!(prompt[0], 394);
         assert_eq!(vocabulary.end_id, 395);

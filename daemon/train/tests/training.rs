@@ -1,14 +1,27 @@
 //! Training for real, with a model small enough for a test.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicBool, time::Duration};
 
+use candle_core::{Device, Tensor};
+use half::bf16;
 use safetensors::{Dtype, SafeTensors};
+use sluice_engine::{
+    checkpoint::{Checkpoint, Source},
+    device,
+    ledger::Ledger,
+    model::llada::{Config, Llada, Sequence},
+    ops::Ops,
+    residency::{Group, Part},
+};
 use sluice_train::{
-    batch::Batches,
-    checkpoint,
+    batch::{Batch, BatchOptions},
     config::ModelConfig,
-    export, ops,
-    sampler::{self, SampleOptions},
+    export, gradient,
+    likelihood::{self, LikelihoodOptions},
+    log,
+    model::Model,
+    objective::Objective,
+    ops::{self, Pack},
     trainer::{TrainOptions, Trainer},
     vocabulary::Vocabulary,
 };
@@ -19,62 +32,298 @@ fn micro() -> ModelConfig {
     ModelConfig {
         d_model: 64,
         n_heads: 2,
-        n_layers: 2,
+        n_layers: 3,
         mlp_hidden_size: 96,
         ..ModelConfig::demonstration(VOCABULARY)
     }
 }
 
-fn open(folder: &Path) -> Trainer {
-    let options = TrainOptions {
+fn options(folder: &Path) -> TrainOptions {
+    TrainOptions {
         output: folder.to_owned(),
-        seed: 5,
+        batch: BatchOptions {
+            seed: 5,
+            objective: Objective::Diffusion,
+            parts: 2,
+            part_tokens: 300,
+            length_max: 512,
+            length_warm_up_steps: 0,
+            exercise_steps: 0,
+        },
         steps: 60,
-        rows: 8,
         learning_rate: 0.004,
         warm_up_steps: 5,
+        threads: 2,
+        loader_threads: 1,
+        recompute_interval: None,
         checkpoint_interval: Duration::MAX,
-        report_steps: u64::MAX,
-    };
-    let vocabulary = Vocabulary::train(5, VOCABULARY, 500).expect("train tokenizer");
-    Trainer::open(options, vocabulary, micro()).expect("open")
+        report_steps: 10,
+        evaluate_steps: 0,
+    }
+}
+
+fn vocabulary() -> Vocabulary {
+    Vocabulary::train(5, VOCABULARY, 500).expect("train tokenizer")
+}
+
+fn open(options: TrainOptions) -> Trainer {
+    Trainer::open(options, vocabulary(), micro(), &Device::Cpu).expect("open")
 }
 
 fn steps(trainer: &mut Trainer, count: usize) -> Vec<f64> {
-    (0..count).map(|_| trainer.step().expect("step")).collect()
+    (0..count)
+        .map(|_| trainer.step().expect("step").loss)
+        .collect()
 }
 
 #[test]
-fn the_loss_falls() {
-    let folder = tempfile::tempdir().expect("folder");
-    let losses = steps(&mut open(folder.path()), 40);
-    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
-    let (first, last) = (mean(&losses[..8]), mean(&losses[32..]));
-    assert!(last < 0.85 * first, "from {first:.3} to {last:.3}");
+fn the_loss_falls_for_either_objective() {
+    for objective in [Objective::Diffusion, Objective::Autoregressive] {
+        let folder = tempfile::tempdir().expect("folder");
+        let mut options = options(folder.path());
+        options.batch.objective = objective;
+        let losses = steps(&mut open(options), 40);
+        let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+        let (first, last) = (mean(&losses[..8]), mean(&losses[32..]));
+        assert!(
+            last < 0.9 * first,
+            "{objective:?}: from {first:.3} to {last:.3}"
+        );
+    }
 }
 
 #[test]
 fn a_resumed_run_takes_the_steps_the_first_would_have_taken() {
     let folder = tempfile::tempdir().expect("folder");
-    let mut first = open(folder.path());
+    let mut first = open(options(folder.path()));
     steps(&mut first, 5);
     first.save().expect("save");
     let expected = steps(&mut first, 3);
 
-    let mut resumed = open(folder.path());
+    let mut resumed = open(options(folder.path()));
 
     assert_eq!(resumed.progress.step, 5);
     assert_eq!(steps(&mut resumed, 3), expected);
+    assert_eq!(resumed.optimizer.means, first.optimizer.means);
+}
+
+#[test]
+fn the_log_of_a_resumed_run_tells_every_step_once() {
+    let folder = tempfile::tempdir().expect("folder");
+    let never = AtomicBool::new(false);
+    let short = TrainOptions {
+        report_steps: 2,
+        evaluate_steps: 4,
+        ..options(folder.path())
+    };
+    let mut first = open(short.clone());
+    steps(&mut first, 4);
+    first.save().expect("save");
+    // Goes on for a while, and is killed before the next checkpoint.
+    let path = folder.path().join(log::FILE_NAME);
+    let entry = |step: u64| log::Entry {
+        step,
+        tokens: 0,
+        loss: 1.0,
+        held_out: None,
+        gradient_norm: 1.0,
+        learning_rate: 0.1,
+        tokens_per_second: 1.0,
+        data_wait: 0.0,
+        train_seconds: 1.0,
+    };
+    let lines: Vec<String> = [2, 4, 6]
+        .map(|step| serde_json::to_string(&entry(step)).expect("json"))
+        .into();
+    std::fs::write(&path, lines.join("\n") + "\n{\"step\": 8, \"lo").expect("write");
+
+    let mut resumed = open(short);
+    resumed.run_until(10, &never).expect("run");
+
+    let told: Vec<u64> = log::read(folder.path())
+        .expect("log")
+        .iter()
+        .map(|entry| entry.step)
+        .collect();
+    assert_eq!(told, [2, 4, 6, 8, 10]);
+}
+
+#[test]
+fn threads_change_nothing() {
+    let train = |threads, loader_threads| {
+        let folder = tempfile::tempdir().expect("folder");
+        let options = TrainOptions {
+            threads,
+            loader_threads,
+            ..options(folder.path())
+        };
+        steps(&mut open(options), 3)
+    };
+    let expected = train(1, 0);
+    assert_eq!(train(2, 1), expected);
+    assert_eq!(train(3, 2), expected);
+}
+
+#[test]
+fn computing_blocks_again_changes_no_gradient() {
+    let model = Model::random(micro(), 5, vocabulary().mask_id, &Device::Cpu).expect("model");
+    let batch = Batch::draw(&options(Path::new("")).batch, &vocabulary(), 0).expect("draw");
+    let part = &batch.parts[0];
+    let (loss, expected) = gradient::gradients(&model, part, None).expect("gradients");
+    for interval in [1, 2, 3] {
+        let (again, found) = gradient::gradients(&model, part, Some(interval)).expect("gradients");
+        assert_eq!(again, loss);
+        for ((name, _), (found, expected)) in
+            model.variables().iter().zip(found.iter().zip(&expected))
+        {
+            let size = expected
+                .iter()
+                .fold(0.0f32, |size, value| size.max(value.abs()));
+            for (found, expected) in found.iter().zip(expected) {
+                let difference = (found - expected).abs();
+                assert!(difference <= 1e-5 * size, "{name}, interval {interval}");
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_begins_by_copying() {
+    let vocabulary = vocabulary();
+    let model = Model::random(micro(), 5, vocabulary.mask_id, &Device::Cpu).expect("model");
+    let pack = Pack::new([5]);
+    let (mut seen, mut unseen) = (0.0, 0.0);
+    for first in (0..400).step_by(4) {
+        let ids = [first, first + 1, first + 2, first + 3, vocabulary.mask_id];
+        let logits = model.logits(&ids, &pack, &[4]).expect("logits");
+        let logits = &logits.to_vec2::<f32>().expect("numbers")[0];
+        let sum = |ids: &mut dyn Iterator<Item = usize>| ids.map(|id| logits[id]).sum::<f32>();
+        let first = first as usize;
+        seen += sum(&mut (first..first + 4)) / 400.0;
+        unseen += sum(&mut (0..first).chain(first + 4..400)) / (396.0 * 100.0);
+    }
+    // Logits spread by about one; these are means over hundreds.
+    assert!(seen > unseen + 0.3, "{seen} against {unseen}");
+}
+
+#[test]
+fn a_causal_model_does_not_look_ahead() {
+    let config = ModelConfig {
+        causal: true,
+        ..micro()
+    };
+    let model = Model::random(config, 5, vocabulary().mask_id, &Device::Cpu).expect("model");
+    let pack = Pack::new([6]);
+    let logits = |ids: [u32; 6]| {
+        let logits = model.logits(&ids, &pack, &[2, 5]).expect("logits");
+        logits.to_vec2::<f32>().expect("numbers")
+    };
+    let (first, second) = (logits([1, 2, 3, 4, 5, 6]), logits([1, 2, 3, 9, 9, 9]));
+    assert_eq!(first[0], second[0]);
+    assert_ne!(first[1], second[1]);
+}
+
+#[test]
+fn an_untrained_model_is_as_good_as_guessing() {
+    for causal in [false, true] {
+        let config = ModelConfig { causal, ..micro() };
+        let model = Model::random(config, 5, vocabulary().mask_id, &Device::Cpu).expect("model");
+        let options = LikelihoodOptions {
+            samples: 20,
+            draws: 4,
+            seed: 1,
+            threads: 2,
+        };
+        let nats = likelihood::negative_log_likelihood(&model, &vocabulary(), &options)
+            .expect("likelihood");
+        let guessing = (VOCABULARY as f64).ln();
+        // The padding of a canvas is guessed as well.
+        let most = if causal { 1.2 } else { 3.0 };
+        assert!(
+            nats > guessing && nats < most * guessing,
+            "causal {causal}: {nats}"
+        );
+    }
+}
+
+/// The weights as an export stores them.
+fn rounded(model: &Model) -> Model {
+    let weights = model
+        .variables()
+        .iter()
+        .map(|(name, variable)| {
+            let values = variable
+                .flatten_all()
+                .and_then(|flat| flat.to_vec1::<f32>());
+            let round = |value: f32| bf16::from_f32(value).to_f32();
+            let values = values.expect("numbers").into_iter().map(round).collect();
+            (name.clone(), values)
+        })
+        .collect();
+    Model::from_weights(model.config.clone(), weights, &Device::Cpu).expect("model")
+}
+
+#[test]
+fn the_engine_computes_the_same_logits() {
+    let folder = tempfile::tempdir().expect("folder");
+    let mut trainer = open(options(folder.path()));
+    steps(&mut trainer, 10);
+    let output = folder.path().join("model");
+    export::export(&output, &trainer.model, &vocabulary()).expect("export");
+    let batch = Batch::draw(&options(folder.path()).batch, &vocabulary(), 20).expect("draw");
+    let part = &batch.parts[0];
+    let all: Vec<u32> = (0..part.ids.len() as u32).collect();
+    let expected = rounded(&trainer.model)
+        .logits(&part.ids, &part.pack, &all)
+        .and_then(|logits| Ok(logits.flatten_all()?.to_vec1::<f32>()?))
+        .expect("logits");
+
+    let checkpoint = Checkpoint::open(&Source::Folder(output)).expect("open");
+    let config = Config::read(&checkpoint.config().expect("config"), None).expect("config");
+    let ledger = Ledger::default();
+    let model = Llada::load(config, &checkpoint, &ledger, &mut |_, _| {}).expect("load");
+    let ops = Ops::new(device::Device::cpu(2).expect("device"), ledger).expect("ops");
+    let wanted: Vec<Vec<usize>> = part
+        .pack
+        .sequences()
+        .map(|rows| (0..rows.len()).collect())
+        .collect();
+    let sequences: Vec<_> = part
+        .pack
+        .sequences()
+        .zip(&wanted)
+        .map(|(rows, wanted)| Sequence {
+            tokens: &part.ids[rows],
+            wanted,
+        })
+        .collect();
+    let hidden = model
+        .forward(&ops, &sequences, &AtomicBool::new(false))
+        .expect("forward");
+    let hidden = model.final_norm(&ops, &hidden).expect("norm");
+    let head = model.weights().acquire(0, Group::Head);
+    let logits = ops
+        .linear(&hidden, &head.weight(Part::Head))
+        .expect("logits");
+
+    assert_eq!(logits.values().len(), expected.len());
+    let largest = logits
+        .values()
+        .iter()
+        .zip(&expected)
+        .map(|(ours, theirs)| (ours - theirs).abs())
+        .fold(0.0, f32::max);
+    assert!(largest < 5e-4, "largest difference {largest}");
 }
 
 #[test]
 fn the_export_is_a_whole_llada_folder() {
     let folder = tempfile::tempdir().expect("folder");
-    let trainer = open(folder.path());
-    let vocabulary = Vocabulary::train(5, VOCABULARY, 500).expect("train tokenizer");
+    let trainer = open(options(folder.path()));
+    let vocabulary = vocabulary();
     let output = folder.path().join("model");
 
-    export::export(&output, &trainer.model, &vocabulary, &trainer.progress).expect("export");
+    export::export(&output, &trainer.model, &vocabulary).expect("export");
 
     let file = std::fs::read(output.join("model.safetensors")).expect("weights");
     let tensors = SafeTensors::deserialize(&file).expect("read weights");
@@ -100,50 +349,28 @@ fn the_export_is_a_whole_llada_folder() {
         "tokenizer.json",
         "tokenizer_config.json",
         "generation_config.json",
-        "README.md",
     ] {
         assert!(output.join(name).exists(), "{name} is missing");
     }
 }
 
 #[test]
-fn an_untrained_model_still_fills_its_canvas() {
-    let folder = tempfile::tempdir().expect("folder");
-    let trainer = open(folder.path());
-    let vocabulary = Vocabulary::train(5, VOCABULARY, 500).expect("train tokenizer");
-    let options = SampleOptions {
-        length: 32,
-        block_length: 16,
-        steps: 6,
-    };
-
-    let first = sampler::answer(&trainer.model, &vocabulary, "Hello", &options).expect("answer");
-
-    assert_eq!(
-        first,
-        sampler::answer(&trainer.model, &vocabulary, "Hello", &options).expect("answer")
-    );
-    assert!(checkpoint::load(folder.path()).expect("load").is_none());
-}
-
-#[test]
 fn the_gradient_of_every_weight_is_the_slope_of_the_loss() {
-    let folder = tempfile::tempdir().expect("folder");
-    let trainer = open(folder.path());
-    let vocabulary = Vocabulary::train(5, VOCABULARY, 500).expect("train tokenizer");
-    let batch = Batches::new(5, 4).draw(&vocabulary, 0).expect("draw");
-    let loss = || {
-        let logits = trainer
-            .model
-            .logits(&batch.ids, batch.length, &batch.positions)
+    let model = Model::random(micro(), 5, vocabulary().mask_id, &Device::Cpu).expect("model");
+    let batch = Batch::draw(&options(Path::new("")).batch, &vocabulary(), 0).expect("draw");
+    let part = &batch.parts[0];
+    let value = || {
+        let logits = model
+            .logits(&part.ids, &part.pack, &part.positions)
             .expect("logits");
-        ops::cross_entropy(&logits, batch.targets.clone(), batch.weights.clone()).expect("loss")
+        let (targets, weights) = (part.targets.clone(), part.weights.clone());
+        let loss = ops::cross_entropy(&logits, targets, weights).expect("loss");
+        f64::from(loss.to_scalar::<f32>().expect("scalar"))
     };
-    let value = || f64::from(loss().to_scalar::<f32>().expect("scalar"));
-    let gradients = loss().backward().expect("gradients");
-    for (name, variable) in trainer.model.variables() {
+    let (_, gradients) = gradient::gradients(&model, part, None).expect("gradients");
+    for ((name, variable), gradient) in model.variables().iter().zip(gradients) {
         // Along the gradient the slope is its norm.
-        let gradient = gradients.get(variable).expect("gradient").clone();
+        let gradient = Tensor::from_vec(gradient, variable.shape(), &Device::Cpu).expect("shape");
         let norm = gradient
             .sqr()
             .and_then(|g| g.sum_all()?.to_scalar::<f32>())

@@ -1,88 +1,87 @@
-//! Bidirectional multi-head attention. The gradient computes the probabilities again instead of keeping them: at the
-//! lengths used here that is a tenth of the work and saves most of the memory.
+//! Multi-head attention within each sequence of a pack. The gradient computes the probabilities again instead of
+//! keeping them: at the lengths used here that is a tenth of the work and saves most of the memory.
 
 use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor};
-use gemm::Parallelism;
-use rayon::prelude::*;
 
 use super::{
-    Matrix, gradient, multiply,
+    Matrix, Pack, elementary, gradient, multiply,
     numeric::{exp, largest, sum, sum_of},
     values, with_values,
 };
 
-/// Every position of a sequence attends to every position of the same sequence.
+/// Every position attends to its own sequence: to all of it, or if `causal` to itself and what stands before.
 ///
-/// Queries, keys and values are `[sequences · length, width]`, each row holding `heads` heads side by side.
+/// Queries, keys and values are `[rows of the pack, width]`, each row holding `heads` heads side by side.
 pub fn attention(
     query: &Tensor,
     key: &Tensor,
     value: &Tensor,
-    length: usize,
+    pack: &Pack,
     heads: usize,
+    causal: bool,
 ) -> Result<Tensor> {
-    query.apply_op3(key, value, Attention { length, heads })
+    if !query.device().is_cpu() {
+        return elementary::attention(query, key, value, pack, heads, causal);
+    }
+    let pack = pack.clone();
+    let operation = Attention {
+        pack,
+        heads,
+        causal,
+    };
+    query.apply_op3(key, value, operation)
 }
 
 struct Attention {
-    length: usize,
+    pack: Pack,
     heads: usize,
+    causal: bool,
 }
 
 impl Attention {
     /// The attention probabilities of one head of one sequence.
     fn probabilities(&self, query: Matrix<'_>, key: Matrix<'_>, out: &mut [f32]) {
+        let length = query.rows;
         let scale = (query.columns as f32).sqrt().recip();
-        multiply(
-            out,
-            self.length,
-            query,
-            key.transposed(),
-            scale,
-            Parallelism::None,
-        );
-        for row in out.chunks_exact_mut(self.length) {
-            let largest = largest(row);
-            row.iter_mut()
+        multiply(out, length, query, key.transposed(), scale);
+        for (position, row) in out.chunks_exact_mut(length).enumerate() {
+            let (seen, unseen) = row.split_at_mut(if self.causal { position + 1 } else { length });
+            unseen.fill(0.0);
+            let largest = largest(seen);
+            seen.iter_mut()
                 .for_each(|score| *score = exp(*score - largest));
-            let inverse = sum(row).recip();
-            row.iter_mut().for_each(|score| *score *= inverse);
+            let inverse = sum(seen).recip();
+            seen.iter_mut().for_each(|score| *score *= inverse);
         }
     }
 
+    /// One head of a sequence whose rows hold all heads.
     fn head<'a>(&self, rows: &'a [f32], width: usize, head: usize) -> Matrix<'a> {
         let head_width = width / self.heads;
-        Matrix::strided(&rows[head * head_width..], self.length, head_width, width)
+        let length = rows.len() / width;
+        Matrix::strided(&rows[head * head_width..], length, head_width, width)
     }
 
     fn forward(&self, query: &[f32], key: &[f32], value: &[f32], width: usize) -> Vec<f32> {
-        let sequence = self.length * width;
-        let head_width = width / self.heads;
         let mut out = vec![0.0; query.len()];
-        out.par_chunks_mut(sequence)
-            .enumerate()
-            .for_each(|(index, out)| {
-                let part = index * sequence..(index + 1) * sequence;
-                let (query, key, value) = (&query[part.clone()], &key[part.clone()], &value[part]);
-                let mut probabilities = vec![0.0; self.length * self.length];
-                for head in 0..self.heads {
-                    self.probabilities(
-                        self.head(query, width, head),
-                        self.head(key, width, head),
-                        &mut probabilities,
-                    );
-                    let probabilities = Matrix::new(&probabilities, self.length, self.length);
-                    let value = self.head(value, width, head);
-                    multiply(
-                        &mut out[head * head_width..],
-                        width,
-                        probabilities,
-                        value,
-                        1.0,
-                        Parallelism::None,
-                    );
-                }
-            });
+        let mut probabilities = vec![0.0; self.pack.longest().pow(2)];
+        for rows in self.pack.sequences() {
+            let length = rows.len();
+            let part = rows.start * width..rows.end * width;
+            let (query, key, value) = (
+                &query[part.clone()],
+                &key[part.clone()],
+                &value[part.clone()],
+            );
+            let probabilities = &mut probabilities[..length * length];
+            for head in 0..self.heads {
+                let (query, key) = (self.head(query, width, head), self.head(key, width, head));
+                self.probabilities(query, key, probabilities);
+                let weights = Matrix::new(probabilities, length, length);
+                let out = &mut out[part.start + head * query.columns..part.end];
+                multiply(out, width, weights, self.head(value, width, head), 1.0);
+            }
+        }
         out
     }
 
@@ -95,41 +94,31 @@ impl Attention {
         above: &[f32],
         width: usize,
     ) -> [Vec<f32>; 3] {
-        let (length, sequence, head_width) = (self.length, self.length * width, width / self.heads);
-        let scale = (head_width as f32).sqrt().recip();
         let [mut dq, mut dk, mut dv] = [(); 3].map(|()| vec![0.0; query.len()]);
-        let parts = dq
-            .par_chunks_mut(sequence)
-            .zip(dk.par_chunks_mut(sequence))
-            .zip(dv.par_chunks_mut(sequence));
-        parts.enumerate().for_each(|(index, ((dq, dk), dv))| {
-            let part = index * sequence..(index + 1) * sequence;
-            let (query, key) = (&query[part.clone()], &key[part.clone()]);
-            let (value, above) = (&value[part.clone()], &above[part]);
-            let mut probabilities = vec![0.0; length * length];
-            let mut scores = vec![0.0; length * length];
+        let largest = self.pack.longest().pow(2);
+        let (mut probabilities, mut scores) = (vec![0.0; largest], vec![0.0; largest]);
+        for rows in self.pack.sequences() {
+            let length = rows.len();
+            let part = rows.start * width..rows.end * width;
+            let [query, key, value, above] =
+                [query, key, value, above].map(|all| &all[part.clone()]);
+            let probabilities = &mut probabilities[..length * length];
+            let scores = &mut scores[..length * length];
             for head in 0..self.heads {
-                let start = head * head_width;
-                let (query, key) = (self.head(query, width, head), self.head(key, width, head));
-                let (value, above) = (self.head(value, width, head), self.head(above, width, head));
-                self.probabilities(query, key, &mut probabilities);
+                let [query, key, value, above] =
+                    [query, key, value, above].map(|rows| self.head(rows, width, head));
+                let out = part.start + head * query.columns..part.end;
+                self.probabilities(query, key, probabilities);
+                let weights = Matrix::new(probabilities, length, length);
+                multiply(scores, length, above, value.transposed(), 1.0);
                 multiply(
-                    &mut scores,
-                    length,
-                    above,
-                    value.transposed(),
-                    1.0,
-                    Parallelism::None,
-                );
-                let weights = Matrix::new(&probabilities, length, length);
-                multiply(
-                    &mut dv[start..],
+                    &mut dv[out.clone()],
                     width,
                     weights.transposed(),
                     above,
                     1.0,
-                    Parallelism::None,
                 );
+                // Through the softmax.
                 for (row, weights) in scores
                     .chunks_exact_mut(length)
                     .zip(probabilities.chunks_exact(length))
@@ -139,25 +128,12 @@ impl Attention {
                         .zip(weights)
                         .for_each(|(score, weight)| *score = weight * (*score - mean));
                 }
-                let scores = Matrix::new(&scores, length, length);
-                multiply(
-                    &mut dq[start..],
-                    width,
-                    scores,
-                    key,
-                    scale,
-                    Parallelism::None,
-                );
-                multiply(
-                    &mut dk[start..],
-                    width,
-                    scores.transposed(),
-                    query,
-                    scale,
-                    Parallelism::None,
-                );
+                let scale = (query.columns as f32).sqrt().recip();
+                let scores = Matrix::new(scores, length, length);
+                multiply(&mut dq[out.clone()], width, scores, key, scale);
+                multiply(&mut dk[out], width, scores.transposed(), query, scale);
             }
-        });
+        }
         [dq, dk, dv]
     }
 }

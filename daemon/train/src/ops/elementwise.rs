@@ -3,13 +3,16 @@
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
 
 use super::{
-    gradient,
+    Pack, elementary, gradient,
     numeric::{exp, sum_of},
     values, with_values,
 };
 
 /// Root-mean-square norm of each row of `x` (`[rows, width]`), times `weight` (`[width]`).
 pub fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
+    if !x.device().is_cpu() {
+        return elementary::rms_norm(x, weight, epsilon);
+    }
     x.apply_op2(weight, RmsNorm { epsilon })
 }
 
@@ -95,17 +98,17 @@ impl CustomOp2 for RmsNorm {
 
 /// Rotary position embedding of the half-split kind: the first half of each head is paired with its second half.
 ///
-/// `x` holds whole sequences of `length` rows one after the other; each row holds `heads` heads.
-pub fn rotate(x: &Tensor, length: usize, heads: usize, theta: f64) -> Result<Tensor> {
-    x.apply_op1(Rotate {
-        length,
-        heads,
-        theta,
-    })
+/// `x` holds the rows of the pack; each row holds `heads` heads.
+pub fn rotate(x: &Tensor, pack: &Pack, heads: usize, theta: f64) -> Result<Tensor> {
+    if !x.device().is_cpu() {
+        return elementary::rotate(x, pack, heads, theta);
+    }
+    let pack = pack.clone();
+    x.apply_op1(Rotate { pack, heads, theta })
 }
 
 struct Rotate {
-    length: usize,
+    pack: Pack,
     heads: usize,
     theta: f64,
 }
@@ -115,22 +118,24 @@ impl Rotate {
     fn turn(&self, x: &[f32], width: usize, direction: f32) -> Vec<f32> {
         let head_width = width / self.heads;
         let half = head_width / 2;
-        let angles: Vec<(f32, f32)> = (0..self.length)
+        let frequencies: Vec<f32> = (0..half)
+            .map(|pair| self.theta.powf(-2.0 * pair as f64 / head_width as f64) as f32)
+            .collect();
+        let angles: Vec<(f32, f32)> = (0..self.pack.longest())
             .flat_map(|position| {
-                (0..half).map(move |pair| {
-                    let frequency = self.theta.powf(-2.0 * pair as f64 / head_width as f64) as f32;
+                frequencies.iter().map(move |frequency| {
                     let (sin, cos) = (position as f32 * frequency).sin_cos();
                     (cos, sin * direction)
                 })
             })
             .collect();
         let mut out = vec![0.0; x.len()];
-        for (row_index, (row, out_row)) in x
-            .chunks_exact(width)
+        for ((position, row), out_row) in self
+            .pack
+            .positions()
+            .zip(x.chunks_exact(width))
             .zip(out.chunks_exact_mut(width))
-            .enumerate()
         {
-            let position = row_index % self.length;
             let angles = &angles[position * half..][..half];
             for (head, out_head) in row
                 .chunks_exact(head_width)
@@ -170,6 +175,9 @@ impl CustomOp1 for Rotate {
 
 /// `silu(gate) · up`, the activation of a SwiGLU layer.
 pub fn gated(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    if !gate.device().is_cpu() {
+        return elementary::gated(gate, up);
+    }
     gate.apply_op2(up, Gated)
 }
 

@@ -2,10 +2,13 @@
 
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor};
 
-use super::{Matrix, all_threads, gradient, multiply, values, with_values};
+use super::{Matrix, elementary, gradient, multiply, values, with_values};
 
 /// Projects the rows of `x` (`[rows, in]`) with `weight` (`[out, in]`).
 pub fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    if !x.device().is_cpu() {
+        return elementary::linear(x, weight);
+    }
     x.apply_op2(weight, Linear)
 }
 
@@ -28,14 +31,7 @@ impl CustomOp2 for Linear {
         let mut out = vec![0.0; rows * out_width];
         let x = Matrix::new(values(x, x_layout)?, rows, width);
         let weight = Matrix::new(values(weight, weight_layout)?, out_width, width);
-        multiply(
-            &mut out,
-            out_width,
-            x,
-            weight.transposed(),
-            1.0,
-            all_threads(),
-        );
+        multiply(&mut out, out_width, x, weight.transposed(), 1.0);
         Ok((CpuStorage::F32(out), (rows, out_width).into()))
     }
 
@@ -54,14 +50,7 @@ impl CustomOp2 for Linear {
             let out_gradient = Matrix::new(out_gradient, rows, out_width);
             with_values(weight, |weight| {
                 let weight = Matrix::new(weight, out_width, width);
-                multiply(
-                    &mut x_gradient,
-                    width,
-                    out_gradient,
-                    weight,
-                    1.0,
-                    all_threads(),
-                );
+                multiply(&mut x_gradient, width, out_gradient, weight, 1.0);
             })?;
             with_values(x, |x| {
                 let x = Matrix::new(x, rows, width);
@@ -71,7 +60,6 @@ impl CustomOp2 for Linear {
                     out_gradient.transposed(),
                     x,
                     1.0,
-                    all_threads(),
                 );
             })
         })??;

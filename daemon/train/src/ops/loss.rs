@@ -3,13 +3,16 @@
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor};
 
 use super::{
-    gradient,
+    elementary, gradient,
     numeric::{exp, largest, sum_of},
     values, with_values,
 };
 
 /// The sum over all rows of `logits` (`[rows, vocabulary]`) of weight · −log p(target).
 pub fn cross_entropy(logits: &Tensor, targets: Vec<u32>, weights: Vec<f32>) -> Result<Tensor> {
+    if !logits.device().is_cpu() {
+        return elementary::cross_entropy(logits, &targets, &weights);
+    }
     logits.apply_op1(CrossEntropy { targets, weights })
 }
 

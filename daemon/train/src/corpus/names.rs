@@ -1,0 +1,57 @@
+//! The names of children and animals.
+
+/// Somebody's name and which pronouns go with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Name {
+    pub(super) text: &'static str,
+    pub(super) she: bool,
+}
+
+/// Names that go with "she", and names that go with "he".
+pub(super) struct Names {
+    pub(super) she: &'static [&'static str],
+    pub(super) he: &'static [&'static str],
+}
+
+/// The usual names of children.
+#[rustfmt::skip]
+pub(super) const CHILDREN: Names = Names {
+    she: &[
+        "Mia", "Anna", "Lily", "Ella", "Nora", "Zoe", "Ruby", "Clara", "Ida", "Rosa", "Emma", "Lucy", "Sara", "Maya",
+        "Eva", "Amy", "Lena", "Kate", "Sofia", "Alice",
+    ],
+    he: &[
+        "Tom", "Ben", "Max", "Leo", "Sam", "Finn", "Jack", "Noah", "Oskar", "Paul", "Hugo", "Adam", "Tim", "Luke",
+        "Peter", "Nico", "Omar", "Ravi", "Jonas", "Emil",
+    ],
+};
+
+/// The usual names of animals.
+#[rustfmt::skip]
+pub(super) const ANIMALS: Names = Names {
+    she: &["Luna", "Hazel", "Poppy", "Molly", "Willow", "Tilly", "Bella", "Coco"],
+    he: &["Theo", "Pip", "Bruno", "Otto", "Rusty", "Gus", "Milo", "Toby"],
+};
+
+/// Names that come up seldom, so that a name has to be copied from the question and cannot be known by heart.
+#[rustfmt::skip]
+pub(super) const SELDOM: Names = Names {
+    she: &[
+        "Ada", "Agnes", "Aisha", "Alma", "Amira", "Anika", "Astrid", "Aya", "Beatrix", "Bianca", "Britta", "Carla",
+        "Chloe", "Dana", "Delia", "Dina", "Edith", "Elena", "Elif", "Elsa", "Erika", "Esther", "Fatima", "Fiona",
+        "Flora", "Freya", "Gemma", "Greta", "Hana", "Heidi", "Helen", "Ines", "Ingrid", "Irene", "Iris", "Isla",
+        "Jana", "Jasmin", "Judith", "Julia", "Kaya", "Kira", "Laila", "Lara", "Leila", "Linda", "Linnea", "Lotte",
+        "Maren", "Marta", "Matilda", "Mei", "Mina", "Nadia", "Naomi", "Nina", "Olga", "Olivia", "Paula", "Petra",
+        "Pia", "Priya", "Rita", "Romy", "Sanna", "Selma", "Signe", "Silvia", "Stella", "Sunita", "Tara", "Tessa",
+        "Thea", "Uma", "Vera", "Viola", "Wanda", "Yara", "Yuki", "Zahra",
+    ],
+    he: &[
+        "Aaron", "Ahmed", "Albert", "Alfie", "Ali", "Amir", "Anders", "Anton", "Arjun", "Arne", "Arthur", "Axel",
+        "Basil", "Boris", "Bram", "Carlos", "Casper", "Cyrus", "Daniel", "David", "Dennis", "Diego", "Edgar", "Eli",
+        "Enzo", "Erik", "Felix", "Frank", "Fred", "George", "Goran", "Gustav", "Hamid", "Harry", "Henry", "Hiro",
+        "Ian", "Igor", "Ivan", "Jakob", "James", "Jan", "Jens", "Joel", "Jonah", "Juan", "Karim", "Karl", "Kenji",
+        "Kofi", "Kurt", "Lars", "Levi", "Liam", "Linus", "Louis", "Magnus", "Malik", "Marco", "Mateo", "Nils",
+        "Oliver", "Oscar", "Otis", "Pablo", "Pedro", "Ralf", "Rohan", "Ruben", "Sami", "Samuel", "Simon", "Stefan",
+        "Sven", "Tariq", "Theodor", "Tobias", "Viktor", "Walter", "Yusuf",
+    ],
+};

@@ -1,0 +1,153 @@
+//! A model in the real engine: what is judged is what users get.
+
+use std::{path::Path, sync::Arc, sync::mpsc};
+
+use anyhow::{Context, Result, bail};
+use sluice_engine::{
+    Engine, Event, Generate, LoadEvent, LoadedModel, Options, Outcome, Slot, Work,
+    checkpoint::Source, event::Finish, text::Text,
+};
+use sluice_shared::{
+    policy::PolicyChoice,
+    sampling::{EosPolicy, Remasking},
+};
+
+use crate::corpus::Message;
+
+/// What ends a message in LLaDA's chat template.
+const TURN_END: &str = "<|eot_id|>";
+
+/// An engine with one model.
+pub struct Session {
+    engine: Engine,
+    model: Arc<LoadedModel>,
+}
+
+/// How a canvas is to be filled.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Way {
+    /// Positions decoded together.
+    pub block_length: usize,
+    /// Passes of the reference schedule.
+    pub steps: usize,
+    /// Which positions a pass commits.
+    pub policy: PolicyChoice,
+}
+
+/// A canvas that was filled.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Filled {
+    /// Its tokens up to the end of the text, without what ends it.
+    pub tokens: Vec<u32>,
+    /// Their text.
+    pub text: String,
+    /// Passes it took.
+    pub passes: usize,
+    /// Time it took, in seconds.
+    pub seconds: f64,
+    /// Whether the text ended by itself and not because the canvas was full.
+    pub stopped: bool,
+}
+
+impl Session {
+    /// Starts an engine and loads the model of a folder.
+    pub fn open(folder: &Path, threads: usize) -> Result<Self> {
+        let engine = Engine::start(Options {
+            threads,
+            queue_max: 1,
+        })
+        .context("start engine")?;
+        let (send, receive) = mpsc::channel();
+        let report = Box::new(move |event| {
+            if let LoadEvent::Finished(result) = event {
+                // Whoever no longer waits needs no answer.
+                drop(send.send(result));
+            }
+        });
+        engine.load(Source::Folder(folder.to_owned()), report);
+        let model = receive
+            .recv()
+            .context("the engine is gone")?
+            .with_context(|| format!("load {}", folder.display()))?;
+        Ok(Self { engine, model })
+    }
+
+    /// The model's tokenizer and chat template.
+    pub fn text(&self) -> Result<&Text> {
+        self.model
+            .text
+            .as_ref()
+            .context("the model has no tokenizer")
+    }
+
+    /// A conversation as tokens, ready for the next answer.
+    pub fn encode(&self, messages: &[Message]) -> Result<Vec<u32>> {
+        let turns: Vec<(&str, &str)> = messages
+            .iter()
+            .map(|message| (message.role.name(), message.content.as_str()))
+            .collect();
+        self.text()?.encode_chat(&turns).context("encode prompt")
+    }
+
+    /// Whether prompt and canvas fit the model.
+    #[must_use]
+    pub fn has_room(&self, prompt: usize, canvas: usize) -> bool {
+        self.model.info.check_context(prompt, canvas).is_ok()
+    }
+
+    /// The token that ends an answer.
+    pub fn end(&self) -> Result<u32> {
+        let ends = &self.model.info.eos_token_ids;
+        self.text()?
+            .token_id(TURN_END)
+            .or_else(|| ends.first().copied())
+            .context("the model has no end token")
+    }
+
+    /// Fills a canvas greedily.
+    pub fn fill(&self, prompt: Vec<u32>, canvas: Vec<Slot>, way: &Way) -> Result<Filled> {
+        let request = Generate {
+            model: self.model.id,
+            prompt,
+            block_length: way.block_length.clamp(1, canvas.len()),
+            canvas,
+            steps: way.steps.max(1),
+            temperature: 0.0,
+            guidance: 0.0,
+            remasking: Remasking::LowConfidence,
+            eos: EosPolicy::Stop,
+            policy: way.policy,
+            seed: 0,
+        };
+        let (send, receive) = mpsc::channel();
+        let sink = Box::new(move |event| {
+            if let Event::Finished(result) = event {
+                drop(send.send(result));
+            }
+        });
+        self.engine
+            .submit(Work::Generate(request), sink)
+            .context("submit request")?;
+        let outcome = receive
+            .recv()
+            .context("the engine is gone")?
+            .context("generate")?;
+        let Outcome::Generated(generated) = outcome else {
+            bail!("the request was cancelled");
+        };
+        let ends = &self.model.info.eos_token_ids;
+        let end = generated
+            .tokens
+            .iter()
+            .position(|token| ends.contains(token));
+        let mut tokens = generated.tokens;
+        tokens.truncate(end.unwrap_or(tokens.len()));
+        Ok(Filled {
+            text: String::from_utf8_lossy(&self.text()?.decode(&tokens)).into_owned(),
+            tokens,
+            passes: generated.passes,
+            seconds: generated.elapsed.as_secs_f64(),
+            stopped: generated.finish == Finish::Eos,
+        })
+    }
+}

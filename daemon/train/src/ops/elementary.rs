@@ -1,0 +1,103 @@
+//! The same operations composed of candle's elementary ones, which have gradients on every device. They serve where the
+//! fused ones do not run, and the tests hold the fused ones to them.
+
+use candle_core::{D, DType, Result, Tensor};
+
+use super::Pack;
+
+/// See [`super::linear`].
+pub(super) fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    x.matmul(&weight.t()?)
+}
+
+/// See [`super::rms_norm`].
+pub(super) fn rms_norm(x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
+    let mean_square = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(epsilon))?;
+    x.broadcast_div(&mean_square.sqrt()?)?.broadcast_mul(weight)
+}
+
+/// See [`super::rotate`].
+pub(super) fn rotate(x: &Tensor, pack: &Pack, heads: usize, theta: f64) -> Result<Tensor> {
+    let (rows, width) = x.dims2()?;
+    let head_width = width / heads;
+    let half = head_width / 2;
+    let angles: Vec<f32> = pack
+        .positions()
+        .flat_map(|position| {
+            (0..head_width).map(move |index| {
+                let frequency = theta.powf(-((index % half) as f64) / half as f64) as f32;
+                position as f32 * frequency
+            })
+        })
+        .collect();
+    let angles = Tensor::from_vec(angles, (rows, 1, head_width), x.device())?;
+    let heads = x.reshape((rows, heads, head_width))?;
+    let halves = heads.chunk(2, D::Minus1)?;
+    let crossed = Tensor::cat(&[&halves[1].neg()?, &halves[0]], D::Minus1)?;
+    (heads.broadcast_mul(&angles.cos()?)? + crossed.broadcast_mul(&angles.sin()?)?)?
+        .reshape((rows, width))
+}
+
+/// See [`super::gated`].
+pub(super) fn gated(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    gate.silu()? * up
+}
+
+/// See [`super::attention`].
+pub(super) fn attention(
+    query: &Tensor,
+    key: &Tensor,
+    value: &Tensor,
+    pack: &Pack,
+    heads: usize,
+    causal: bool,
+) -> Result<Tensor> {
+    let (_, width) = query.dims2()?;
+    let sequences = pack
+        .sequences()
+        .map(|rows| {
+            let length = rows.len();
+            let split = |x: &Tensor| {
+                x.narrow(0, rows.start, length)?
+                    .reshape((length, heads, width / heads))?
+                    .transpose(0, 1)?
+                    .contiguous()
+            };
+            let (query, key, value) = (split(query)?, split(key)?, split(value)?);
+            let mut scores = (query.matmul(&key.t()?)? / ((width / heads) as f64).sqrt())?;
+            if causal {
+                let unseen: Vec<f32> = (0..length * length)
+                    .map(|index| {
+                        if index % length > index / length {
+                            f32::NEG_INFINITY
+                        } else {
+                            0.0
+                        }
+                    })
+                    .collect();
+                let unseen = Tensor::from_vec(unseen, (length, length), query.device())?;
+                scores = scores.broadcast_add(&unseen)?;
+            }
+            let largest = scores.max_keepdim(D::Minus1)?.detach();
+            let scores = scores.broadcast_sub(&largest)?.exp()?;
+            let probabilities = scores.broadcast_div(&scores.sum_keepdim(D::Minus1)?)?;
+            probabilities
+                .matmul(&value)?
+                .transpose(0, 1)?
+                .contiguous()?
+                .reshape((length, width))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    Tensor::cat(&sequences, 0)
+}
+
+/// See [`super::cross_entropy`].
+pub(super) fn cross_entropy(logits: &Tensor, targets: &[u32], weights: &[f32]) -> Result<Tensor> {
+    let device = logits.device();
+    let largest = logits.max_keepdim(D::Minus1)?.detach();
+    let logits = logits.broadcast_sub(&largest)?;
+    let log_sum = logits.exp()?.sum_keepdim(D::Minus1)?.log()?;
+    let targets = Tensor::from_slice(targets, (targets.len(), 1), device)?.to_dtype(DType::U32)?;
+    let losses = (log_sum - logits.gather(&targets, 1)?)?;
+    (losses.squeeze(1)? * Tensor::from_slice(weights, weights.len(), device)?)?.sum_all()
+}
