@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     batch::BatchOptions,
     config::ModelConfig,
+    file,
     model::Model,
     optimizer::{Means, Optimizer, OptimizerOptions},
 };
@@ -41,7 +42,7 @@ pub struct Progress {
     pub train_seconds: f64,
 }
 
-/// Writes the checkpoint under a temporary name and then renames it, so that there is always a whole one.
+/// Writes the checkpoint; there is always a whole one.
 pub fn save(
     folder: &Path,
     model: &Model,
@@ -74,10 +75,8 @@ pub fn save(
         })
         .collect::<Result<Vec<_>>>()?;
     let metadata = HashMap::from([("progress".to_owned(), serde_json::to_string(progress)?)]);
-    let temporary = folder.join("checkpoint.partial");
-    std::fs::write(&temporary, safetensors::serialize(views, Some(metadata))?)
-        .context("write checkpoint")?;
-    std::fs::rename(&temporary, folder.join(FILE_NAME)).context("rename checkpoint")
+    let bytes = safetensors::serialize(views, Some(metadata))?;
+    file::replace(&folder.join(FILE_NAME), bytes)
 }
 
 /// Reads the checkpoint of a folder, or nothing if there is none yet.

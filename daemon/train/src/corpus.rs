@@ -17,10 +17,12 @@ mod story;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod word;
 mod words;
 
 pub use exercise::exercise;
 pub use grammar::{is_whole, names_in, sentences};
+pub use word::{has_word, occurrences};
 
 use crate::random::Random;
 

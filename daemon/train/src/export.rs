@@ -8,7 +8,7 @@ use half::bf16;
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::Value;
 
-use crate::{model::Model, vocabulary::Vocabulary};
+use crate::{file, model::Model, vocabulary::Vocabulary};
 
 /// The name of the weights in the folder.
 pub const WEIGHTS_NAME: &str = "model.safetensors";
@@ -29,9 +29,7 @@ pub fn export(folder: &Path, model: &Model, vocabulary: &Vocabulary) -> Result<(
         &vocabulary.generation_json(),
     )?;
     vocabulary.save(&folder.join("tokenizer.json"))?;
-    let temporary = folder.join("model.partial");
-    std::fs::write(&temporary, weights(model)?).context("write weights")?;
-    std::fs::rename(&temporary, folder.join(WEIGHTS_NAME)).context("rename weights")
+    file::replace(&folder.join(WEIGHTS_NAME), weights(model)?)
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {

@@ -221,8 +221,7 @@ pub fn judge(
             .into_iter()
             .chain([&mut judgement.overall])
         {
-            scores.add(&verdict, filled.stopped);
-            scores.effort.add(&filled);
+            scores.add_filled(&verdict, &filled);
         }
         judgement
             .right_answers
@@ -369,6 +368,12 @@ impl fmt::Display for Schedule {
 }
 
 impl Scores {
+    /// Adds an answer and what it took.
+    fn add_filled(&mut self, verdict: &Verdict, filled: &Filled) {
+        self.add(verdict, filled.stopped);
+        self.effort.add(filled);
+    }
+
     fn add(&mut self, verdict: &Verdict, stopped: bool) {
         self.answers += 1;
         self.names_kept.add_if_some(verdict.names_kept);

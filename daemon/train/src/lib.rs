@@ -19,6 +19,7 @@ pub mod loader;
 pub mod objective;
 
 pub mod checkpoint;
+pub mod file;
 pub mod gradient;
 pub mod likelihood;
 pub mod log;

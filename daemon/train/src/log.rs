@@ -9,6 +9,8 @@ use std::{
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::file;
+
 /// The name of the log in the output folder.
 pub const FILE_NAME: &str = "log.jsonl";
 
@@ -52,9 +54,7 @@ impl Log {
             .filter(|entry| entry.step <= step)
             .map(|entry| Ok(serde_json::to_string(entry)? + "\n"))
             .collect::<Result<_>>()?;
-        let temporary = folder.join("log.partial");
-        fs::write(&temporary, kept).context("write log")?;
-        fs::rename(&temporary, &path).context("rename log")?;
+        file::replace(&path, kept)?;
         let file = OpenOptions::new()
             .append(true)
             .open(&path)

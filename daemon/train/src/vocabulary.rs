@@ -139,14 +139,6 @@ impl Vocabulary {
             .map_err(|error| anyhow!("decode: {error}"))
     }
 
-    /// The text up to the first end of turn or text.
-    pub fn decode_answer(&self, ids: &[u32]) -> Result<String> {
-        let end = ids
-            .iter()
-            .position(|id| *id == self.end_id || *id == self.turn_end_id);
-        self.decode(&ids[..end.unwrap_or(ids.len())])
-    }
-
     /// A conversation as LLaDA's chat template renders it, ready for the next answer.
     pub fn encode_messages(&self, messages: &[Message]) -> Result<Vec<u32>> {
         let mut text = BEGIN.to_owned();

@@ -3,7 +3,8 @@
 use super::cast::Cast;
 use super::requests;
 use super::slots::{Form, written};
-use super::tasks::{Length, Told, choose, has_word, put};
+use super::tasks::{Length, Told, choose, put};
+use super::word::has_word;
 use super::words::Things;
 use crate::random::Random;
 

@@ -6,6 +6,7 @@ use super::grammar::sentences;
 use super::plots::{COMMON_QUESTIONS, Question};
 use super::requests::{self, Talk};
 use super::slots::capital;
+use super::word::has_word;
 use super::words::Things;
 use super::{Message, Role, Sample, Split, Task, story};
 use crate::random::Random;
@@ -391,18 +392,6 @@ pub(super) fn put(frame: &str, place: &str, text: &str) -> String {
     frame
         .replace(&format!("<{place}>"), text)
         .replace(&format!("<{}>", capital(place)), &capital(text))
-}
-
-/// Whether the text contains the word, or the words, as a whole.
-pub(super) fn has_word(text: &str, word: &str) -> bool {
-    text.match_indices(word).any(|(at, _)| {
-        let before = text[..at].chars().next_back();
-        let after = text[at + word.len()..].chars().next();
-        ![before, after]
-            .into_iter()
-            .flatten()
-            .any(char::is_alphanumeric)
-    })
 }
 
 fn user(content: String) -> Message {

@@ -1,7 +1,6 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::cast::Cast;
-use super::tasks::has_word;
 use super::*;
 
 /// Samples of both halves.

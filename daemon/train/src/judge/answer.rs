@@ -1,6 +1,6 @@
 //! Judges one answer by what its sample says of it.
 
-use crate::corpus::{Sample, Task, is_whole, names_in, sentences};
+use crate::corpus::{Sample, Task, has_word, is_whole, names_in, occurrences, sentences};
 
 /// Stories of so many sentences name everybody more than once; a shorter one has no room for that.
 const SHORT_STORY_SENTENCES: usize = 3;
@@ -92,26 +92,6 @@ pub fn strangers(sample: &Sample, answer: &str) -> Vec<String> {
         })
         .map(|(_, name)| name.clone())
         .collect()
-}
-
-/// Whether a text contains a word, or several words in a row, as a whole: "Ann" is not in "Anna".
-#[must_use]
-pub fn has_word(text: &str, word: &str) -> bool {
-    occurrences(text, word).next().is_some()
-}
-
-/// Where a word stands in a text as a whole, counted in bytes.
-pub(super) fn occurrences<'t>(text: &'t str, word: &'t str) -> impl Iterator<Item = usize> + 't {
-    text.match_indices(word)
-        .map(|(at, _)| at)
-        .filter(move |&at| {
-            let before = text[..at].chars().next_back();
-            let after = text[at + word.len()..].chars().next();
-            ![before, after]
-                .into_iter()
-                .flatten()
-                .any(char::is_alphanumeric)
-        })
 }
 
 #[cfg(test)]

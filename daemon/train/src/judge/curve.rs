@@ -68,8 +68,7 @@ pub fn curve(
                 .into_iter()
                 .chain(is_question.then_some(&mut row.questions))
             {
-                scores.add(&verdict, filled.stopped);
-                scores.effort.add(&filled);
+                scores.add_filled(&verdict, &filled);
             }
             done += 1;
         }

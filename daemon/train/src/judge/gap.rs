@@ -9,9 +9,8 @@ use std::{collections::BTreeSet, ops::Range, sync::LazyLock};
 use anyhow::Result;
 use sluice_engine::{Slot, text::Text};
 
-use super::answer::{has_word, occurrences};
 use crate::{
-    corpus::{self, Sample, Split, is_whole, names_in, sentences},
+    corpus::{self, Sample, Split, has_word, is_whole, names_in, occurrences, sentences},
     random::Random,
 };
 
