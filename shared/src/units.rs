@@ -25,6 +25,40 @@ pub fn bytes(count: u64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
+/// Reads a number of bytes as people write it: `4GiB`, `512 MiB`, `6.5GB`, `4G` (binary, as cgroups and systemd have it),
+/// or plain bytes.
+///
+/// # Errors
+/// What is wrong with it, and an example.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    const EXAMPLES: &str = "write it like 4GiB, 512MiB or 6.5GB";
+    let wrong = || format!("{text:?} is no amount of memory; {EXAMPLES}");
+    let trimmed = text.trim();
+    let end = trimmed
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(end);
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    let unit: f64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kib" => 1024.0,
+        "m" | "mib" => 1024f64.powi(2),
+        "g" | "gib" => 1024f64.powi(3),
+        "t" | "tib" => 1024f64.powi(4),
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        _ => return Err(wrong()),
+    };
+    let bytes = number * unit;
+    // More than any machine has: a slip of the keyboard, and beyond what an `f64` counts exactly.
+    if bytes > 2f64.powi(50) {
+        return Err(format!("{text:?} is more than any machine has; {EXAMPLES}"));
+    }
+    Ok(bytes as u64)
+}
+
 /// Milliseconds as a duration of two significant parts: `35 ms`, `2.4 s`, `3 min 05 s`, `2 h 10 min`.
 #[must_use]
 pub fn duration_ms(ms: f64) -> String {
@@ -73,6 +107,24 @@ mod tests {
             (u64::MAX, "16384 PiB"),
         ] {
             assert_eq!(bytes(count), text);
+        }
+    }
+
+    #[test]
+    fn bytes_are_read_as_people_write_them() {
+        for (text, bytes) in [
+            ("4GiB", 4 << 30),
+            ("512 MiB", 512 << 20),
+            ("6.5GB", 6_500_000_000),
+            ("2g", 2 << 30),
+            ("1000", 1000),
+            ("0", 0),
+        ] {
+            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "-1", "4 apples", "1e9", "nan", "GiB", "1.2.3G", "99999999TiB"] {
+            let error = parse_bytes(text).unwrap_err();
+            assert!(error.contains("4GiB"), "{error}");
         }
     }
 

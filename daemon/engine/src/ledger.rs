@@ -15,8 +15,10 @@ use crate::error::EngineError;
 /// What a reservation is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The model's tensors.
+    /// The model's tensors that stay on the device.
     Weights,
+    /// Buffers that streamed weights pass through.
+    Slots,
     /// Rows on their way through the layers, keys and values among them.
     Activations,
     /// Logits of one piece of the vocabulary.
@@ -27,13 +29,20 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, in the order in which they are shown.
-    pub const ALL: [Self; 4] = [Self::Weights, Self::Activations, Self::Head, Self::Scratch];
+    pub const ALL: [Self; 5] = [
+        Self::Weights,
+        Self::Slots,
+        Self::Activations,
+        Self::Head,
+        Self::Scratch,
+    ];
 
     /// The name that logs and screens use.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Weights => "weights",
+            Self::Slots => "slots",
             Self::Activations => "activations",
             Self::Head => "head",
             Self::Scratch => "scratch",
@@ -47,12 +56,31 @@ pub struct Ledger {
     accounts: Arc<Accounts>,
 }
 
-#[derive(Default)]
 struct Accounts {
     total: Account,
     kinds: [Account; Kind::ALL.len()],
     /// Largest total since [`Ledger::mark`].
     marked_peak: AtomicU64,
+    /// Most that may be held at once.
+    limit: AtomicU64,
+    /// Buffers are counted, and hold nothing.
+    is_rehearsal: bool,
+    #[cfg(test)]
+    faults: tests::Faults,
+}
+
+impl Default for Accounts {
+    fn default() -> Self {
+        Self {
+            total: Account::default(),
+            kinds: Default::default(),
+            marked_peak: AtomicU64::default(),
+            limit: AtomicU64::new(u64::MAX),
+            is_rehearsal: false,
+            #[cfg(test)]
+            faults: tests::Faults::default(),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -62,11 +90,10 @@ struct Account {
 }
 
 impl Account {
-    fn add(&self, bytes: u64) -> u64 {
+    fn add(&self, bytes: u64) {
         // Relaxed: figures for people; no other memory is ordered by them.
         let now = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(now, Ordering::Relaxed);
-        now
     }
 
     fn subtract(&self, bytes: u64) {
@@ -75,30 +102,85 @@ impl Account {
 }
 
 impl Ledger {
+    /// A ledger whose buffers are counted but hold nothing: what a run would need is found by rehearsing it.
+    #[must_use]
+    pub fn rehearsal() -> Self {
+        Self {
+            accounts: Arc::new(Accounts {
+                is_rehearsal: true,
+                ..Accounts::default()
+            }),
+        }
+    }
+
+    /// Whether buffers hold nothing.
+    #[must_use]
+    pub fn is_rehearsal(&self) -> bool {
+        self.accounts.is_rehearsal
+    }
+
     /// A zeroed buffer of `len` elements, entered under `kind` until it is dropped.
     ///
     /// # Errors
-    /// [`EngineError::OutOfMemory`] when the system refuses.
-    pub fn buffer<T: bytemuck::Zeroable + Copy>(
+    /// [`EngineError::OutOfMemory`] when the limit or the system refuses.
+    pub fn buffer<T: bytemuck::Zeroable>(
         &self,
         kind: Kind,
         len: usize,
     ) -> Result<Buffer<T>, EngineError> {
-        let refused = || EngineError::OutOfMemory {
-            purpose: kind.name(),
-            needed_bytes: (len as u64).saturating_mul(size_of::<T>() as u64),
-            used_bytes: self.used_bytes(),
-        };
-        let data = bytemuck::allocation::try_zeroed_slice_box(len).map_err(|()| refused())?;
-        let bytes = size_of_val::<[T]>(&data) as u64;
+        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+        let entry = self.reserve(kind, bytes)?;
+        let held = if self.is_rehearsal() { 0 } else { len };
+        let data = bytemuck::allocation::try_zeroed_slice_box(held)
+            .map_err(|()| self.refusal(kind, bytes))?;
+        Ok(Buffer { data, entry })
+    }
+
+    /// Enters `bytes` under `kind` until the entry is dropped.
+    fn reserve(&self, kind: Kind, bytes: u64) -> Result<Entry, EngineError> {
+        #[cfg(test)]
+        if self.accounts.faults.strikes() {
+            return Err(self.refusal(kind, bytes));
+        }
+        let limit = self.limit();
+        let total = &self.accounts.total;
+        // Checked and added in one: loads and passes reserve from different threads.
+        let before = total
+            .bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
+                held.checked_add(bytes).filter(|&now| now <= limit)
+            })
+            .map_err(|_| self.refusal(kind, bytes))?;
+        total.peak.fetch_max(before + bytes, Ordering::Relaxed);
+        self.accounts
+            .marked_peak
+            .fetch_max(before + bytes, Ordering::Relaxed);
         self.accounts.kinds[kind as usize].add(bytes);
-        let now = self.accounts.total.add(bytes);
-        self.accounts.marked_peak.fetch_max(now, Ordering::Relaxed);
-        Ok(Buffer {
-            data,
+        Ok(Entry {
             kind,
+            bytes,
             ledger: self.clone(),
         })
+    }
+
+    fn refusal(&self, kind: Kind, bytes: u64) -> EngineError {
+        EngineError::OutOfMemory {
+            purpose: kind.name(),
+            needed_bytes: bytes,
+            used_bytes: self.used_bytes(),
+            limit_bytes: Some(self.limit()).filter(|&limit| limit != u64::MAX),
+        }
+    }
+
+    /// Most bytes that may be held at once; `u64::MAX` where nobody set a limit.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.accounts.limit.load(Ordering::Relaxed)
+    }
+
+    /// Sets the most bytes that may be held at once. What is held beyond it stays.
+    pub fn set_limit(&self, bytes: u64) {
+        self.accounts.limit.store(bytes, Ordering::Relaxed);
     }
 
     /// Bytes held now.
@@ -160,11 +242,32 @@ pub struct KindReport {
     pub peak_bytes: u64,
 }
 
-/// Memory that stands in the ledger for as long as it lives.
+/// What a buffer has in the ledger.
+struct Entry {
+    kind: Kind,
+    bytes: u64,
+    ledger: Ledger,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.ledger.accounts.kinds[self.kind as usize].subtract(self.bytes);
+        self.ledger.accounts.total.subtract(self.bytes);
+    }
+}
+
+/// Memory that stands in the ledger for as long as it lives. One of a rehearsal is counted, and empty.
 pub struct Buffer<T> {
     data: Box<[T]>,
-    kind: Kind,
-    ledger: Ledger,
+    entry: Entry,
+}
+
+impl<T> Buffer<T> {
+    /// Bytes it stands for in the ledger.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.entry.bytes
+    }
 }
 
 impl<T> Deref for Buffer<T> {
@@ -181,23 +284,45 @@ impl<T> DerefMut for Buffer<T> {
     }
 }
 
-impl<T> Drop for Buffer<T> {
-    fn drop(&mut self) {
-        let bytes = size_of_val::<[T]>(&self.data) as u64;
-        self.ledger.accounts.kinds[self.kind as usize].subtract(bytes);
-        self.ledger.accounts.total.subtract(bytes);
-    }
-}
-
 impl<T> fmt::Debug for Buffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({:?}, {} elements)", self.kind, self.data.len())
+        write!(f, "Buffer({:?}, {} bytes)", self.entry.kind, self.entry.bytes)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Makes a reservation fail that would have succeeded.
+    #[derive(Default)]
+    pub(super) struct Faults {
+        /// Reservations until one fails; 0: none will.
+        left: AtomicU64,
+    }
+
+    impl Faults {
+        pub(super) fn strikes(&self) -> bool {
+            let counted = self
+                .left
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                    left.checked_sub(1)
+                });
+            counted == Ok(1)
+        }
+    }
+
+    impl Ledger {
+        /// Lets the reservation with this number, counted from 1 from now on, fail; 0: none.
+        pub(crate) fn fail_at(&self, number: u64) {
+            self.accounts.faults.left.store(number, Ordering::Relaxed);
+        }
+
+        /// Whether the reservation that was to fail has been met.
+        pub(crate) fn has_failed(&self) -> bool {
+            self.accounts.faults.left.load(Ordering::Relaxed) == 0
+        }
+    }
 
     #[test]
     fn what_is_dropped_leaves_the_account() {
@@ -222,5 +347,40 @@ mod tests {
             error.to_string(),
             "4503599627370496 bytes for activations can't be had; 0 are in use"
         );
+    }
+
+    #[test]
+    fn nothing_goes_over_the_limit() {
+        let ledger = Ledger::default();
+        ledger.set_limit(1000);
+        let kept = ledger.buffer::<u8>(Kind::Weights, 900).unwrap();
+        let error = ledger.buffer::<u8>(Kind::Slots, 101).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "101 bytes for slots can't be had; 900 of 1000 are in use"
+        );
+        assert_eq!(ledger.used_bytes(), 900);
+        drop(ledger.buffer::<u8>(Kind::Slots, 100).unwrap());
+        drop(kept);
+        assert_eq!(ledger.used_bytes(), 0);
+    }
+
+    #[test]
+    fn a_rehearsal_counts_what_it_does_not_hold() {
+        let ledger = Ledger::rehearsal();
+        let buffer = ledger.buffer::<f32>(Kind::Weights, 1 << 45).unwrap();
+        assert_eq!((buffer.len(), buffer.bytes()), (0, 1 << 47));
+        assert_eq!(ledger.used_bytes(), 1 << 47);
+    }
+
+    #[test]
+    fn a_fault_strikes_once() {
+        let ledger = Ledger::default();
+        ledger.fail_at(2);
+        drop(ledger.buffer::<u8>(Kind::Head, 1).unwrap());
+        assert!(!ledger.has_failed());
+        ledger.buffer::<u8>(Kind::Head, 1).unwrap_err();
+        assert!(ledger.has_failed());
+        ledger.buffer::<u8>(Kind::Head, 1).unwrap();
     }
 }

@@ -1,0 +1,106 @@
+//! Levels: named sets of choices that a plan is made from. A level says how faithful the weights are; how much memory
+//! they may take is the budget's to say.
+
+use std::{fmt, str::FromStr};
+
+/// How faithful the weights are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Level {
+    /// As in the checkpoint, all of it on the device.
+    Off,
+    /// As in the checkpoint; the embedding's rows come from the host, what the budget has no room for is streamed.
+    Standard,
+    /// Coded without loss.
+    Mild,
+    /// Eight bits a weight.
+    Moderate,
+    /// Four bits a weight.
+    Aggressive,
+    /// The most faithful one whose pass takes at most [`AUTO_FACTOR`] times as long as the fastest one's.
+    Auto,
+}
+
+/// How much longer a pass may take for fidelity's sake under [`Level::Auto`].
+pub const AUTO_FACTOR: f64 = 1.5;
+
+impl Level {
+    /// All levels, the most faithful first, `auto` last.
+    pub const ALL: [Self; 6] = [
+        Self::Off,
+        Self::Standard,
+        Self::Mild,
+        Self::Moderate,
+        Self::Aggressive,
+        Self::Auto,
+    ];
+
+    /// The name that people type and screens show.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Standard => "standard",
+            Self::Mild => "mild",
+            Self::Moderate => "moderate",
+            Self::Aggressive => "aggressive",
+            Self::Auto => "auto",
+        }
+    }
+
+    /// What it does, in a line.
+    #[must_use]
+    pub fn about(self) -> &'static str {
+        match self {
+            Self::Off => "weights as in the checkpoint, all of them on the device",
+            Self::Standard => "weights as in the checkpoint; what doesn't fit the budget is streamed",
+            Self::Mild => "weights coded without loss, about 10.9 bits each",
+            Self::Moderate => "weights in 8 bits (q8_0)",
+            Self::Aggressive => "weights in 4 bits (q4_k), the head in 6",
+            Self::Auto => "the most faithful level that is not much slower than the fastest",
+        }
+    }
+
+    /// Whether outputs are those of the checkpoint's own weights, bit for bit; unknown for `auto`.
+    #[must_use]
+    pub fn is_lossless(self) -> Option<bool> {
+        match self {
+            Self::Off | Self::Standard | Self::Mild => Some(true),
+            Self::Moderate | Self::Aggressive => Some(false),
+            Self::Auto => None,
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Level {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|level| level.name() == text)
+            .ok_or_else(|| {
+                let names: Vec<_> = Self::ALL.iter().map(|level| level.name()).collect();
+                format!("unknown level {text:?}; known are {}", names.join(", "))
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for level in Level::ALL {
+            assert_eq!(level.name().parse(), Ok(level));
+        }
+        let error = "Off".parse::<Level>().unwrap_err();
+        assert!(error.contains("off, standard, mild, moderate, aggressive, auto"), "{error}");
+    }
+}
