@@ -1,0 +1,236 @@
+//! Storage formats: how a tensor's numbers lie in memory, how a tile of them is widened, and how numbers are stored so.
+
+mod blocks;
+mod quantize;
+
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+
+/// How a tensor's numbers are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Format {
+    /// 32-bit floats.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an `f32`.
+    Bf16,
+    /// GGUF's blocks of 32 signed bytes and a scale: 8.5 bits a weight.
+    Q8_0,
+    /// GGUF's blocks of 256 six-bit weights in 16 groups: 6.5625 bits a weight.
+    Q6K,
+    /// GGUF's blocks of 256 four-bit weights in 8 groups with minima: 4.5 bits a weight.
+    Q4K,
+}
+
+impl Format {
+    /// All formats, the most faithful first.
+    pub const ALL: [Self; 6] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Q8_0,
+        Self::Q6K,
+        Self::Q4K,
+    ];
+
+    /// The name that plans, logs and screens use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q6K => "q6_k",
+            Self::Q4K => "q4_k",
+        }
+    }
+
+    /// Numbers in a block: what is stored together and can only be read together.
+    #[must_use]
+    pub const fn block_len(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => 1,
+            Self::Q8_0 => blocks::Q8_0_WEIGHTS,
+            Self::Q6K | Self::Q4K => blocks::K_WEIGHTS,
+        }
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::Q8_0 => blocks::Q8_0_BYTES,
+            Self::Q6K => blocks::Q6_K_BYTES,
+            Self::Q4K => blocks::Q4_K_BYTES,
+        }
+    }
+
+    /// Bytes of `count` numbers.
+    ///
+    /// # Panics
+    /// When they are not whole blocks.
+    #[must_use]
+    pub const fn bytes(self, count: usize) -> usize {
+        assert!(count.is_multiple_of(self.block_len()), "not whole blocks");
+        count / self.block_len() * self.block_bytes()
+    }
+
+    /// Bits a number takes.
+    #[must_use]
+    pub fn bits(self) -> f64 {
+        (8 * self.block_bytes()) as f64 / self.block_len() as f64
+    }
+
+    /// Whether rows of this width are whole blocks.
+    #[must_use]
+    pub const fn fits(self, width: usize) -> bool {
+        width.is_multiple_of(self.block_len())
+    }
+
+    /// This format, or the next one up that rows of this width can be stored in: `q4_k` and `q6_k` become `q8_0`, that
+    /// becomes `bf16`.
+    #[must_use]
+    pub fn for_width(self, width: usize) -> Self {
+        if self.fits(width) {
+            self
+        } else if Self::Q8_0.fits(width) {
+            Self::Q8_0
+        } else {
+            Self::Bf16
+        }
+    }
+
+    /// The numbers as `f32`, when they lie there so already.
+    ///
+    /// # Panics
+    /// When `bytes` is no whole number of aligned floats.
+    #[must_use]
+    pub fn as_f32(self, bytes: &[u8]) -> Option<&[f32]> {
+        (self == Self::F32).then(|| bytemuck::cast_slice(bytes))
+    }
+
+    /// Widens all numbers of `bytes` into `out`: exactly what they stand for, up to the rounding of one product.
+    ///
+    /// # Panics
+    /// When `bytes` doesn't hold `out.len()` aligned numbers.
+    pub fn widen(self, bytes: &[u8], out: &mut [f32]) {
+        assert_eq!(bytes.len(), self.bytes(out.len()), "tile and source differ");
+        match self {
+            Self::F32 => out.copy_from_slice(bytemuck::cast_slice(bytes)),
+            Self::F16 => bytemuck::cast_slice::<u8, f16>(bytes).convert_to_f32_slice(out),
+            // A shift: written so that the compiler vectorises it without a CPU feature.
+            Self::Bf16 => {
+                let source: &[u16] = bytemuck::cast_slice(bytes);
+                for (out, &bits) in out.iter_mut().zip(source) {
+                    *out = f32::from_bits(u32::from(bits) << 16);
+                }
+            }
+            Self::Q8_0 => blocks::decode_q8_0(bytes, out),
+            Self::Q6K => blocks::decode_q6_k(bytes, out),
+            Self::Q4K => blocks::decode_q4_k(bytes, out),
+        }
+    }
+}
+
+/// Bytes of the half-sized numbers, kept equal to what [`Format::block_bytes`] says.
+const _: () = assert!(size_of::<bf16>() == 2 && size_of::<f16>() == 2);
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{
+        Device, Tensor,
+        quantized::{GgmlDType, QTensor},
+    };
+
+    use super::*;
+
+    const WEIGHTS: usize = 8 * 256;
+
+    fn values() -> Vec<f32> {
+        let noise = crate::ops::Noise::new(5);
+        (0..WEIGHTS as u64)
+            .map(|place| {
+                let size = if place % 512 < 256 { 0.02 } else { 3.0 };
+                (noise.uniform(0, place, 0) as f32 - 0.4) * size
+            })
+            .collect()
+    }
+
+    #[test]
+    fn widening_is_exact() {
+        let values = [0.0f32, -0.0, 1.0, -2.5, 65504.0, 6e-8, f32::INFINITY];
+        let mut out = [0.0; 7];
+        let as_bf16 = values.map(bf16::from_f32);
+        Format::Bf16.widen(bytemuck::cast_slice(&as_bf16), &mut out);
+        assert_eq!(out, as_bf16.map(bf16::to_f32));
+        let as_f16 = values.map(f16::from_f32);
+        Format::F16.widen(bytemuck::cast_slice(&as_f16), &mut out);
+        assert_eq!(out, as_f16.map(f16::to_f32));
+        Format::F32.widen(bytemuck::cast_slice(&values), &mut out);
+        assert_eq!(out, values);
+    }
+
+    #[test]
+    fn blocks_are_read_as_candle_reads_them() {
+        for (format, kind) in [
+            (Format::Q8_0, GgmlDType::Q8_0),
+            (Format::Q6K, GgmlDType::Q6K),
+            (Format::Q4K, GgmlDType::Q4K),
+        ] {
+            let tensor = Tensor::from_vec(values(), WEIGHTS, &Device::Cpu).unwrap();
+            let theirs = QTensor::quantize(&tensor, kind).unwrap();
+            let bytes = theirs.data().unwrap();
+            assert_eq!(bytes.len(), format.bytes(WEIGHTS), "{}", format.name());
+            let expected = theirs.dequantize(&Device::Cpu).unwrap();
+            let expected = expected.to_vec1::<f32>().unwrap();
+            let mut found = vec![0.0; WEIGHTS];
+            format.widen(&bytes, &mut found);
+            for (place, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                // A product and a difference, which the CPU may round once or twice.
+                let difference = (found - expected).abs();
+                assert!(
+                    difference <= 1e-6 * expected.abs().max(0.02),
+                    "{} at {place}: {found} for {expected}",
+                    format.name()
+                );
+            }
+        }
+    }
+
+    /// Errors are measured against the numbers' own spread; each format has its own bound.
+    #[test]
+    fn what_is_stored_comes_back_as_well_as_the_format_can() {
+        let values = values();
+        for (format, bound) in [
+            (Format::F32, 0.0),
+            (Format::F16, 3e-4),
+            (Format::Bf16, 3e-3),
+            (Format::Q8_0, 6e-3),
+            (Format::Q6K, 2.5e-2),
+            (Format::Q4K, 9e-2),
+        ] {
+            let mut bytes = vec![0; format.bytes(WEIGHTS)];
+            format.store(&values, &mut bytes);
+            let mut back = vec![0.0; WEIGHTS];
+            format.widen(&bytes, &mut back);
+            let norm = |values: &mut dyn Iterator<Item = f32>| -> f32 {
+                values.map(|value| value * value).sum::<f32>().sqrt()
+            };
+            let error = norm(&mut values.iter().zip(&back).map(|(a, b)| a - b));
+            let relative = error / norm(&mut values.iter().copied());
+            assert!(relative <= bound, "{}: {relative}", format.name());
+        }
+    }
+
+    #[test]
+    fn a_width_that_blocks_cannot_divide_takes_the_next_format_up() {
+        assert_eq!(Format::Q4K.for_width(512), Format::Q4K);
+        assert_eq!(Format::Q4K.for_width(160), Format::Q8_0);
+        assert_eq!(Format::Q6K.for_width(160), Format::Q8_0);
+        assert_eq!(Format::Q8_0.for_width(72), Format::Bf16);
+        assert_eq!(Format::F32.for_width(7), Format::F32);
+    }
+}
