@@ -4,7 +4,9 @@ use crate::error::EngineError;
 
 /// A device and what is known of it.
 pub struct Device {
-    pool: rayon::ThreadPool,
+    /// None in a rehearsal.
+    pool: Option<rayon::ThreadPool>,
+    threads: usize,
 }
 
 impl Device {
@@ -18,17 +20,32 @@ impl Device {
             .thread_name(|index| format!("sluice-cpu-{index}"))
             .build()
             .map_err(|error| EngineError::Threads(error.to_string()))?;
-        Ok(Self { pool })
+        Ok(Self {
+            threads: pool.current_num_threads(),
+            pool: Some(pool),
+        })
+    }
+
+    /// A device of as many threads that does no work: with a ledger of the same kind, a pass over it tells what memory a
+    /// real one takes.
+    #[must_use]
+    pub fn rehearsal(threads: usize) -> Self {
+        Self {
+            pool: None,
+            threads,
+        }
     }
 
     /// Threads that compute.
     #[must_use]
     pub fn threads(&self) -> usize {
-        self.pool.current_num_threads()
+        self.threads
     }
 
-    /// Runs `work` on the device's threads.
-    pub fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        self.pool.install(work)
+    /// Runs `work` on the device's threads; not at all in a rehearsal.
+    pub fn run(&self, work: impl FnOnce() + Send) {
+        if let Some(pool) = &self.pool {
+            pool.install(work);
+        }
     }
 }

@@ -87,7 +87,10 @@ pub enum EngineError {
     #[error("the model was replaced before the request ran")]
     ModelReplaced,
     /// The device has no room.
-    #[error("{needed_bytes} bytes for {purpose} can't be had; {used_bytes} are in use")]
+    #[error(
+        "{needed_bytes} bytes for {purpose} can't be had; {used_bytes} {limit}are in use",
+        limit = limit_bytes.map_or_else(String::new, |limit| format!("of {limit} "))
+    )]
     OutOfMemory {
         /// What they were for.
         purpose: &'static str,
@@ -95,6 +98,8 @@ pub enum EngineError {
         needed_bytes: u64,
         /// Bytes that Sluice holds on the device.
         used_bytes: u64,
+        /// Bytes that it may hold there, if somebody set a limit.
+        limit_bytes: Option<u64>,
     },
     /// The engine is shutting down.
     #[error("the engine is shutting down")]

@@ -5,10 +5,12 @@
 
 pub mod checkpoint;
 pub mod format;
+pub mod page;
 pub mod text;
 
 pub mod device;
 pub mod ledger;
+pub mod plan;
 pub mod residency;
 
 pub mod ops;

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use crate::{
     model::llada::{Interrupt, Llada, Sequence},
     ops::{Candidate, Choice, HeadRow, Noise, Ops},
-    residency::{Group, Part},
+    residency::{Part, Residency},
 };
 
 /// Ids with a meaning of their own.
@@ -70,6 +70,8 @@ pub struct ModelDenoiser<'a> {
     pub ops: &'a Ops,
     /// The model.
     pub model: &'a Llada,
+    /// Its weights.
+    pub weights: &'a Residency,
     /// Ids with a meaning of their own.
     pub vocabulary: &'a Vocabulary,
     /// Set to stop within the pass.
@@ -88,10 +90,10 @@ impl Denoiser for ModelDenoiser<'_> {
                 wanted: &wanted,
             })
             .collect();
-        let hidden = self.model.forward(self.ops, &sequences, self.cancel)?;
-        let x = self.model.final_norm(self.ops, &hidden)?;
+        let (ops, weights) = (self.ops, self.weights);
+        let hidden = self.model.forward(ops, weights, &sequences, self.cancel)?;
+        let x = self.model.final_norm(ops, weights, &hidden)?;
         drop(hidden);
-        let head = self.model.weights().acquire(0, Group::Head);
         let choice = Choice {
             temperature: pass.temperature,
             noise: pass.noise,
@@ -102,10 +104,12 @@ impl Denoiser for ModelDenoiser<'_> {
             end_tokens: &self.vocabulary.ends,
             suppressed: pass.suppressed,
         };
-        let candidates = self
-            .ops
-            .reduce_head(&x, &head.weight(Part::Head), pass.rows, &choice)?;
-        Ok(candidates)
+        let mut reduction = ops.start_head(pass.rows, &choice, weights.head_part_rows())?;
+        for (unit, first) in weights.head_parts() {
+            let head = weights.acquire(unit)?;
+            ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first);
+        }
+        Ok(reduction.candidates()?)
     }
 
     fn vocabulary(&self) -> &Vocabulary {
@@ -117,6 +121,6 @@ impl Denoiser for ModelDenoiser<'_> {
     }
 
     fn epoch(&self) -> u64 {
-        self.model.weights().epoch()
+        self.weights.epoch()
     }
 }

@@ -1,9 +1,10 @@
 //! Rows of numbers on their way through a model, and the pool their memory comes from.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
 
+use super::arena::{Arena, Part};
 use crate::{
     error::EngineError,
     ledger::{Buffer, Kind, Ledger},
@@ -11,11 +12,16 @@ use crate::{
 
 /// A matrix of activations, row after row. Its memory goes back to the pool on drop.
 pub struct Activation {
-    /// At least `rows * width` long.
-    data: Option<Buffer<f32>>,
+    memory: Memory,
     rows: usize,
     width: usize,
-    pool: Pool,
+}
+
+enum Memory {
+    /// A part of the pool's arena.
+    Arena(Part),
+    /// Outside of it: nothing was reserved, or more is taken than was.
+    Own(Buffer<f32>),
 }
 
 impl Activation {
@@ -40,13 +46,17 @@ impl Activation {
     /// All numbers.
     #[must_use]
     pub fn values(&self) -> &[f32] {
-        &self.buffer()[..self.rows * self.width]
+        match &self.memory {
+            Memory::Arena(part) => part.values(),
+            Memory::Own(buffer) => buffer,
+        }
     }
 
     pub(super) fn values_mut(&mut self) -> &mut [f32] {
-        let len = self.rows * self.width;
-        let buffer = self.data.as_mut().expect("only drop takes the buffer");
-        &mut buffer[..len]
+        match &mut self.memory {
+            Memory::Arena(part) => part.values_mut(),
+            Memory::Own(buffer) => buffer,
+        }
     }
 
     /// One row.
@@ -72,68 +82,58 @@ impl Activation {
         let width = self.width;
         self.values_mut().par_chunks_exact_mut(width)
     }
-
-    fn buffer(&self) -> &Buffer<f32> {
-        self.data.as_ref().expect("only drop takes the buffer")
-    }
 }
 
-impl Drop for Activation {
-    fn drop(&mut self) {
-        if let Some(buffer) = self.data.take() {
-            self.pool.free().push(buffer);
-        }
-    }
-}
-
-/// Memory of dropped activations, kept for the next ones: fresh memory would be zeroed by
-/// the system page by page at every operation.
-#[derive(Clone)]
+/// Where activations get their memory: an arena reserved for a request, of the size that a rehearsal of its passes found.
 pub(super) struct Pool {
-    free: Arc<Mutex<Vec<Buffer<f32>>>>,
+    arena: Mutex<Option<Arc<Arena>>>,
     ledger: Ledger,
 }
 
 impl Pool {
     pub(super) fn new(ledger: Ledger) -> Self {
         Self {
-            free: Arc::default(),
+            arena: Mutex::default(),
             ledger,
         }
+    }
+
+    /// Takes an arena of `len` numbers, in the place of the one before.
+    pub(super) fn reserve(&self, len: usize) -> Result<(), EngineError> {
+        let mut arena = self.arena();
+        // First given back, then taken: both at once may be more than there is.
+        *arena = None;
+        *arena = Some(Arc::new(Arena::new(&self.ledger, len)?));
+        Ok(())
     }
 
     /// A matrix whose numbers are whatever they are.
     pub(super) fn take(&self, rows: usize, width: usize) -> Result<Activation, EngineError> {
         let len = rows * width;
-        let reused = {
-            let mut free = self.free();
-            // The smallest that fits, unless most of it would lie idle.
-            let best = free
-                .iter()
-                .enumerate()
-                .filter(|(_, buffer)| buffer.len() >= len && buffer.len() <= 2 * len)
-                .min_by_key(|(_, buffer)| buffer.len())
-                .map(|(index, _)| index);
-            best.map(|index| free.swap_remove(index))
-        };
-        let buffer = match reused {
-            Some(buffer) => buffer,
-            None => self.ledger.buffer(Kind::Activations, len)?,
+        let part = self.arena().as_ref().and_then(|arena| arena.take(len));
+        let memory = match part {
+            Some(part) => Memory::Arena(part),
+            None => Memory::Own(self.ledger.buffer(Kind::Activations, len)?),
         };
         Ok(Activation {
-            data: Some(buffer),
+            memory,
             rows,
             width,
-            pool: self.clone(),
         })
     }
 
+    /// Gives the arena back, once the last activation in it is dropped.
     pub(super) fn clear(&self) {
-        self.free().clear();
+        *self.arena() = None;
     }
 
-    fn free(&self) -> std::sync::MutexGuard<'_, Vec<Buffer<f32>>> {
-        // A list of buffers is whole whatever its holder was doing when it panicked.
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Most numbers that the arena held at once.
+    pub(super) fn high_water(&self) -> usize {
+        self.arena().as_ref().map_or(0, |arena| arena.high_water())
+    }
+
+    fn arena(&self) -> MutexGuard<'_, Option<Arc<Arena>>> {
+        // It is there or not, whatever its holder was doing when it panicked.
+        self.arena.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -87,8 +87,8 @@ impl Ops {
             }
         }
         let mut out = self.pool.take(q.len(), q.width())?;
-        let target = Target(out.values_mut().as_mut_ptr());
         self.device.run(|| {
+            let target = Target(out.values_mut().as_mut_ptr());
             tasks.par_iter().for_each(|task| {
                 self.scratch
                     .with(|scores| attend_tile(task, shape, q, k, v, scores, &target));

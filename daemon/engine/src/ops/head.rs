@@ -4,7 +4,11 @@
 use rayon::prelude::*;
 
 use super::{Activation, Noise, Ops};
-use crate::{error::EngineError, ledger::Kind, residency::Weight};
+use crate::{
+    error::EngineError,
+    ledger::{Buffer, Kind},
+    residency::Weight,
+};
 
 /// Logits that exist at once: 4 MiB, or a piece of the least size where that is more.
 const PIECE_LOGITS: usize = 1 << 20;
@@ -69,68 +73,104 @@ struct Running {
     target_logit: f32,
 }
 
+/// Rows on their way through the head, a piece of the vocabulary at a time.
+pub struct HeadReduction<'a> {
+    rows: &'a [HeadRow],
+    choice: &'a Choice<'a>,
+    running: Vec<Running>,
+    /// Logits of `columns` of the vocabulary.
+    logits: Buffer<f32>,
+    columns: usize,
+}
+
 impl Ops {
-    /// Reduces each row of `x` (after the final norm) to a candidate. With guidance, `x` has
-    /// the conditional rows first and as many unconditional ones after them.
+    /// Begins to reduce rows to a candidate each, by a head whose largest part has `part_rows` of the vocabulary.
     ///
-    /// The probability's denominator is the whole head's, as the reference computes it;
-    /// ties go to the lower id.
+    /// The probability's denominator is the whole head's, as the reference computes it; ties go to the lower id.
     ///
     /// # Errors
-    /// When memory can't be had, or a row's logits are not numbers.
+    /// When memory can't be had.
+    pub fn start_head<'a>(
+        &self,
+        rows: &'a [HeadRow],
+        choice: &'a Choice<'a>,
+        part_rows: usize,
+    ) -> Result<HeadReduction<'a>, EngineError> {
+        let inputs = rows.len() * choice.branches();
+        let columns = (PIECE_LOGITS / inputs.max(1))
+            .max(PIECE_COLUMNS_MIN)
+            .min(part_rows);
+        Ok(HeadReduction {
+            running: vec![Running::default(); rows.len()],
+            logits: self.ledger.buffer(Kind::Head, columns * inputs)?,
+            rows,
+            choice,
+            columns,
+        })
+    }
+
+    /// Takes the next part of the head, whose first row is `first` of the vocabulary, for each row of `x` (after the
+    /// final norm). With guidance, `x` has the conditional rows first and as many unconditional ones after them.
     ///
     /// # Panics
-    /// When rows and `x` don't match.
+    /// When rows and `x` don't match, or the part is larger than was said.
     pub fn reduce_head(
         &self,
+        reduction: &mut HeadReduction<'_>,
         x: &Activation,
-        head: &Weight<'_>,
-        rows: &[HeadRow],
-        choice: &Choice<'_>,
-    ) -> Result<Vec<Candidate>, EngineError> {
-        let branches = if choice.guidance.is_some() { 2 } else { 1 };
-        assert_eq!(x.len(), rows.len() * branches);
-        if rows.is_empty() {
-            return Ok(Vec::new());
-        }
-        let columns =
-            (PIECE_LOGITS / x.len()).clamp(PIECE_COLUMNS_MIN, head.rows.max(PIECE_COLUMNS_MIN));
-        let mut piece = self
-            .ledger
-            .buffer(Kind::Head, columns.min(head.rows) * x.len())?;
-        let mut running = vec![
-            Running {
-                max: f32::NEG_INFINITY,
-                sum: 0.0,
-                best_score: f64::NEG_INFINITY,
-                best: None,
-                best_logit: f32::NEG_INFINITY,
-                target_logit: f32::NEG_INFINITY,
-            };
-            rows.len()
-        ];
-        for from in (0..head.rows).step_by(columns) {
-            let to = head.rows.min(from + columns);
+        part: &Weight<'_>,
+        first: usize,
+    ) {
+        let HeadReduction {
+            rows,
+            choice,
+            running,
+            logits,
+            columns,
+        } = reduction;
+        assert_eq!(x.len(), rows.len() * choice.branches());
+        for from in (0..part.rows).step_by((*columns).max(1)) {
+            let to = part.rows.min(from + *columns);
             let width = to - from;
-            let logits = &mut piece[..x.len() * width];
             self.device.run(|| {
-                self.multiply_into(x, &head.rows(from, to), logits);
+                let logits = &mut logits[..x.len() * width];
+                self.multiply_into(x, &part.rows(from, to), logits);
                 let (conditional, unconditional) = logits.split_at_mut(rows.len() * width);
                 conditional
                     .par_chunks_exact_mut(width)
-                    .zip(rows)
-                    .zip(&mut running)
+                    .zip(*rows)
+                    .zip(running.par_iter_mut())
                     .enumerate()
                     .for_each(|(index, ((logits, row), running))| {
                         if let Some(w) = choice.guidance {
                             let plain = &unconditional[index * width..(index + 1) * width];
                             guide(logits, plain, w as f32);
                         }
-                        running.take(logits, from, row, choice);
+                        running.take(logits, first + from, row, choice);
                     });
             });
         }
-        running.iter().zip(rows).map(Running::candidate).collect()
+    }
+}
+
+impl HeadReduction<'_> {
+    /// A candidate for each row, once the whole head was taken.
+    ///
+    /// # Errors
+    /// When a row's logits are not numbers.
+    pub fn candidates(&self) -> Result<Vec<Candidate>, EngineError> {
+        self.running
+            .iter()
+            .zip(self.rows)
+            .map(Running::candidate)
+            .collect()
+    }
+}
+
+impl Choice<'_> {
+    /// Rows of the input for each row that is read.
+    fn branches(&self) -> usize {
+        if self.guidance.is_some() { 2 } else { 1 }
     }
 }
 
@@ -138,6 +178,19 @@ impl Ops {
 fn guide(conditional: &mut [f32], unconditional: &[f32], w: f32) {
     for (c, u) in conditional.iter_mut().zip(unconditional) {
         *c = u + (w + 1.0) * (*c - u);
+    }
+}
+
+impl Default for Running {
+    fn default() -> Self {
+        Self {
+            max: f32::NEG_INFINITY,
+            sum: 0.0,
+            best_score: f64::NEG_INFINITY,
+            best: None,
+            best_logit: f32::NEG_INFINITY,
+            target_logit: f32::NEG_INFINITY,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! nowhere else.
 
 mod activation;
+mod arena;
 mod attention;
 mod head;
 mod linear;
@@ -60,7 +61,21 @@ impl Ops {
         &self.ledger
     }
 
-    /// Gives back the memory that finished activations left for reuse.
+    /// Reserves memory for the activations of a run, of the size that [`Ops::activation_bytes`] told after a rehearsal.
+    ///
+    /// # Errors
+    /// When it can't be had.
+    pub fn reserve(&self, bytes: u64) -> Result<(), EngineError> {
+        self.pool.reserve(bytes as usize / size_of::<f32>())
+    }
+
+    /// Most memory that activations took at once of what was reserved, in bytes.
+    #[must_use]
+    pub fn activation_bytes(&self) -> u64 {
+        (self.pool.high_water() * size_of::<f32>()) as u64
+    }
+
+    /// Gives back the memory that was reserved for activations.
     pub fn release(&self) {
         self.pool.clear();
     }
@@ -73,11 +88,35 @@ impl Ops {
     /// # Panics
     /// When an id lies outside the table.
     pub fn embed(&self, ids: &[u32], table: &Weight<'_>) -> Result<Activation, EngineError> {
-        let mut out = self.pool.take(ids.len(), table.width)?;
-        let stride = table.format.bytes(table.width);
-        for (row, &id) in out.rows_mut().zip(ids) {
-            let start = id as usize * stride;
-            table.format.widen(&table.bytes[start..start + stride], row);
+        self.embed_rows(ids, table.width, |id, row| {
+            table.rows(id as usize, id as usize + 1).widen(row);
+            Ok(())
+        })
+    }
+
+    /// A row of `width` numbers for each id, filled by `fill`; the same id again takes the row before.
+    ///
+    /// # Errors
+    /// When memory can't be had, or a row.
+    pub fn embed_rows(
+        &self,
+        ids: &[u32],
+        width: usize,
+        mut fill: impl FnMut(u32, &mut [f32]) -> Result<(), EngineError>,
+    ) -> Result<Activation, EngineError> {
+        let mut out = self.pool.take(ids.len(), width)?;
+        if self.ledger.is_rehearsal() {
+            return Ok(out);
+        }
+        let values = out.values_mut();
+        for (index, &id) in ids.iter().enumerate() {
+            let (before, row) = values[..(index + 1) * width].split_at_mut(index * width);
+            // A canvas is mostly runs of masks.
+            if index > 0 && ids[index - 1] == id {
+                row.copy_from_slice(&before[(index - 1) * width..]);
+            } else {
+                fill(id, row)?;
+            }
         }
         Ok(out)
     }
@@ -94,10 +133,10 @@ impl Ops {
         epsilon: f32,
     ) -> Result<Activation, EngineError> {
         let mut scale = self.pool.take(1, x.width())?;
-        weight.format.widen(weight.bytes, scale.row_mut(0));
         let mut out = self.pool.take(rows.len(), x.width())?;
-        let scale = scale.row(0);
         self.device.run(|| {
+            weight.widen(scale.row_mut(0));
+            let scale = scale.row(0);
             out.par_rows_mut().enumerate().for_each(|(index, out)| {
                 let row = x.row(rows.start + index);
                 let squares: f32 = row.iter().map(|value| value * value).sum();
@@ -165,9 +204,11 @@ impl Ops {
     /// When memory can't be had.
     pub fn take_rows(&self, x: &Activation, rows: &[usize]) -> Result<Activation, EngineError> {
         let mut out = self.pool.take(rows.len(), x.width())?;
-        for (out, &row) in out.rows_mut().zip(rows) {
-            out.copy_from_slice(x.row(row));
-        }
+        self.device.run(|| {
+            for (out, &row) in out.rows_mut().zip(rows) {
+                out.copy_from_slice(x.row(row));
+            }
+        });
         Ok(out)
     }
 }

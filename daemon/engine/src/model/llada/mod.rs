@@ -19,16 +19,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub use self::config::Config;
 use super::ModelInfo;
 use crate::{
-    checkpoint::Checkpoint,
     error::EngineError,
     ledger::Ledger,
+    model::Shape,
     ops::{Activation, AttentionRange, AttentionShape, KeySegment, Ops, RopeTable},
-    residency::{Group, Part, Residency, TensorSpec},
+    residency::{Part, Residency, Unit},
 };
 
 /// Rows that go through an MLP together: enough for the kernel, few enough that a long
 /// canvas needs no matrix of its length times the MLP's width.
-const MLP_ROWS: usize = 512;
+pub const MLP_ROWS: usize = 512;
 
 /// A canvas in a pass, and the rows of it that are read.
 #[derive(Debug, Clone, Copy)]
@@ -54,26 +54,20 @@ impl From<EngineError> for Interrupt {
     }
 }
 
-/// A loaded LLaDA model.
+/// A LLaDA model without its weights, which every call is given.
 #[derive(Debug)]
 pub struct Llada {
     config: Config,
-    weights: Residency,
     rope: RopeTable,
+    mlp_rows: usize,
 }
 
 impl Llada {
-    /// Reads a checkpoint whose configuration is `config`.
+    /// The model of this configuration.
     ///
     /// # Errors
-    /// What is wrong with it, or memory that can't be had.
-    pub fn load(
-        config: Config,
-        checkpoint: &Checkpoint,
-        ledger: &Ledger,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<Self, EngineError> {
-        let weights = Residency::load(checkpoint, &tensors(&config), ledger, progress)?;
+    /// When memory for its tables can't be had.
+    pub fn new(config: Config, ledger: &Ledger) -> Result<Self, EngineError> {
         let rope = RopeTable::new(
             config.head_dim(),
             config.rope_theta,
@@ -82,30 +76,26 @@ impl Llada {
         )?;
         Ok(Self {
             config,
-            weights,
             rope,
+            mlp_rows: MLP_ROWS,
         })
     }
 
-    /// The weights.
+    /// Sets how many rows go through an MLP together: fewer take less memory, and give the same numbers.
     #[must_use]
-    pub fn weights(&self) -> &Residency {
-        &self.weights
+    pub fn with_mlp_rows(self, mlp_rows: usize) -> Self {
+        Self { mlp_rows, ..self }
     }
 
     /// What is known of the model.
     #[must_use]
-    pub fn info(&self) -> ModelInfo {
+    pub fn info(&self, weights: &Residency) -> ModelInfo {
         let config = &self.config;
-        let parameters = tensors(config)
-            .iter()
-            .map(|spec| spec.shape.iter().product::<usize>() as u64)
-            .sum();
         ModelInfo {
             family: "llada",
-            parameters,
-            weight_bytes: self.weights.weight_bytes(),
-            formats: self.weights.formats(),
+            parameters: Shape::of(config).parameters(),
+            weight_bytes: weights.weight_bytes(),
+            formats: weights.formats(),
             layers: config.layers,
             width: config.width,
             heads: config.heads,
@@ -128,19 +118,22 @@ impl Llada {
     pub fn forward(
         &self,
         ops: &Ops,
+        weights: &Residency,
         sequences: &[Sequence<'_>],
         cancel: &AtomicBool,
     ) -> Result<Activation, Interrupt> {
         let packing = Packing::new(sequences);
-        let embedding = self.weights.acquire(0, Group::Embedding);
-        let mut hidden = ops.embed(&packing.tokens, &embedding.weight(Part::Embedding))?;
+        weights.check_unchanged()?;
+        let mut hidden = ops.embed_rows(&packing.tokens, self.config.width, |id, row| {
+            weights.embedding_row(id, row)
+        })?;
         for layer in 0..self.config.layers {
             if cancel.load(Ordering::Relaxed) {
                 return Err(Interrupt::Cancelled);
             }
             let wanted = (layer + 1 == self.config.layers).then_some(&packing.wanted);
-            hidden = self.attention(ops, layer, hidden, &packing, wanted)?;
-            self.mlp(ops, layer, &mut hidden)?;
+            hidden = self.attention(ops, weights, layer, hidden, &packing, wanted)?;
+            self.mlp(ops, weights, layer, &mut hidden)?;
         }
         Ok(hidden)
     }
@@ -150,12 +143,13 @@ impl Llada {
     fn attention(
         &self,
         ops: &Ops,
+        weights: &Residency,
         layer: usize,
         mut hidden: Activation,
         packing: &Packing,
         wanted: Option<&Vec<usize>>,
     ) -> Result<Activation, EngineError> {
-        let group = self.weights.acquire(layer, Group::Attention);
+        let group = weights.acquire(Unit::Attention(layer))?;
         let norm = group.weight(Part::AttentionNorm);
         let all = 0..hidden.len();
         let mut x = ops.rms_norm(&hidden, all, &norm, self.config.epsilon)?;
@@ -185,12 +179,18 @@ impl Llada {
     }
 
     /// The MLP with its residual, in chunks of rows.
-    fn mlp(&self, ops: &Ops, layer: usize, hidden: &mut Activation) -> Result<(), EngineError> {
-        let gate_up = self.weights.acquire(layer, Group::GateUp);
-        let down = self.weights.acquire(layer, Group::Down);
+    fn mlp(
+        &self,
+        ops: &Ops,
+        weights: &Residency,
+        layer: usize,
+        hidden: &mut Activation,
+    ) -> Result<(), EngineError> {
+        let gate_up = weights.acquire(Unit::GateUp(layer))?;
+        let down = weights.acquire(Unit::Down(layer))?;
         let norm = gate_up.weight(Part::MlpNorm);
-        for start in (0..hidden.len()).step_by(MLP_ROWS) {
-            let rows = start..hidden.len().min(start + MLP_ROWS);
+        for start in (0..hidden.len()).step_by(self.mlp_rows) {
+            let rows = start..hidden.len().min(start + self.mlp_rows);
             let x = ops.rms_norm(hidden, rows, &norm, self.config.epsilon)?;
             let mut gate = ops.linear(&x, &gate_up.weight(Part::Gate))?;
             let up = ops.linear(&x, &gate_up.weight(Part::Up))?;
@@ -205,8 +205,13 @@ impl Llada {
     ///
     /// # Errors
     /// Memory that can't be had.
-    pub fn final_norm(&self, ops: &Ops, hidden: &Activation) -> Result<Activation, EngineError> {
-        let group = self.weights.acquire(0, Group::Head);
+    pub fn final_norm(
+        &self,
+        ops: &Ops,
+        weights: &Residency,
+        hidden: &Activation,
+    ) -> Result<Activation, EngineError> {
+        let group = weights.acquire(Unit::FinalNorm)?;
         let norm = group.weight(Part::FinalNorm);
         ops.rms_norm(hidden, 0..hidden.len(), &norm, self.config.epsilon)
     }

@@ -69,7 +69,14 @@ impl World {
             bytes: bytemuck::cast_slice(&self.head),
             epoch: 0,
         };
-        self.ops.reduce_head(&x, &head, rows, choice)
+        // Two parts, as a streamed head comes.
+        let half = VOCABULARY / 2 + 3;
+        let mut reduction = self.ops.start_head(rows, choice, half)?;
+        for (from, to) in [(0, half), (half, VOCABULARY)] {
+            let part = head.rows(from, to);
+            self.ops.reduce_head(&mut reduction, &x, &part, from);
+        }
+        reduction.candidates()
     }
 
     fn logits(&self, row: usize) -> Vec<f64> {

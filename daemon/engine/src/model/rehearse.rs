@@ -1,0 +1,98 @@
+//! A pass without weights, memory or work, run through the model's own code: what it would have taken is what a pass
+//! takes.
+
+use std::sync::atomic::AtomicBool;
+
+use super::{
+    llada::{Interrupt, Llada, Sequence},
+    shape::Shape,
+};
+use crate::{
+    device::Device,
+    error::EngineError,
+    ledger::{Kind, Ledger},
+    model::llada,
+    ops::{Choice, HeadRow, Noise, Ops},
+    plan::{SourceTensor, UnitPlan, Working, Workload, units},
+    residency::{Part, Residency},
+};
+
+/// A model's pass, rehearsed for any workload.
+#[derive(Debug)]
+pub struct Rehearsal {
+    config: llada::Config,
+    units: Vec<UnitPlan>,
+    threads: usize,
+}
+
+impl Rehearsal {
+    /// For a model of this shape with these tensors, on a device of so many threads.
+    #[must_use]
+    pub fn new(shape: &Shape, sources: &[SourceTensor], threads: usize) -> Self {
+        Self {
+            config: llada::Config::of(shape),
+            units: units(sources),
+            threads,
+        }
+    }
+
+    /// Memory that passes of this workload take besides weights and slots; `mlp_rows` rows go through an MLP together.
+    ///
+    /// # Errors
+    /// When the workload is beyond all memory.
+    pub fn working(&self, workload: &Workload, mlp_rows: usize) -> Result<Working, EngineError> {
+        let ledger = Ledger::rehearsal();
+        let ops = Ops::new(Device::rehearsal(self.threads), ledger.clone())?;
+        ops.reserve(0)?;
+        let model = Llada::new(self.config.clone(), &ledger)?.with_mlp_rows(mlp_rows);
+        self.pass(&ops, &model, workload)?;
+        let peak = |kind: Kind| ledger.report().kinds[kind as usize].peak_bytes;
+        Ok(Working {
+            tables_bytes: peak(Kind::Weights),
+            activation_bytes: ops.activation_bytes(),
+            head_bytes: peak(Kind::Head),
+            scratch_bytes: peak(Kind::Scratch),
+        })
+    }
+
+    fn pass(&self, ops: &Ops, model: &Llada, workload: &Workload) -> Result<(), EngineError> {
+        let weights = Residency::rehearsal(&self.units);
+        let tokens = vec![0; workload.canvas];
+        let block = workload.block.min(workload.canvas);
+        let wanted: Vec<usize> = (0..block).collect();
+        let sequence = Sequence {
+            tokens: &tokens,
+            wanted: &wanted,
+        };
+        let sequences = vec![sequence; workload.requests];
+        let hidden = match model.forward(ops, &weights, &sequences, &AtomicBool::new(false)) {
+            Ok(hidden) => hidden,
+            Err(Interrupt::Failed(error)) => return Err(error),
+            Err(Interrupt::Cancelled) => unreachable!("nobody cancels a rehearsal"),
+        };
+        let x = model.final_norm(ops, &weights, &hidden)?;
+        drop(hidden);
+        let row = HeadRow {
+            position: 0,
+            may_end: true,
+            target: None,
+        };
+        let rows = vec![row; block * workload.requests];
+        let choice = Choice {
+            temperature: 0.0,
+            noise: Noise::new(0),
+            pass: 0,
+            guidance: None,
+            vocabulary: self.config.vocabulary,
+            mask_token_id: self.config.mask_token_id,
+            end_tokens: &[],
+            suppressed: &[],
+        };
+        let mut reduction = ops.start_head(&rows, &choice, weights.head_part_rows())?;
+        for (unit, first) in weights.head_parts() {
+            let head = weights.acquire(unit)?;
+            ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,67 @@
+//! Where a unit's tensors lie in its memory.
+
+use super::unit::TensorPlan;
+use crate::page::PAGE_BYTES;
+
+/// Tensors start on cache lines.
+const ALIGNMENT: u64 = 64;
+/// Smaller tensors are not worth a direct read with its two odd pages.
+const DIRECT_BYTES_MIN: u64 = 64 << 10;
+
+/// A place for each tensor of a unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// In the order of the unit's tensors.
+    pub(crate) places: Vec<Place>,
+    /// All of it, in whole pages.
+    pub(crate) bytes: u64,
+}
+
+/// Memory for a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// From the unit's start.
+    pub(crate) offset: u64,
+    /// What is set aside.
+    pub(crate) bytes: u64,
+    /// Whether it is whole pages with room for a direct read's odd ends.
+    pub(crate) is_direct: bool,
+}
+
+/// Tensors one after another.
+pub(crate) fn resident(tensors: &[TensorPlan]) -> Layout {
+    layout(tensors, false)
+}
+
+/// Large tensors with room for the odd pages around them that a direct read brings along.
+pub(crate) fn slot(tensors: &[TensorPlan]) -> Layout {
+    layout(tensors, true)
+}
+
+fn layout(tensors: &[TensorPlan], direct: bool) -> Layout {
+    let page = PAGE_BYTES as u64;
+    let mut end = 0u64;
+    let places = tensors
+        .iter()
+        .map(|tensor| {
+            let bytes = tensor.bytes();
+            let is_direct = direct && bytes >= DIRECT_BYTES_MIN;
+            let (alignment, room) = if is_direct {
+                (page, bytes.next_multiple_of(page) + page)
+            } else {
+                (ALIGNMENT, bytes)
+            };
+            let offset = end.next_multiple_of(alignment);
+            end = offset + room;
+            Place {
+                offset,
+                bytes: room,
+                is_direct,
+            }
+        })
+        .collect();
+    Layout {
+        places,
+        bytes: end.next_multiple_of(page),
+    }
+}

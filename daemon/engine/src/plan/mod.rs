@@ -1,0 +1,372 @@
+//! What lives where in which format, how much memory that takes and how long a pass is: decided before anything is
+//! loaded, by functions that need no device.
+
+pub(crate) mod layout;
+mod recipe;
+mod spread;
+mod time;
+mod transition;
+mod unit;
+
+use sluice_shared::level::{AUTO_FACTOR, Level};
+
+pub use self::{
+    time::{Machine, PassTime},
+    transition::{Step, transition},
+    unit::{SourceTensor, Storage, TensorPlan, Tier, UnitPlan, sources, units},
+};
+use crate::{ledger::Kind, model::Shape};
+
+/// What a plan is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Workload {
+    /// Positions of a canvas, prompt included.
+    pub canvas: usize,
+    /// Positions decoded together.
+    pub block: usize,
+    /// Requests that share a pass.
+    pub requests: usize,
+}
+
+impl Workload {
+    /// Rows that the layers compute.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.canvas * self.requests
+    }
+
+    /// Rows that the head reads, at most.
+    #[must_use]
+    pub fn head_rows(&self) -> usize {
+        self.block.min(self.canvas) * self.requests
+    }
+}
+
+/// Canvas of a plan, where nobody says another.
+pub const CANVAS_DEFAULT: usize = 256;
+/// Block of a plan: LLaDA's.
+pub const BLOCK_DEFAULT: usize = 32;
+
+impl Default for Workload {
+    fn default() -> Self {
+        Self {
+            canvas: CANVAS_DEFAULT,
+            block: BLOCK_DEFAULT,
+            requests: 1,
+        }
+    }
+}
+
+/// Buffers that streamed units pass through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Slots {
+    /// How many.
+    pub count: usize,
+    /// Bytes of each.
+    pub bytes: u64,
+}
+
+impl Slots {
+    /// Bytes of all.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.count as u64 * self.bytes
+    }
+}
+
+/// Memory besides weights and slots, found by rehearsing a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Working {
+    /// Tables of the model that no plan changes, such as rotary angles.
+    pub tables_bytes: u64,
+    /// Activations of the workload, keys and values among them.
+    pub activation_bytes: u64,
+    /// Logits of one piece of the vocabulary.
+    pub head_bytes: u64,
+    /// Scratch of all threads.
+    pub scratch_bytes: u64,
+}
+
+impl Working {
+    /// All of it.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.tables_bytes + self.activation_bytes + self.head_bytes + self.scratch_bytes
+    }
+}
+
+/// What a plan is made from.
+#[derive(Debug, Clone, Copy)]
+pub struct Question<'a> {
+    /// The model's shape.
+    pub shape: &'a Shape,
+    /// Its tensors.
+    pub sources: &'a [SourceTensor],
+    /// How faithful it is to be.
+    pub level: Level,
+    /// Most bytes of the device's memory.
+    pub budget_bytes: u64,
+    /// What is to be computed.
+    pub workload: Workload,
+    /// Memory besides weights and slots.
+    pub working: Working,
+    /// What computes it.
+    pub machine: &'a Machine,
+}
+
+/// What lives where in which format, and what follows from it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// Its level, never `auto`.
+    pub level: Level,
+    /// Most bytes that it may take.
+    pub budget_bytes: u64,
+    /// What it was made for.
+    pub workload: Workload,
+    /// In the order of a pass.
+    pub units: Vec<UnitPlan>,
+    /// Buffers that streamed units pass through; none where nothing is streamed.
+    pub slots: Slots,
+    /// Memory besides weights and slots.
+    pub working: Working,
+    /// Predicted, where the machine's rates are known.
+    pub pass: Option<PassTime>,
+}
+
+/// Why there is no plan.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// Not even the least that works fits.
+    #[error(
+        "a budget of {budget_bytes} bytes is too small: level {level} needs at least {least_bytes} for a canvas of {canvas}"
+    )]
+    BudgetTooSmall {
+        /// What was allowed.
+        budget_bytes: u64,
+        /// What works.
+        least_bytes: u64,
+        /// At this level.
+        level: Level,
+        /// For this canvas.
+        canvas: usize,
+    },
+    /// The lossless format isn't there yet.
+    #[error("level {level} can be planned, but not loaded: this version has no lossless format yet")]
+    NotLoadable {
+        /// Which.
+        level: Level,
+    },
+    /// The canvas is longer than the model's context.
+    #[error("a canvas of {canvas} exceeds the model's context of {context}")]
+    CanvasTooLong {
+        /// Asked for.
+        canvas: usize,
+        /// What the model has.
+        context: usize,
+    },
+    /// Nothing to compute.
+    #[error("{what} must be at least 1")]
+    Zero {
+        /// What was given as 0.
+        what: &'static str,
+    },
+}
+
+/// Slots for units that come from the host: two are held at once by an MLP, one is being filled.
+const HOST_SLOTS: usize = 3;
+/// From disk, one more is kept ahead.
+const DISK_SLOTS: usize = 4;
+
+impl Plan {
+    /// Makes the plan.
+    ///
+    /// # Errors
+    /// A budget below what works, or a workload that makes no sense for the model.
+    pub fn new(question: &Question<'_>) -> Result<Self, PlanError> {
+        check_workload(question)?;
+        if question.level == Level::Auto {
+            return auto(question);
+        }
+        let mut units = units(question.sources);
+        recipe::apply(question.level, &mut units);
+        let slots = place(question, &mut units)?;
+        Ok(Self {
+            level: question.level,
+            budget_bytes: question.budget_bytes,
+            workload: question.workload,
+            pass: time::predict(&units, question.shape, &question.workload, question.machine),
+            units,
+            slots,
+            working: question.working,
+        })
+    }
+
+    /// Most bytes of the device's memory that are held at once.
+    #[must_use]
+    pub fn peak_bytes(&self) -> u64 {
+        self.resident_bytes() + self.slots.total_bytes() + self.working.total_bytes()
+    }
+
+    /// Bytes of weights that stay on the device.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        self.units.iter().map(UnitPlan::resident_bytes).sum()
+    }
+
+    /// Bytes of weights that pass through the slots in every pass.
+    #[must_use]
+    pub fn streamed_bytes(&self) -> u64 {
+        self.streamed().map(UnitPlan::bytes).sum()
+    }
+
+    /// The units that pass through the slots, in the order of a pass.
+    pub fn streamed(&self) -> impl Iterator<Item = &UnitPlan> {
+        self.units.iter().filter(|unit| unit.is_streamed())
+    }
+
+    /// Bytes by the ledger's kinds.
+    #[must_use]
+    pub fn bytes_by_kind(&self) -> [(Kind, u64); 5] {
+        let working = &self.working;
+        Kind::ALL.map(|kind| {
+            let bytes = match kind {
+                Kind::Weights => self.resident_bytes() + working.tables_bytes,
+                Kind::Slots => self.slots.total_bytes(),
+                Kind::Activations => working.activation_bytes,
+                Kind::Head => working.head_bytes,
+                Kind::Scratch => working.scratch_bytes,
+            };
+            (kind, bytes)
+        })
+    }
+
+    /// Whether it can be loaded by this version.
+    ///
+    /// # Errors
+    /// When it can only be planned.
+    pub fn check_loadable(&self) -> Result<(), PlanError> {
+        let is_coded = |unit: &UnitPlan| {
+            unit.tensors
+                .iter()
+                .any(|tensor| tensor.storage == Storage::Lossless)
+        };
+        match self.units.iter().any(is_coded) {
+            true => Err(PlanError::NotLoadable { level: self.level }),
+            false => Ok(()),
+        }
+    }
+
+    /// Tensors that a row length kept from their level's format, and what they take instead, without repetition.
+    #[must_use]
+    pub fn exceptions(&self) -> Vec<(TensorPlan, Storage)> {
+        let mut found: Vec<(TensorPlan, Storage)> = Vec::new();
+        for tensor in self.units.iter().flat_map(|unit| &unit.tensors) {
+            let usual = recipe::storage(
+                self.level,
+                &TensorPlan {
+                    width: 1 << 16,
+                    ..*tensor
+                },
+            );
+            let is_known = |(known, _): &(TensorPlan, Storage)| {
+                known.part == tensor.part && known.width == tensor.width
+            };
+            if usual != tensor.storage && !found.iter().any(is_known) {
+                found.push((*tensor, usual));
+            }
+        }
+        found
+    }
+}
+
+fn check_workload(question: &Question<'_>) -> Result<(), PlanError> {
+    let Workload {
+        canvas,
+        block,
+        requests,
+    } = question.workload;
+    for (what, value) in [("canvas", canvas), ("block", block), ("requests", requests)] {
+        if value == 0 {
+            return Err(PlanError::Zero { what });
+        }
+    }
+    let context = question.shape.context_length;
+    if canvas > context {
+        return Err(PlanError::CanvasTooLong { canvas, context });
+    }
+    Ok(())
+}
+
+/// Puts on the device what there is room for, spreads the rest evenly over the pass, and sizes the slots it goes through.
+fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanError> {
+    let resident: u64 = units.iter().map(UnitPlan::resident_bytes).sum();
+    let needed = question.working.total_bytes() + resident;
+    let too_small = |least_bytes| PlanError::BudgetTooSmall {
+        budget_bytes: question.budget_bytes,
+        least_bytes,
+        level: question.level,
+        canvas: question.workload.canvas,
+    };
+    if needed <= question.budget_bytes {
+        return Ok(Slots::default());
+    }
+    if question.level == Level::Off {
+        return Err(too_small(needed));
+    }
+    for count in [DISK_SLOTS, HOST_SLOTS] {
+        let fitting = spread::streamed_set(units, count, needed, question.budget_bytes);
+        let Some(streamed) = fitting else { continue };
+        let bytes: u64 = streamed.iter().map(|&index| units[index].bytes()).sum();
+        let tier = match bytes <= question.machine.cache_bytes {
+            true => Tier::Host,
+            false => Tier::Disk,
+        };
+        // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency.
+        if tier == Tier::Host && count > HOST_SLOTS {
+            continue;
+        }
+        let slot = streamed.iter().map(|&index| units[index].slot_bytes());
+        let slots = Slots {
+            count,
+            bytes: slot.max().unwrap_or(0),
+        };
+        for index in streamed {
+            units[index].tier = tier;
+        }
+        return Ok(slots);
+    }
+    Err(too_small(needed - spread::most_saved(units, HOST_SLOTS)))
+}
+
+/// The most faithful loadable level whose pass takes at most [`AUTO_FACTOR`] times as long as the fastest one's.
+fn auto(question: &Question<'_>) -> Result<Plan, PlanError> {
+    let mut plans = Vec::new();
+    let mut refused = None;
+    for level in Level::ALL {
+        if level == Level::Auto {
+            continue;
+        }
+        match Plan::new(&Question { level, ..*question }) {
+            Ok(plan) if plan.check_loadable().is_ok() => plans.push(plan),
+            Ok(_) => {}
+            // The last is that of the level that needs least.
+            Err(error) => refused = Some(error),
+        }
+    }
+    let fastest = plans
+        .iter()
+        .filter_map(|plan| Some(plan.pass?.total_s()))
+        .min_by(f64::total_cmp);
+    let is_fast = |plan: &Plan| match (plan.pass, fastest) {
+        (Some(pass), Some(fastest)) => pass.total_s() <= AUTO_FACTOR * fastest,
+        // Without rates, fidelity decides.
+        _ => true,
+    };
+    match plans.into_iter().find(is_fast) {
+        Some(plan) => Ok(plan),
+        None => Err(refused.expect("a level was planned or refused")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

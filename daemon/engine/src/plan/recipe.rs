@@ -1,0 +1,94 @@
+//! What a level does to each tensor.
+
+use sluice_shared::level::Level;
+
+use super::unit::{Storage, TensorPlan, Tier, UnitPlan};
+use crate::{
+    format::Format,
+    residency::{Part, Unit},
+};
+
+/// How this tensor is kept at this level, which is not `auto`. Vectors stay as they are. A row length that blocks can't
+/// divide takes the next format up, and nothing gets larger than it was.
+pub(super) fn storage(level: Level, tensor: &TensorPlan) -> Storage {
+    let source = Storage::Plain(tensor.source);
+    let wanted = match level {
+        Level::Off | Level::Standard => return source,
+        Level::Mild if tensor.source == Format::Bf16 && tensor.rows > 1 => {
+            return Storage::Lossless;
+        }
+        Level::Mild => return source,
+        Level::Moderate => Format::Q8_0,
+        // The head decides every token directly: two bits more there cost little.
+        Level::Aggressive if tensor.part == Part::Head => Format::Q6K,
+        Level::Aggressive => Format::Q4K,
+        Level::Auto => unreachable!("auto is resolved before a plan is made"),
+    };
+    let is_vector = tensor.rows == 1;
+    let fitting = wanted.for_width(tensor.width);
+    // The embedding is read row by row from where it lies.
+    if is_vector || tensor.part == Part::Embedding || fitting.bits() >= tensor.source.bits() {
+        return source;
+    }
+    Storage::Plain(fitting)
+}
+
+/// Applies a level: formats, and the embedding's rows from the host at all levels but `off`.
+pub(super) fn apply(level: Level, units: &mut [UnitPlan]) {
+    for unit in units {
+        for tensor in &mut unit.tensors {
+            tensor.storage = storage(level, tensor);
+        }
+        unit.tier = match unit.unit {
+            Unit::Embedding if level != Level::Off => Tier::Host,
+            _ => Tier::Device,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(part: Part, rows: usize, width: usize, source: Format) -> TensorPlan {
+        TensorPlan {
+            tensor: 0,
+            part,
+            first_row: 0,
+            rows,
+            width,
+            source,
+            storage: Storage::Plain(source),
+        }
+    }
+
+    #[test]
+    fn each_level_keeps_each_tensor_in_its_format() {
+        use Format::{Bf16, F16, F32, Q4K, Q6K, Q8_0};
+        use Storage::{Lossless, Plain};
+        let query = tensor(Part::Query, 512, 512, Bf16);
+        let odd = tensor(Part::Down, 64, 160, Bf16);
+        let odder = tensor(Part::Down, 64, 72, F32);
+        let half = tensor(Part::Down, 64, 72, F16);
+        let head = tensor(Part::Head, 1024, 512, Bf16);
+        let norm = tensor(Part::MlpNorm, 1, 512, Bf16);
+        let embedding = tensor(Part::Embedding, 1024, 512, Bf16);
+        for (level, tensor, expected) in [
+            (Level::Off, query, Plain(Bf16)),
+            (Level::Standard, query, Plain(Bf16)),
+            (Level::Mild, query, Lossless),
+            (Level::Mild, odder, Plain(F32)),
+            (Level::Mild, norm, Plain(Bf16)),
+            (Level::Moderate, query, Plain(Q8_0)),
+            (Level::Moderate, norm, Plain(Bf16)),
+            (Level::Moderate, embedding, Plain(Bf16)),
+            (Level::Aggressive, query, Plain(Q4K)),
+            (Level::Aggressive, head, Plain(Q6K)),
+            (Level::Aggressive, odd, Plain(Q8_0)),
+            (Level::Aggressive, odder, Plain(Bf16)),
+            (Level::Aggressive, half, Plain(F16)),
+        ] {
+            assert_eq!(storage(level, &tensor), expected, "{level} {tensor:?}");
+        }
+    }
+}

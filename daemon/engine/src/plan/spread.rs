@@ -1,0 +1,47 @@
+//! Which units are streamed: as few bytes as the budget forces, spread evenly through the pass, so that the reads behind
+//! it never wait for each other (a resident set of a prefix leaves the reader idle there).
+
+use super::unit::UnitPlan;
+use crate::residency::Unit;
+
+/// Indices of the units to stream, with `slots` slots, such that `needed` bytes shrink to the budget; `None` when that
+/// can't be done.
+pub(super) fn streamed_set(
+    units: &[UnitPlan],
+    slots: usize,
+    needed: u64,
+    budget: u64,
+) -> Option<Vec<usize>> {
+    let candidates = candidates(units);
+    (1..=candidates.len()).find_map(|count| {
+        let set: Vec<usize> = (0..count)
+            .map(|index| candidates[(2 * index + 1) * candidates.len() / (2 * count)])
+            .collect();
+        // No more slots than there is to stream: such a plan would keep all of it and gain nothing.
+        let fits = count > slots && needed + slot_bytes(units, &set, slots) <= budget + freed(units, &set);
+        fits.then_some(set)
+    })
+}
+
+/// Most bytes that streaming can save.
+pub(super) fn most_saved(units: &[UnitPlan], slots: usize) -> u64 {
+    let all = candidates(units);
+    freed(units, &all).saturating_sub(slot_bytes(units, &all, slots))
+}
+
+/// What may be streamed: weights that are worth a read.
+fn candidates(units: &[UnitPlan]) -> Vec<usize> {
+    let may_stream = |unit: &UnitPlan| !matches!(unit.unit, Unit::Embedding | Unit::FinalNorm);
+    (0..units.len())
+        .filter(|&index| may_stream(&units[index]))
+        .collect()
+}
+
+fn freed(units: &[UnitPlan], set: &[usize]) -> u64 {
+    set.iter().map(|&index| units[index].resident_bytes()).sum()
+}
+
+fn slot_bytes(units: &[UnitPlan], set: &[usize], slots: usize) -> u64 {
+    let largest = set.iter().map(|&index| units[index].slot_bytes()).max();
+    slots as u64 * largest.unwrap_or(0)
+}

@@ -1,0 +1,111 @@
+//! How long a pass will take, from rates measured on this machine.
+//!
+//! For each resource, the demands on it are added and divided by its rate. On the CPU, copying from the system's cache,
+//! decoding and multiplying share the cores and add; reads past the cache run beside them.
+
+use super::{
+    Workload,
+    unit::{Storage, TensorPlan, Tier, UnitPlan},
+};
+use crate::{
+    device::Rates,
+    format::Format,
+    model::Shape,
+    residency::{Part, Unit},
+};
+
+/// What this machine can do for a plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Machine {
+    /// Threads that compute.
+    pub threads: usize,
+    /// Measured rates, where they were.
+    pub rates: Option<Rates>,
+    /// Reads past the system's cache from where the checkpoint lies, in bytes a second.
+    pub disk_bytes_per_s: Option<f64>,
+    /// File pages that the system can keep for us, in bytes.
+    pub cache_bytes: u64,
+}
+
+/// The time of a pass by resource, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PassTime {
+    /// Multiplying, widening and attention.
+    pub compute_s: f64,
+    /// Copies from the system's cache.
+    pub copy_s: f64,
+    /// Reads past it.
+    pub disk_s: f64,
+}
+
+impl PassTime {
+    /// All in all, with what runs beside each other counted once.
+    #[must_use]
+    pub fn total_s(&self) -> f64 {
+        (self.compute_s + self.copy_s).max(self.disk_s)
+    }
+}
+
+/// The time of a pass over these units; unknown where a rate is.
+pub(super) fn predict(
+    units: &[UnitPlan],
+    shape: &Shape,
+    workload: &Workload,
+    machine: &Machine,
+) -> Option<PassTime> {
+    let rates = machine.rates.as_ref()?;
+    let mut time = PassTime {
+        compute_s: attention(shape, workload, rates)?,
+        copy_s: 0.0,
+        disk_s: 0.0,
+    };
+    for unit in units {
+        for tensor in &unit.tensors {
+            time.compute_s += linear(unit.unit, tensor, shape, workload, rates)?;
+        }
+        let streamed = || unit.bytes() as f64;
+        match unit.tier {
+            _ if !unit.is_streamed() => {}
+            Tier::Device => {}
+            // One thread copies while the others compute; it takes that share of the cores.
+            Tier::Host => time.copy_s += streamed() / rates.copy_bytes_per_s / machine.threads as f64,
+            Tier::Disk => time.disk_s += streamed() / machine.disk_bytes_per_s?,
+        }
+    }
+    Some(time)
+}
+
+fn linear(
+    unit: Unit,
+    tensor: &TensorPlan,
+    shape: &Shape,
+    workload: &Workload,
+    rates: &Rates,
+) -> Option<f64> {
+    if tensor.rows == 1 || tensor.part == Part::Embedding {
+        return Some(0.0);
+    }
+    let format = match tensor.storage {
+        Storage::Plain(format) => format,
+        // Its decoder has no measured rate yet; it is decoded to this and multiplied from there.
+        Storage::Lossless => Format::Bf16,
+    };
+    let is_last = unit.layer().is_some_and(|layer| layer + 1 == shape.layers);
+    let rows = match tensor.part {
+        Part::Head => workload.head_rows(),
+        // The last layer's keys and values are computed for all rows, the rest for those that are read.
+        Part::Key | Part::Value => workload.rows(),
+        _ if is_last => workload.head_rows(),
+        _ => workload.rows(),
+    };
+    let rate = rates.linear_rate(format)?;
+    Some(rate.seconds(tensor.numbers(), rows))
+}
+
+/// Queries with keys and scores with values: as many multiplications for each pair of positions as a row is wide, twice.
+fn attention(shape: &Shape, workload: &Workload, rates: &Rates) -> Option<f64> {
+    let pairs = workload.requests as f64 * (workload.canvas as f64).powi(2);
+    let width = (shape.heads * shape.head_dim) as f64;
+    let rate = rates.linear_rate(Format::F32)?;
+    Some(2.0 * pairs * width * shape.layers as f64 * rate.per_weight_row_s)
+}

@@ -1,0 +1,256 @@
+//! What a plan says of each unit, and how a model's tensors are gathered into units.
+
+use super::layout;
+use crate::{
+    checkpoint::{Checkpoint, CheckpointError},
+    format::Format,
+    residency::{Part, TensorSpec, Unit},
+};
+
+/// A tensor of the checkpoint, and how it is stored there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourceTensor {
+    /// Which tensor.
+    pub spec: TensorSpec,
+    /// Its format there.
+    pub format: Format,
+}
+
+/// How a tensor is kept for computing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// In a format that is multiplied from.
+    Plain(Format),
+    /// Coded without loss. Plans know its size; nothing can be loaded so yet.
+    Lossless,
+}
+
+/// Bits that a bf16 weight takes when coded without loss: sign and mantissa are noise, the exponent carries 2.6 bits,
+/// and blocks of codes need their lengths.
+const LOSSLESS_BITS: f64 = 10.9;
+
+impl Storage {
+    /// The name that plans and screens use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain(format) => format.name(),
+            Self::Lossless => "lossless",
+        }
+    }
+
+    /// Bytes of `rows` rows of `width` numbers.
+    #[must_use]
+    pub fn bytes(self, rows: usize, width: usize) -> u64 {
+        match self {
+            Self::Plain(format) => (rows * format.bytes(width)) as u64,
+            Self::Lossless => ((rows * width) as f64 * LOSSLESS_BITS / 8.0).ceil() as u64,
+        }
+    }
+
+    /// The format that is multiplied from.
+    #[must_use]
+    pub fn format(self) -> Format {
+        match self {
+            Self::Plain(format) => format,
+            Self::Lossless => Format::Bf16,
+        }
+    }
+}
+
+/// Where a unit's bytes live between passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tier {
+    /// In the device's memory.
+    Device,
+    /// In the host's memory; on the CPU, in files that the system's cache holds.
+    Host,
+    /// In files, read past the system's cache.
+    Disk,
+}
+
+impl Tier {
+    /// The name that plans and screens use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Host => "host",
+            Self::Disk => "disk",
+        }
+    }
+}
+
+/// A tensor, or some rows of it, in a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorPlan {
+    /// Number of the tensor among the model's.
+    pub tensor: usize,
+    /// What it is used for.
+    pub part: Part,
+    /// First of its rows that belong to the unit.
+    pub first_row: usize,
+    /// How many do.
+    pub rows: usize,
+    /// Numbers in a row.
+    pub width: usize,
+    /// How it is stored in the checkpoint.
+    pub source: Format,
+    /// How it is kept for computing.
+    pub storage: Storage,
+}
+
+impl TensorPlan {
+    /// Bytes as kept for computing.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.storage.bytes(self.rows, self.width)
+    }
+
+    /// How many numbers it has.
+    #[must_use]
+    pub fn numbers(&self) -> u64 {
+        self.rows as u64 * self.width as u64
+    }
+}
+
+/// What a plan says of a unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnitPlan {
+    /// Which unit.
+    pub unit: Unit,
+    /// Where its bytes live.
+    pub tier: Tier,
+    /// Its tensors.
+    pub tensors: Vec<TensorPlan>,
+}
+
+impl UnitPlan {
+    /// Bytes as kept for computing.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.tensors.iter().map(TensorPlan::bytes).sum()
+    }
+
+    /// Whether its bytes go through a slot in every pass.
+    #[must_use]
+    pub fn is_streamed(&self) -> bool {
+        self.tier != Tier::Device && self.unit != Unit::Embedding
+    }
+
+    /// The format of its largest tensor.
+    #[must_use]
+    pub fn storage(&self) -> Storage {
+        self.tensors
+            .iter()
+            .max_by_key(|tensor| tensor.numbers())
+            .expect("a unit has tensors")
+            .storage
+    }
+
+    /// Bytes of the device's memory that it takes all the time.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        match self.tier {
+            Tier::Device => layout::resident(&self.tensors).bytes,
+            Tier::Host | Tier::Disk => 0,
+        }
+    }
+
+    /// Bytes of a slot that it can go through.
+    #[must_use]
+    pub fn slot_bytes(&self) -> u64 {
+        layout::slot(&self.tensors).bytes
+    }
+}
+
+/// Rows of a part of the head are whole multiples of this, but for the last part's.
+const HEAD_ROWS: usize = 256;
+
+/// Gathers a model's tensors into units, as the checkpoint stores them and all on the device. Where units begin and end
+/// depends on the model alone, never on a plan, so that results do not.
+#[must_use]
+pub fn units(sources: &[SourceTensor]) -> Vec<UnitPlan> {
+    let largest_in_layers = units_of(sources, usize::MAX)
+        .iter()
+        .filter(|unit| unit.unit.layer().is_some())
+        .map(|unit| unit.tensors.iter().map(TensorPlan::numbers).sum::<u64>())
+        .max()
+        .unwrap_or(u64::MAX);
+    units_of(sources, usize::try_from(largest_in_layers).unwrap_or(usize::MAX))
+}
+
+fn units_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<UnitPlan> {
+    let mut units: Vec<UnitPlan> = Vec::new();
+    let mut add = |unit: Unit, tensor: TensorPlan| match units
+        .iter_mut()
+        .rev()
+        .find(|known| known.unit == unit)
+    {
+        Some(known) => known.tensors.push(tensor),
+        None => units.push(UnitPlan {
+            unit,
+            tier: Tier::Device,
+            tensors: vec![tensor],
+        }),
+    };
+    for (index, source) in sources.iter().enumerate() {
+        let (rows, width) = source.spec.size();
+        let whole = TensorPlan {
+            tensor: index,
+            part: source.spec.part,
+            first_row: 0,
+            rows,
+            width,
+            source: source.format,
+            storage: Storage::Plain(source.format),
+        };
+        if source.spec.part != Part::Head {
+            add(source.spec.part.unit(source.spec.layer), whole);
+            continue;
+        }
+        let step = (head_numbers_max / width / HEAD_ROWS * HEAD_ROWS).max(HEAD_ROWS);
+        for (number, first_row) in (0..rows).step_by(step).enumerate() {
+            let rows = step.min(rows - first_row);
+            add(
+                Unit::Head(number),
+                TensorPlan {
+                    first_row,
+                    rows,
+                    ..whole
+                },
+            );
+        }
+    }
+    units.sort_by_key(|unit| order(unit.unit));
+    units
+}
+
+/// In the order of a pass.
+fn order(unit: Unit) -> (usize, usize, usize) {
+    match unit {
+        Unit::Embedding => (0, 0, 0),
+        Unit::Attention(layer) => (1, layer, 0),
+        Unit::GateUp(layer) => (1, layer, 1),
+        Unit::Down(layer) => (1, layer, 2),
+        Unit::FinalNorm => (2, 0, 0),
+        Unit::Head(part) => (3, part, 0),
+    }
+}
+
+/// Checks every tensor that a model needs against a checkpoint's headers.
+///
+/// # Errors
+/// A missing or wrong-shaped tensor, or one that isn't stored as weights.
+pub fn sources(
+    checkpoint: &Checkpoint,
+    specs: Vec<TensorSpec>,
+) -> Result<Vec<SourceTensor>, CheckpointError> {
+    specs
+        .into_iter()
+        .map(|spec| {
+            let format = checkpoint.check(&spec.name, &spec.shape)?;
+            Ok(SourceTensor { spec, format })
+        })
+        .collect()
+}

@@ -1,0 +1,181 @@
+//! Changes of what lives where, made between passes: the steps of a transition.
+
+use std::sync::{Arc, atomic::AtomicBool, mpsc};
+
+use super::{Held, LoadOutcome, Place, Residency, reader::Loaded};
+use crate::{
+    error::EngineError,
+    ledger::Kind,
+    ops::Ops,
+    page::PAGE_BYTES,
+    plan::{Slots, Tier, UnitPlan, layout},
+};
+
+/// A unit that is being made ready while passes run.
+#[derive(Debug)]
+pub(crate) struct Preparation {
+    result: mpsc::Receiver<Result<Option<Loaded>, EngineError>>,
+    /// Set to give it up.
+    cancel: Arc<AtomicBool>,
+}
+
+impl Preparation {
+    /// What came of it, if it is over.
+    pub(crate) fn poll(&self) -> Option<Result<Loaded, EngineError>> {
+        match self.result.try_recv() {
+            Ok(Ok(Some(loaded))) => Some(Ok(loaded)),
+            Ok(Ok(None)) => unreachable!("whoever cancels doesn't ask"),
+            Ok(Err(error)) => Some(Err(error)),
+            Err(mpsc::TryRecvError::Empty) => None,
+            Err(mpsc::TryRecvError::Disconnected) => Some(Err(EngineError::Panicked)),
+        }
+    }
+
+    /// The same, waiting for it.
+    pub(crate) fn wait(&self) -> Result<Loaded, EngineError> {
+        match self.result.recv() {
+            Ok(Ok(loaded)) => Ok(loaded.expect("whoever cancels doesn't ask")),
+            Ok(Err(error)) => Err(error),
+            Err(mpsc::RecvError) => Err(EngineError::Panicked),
+        }
+    }
+}
+
+impl Drop for Preparation {
+    fn drop(&mut self) {
+        self.cancel
+            .store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+impl Residency {
+    /// Begins to make a unit ready in memory of its own.
+    pub(crate) fn prepare(
+        &self,
+        unit: &UnitPlan,
+        ops: &Arc<Ops>,
+    ) -> Result<Preparation, EngineError> {
+        let pages = layout::resident(&unit.tensors).bytes as usize / PAGE_BYTES;
+        let memory = self.ledger.buffer(Kind::Weights, pages)?;
+        let (sender, result) = mpsc::channel();
+        let cancel = Arc::new(AtomicBool::new(false));
+        let reader = Arc::clone(self.reader());
+        let (unit, ops, flag) = (unit.clone(), Arc::clone(ops), Arc::clone(&cancel));
+        std::thread::Builder::new()
+            .name("sluice-prepare".to_owned())
+            .spawn(move || {
+                let loaded = reader.load(&unit, memory, ops.device(), &flag);
+                // Nobody asks any more when the transition was given up.
+                let _ = sender.send(loaded);
+            })
+            .map_err(|error| EngineError::Threads(error.to_string()))?;
+        Ok(Preparation { result, cancel })
+    }
+
+    /// Puts what was made ready in the place of the present form.
+    pub(crate) fn swap(
+        &mut self,
+        index: usize,
+        unit: &UnitPlan,
+        loaded: Loaded,
+    ) -> Result<(), EngineError> {
+        let was_streamed = self.held[index].plan.is_streamed();
+        self.held[index] = Held {
+            plan: unit.clone(),
+            place: Place::Resident(loaded),
+        };
+        self.epoch += 1;
+        if was_streamed {
+            self.start_stream()?;
+        }
+        Ok(())
+    }
+
+    /// Drops a unit's present form and reads the new one. When that fails the old form is read again.
+    pub(crate) fn replace(
+        &mut self,
+        index: usize,
+        unit: &UnitPlan,
+        ops: &Ops,
+    ) -> Result<(), EngineError> {
+        let before = self.held[index].plan.clone();
+        self.bring_anew(index, unit, ops).or_else(|error| {
+            if before.tier == Tier::Device {
+                self.bring_anew(index, &before, ops)?;
+            }
+            Err(error)
+        })?;
+        if before.is_streamed() {
+            self.start_stream()?;
+        }
+        Ok(())
+    }
+
+    fn bring_anew(
+        &mut self,
+        index: usize,
+        unit: &UnitPlan,
+        ops: &Ops,
+    ) -> Result<(), EngineError> {
+        // The old memory first: there is no room for both.
+        self.held[index].place = Place::Rehearsed;
+        let brought = self.bring(unit, ops.device(), &AtomicBool::new(false))?;
+        let LoadOutcome::Done(loaded) = brought else {
+            unreachable!("nobody cancels a change")
+        };
+        self.held[index] = Held {
+            plan: unit.clone(),
+            place: Place::Resident(loaded),
+        };
+        self.epoch += 1;
+        Ok(())
+    }
+
+    /// Takes units off the device and streams from now on through these slots.
+    pub(crate) fn stream(
+        &mut self,
+        evicted: &[usize],
+        units: &[UnitPlan],
+        slots: Slots,
+    ) -> Result<(), EngineError> {
+        for &index in evicted {
+            self.held[index] = Held {
+                plan: units[index].clone(),
+                place: Place::Rows,
+            };
+            self.epoch += 1;
+        }
+        self.slots = slots;
+        self.start_stream()
+    }
+
+    /// The rest of a transition at once: the present slots go first, then units that leave, then others come, then the
+    /// new slots.
+    pub(crate) fn settle(
+        &mut self,
+        evicted: &[usize],
+        brought: &[usize],
+        units: &[UnitPlan],
+        slots: Slots,
+        ops: &Ops,
+    ) -> Result<(), EngineError> {
+        self.stream = None;
+        for &index in evicted {
+            self.held[index] = Held {
+                plan: units[index].clone(),
+                place: Place::Rows,
+            };
+            self.epoch += 1;
+        }
+        for &index in brought {
+            self.bring_anew(index, &units[index], ops)?;
+        }
+        self.slots = slots;
+        self.start_stream()
+    }
+
+    /// Puts another reader in place, one that knows of a derivative.
+    pub(crate) fn set_reader(&mut self, reader: super::Reader) {
+        self.reader = Some(Arc::new(reader));
+    }
+}

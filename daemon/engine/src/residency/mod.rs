@@ -1,0 +1,350 @@
+//! Where weights live and how computing gets them: [`Residency::acquire`] gives a guard over a unit, resident or
+//! streamed, and nothing that computes knows which.
+
+mod change;
+mod convert;
+mod reader;
+mod stream;
+mod unit;
+mod weight;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+pub(crate) use self::{change::Preparation, reader::Reader};
+use self::{
+    reader::Loaded,
+    stream::{Slot, Stream},
+};
+pub use self::{
+    stream::StreamStats,
+    unit::{Part, TensorSpec, Unit},
+    weight::Weight,
+};
+use crate::{
+    device::Device,
+    error::EngineError,
+    format::Format,
+    ledger::{Kind, Ledger},
+    page::PAGE_BYTES,
+    plan::{Plan, Slots, Tier, UnitPlan, layout},
+};
+
+/// All weights of a loaded model, or of one that is rehearsed.
+#[derive(Debug)]
+pub struct Residency {
+    held: Vec<Held>,
+    index: HashMap<Unit, usize>,
+    slots: Slots,
+    stream: Option<Stream>,
+    /// None in a rehearsal.
+    reader: Option<Arc<Reader>>,
+    ledger: Ledger,
+    epoch: u64,
+}
+
+/// A unit, and what there is of it.
+#[derive(Debug)]
+struct Held {
+    plan: UnitPlan,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// In the device's memory.
+    Resident(Loaded),
+    /// Read in every pass; its place in the stream's cycle.
+    Streamed(usize),
+    /// Row by row from the checkpoint.
+    Rows,
+    /// Counted, not there: a rehearsal.
+    Rehearsed,
+}
+
+/// How a load went.
+pub(crate) enum LoadOutcome<T> {
+    /// It is there.
+    Done(T),
+    /// Somebody stopped it.
+    Cancelled,
+}
+
+impl Residency {
+    /// Reads what the plan wants on the device, unit by unit, and starts to stream the rest. `progress` is told the
+    /// units done.
+    ///
+    /// # Errors
+    /// A tensor that can't be read, or memory that can't be had.
+    pub(crate) fn load(
+        plan: &Plan,
+        reader: Arc<Reader>,
+        device: &Device,
+        ledger: &Ledger,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<LoadOutcome<Self>, EngineError> {
+        let mut residency = Self {
+            held: Vec::with_capacity(plan.units.len()),
+            index: index(&plan.units),
+            slots: plan.slots,
+            stream: None,
+            reader: Some(reader),
+            ledger: ledger.clone(),
+            epoch: 0,
+        };
+        for (number, unit) in plan.units.iter().enumerate() {
+            progress(number);
+            let place = match unit.tier {
+                Tier::Device => match residency.bring(unit, device, cancel)? {
+                    LoadOutcome::Done(loaded) => Place::Resident(loaded),
+                    LoadOutcome::Cancelled => return Ok(LoadOutcome::Cancelled),
+                },
+                Tier::Host | Tier::Disk => Place::Rows,
+            };
+            residency.held.push(Held {
+                plan: unit.clone(),
+                place,
+            });
+        }
+        residency.start_stream()?;
+        progress(plan.units.len());
+        Ok(LoadOutcome::Done(residency))
+    }
+
+    /// Units that are counted and not there: a pass over them tells what memory it takes besides weights.
+    #[must_use]
+    pub fn rehearsal(units: &[UnitPlan]) -> Self {
+        let held = units.iter().map(|unit| Held {
+            plan: unit.clone(),
+            place: Place::Rehearsed,
+        });
+        Self {
+            held: held.collect(),
+            index: index(units),
+            slots: Slots::default(),
+            stream: None,
+            reader: None,
+            ledger: Ledger::rehearsal(),
+            epoch: 0,
+        }
+    }
+
+    /// Reads a unit into memory of its own.
+    fn bring(
+        &self,
+        unit: &UnitPlan,
+        device: &Device,
+        cancel: &AtomicBool,
+    ) -> Result<LoadOutcome<Loaded>, EngineError> {
+        let pages = layout::resident(&unit.tensors).bytes as usize / PAGE_BYTES;
+        let memory = self.ledger.buffer(Kind::Weights, pages)?;
+        let loaded = self.reader().load(unit, memory, device, cancel)?;
+        Ok(match loaded {
+            Some(loaded) => LoadOutcome::Done(loaded),
+            None => LoadOutcome::Cancelled,
+        })
+    }
+
+    /// Streams what is neither on the device nor read row by row, beginning with the first of it. Slots of the right
+    /// size are used on.
+    fn start_stream(&mut self) -> Result<(), EngineError> {
+        let mut cycle = Vec::new();
+        for held in &mut self.held {
+            if held.plan.is_streamed() {
+                held.place = Place::Streamed(cycle.len());
+                cycle.push(held.plan.clone());
+            }
+        }
+        let mut slots = self.stream.take().map_or_else(Vec::new, Stream::into_slots);
+        let is_same = slots.len() == self.slots.count
+            && slots.iter().all(|slot| slot.bytes() == self.slots.bytes);
+        if cycle.is_empty() {
+            return Ok(());
+        }
+        if !is_same {
+            drop(slots);
+            slots = Stream::slots(self.slots, &self.ledger)?;
+        }
+        let reader = Arc::clone(self.reader());
+        self.stream = Some(Stream::start(reader, cycle, slots)?);
+        Ok(())
+    }
+
+    /// Waits for a unit and holds it until the guard is dropped.
+    ///
+    /// # Errors
+    /// When it is streamed and can't be read.
+    ///
+    /// # Panics
+    /// When the model has no such unit.
+    pub fn acquire(&self, unit: Unit) -> Result<Guard<'_>, EngineError> {
+        let held = self.held(unit);
+        let bytes = match &held.place {
+            Place::Resident(loaded) => Bytes::Resident(loaded),
+            Place::Streamed(place) => {
+                let stream = self.stream.as_ref().expect("streamed units have a stream");
+                Bytes::Streamed(stream.take(*place)?)
+            }
+            Place::Rows | Place::Rehearsed => Bytes::None,
+        };
+        Ok(Guard {
+            plan: &held.plan,
+            bytes,
+            epoch: self.epoch,
+        })
+    }
+
+    /// Parts of the head, in the order of the vocabulary, with the first row of each.
+    pub fn head_parts(&self) -> impl Iterator<Item = (Unit, usize)> {
+        self.held.iter().filter_map(|held| match held.plan.unit {
+            Unit::Head(_) => Some((held.plan.unit, held.plan.tensors[0].first_row)),
+            _ => None,
+        })
+    }
+
+    /// Rows of the largest part of the head.
+    #[must_use]
+    pub fn head_part_rows(&self) -> usize {
+        self.head_parts()
+            .map(|(unit, _)| self.held(unit).plan.tensors[0].rows)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// A row of the embedding.
+    ///
+    /// # Errors
+    /// When it lies in a file and can't be read.
+    ///
+    /// # Panics
+    /// When there is no such row, or `out` has another width.
+    pub fn embedding_row(&self, id: u32, out: &mut [f32]) -> Result<(), EngineError> {
+        let held = self.held(Unit::Embedding);
+        let tensor = &held.plan.tensors[0];
+        match &held.place {
+            Place::Resident(_) => {
+                let guard = self.acquire(Unit::Embedding)?;
+                let table = guard.weight(Part::Embedding);
+                table.rows(id as usize, id as usize + 1).widen(out);
+            }
+            _ => {
+                // At most a quarter of a MiB, once for every run of a token in a canvas.
+                let mut bytes = vec![0; tensor.source.bytes(tensor.width)];
+                self.reader().row(tensor, id as usize, &mut bytes)?;
+                tensor.source.widen(&bytes, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks whether the files that passes read from are still what they were. Streamed units are looked at as they
+    /// are read.
+    ///
+    /// # Errors
+    /// When one has changed.
+    pub fn check_unchanged(&self) -> Result<(), EngineError> {
+        let embedding = self.held(Unit::Embedding);
+        match embedding.place {
+            Place::Rows => self.reader().check_unchanged(&embedding.plan.tensors[0]),
+            _ => Ok(()),
+        }
+    }
+
+    /// Number of the weights' state; it changes with every swap of a unit.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// What streaming cost since the last plan was put in force.
+    #[must_use]
+    pub fn stream_stats(&self) -> StreamStats {
+        self.stream.as_ref().map(Stream::stats).unwrap_or_default()
+    }
+
+    /// Every unit as it stands, and whether its bytes are on their way through a slot.
+    #[must_use]
+    pub fn units(&self) -> Vec<(UnitPlan, bool)> {
+        let in_flight = self.stream.as_ref().map_or_else(Vec::new, Stream::in_flight);
+        let units = self.held.iter().map(|held| {
+            let flies = matches!(held.place, Place::Streamed(place) if in_flight.contains(&place));
+            (held.plan.clone(), flies)
+        });
+        units.collect()
+    }
+
+    /// Bytes of all weights as they are kept for computing.
+    #[must_use]
+    pub fn weight_bytes(&self) -> u64 {
+        self.held.iter().map(|held| held.plan.bytes()).sum()
+    }
+
+    /// Formats met, without repetition.
+    #[must_use]
+    pub fn formats(&self) -> Vec<Format> {
+        let tensors = self.held.iter().flat_map(|held| &held.plan.tensors);
+        let mut formats: Vec<_> = tensors.map(|tensor| tensor.storage.format()).collect();
+        formats.sort_unstable();
+        formats.dedup();
+        formats
+    }
+
+    fn held(&self, unit: Unit) -> &Held {
+        let index = self.index.get(&unit);
+        &self.held[*index.expect("a model acquires what its own specification named")]
+    }
+
+    fn reader(&self) -> &Arc<Reader> {
+        self.reader.as_ref().expect("a rehearsal reads nothing")
+    }
+}
+
+fn index(units: &[UnitPlan]) -> HashMap<Unit, usize> {
+    let numbered = units.iter().enumerate();
+    numbered.map(|(index, unit)| (unit.unit, index)).collect()
+}
+
+/// A unit of weights, held in place.
+pub struct Guard<'a> {
+    plan: &'a UnitPlan,
+    bytes: Bytes<'a>,
+    epoch: u64,
+}
+
+enum Bytes<'a> {
+    Resident(&'a Loaded),
+    Streamed(Slot),
+    None,
+}
+
+impl Guard<'_> {
+    /// One of the unit's weights.
+    ///
+    /// # Panics
+    /// When the part belongs to another unit, or the model has no such part.
+    #[must_use]
+    pub fn weight(&self, part: Part) -> Weight<'_> {
+        let tensors = &self.plan.tensors;
+        let index = tensors
+            .iter()
+            .position(|tensor| tensor.part == part)
+            .unwrap_or_else(|| panic!("{part:?} is not in the unit held"));
+        let tensor = &tensors[index];
+        let loaded = match &self.bytes {
+            Bytes::Resident(loaded) => Some(*loaded),
+            Bytes::Streamed(slot) => Some(slot.loaded()),
+            Bytes::None => None,
+        };
+        let len = tensor.bytes() as usize;
+        Weight {
+            format: tensor.storage.format(),
+            rows: tensor.rows,
+            width: tensor.width,
+            bytes: loaded.map_or(&[], |loaded| loaded.tensor(index, len)),
+            epoch: self.epoch,
+        }
+    }
+}

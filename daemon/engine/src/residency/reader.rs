@@ -1,0 +1,242 @@
+//! Bringing a unit's bytes from files to where they are computed with: read as they are, or converted on the way.
+
+use std::sync::{Arc, atomic::AtomicBool};
+
+use super::convert;
+use crate::{
+    checkpoint::{Checkpoint, TensorEntry},
+    device::Device,
+    error::EngineError,
+    ledger::Buffer,
+    page::Page,
+    plan::{
+        SourceTensor, TensorPlan, Tier, UnitPlan,
+        layout::{self, Layout, Place},
+    },
+};
+
+/// Numbers are at least so aligned in files that were written with care.
+const NUMBER_BYTES: usize = 4;
+
+/// The files that weights come from.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    checkpoint: Arc<Checkpoint>,
+    /// Of each of the model's tensors, in the checkpoint.
+    entries: Vec<TensorEntry>,
+    /// A converted copy on disk, with the tensors it has.
+    derivative: Option<(Arc<Checkpoint>, Vec<Option<TensorEntry>>)>,
+}
+
+/// A unit's bytes in memory.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    pub(crate) memory: Buffer<Page>,
+    /// Where each tensor starts, in bytes.
+    pub(crate) starts: Vec<usize>,
+}
+
+impl Loaded {
+    /// The bytes of a tensor.
+    pub(crate) fn tensor(&self, index: usize, len: usize) -> &[u8] {
+        let bytes: &[u8] = bytemuck::cast_slice(&self.memory);
+        let start = self.starts[index];
+        &bytes[start..start + len]
+    }
+}
+
+impl Reader {
+    /// Reads from the checkpoint, whose headers `sources` were checked against.
+    pub(crate) fn new(checkpoint: Arc<Checkpoint>, sources: &[SourceTensor]) -> Self {
+        Self {
+            entries: entries(&checkpoint, sources)
+                .map(|entry| entry.expect("every source was checked against the checkpoint"))
+                .collect(),
+            checkpoint,
+            derivative: None,
+        }
+    }
+
+    /// Reads converted tensors from `derivative` where it has them.
+    pub(crate) fn with_derivative(
+        self,
+        derivative: Arc<Checkpoint>,
+        sources: &[SourceTensor],
+    ) -> Self {
+        let entries = entries(&derivative, sources).collect();
+        Self {
+            derivative: Some((derivative, entries)),
+            ..self
+        }
+    }
+
+    /// Whether all of a unit lies on disk as it is kept for computing, so that it can be streamed.
+    pub(crate) fn has_stored(&self, unit: &UnitPlan) -> bool {
+        unit.tensors.iter().all(|tensor| self.stored(tensor).is_some())
+    }
+
+    /// Reads a unit to where it stays, converting what is stored otherwise; `None` when cancelled.
+    pub(crate) fn load(
+        &self,
+        unit: &UnitPlan,
+        mut memory: Buffer<Page>,
+        device: &Device,
+        cancel: &AtomicBool,
+    ) -> Result<Option<Loaded>, EngineError> {
+        let layout = layout::resident(&unit.tensors);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
+        for (tensor, place) in unit.tensors.iter().zip(&layout.places) {
+            let out = &mut bytes[place.offset as usize..][..place.bytes as usize];
+            let done = match self.stored(tensor) {
+                Some((checkpoint, entry)) => read_in_pieces(checkpoint, entry, tensor, out, cancel)?,
+                None => {
+                    let entry = &self.entries[tensor.tensor];
+                    self.checkpoint.check_unchanged(entry)?;
+                    let read = |part, out: &mut [u8]| self.checkpoint.read_part(entry, part, out);
+                    convert::convert(device, tensor, read, out, cancel)?
+                }
+            };
+            if !done {
+                return Ok(None);
+            }
+        }
+        Ok(Some(Loaded {
+            memory,
+            starts: starts(&layout),
+        }))
+    }
+
+    /// Reads a unit into a slot; `None`, with the slot's memory lost to nobody, when cancelled.
+    ///
+    /// # Panics
+    /// When the unit isn't stored as it is kept.
+    pub(crate) fn stream(
+        &self,
+        unit: &UnitPlan,
+        memory: &mut [Page],
+        cancel: &AtomicBool,
+    ) -> Result<Option<Vec<usize>>, EngineError> {
+        let layout = layout::slot(&unit.tensors);
+        let mut starts = Vec::with_capacity(layout.places.len());
+        for (tensor, place) in unit.tensors.iter().zip(&layout.places) {
+            let (checkpoint, entry) = self
+                .stored(tensor)
+                .expect("what is streamed is stored as it is kept");
+            checkpoint.check_unchanged(entry)?;
+            let start = match unit.tier == Tier::Disk && place.is_direct {
+                true => read_direct(checkpoint, entry, tensor, place, memory, cancel)?,
+                false => {
+                    let bytes: &mut [u8] = bytemuck::cast_slice_mut(memory);
+                    let out = &mut bytes[place.offset as usize..][..tensor.bytes() as usize];
+                    read_in_pieces(checkpoint, entry, tensor, out, cancel)?
+                        .then_some(place.offset as usize)
+                }
+            };
+            match start {
+                Some(start) => starts.push(start),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(starts))
+    }
+
+    /// One row of a tensor as it is stored in the checkpoint.
+    pub(crate) fn row(
+        &self,
+        tensor: &TensorPlan,
+        row: usize,
+        out: &mut [u8],
+    ) -> Result<(), EngineError> {
+        let entry = &self.entries[tensor.tensor];
+        let start = (row * out.len()) as u64;
+        self.checkpoint
+            .read_part(entry, start..start + out.len() as u64, out)?;
+        Ok(())
+    }
+
+    /// Whether the file behind a tensor of the checkpoint is still what it was.
+    pub(crate) fn check_unchanged(&self, tensor: &TensorPlan) -> Result<(), EngineError> {
+        Ok(self
+            .checkpoint
+            .check_unchanged(&self.entries[tensor.tensor])?)
+    }
+
+    /// Where a tensor lies as it is kept for computing.
+    fn stored(&self, tensor: &TensorPlan) -> Option<(&Checkpoint, &TensorEntry)> {
+        let format = tensor.storage.format();
+        if format == tensor.source {
+            return Some((&self.checkpoint, &self.entries[tensor.tensor]));
+        }
+        let (derivative, entries) = self.derivative.as_ref()?;
+        let entry = entries[tensor.tensor].as_ref()?;
+        (entry.format == Ok(format)).then_some((derivative, entry))
+    }
+}
+
+fn entries(
+    checkpoint: &Checkpoint,
+    sources: &[SourceTensor],
+) -> impl Iterator<Item = Option<TensorEntry>> {
+    sources
+        .iter()
+        .map(|source| checkpoint.tensor(&source.spec.name).cloned())
+}
+
+fn starts(layout: &Layout) -> Vec<usize> {
+    let starts = layout.places.iter().map(|place| place.offset as usize);
+    starts.collect()
+}
+
+/// The rows of a plan's tensor, as bytes of the stored one.
+fn part_of(tensor: &TensorPlan) -> std::ops::Range<u64> {
+    let start = tensor.storage.bytes(tensor.first_row, tensor.width);
+    start..start + tensor.bytes()
+}
+
+/// Reads through the system's cache, looking for a cancel now and then.
+fn read_in_pieces(
+    checkpoint: &Checkpoint,
+    entry: &TensorEntry,
+    tensor: &TensorPlan,
+    out: &mut [u8],
+    cancel: &AtomicBool,
+) -> Result<bool, EngineError> {
+    /// Some milliseconds of a disk.
+    const PIECE_BYTES: usize = 8 << 20;
+    checkpoint.check_unchanged(entry)?;
+    let mut at = part_of(tensor).start;
+    for piece in out.chunks_mut(PIECE_BYTES) {
+        if cancel.load(std::sync::atomic::Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let end = at + piece.len() as u64;
+        checkpoint.read_part(entry, at..end, piece)?;
+        at = end;
+    }
+    Ok(true)
+}
+
+/// Reads past the system's cache; where the tensor starts, in bytes.
+fn read_direct(
+    checkpoint: &Checkpoint,
+    entry: &TensorEntry,
+    tensor: &TensorPlan,
+    place: &Place,
+    memory: &mut [Page],
+    cancel: &AtomicBool,
+) -> Result<Option<usize>, EngineError> {
+    let page = size_of::<Page>();
+    let first = place.offset as usize / page;
+    let pages = &mut memory[first..first + place.bytes as usize / page];
+    let Some(start) = checkpoint.read_direct(entry, part_of(tensor), pages, cancel)? else {
+        return Ok(None);
+    };
+    let len = tensor.bytes() as usize;
+    // A file with an odd header leaves numbers across the borders that arithmetic wants.
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(pages);
+    let aligned = start - start % NUMBER_BYTES;
+    if aligned != start {
+        bytes.copy_within(start..start + len, aligned);
+    }
+    Ok(Some(place.offset as usize + aligned))
+}

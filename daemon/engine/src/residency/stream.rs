@@ -1,0 +1,271 @@
+//! Streaming: a thread of its own reads units ahead of the pass into a few slots, round and round through the same
+//! cycle. The last unit's successor is the first of the next pass, so the reader never drains, whoever asks.
+//!
+//! Slots change hands by value. What the reader holds nobody else can see, so a read that is given up leaves no
+//! half-filled slot behind.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use super::reader::{Loaded, Reader};
+use crate::{
+    error::EngineError,
+    ledger::{Buffer, Kind, Ledger},
+    page::{PAGE_BYTES, Page},
+    plan::{Slots, UnitPlan},
+};
+
+/// The slots and the thread that fills them.
+#[derive(Debug)]
+pub(super) struct Stream {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    reader: Arc<Reader>,
+    /// The units in the order of a pass.
+    cycle: Vec<UnitPlan>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Set to give up the present read.
+    abandon: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    free: Vec<Buffer<Page>>,
+    /// Filled, with the unit's place in the cycle.
+    ready: Vec<(usize, Loaded)>,
+    /// Being filled.
+    filling: Option<usize>,
+    /// To be filled next.
+    next: usize,
+    /// What could not be read. The reader pauses until somebody has heard of it.
+    failed: Option<EngineError>,
+    stopped: bool,
+    waited: Duration,
+    streamed_bytes: u64,
+}
+
+impl State {
+    /// What is to be read, and the slot to read it into, if there is both and nobody has to hear of a failure first.
+    fn start_next(&mut self, cycle: usize) -> Option<(usize, Buffer<Page>)> {
+        if self.failed.is_some() {
+            return None;
+        }
+        // After a jump some of what comes next may be there already.
+        let next = (0..cycle)
+            .map(|ahead| (self.next + ahead) % cycle)
+            .find(|next| self.ready.iter().all(|(place, _)| place != next))?;
+        Some((next, self.free.pop()?))
+    }
+}
+
+/// What streaming cost so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StreamStats {
+    /// Time that passes waited for units.
+    pub waited: Duration,
+    /// Bytes brought for them.
+    pub bytes: u64,
+}
+
+impl Stream {
+    /// Memory for the slots.
+    pub(super) fn slots(slots: Slots, ledger: &Ledger) -> Result<Vec<Buffer<Page>>, EngineError> {
+        let pages = slots.bytes as usize / PAGE_BYTES;
+        (0..slots.count)
+            .map(|_| ledger.buffer(Kind::Slots, pages))
+            .collect()
+    }
+
+    /// Begins to read the units of `cycle` into `free`.
+    pub(super) fn start(
+        reader: Arc<Reader>,
+        cycle: Vec<UnitPlan>,
+        free: Vec<Buffer<Page>>,
+    ) -> Result<Self, EngineError> {
+        let shared = Arc::new(Shared {
+            reader,
+            cycle,
+            state: Mutex::new(State {
+                free,
+                ready: Vec::new(),
+                filling: None,
+                next: 0,
+                failed: None,
+                stopped: false,
+                waited: Duration::ZERO,
+                streamed_bytes: 0,
+            }),
+            changed: Condvar::new(),
+            abandon: AtomicBool::new(false),
+        });
+        let thread = thread::Builder::new()
+            .name("sluice-prefetch".to_owned())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || shared.fill_slots()
+            })
+            .map_err(|error| EngineError::Threads(error.to_string()))?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Waits for the unit at this place of the cycle.
+    pub(super) fn take(&self, place: usize) -> Result<Slot, EngineError> {
+        let begun = Instant::now();
+        let mut state = self.shared.state();
+        let loaded = loop {
+            if let Some(index) = state.ready.iter().position(|(ready, _)| *ready == place) {
+                break state.ready.swap_remove(index).1;
+            }
+            if let Some(error) = state.failed.take() {
+                state.next = place;
+                return Err(error);
+            }
+            if state.filling != Some(place) && state.next != place {
+                // Out of turn: a pass was given up. Begin anew from here.
+                state.next = place;
+                self.shared.abandon.store(true, Ordering::Relaxed);
+            }
+            if state.filling != Some(place) && state.free.is_empty() {
+                // What is ready is not wanted now, or it would have been found.
+                let stale = std::mem::take(&mut state.ready);
+                state.free.extend(stale.into_iter().map(|(_, slot)| slot.memory));
+            }
+            self.shared.changed.notify_all();
+            state = self.shared.wait(state);
+        };
+        state.waited += begun.elapsed();
+        state.streamed_bytes += self.shared.cycle[place].bytes();
+        drop(state);
+        Ok(Slot {
+            loaded: Some(loaded),
+            shared: Arc::clone(&self.shared),
+        })
+    }
+
+    /// Ends it and gives the slots back; none may be in use.
+    pub(super) fn into_slots(mut self) -> Vec<Buffer<Page>> {
+        self.stop();
+        let mut state = self.shared.state();
+        let ready = std::mem::take(&mut state.ready);
+        let mut slots = std::mem::take(&mut state.free);
+        slots.extend(ready.into_iter().map(|(_, loaded)| loaded.memory));
+        slots
+    }
+
+    fn stop(&mut self) {
+        self.shared.state().stopped = true;
+        self.shared.abandon.store(true, Ordering::Relaxed);
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the reader has shown itself as a unit that never came.
+            drop(thread.join());
+        }
+    }
+
+    /// What streaming cost so far.
+    pub(super) fn stats(&self) -> StreamStats {
+        let state = self.shared.state();
+        StreamStats {
+            waited: state.waited,
+            bytes: state.streamed_bytes,
+        }
+    }
+
+    /// Places of the cycle that wait filled, and the one being filled.
+    pub(super) fn in_flight(&self) -> Vec<usize> {
+        let state = self.shared.state();
+        let ready = state.ready.iter().map(|(place, _)| *place);
+        ready.chain(state.filling).collect()
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed
+            .wait(state)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread's life.
+    fn fill_slots(&self) {
+        let mut state = self.state();
+        loop {
+            if state.stopped {
+                return;
+            }
+            let Some((next, mut memory)) = state.start_next(self.cycle.len()) else {
+                state = self.wait(state);
+                continue;
+            };
+            state.filling = Some(next);
+            state.next = (next + 1) % self.cycle.len();
+            self.abandon.store(false, Ordering::Relaxed);
+            drop(state);
+            let read = || {
+                let unit = &self.cycle[next];
+                self.reader.stream(unit, &mut memory, &self.abandon)
+            };
+            // Whoever waits for this unit must hear of it, whatever happens.
+            let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
+            state = self.state();
+            state.filling = None;
+            match result {
+                Ok(Some(starts)) => state.ready.push((next, Loaded { memory, starts })),
+                Ok(None) => state.free.push(memory),
+                Err(error) => {
+                    state.free.push(memory);
+                    state.failed = Some(error);
+                }
+            }
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// A filled slot in use; dropped, it goes back to the reader.
+#[derive(Debug)]
+pub(super) struct Slot {
+    /// Taken by drop alone.
+    loaded: Option<Loaded>,
+    shared: Arc<Shared>,
+}
+
+impl Slot {
+    pub(super) fn loaded(&self) -> &Loaded {
+        self.loaded.as_ref().expect("only drop takes it")
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(loaded) = self.loaded.take() {
+            self.shared.state().free.push(loaded.memory);
+            self.shared.changed.notify_all();
+        }
+    }
+}
