@@ -17,7 +17,7 @@ mod config;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use self::config::Config;
-use super::ModelInfo;
+use super::{ModelInfo, shape::Shape};
 use crate::{
     error::EngineError,
     ledger::Ledger,
@@ -266,49 +266,8 @@ impl Packing {
     }
 }
 
-/// Every tensor of a checkpoint with this configuration, by its exact name: `ff_out` is both
-/// a layer's second MLP projection and the head.
+/// Every tensor of a checkpoint with this configuration, by its exact name.
 #[must_use]
 pub fn tensors(config: &Config) -> Vec<TensorSpec> {
-    let root = "model.transformer";
-    let (width, mlp) = (config.width, config.mlp_width);
-    let kv = config.kv_heads * config.head_dim();
-    let spec = |name: String, shape: &[usize], layer, part| TensorSpec {
-        name,
-        shape: shape.to_vec(),
-        layer,
-        part,
-    };
-    let table = [config.embedding_rows, width];
-    let mut specs = vec![spec(
-        format!("{root}.wte.weight"),
-        &table,
-        0,
-        Part::Embedding,
-    )];
-    for layer in 0..config.layers {
-        let parts: [(&str, &[usize], Part); 9] = [
-            ("attn_norm", &[width], Part::AttentionNorm),
-            ("q_proj", &[width, width], Part::Query),
-            ("k_proj", &[kv, width], Part::Key),
-            ("v_proj", &[kv, width], Part::Value),
-            ("attn_out", &[width, width], Part::AttentionOutput),
-            ("ff_norm", &[width], Part::MlpNorm),
-            ("ff_proj", &[mlp, width], Part::Gate),
-            ("up_proj", &[mlp, width], Part::Up),
-            ("ff_out", &[width, mlp], Part::Down),
-        ];
-        specs.extend(parts.map(|(name, shape, part)| {
-            let name = format!("{root}.blocks.{layer}.{name}.weight");
-            spec(name, shape, layer, part)
-        }));
-    }
-    specs.push(spec(
-        format!("{root}.ln_f.weight"),
-        &[width],
-        0,
-        Part::FinalNorm,
-    ));
-    specs.push(spec(format!("{root}.ff_out.weight"), &table, 0, Part::Head));
-    specs
+    Shape::of(config).tensors()
 }
