@@ -1,5 +1,9 @@
 //! What can go wrong, with the figures a reader needs.
 
+use std::{io, path::PathBuf};
+
+use sluice_shared::level::Level;
+
 use crate::checkpoint::CheckpointError;
 
 /// A request breaks a rule; nothing was computed.
@@ -100,6 +104,33 @@ pub enum EngineError {
         used_bytes: u64,
         /// Bytes that it may hold there, if somebody set a limit.
         limit_bytes: Option<u64>,
+    },
+    /// There is no such plan.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A load was stopped before its end.
+    #[error("the load was cancelled")]
+    LoadCancelled,
+    /// Another change of the settings came before this one was through.
+    #[error("another change of level or budget took over")]
+    Superseded,
+    /// Units would be streamed in a format that the checkpoint doesn't have them in.
+    #[error(
+        "level {level} within this budget streams {streamed_bytes} bytes of converted weights, and there is no folder to keep them in"
+    )]
+    NoDerivatives {
+        /// Of the plan.
+        level: Level,
+        /// In every pass.
+        streamed_bytes: u64,
+    },
+    /// A converted copy of the checkpoint can't be written.
+    #[error("can't write the converted weights to {path}: {cause}", path = path.display())]
+    Derivative {
+        /// Where.
+        path: PathBuf,
+        /// The system's words.
+        cause: io::Error,
     },
     /// The engine is shutting down.
     #[error("the engine is shutting down")]

@@ -11,6 +11,7 @@ use std::{
 
 use crate::{
     checkpoint::Source,
+    engine::{ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, Settings},
     error::EngineError,
     event::{Event, Outcome, Sink},
     request::Work,
@@ -48,12 +49,22 @@ pub(crate) struct Job {
 /// A model to load, and who wants to know how it goes.
 pub(crate) struct Load {
     pub(crate) source: Source,
-    pub(crate) report: crate::engine::LoadReport,
+    pub(crate) settings: Settings,
+    pub(crate) report: LoadReport,
+    /// Set to stop it.
+    pub(crate) cancel: Arc<AtomicBool>,
+}
+
+/// A change of the settings, and who wants to know how it goes.
+pub(crate) struct Apply {
+    pub(crate) change: Change,
+    pub(crate) report: ApplyReport,
 }
 
 /// What the engine thread is to do.
 pub(crate) enum Command {
     Load(Load),
+    Apply(Apply),
     Run(Job),
     Stop,
 }
@@ -68,6 +79,8 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct State {
     loads: VecDeque<Load>,
+    loading: Option<Arc<AtomicBool>>,
+    applies: VecDeque<Apply>,
     waiting: VecDeque<Job>,
     running: Option<(u64, Arc<AtomicBool>)>,
     last_id: u64,
@@ -119,6 +132,31 @@ impl Queue {
         Ok(())
     }
 
+    /// Stops the load under way and those that wait.
+    pub(crate) fn cancel_loads(&self) {
+        let state = self.state();
+        let waiting = state.loads.iter().map(|load| &load.cancel);
+        for cancel in waiting.chain(&state.loading) {
+            cancel.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Refused, with the report given back, when the engine is stopping.
+    pub(crate) fn apply(&self, apply: Apply) -> Result<(), Apply> {
+        let mut state = self.state();
+        if state.stopped {
+            return Err(apply);
+        }
+        state.applies.push_back(apply);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// A change of the settings that came while a request runs.
+    pub(crate) fn take_apply(&self) -> Option<Apply> {
+        self.state().applies.pop_front()
+    }
+
     pub(crate) fn cancel(&self, id: u64) {
         let mut state = self.state();
         if let Some((running, cancel)) = &state.running
@@ -137,24 +175,43 @@ impl Queue {
 
     /// Waits for something to do. The one before is over by then.
     pub(crate) fn next(&self) -> Command {
+        loop {
+            if let Some(command) = self.try_next() {
+                return command;
+            }
+            let state = self.state();
+            let has_work = |state: &State| {
+                state.stopped
+                    || !state.loads.is_empty()
+                    || !state.applies.is_empty()
+                    || !state.waiting.is_empty()
+            };
+            drop(
+                self.changed
+                    .wait_while(state, |state| !has_work(state))
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+        }
+    }
+
+    /// Something to do, if there is. The one before is over by then.
+    pub(crate) fn try_next(&self) -> Option<Command> {
         let mut state = self.state();
         state.running = None;
-        loop {
-            if state.stopped {
-                return Command::Stop;
-            }
-            if let Some(load) = state.loads.pop_front() {
-                return Command::Load(load);
-            }
-            if let Some(job) = state.waiting.pop_front() {
-                state.running = Some((job.id, Arc::clone(&job.cancel)));
-                return Command::Run(job);
-            }
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+        state.loading = None;
+        if state.stopped {
+            return Some(Command::Stop);
         }
+        if let Some(load) = state.loads.pop_front() {
+            state.loading = Some(Arc::clone(&load.cancel));
+            return Some(Command::Load(load));
+        }
+        if let Some(apply) = state.applies.pop_front() {
+            return Some(Command::Apply(apply));
+        }
+        let job = state.waiting.pop_front()?;
+        state.running = Some((job.id, Arc::clone(&job.cancel)));
+        Some(Command::Run(job))
     }
 
     /// Ends everything: what runs is cancelled, what waits is told, nothing more is taken.
@@ -166,15 +223,20 @@ impl Queue {
         }
         let waiting = std::mem::take(&mut state.waiting);
         let loads = std::mem::take(&mut state.loads);
+        let applies = std::mem::take(&mut state.applies);
+        if let Some(cancel) = &state.loading {
+            cancel.store(true, Ordering::Relaxed);
+        }
         self.changed.notify_all();
         drop(state);
         for job in waiting {
             finish(job, Err(EngineError::Stopped));
         }
         for mut load in loads {
-            (load.report)(crate::engine::LoadEvent::Finished(Err(
-                EngineError::Stopped,
-            )));
+            (load.report)(LoadEvent::Finished(Err(EngineError::Stopped)));
+        }
+        for mut apply in applies {
+            (apply.report)(ApplyEvent::Finished(Err(EngineError::Stopped)));
         }
     }
 

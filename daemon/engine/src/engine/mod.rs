@@ -1,0 +1,314 @@
+//! The thread that does all device work, and the handle by which everybody else reaches it.
+
+mod current;
+mod ladder;
+mod serve;
+mod state;
+mod switch;
+mod worker;
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+use sluice_shared::level::Level;
+
+pub use self::state::{InForce, Measured, SwitchState};
+use self::{state::State, worker::Worker};
+pub use crate::schedule::{QueueState, Ticket};
+use crate::{
+    checkpoint::Source,
+    device::{self, Device},
+    error::EngineError,
+    event::Sink,
+    ledger::{self, Ledger},
+    model::ModelInfo,
+    ops::Ops,
+    plan::{Plan, Workload},
+    request::{ModelId, Work},
+    schedule::{Apply, Load, Queue},
+    text::Text,
+};
+
+/// How to start an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Threads that compute; 0: one a core.
+    pub threads: usize,
+    /// Requests that may wait, beside the one that runs.
+    pub queue_max: usize,
+    /// What models are loaded with.
+    pub settings: Settings,
+    /// Where converted copies of checkpoints are kept, so that they can be streamed and the next load needn't convert;
+    /// `None`: nowhere.
+    pub derivatives: Option<PathBuf>,
+}
+
+/// What a plan is made for, as the user says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// How faithful weights are.
+    pub level: Level,
+    /// Most bytes of the device's memory; `None`: what was free when the engine started, less a margin.
+    pub budget_bytes: Option<u64>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            level: Level::Standard,
+            budget_bytes: None,
+        }
+    }
+}
+
+/// A change of the settings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Change {
+    /// The new level, if it is to change.
+    pub level: Option<Level>,
+    /// The new budget, if it is to change; `Some(None)`: the default one.
+    pub budget_bytes: Option<Option<u64>>,
+}
+
+impl Settings {
+    /// The settings after a change.
+    #[must_use]
+    pub fn with(self, change: &Change) -> Self {
+        Self {
+            level: change.level.unwrap_or(self.level),
+            budget_bytes: change.budget_bytes.unwrap_or(self.budget_bytes),
+        }
+    }
+}
+
+/// A model in memory, as everybody may see it.
+#[derive(Debug)]
+pub struct LoadedModel {
+    /// Which loading this is.
+    pub id: ModelId,
+    /// What is known of it.
+    pub info: ModelInfo,
+    /// Its tokenizer and template, if the checkpoint has them.
+    pub text: Option<Text>,
+}
+
+/// How a load goes.
+#[derive(Debug)]
+pub enum LoadEvent {
+    /// The plan it follows.
+    Planned(Arc<Plan>),
+    /// So far.
+    Progress {
+        /// Bytes that are where they belong.
+        loaded_bytes: u64,
+        /// Bytes in all.
+        total_bytes: u64,
+    },
+    /// The last event of every load.
+    Finished(Result<Arc<LoadedModel>, EngineError>),
+}
+
+/// Takes a load's events, on the engine's thread; must not block.
+pub type LoadReport = Box<dyn FnMut(LoadEvent) + Send>;
+
+/// How a change of the settings goes.
+#[derive(Debug)]
+pub enum ApplyEvent {
+    /// What it leads to, and in how many steps.
+    Planned {
+        /// The plan that will be in force.
+        plan: Arc<Plan>,
+        /// Changes between passes.
+        steps: usize,
+    },
+    /// So far.
+    Progress {
+        /// Steps done.
+        done: usize,
+        /// Steps in all.
+        steps: usize,
+    },
+    /// The last event of every change: the plan now in force.
+    Finished(Result<Arc<Plan>, EngineError>),
+}
+
+/// Takes a change's events, on the engine's thread; must not block.
+pub type ApplyReport = Box<dyn FnMut(ApplyEvent) + Send>;
+
+/// The engine: a handle to its one thread.
+pub struct Engine {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    threads: usize,
+}
+
+/// What the handle and the thread both see.
+struct Shared {
+    queue: Queue,
+    ledger: Ledger,
+    state: State,
+    last_model_id: AtomicU64,
+    alive: AtomicBool,
+}
+
+impl Engine {
+    /// Starts the thread `sluice-engine`, without a model.
+    ///
+    /// # Errors
+    /// When threads or their memory can't be had.
+    pub fn start(options: Options) -> Result<Self, EngineError> {
+        let ledger = Ledger::default();
+        let ops = Ops::new(Device::cpu(options.threads)?, ledger.clone())?;
+        let threads = ops.device().threads();
+        let free = device::MemoryFacts::read().free_bytes;
+        let budget_default = free.map_or(u64::MAX, |free| {
+            device::default_budget(free).saturating_add(ledger.used_bytes())
+        });
+        let shared = Arc::new(Shared {
+            queue: Queue::new(options.queue_max),
+            ledger,
+            state: State::new(options.settings, budget_default),
+            last_model_id: AtomicU64::new(0),
+            alive: AtomicBool::new(true),
+        });
+        let worker = Worker::new(Arc::clone(&shared), ops, options.derivatives);
+        let thread = thread::Builder::new()
+            .name("sluice-engine".to_owned())
+            .spawn(move || worker.run())
+            .map_err(|error| EngineError::Threads(error.to_string()))?;
+        Ok(Self {
+            shared,
+            thread: Mutex::new(Some(thread)),
+            threads,
+        })
+    }
+
+    /// Loads a model between two requests, ahead of those that wait, with these settings, which are those of the engine
+    /// from then on. Where there is room for both, the present model serves until the new one is whole, and a failure
+    /// leaves it there; otherwise it goes first. Requests that wait were made for the old model's ids and are refused.
+    pub fn load(&self, source: Source, settings: Settings, report: LoadReport) {
+        let load = Load {
+            source,
+            settings,
+            report,
+            cancel: Arc::default(),
+        };
+        if let Err(mut refused) = self.shared.queue.load(load) {
+            (refused.report)(LoadEvent::Finished(Err(EngineError::Stopped)));
+        }
+    }
+
+    /// Stops the load under way, and those that wait.
+    pub fn cancel_loads(&self) {
+        self.shared.queue.cancel_loads();
+    }
+
+    /// Puts other settings in force, while requests run if need be: between their passes, step by step. A change that
+    /// comes while another is under way takes over from where that stands.
+    pub fn apply(&self, change: Change, report: ApplyReport) {
+        if let Err(mut refused) = self.shared.queue.apply(Apply { change, report }) {
+            (refused.report)(ApplyEvent::Finished(Err(EngineError::Stopped)));
+        }
+    }
+
+    /// What a change would lead to, without touching anything: a plan for the loaded model.
+    ///
+    /// # Errors
+    /// Without a model, or when there is no such plan.
+    pub fn plan(&self, change: &Change, workload: Workload) -> Result<Plan, EngineError> {
+        self.shared.state.plan(change, workload)
+    }
+
+    /// The settings that models are loaded with.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        self.shared.state.settings()
+    }
+
+    /// Most bytes that may be held where nobody sets a budget.
+    #[must_use]
+    pub fn budget_default(&self) -> u64 {
+        self.shared.state.budget_default()
+    }
+
+    /// The plan in force, what was measured under it, and where each unit is.
+    #[must_use]
+    pub fn in_force(&self) -> Option<InForce> {
+        self.shared.state.in_force()
+    }
+
+    /// The present model.
+    #[must_use]
+    pub fn model(&self) -> Option<Arc<LoadedModel>> {
+        self.shared.state.model()
+    }
+
+    /// Checks a request and puts it in the queue.
+    ///
+    /// # Errors
+    /// At once, when it breaks a rule, was made for another model, or there is no room.
+    pub fn submit(&self, work: Work, sink: Sink) -> Result<Ticket, EngineError> {
+        let model = self.model().ok_or(EngineError::NoModel)?;
+        if model.id != work.model() {
+            return Err(EngineError::ModelReplaced);
+        }
+        work.check(&model.info)?;
+        self.shared.queue.submit(work, sink)
+    }
+
+    /// Stops a request: within a pass when it runs, at once when it waits (its sink is then
+    /// called on this thread). Does nothing when it has ended.
+    pub fn cancel(&self, ticket: Ticket) {
+        self.shared.queue.cancel(ticket.id);
+    }
+
+    /// How full the queue is.
+    #[must_use]
+    pub fn queue(&self) -> QueueState {
+        self.shared.queue.snapshot()
+    }
+
+    /// Device memory by kind.
+    #[must_use]
+    pub fn memory(&self) -> ledger::Report {
+        self.shared.ledger.report()
+    }
+
+    /// Threads that compute.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Whether the thread runs. It ends by [`Engine::stop`], or by a panic.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.shared.alive.load(Ordering::Acquire)
+    }
+
+    /// Cancels everything and waits for the thread to end.
+    pub fn stop(&self) {
+        self.shared.queue.stop();
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(thread) = thread {
+            // A panic was told to the request it met, and shows in `is_alive`.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,138 @@
+//! What the engine's thread tells everybody else of its present model.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use super::{Change, LoadedModel, Settings, current::Planner};
+use crate::{
+    error::EngineError,
+    plan::{Plan, UnitPlan, Workload},
+};
+
+/// The shared state; written by the engine's thread alone.
+pub(super) struct State {
+    budget_default: u64,
+    present: Mutex<Present>,
+}
+
+struct Present {
+    settings: Settings,
+    model: Option<Arc<LoadedModel>>,
+    planner: Option<Arc<Planner>>,
+    in_force: Option<InForce>,
+}
+
+/// The plan in force and what came of it.
+#[derive(Debug, Clone)]
+pub struct InForce {
+    /// The plan, or the one that a transition leads to.
+    pub plan: Arc<Plan>,
+    /// How far that transition is, while there is one.
+    pub switch: Option<SwitchState>,
+    /// Number of the weights' state.
+    pub epoch: u64,
+    /// Every unit as it stands, and whether it is on its way through a slot.
+    pub units: Vec<(UnitPlan, bool)>,
+    /// Passes since the plan was put in force.
+    pub measured: Measured,
+}
+
+/// How far a transition is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SwitchState {
+    /// Steps done.
+    pub done: usize,
+    /// Steps in all.
+    pub steps: usize,
+}
+
+/// What passes under a plan took.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Measured {
+    /// How many there were.
+    pub passes: u64,
+    /// Their time in all.
+    pub pass_time: Duration,
+    /// The last one's time.
+    pub last_pass_time: Duration,
+    /// Rows that the last one's layers computed.
+    pub last_rows: usize,
+    /// Time in which they waited for streamed units.
+    pub waited: Duration,
+    /// Bytes streamed for them.
+    pub streamed_bytes: u64,
+    /// Most bytes held at once.
+    pub peak_bytes: u64,
+}
+
+impl State {
+    pub(super) fn new(settings: Settings, budget_default: u64) -> Self {
+        Self {
+            budget_default,
+            present: Mutex::new(Present {
+                settings,
+                model: None,
+                planner: None,
+                in_force: None,
+            }),
+        }
+    }
+
+    pub(super) fn budget_default(&self) -> u64 {
+        self.budget_default
+    }
+
+    /// The bytes that these settings allow.
+    pub(super) fn budget_bytes(&self, settings: &Settings) -> u64 {
+        settings.budget_bytes.unwrap_or(self.budget_default)
+    }
+
+    pub(super) fn settings(&self) -> Settings {
+        self.lock().settings
+    }
+
+    pub(super) fn set_settings(&self, settings: Settings) {
+        self.lock().settings = settings;
+    }
+
+    pub(super) fn model(&self) -> Option<Arc<LoadedModel>> {
+        self.lock().model.clone()
+    }
+
+    pub(super) fn in_force(&self) -> Option<InForce> {
+        self.lock().in_force.clone()
+    }
+
+    pub(super) fn plan(&self, change: &Change, workload: Workload) -> Result<Plan, EngineError> {
+        let (planner, settings) = {
+            let present = self.lock();
+            let planner = present.planner.clone().ok_or(EngineError::NoModel)?;
+            (planner, present.settings.with(change))
+        };
+        planner.plan(settings.level, self.budget_bytes(&settings), workload)
+    }
+
+    pub(super) fn set_model(&self, model: Arc<LoadedModel>, planner: Arc<Planner>) {
+        let mut present = self.lock();
+        present.model = Some(model);
+        present.planner = Some(planner);
+    }
+
+    /// There is no model any more.
+    pub(super) fn clear(&self) {
+        let mut present = self.lock();
+        present.model = None;
+        present.planner = None;
+        present.in_force = None;
+    }
+
+    pub(super) fn set_in_force(&self, in_force: InForce) {
+        self.lock().in_force = Some(in_force);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Present> {
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
