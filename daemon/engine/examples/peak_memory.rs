@@ -16,10 +16,10 @@ use std::{
 use half::bf16;
 use serde_json::{Map, Value, json};
 use sluice_engine::{
-    Engine, Event, Generate, LoadEvent, ModelId, Options, Outcome, Slot, Work,
+    Engine, Event, Generate, LoadEvent, ModelId, Options, Outcome, Settings, Slot, Work,
     checkpoint::Source,
     ledger::Kind,
-    model::llada::{Config, tensors},
+    model::{llada::Config, shape::Shape},
     ops::Noise,
 };
 use sluice_shared::{
@@ -39,6 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let engine = Engine::start(Options {
         threads: 0,
         queue_max: 1,
+        ..Options::default()
     })?;
     let model = load(&engine, folder.path())?;
     let weights = engine.memory().used_bytes;
@@ -113,7 +114,7 @@ fn load(engine: &Engine, folder: &Path) -> Result<ModelId, Box<dyn Error>> {
             drop(send.send(result));
         }
     });
-    engine.load(Source::Folder(folder.to_owned()), report);
+    engine.load(Source::Folder(folder.to_owned()), Settings::default(), report);
     Ok(receive.recv()??.id)
 }
 
@@ -128,7 +129,7 @@ fn write_checkpoint(folder: &Path) -> Result<usize, Box<dyn Error>> {
     std::fs::write(folder.join("config.json"), config.to_string())?;
     let config = config.as_object().expect("written as one just above");
     let config = Config::read(config, None)?;
-    let specs = tensors(&config);
+    let specs = Shape::of(&config).tensors();
 
     let mut header = Map::new();
     let mut end = 0;

@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use sluice_shared::level::Level;
 
-use crate::checkpoint::CheckpointError;
+use crate::{checkpoint::CheckpointError, plan::PlanError};
 
 /// A request breaks a rule; nothing was computed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error::EngineError;
+use crate::{decode::WeightsState, error::EngineError};
 
 /// Takes a request's events, on the engine's thread; must not block.
 pub type Sink = Box<dyn FnMut(Event) + Send>;
@@ -26,6 +26,8 @@ pub enum Event {
         /// All its positions.
         positions: Vec<Position>,
     },
+    /// Something the user should hear of.
+    Notice(String),
     /// Some draws of an estimate are done.
     ScoreProgress {
         /// So far.
@@ -60,8 +62,12 @@ pub struct PassReport {
     pub elapsed: Duration,
     /// Device memory held now, in bytes.
     pub device_bytes: u64,
-    /// Number of the weights' state.
-    pub epoch: u64,
+    /// How the weights stand.
+    pub weights: WeightsState,
+    /// Time that this pass waited for streamed weights.
+    pub waited: Duration,
+    /// Bytes of weights that were streamed for it.
+    pub streamed_bytes: u64,
 }
 
 /// A position of the part to fill.
@@ -117,6 +123,8 @@ pub struct Generated {
     pub elapsed: Duration,
     /// Largest device memory held meanwhile, weights included, in bytes.
     pub peak_device_bytes: u64,
+    /// Whether all passes saw the checkpoint's own weights, bit for bit.
+    pub is_lossless: bool,
 }
 
 /// Why a generation ended.

@@ -83,6 +83,12 @@ impl Default for Accounts {
     }
 }
 
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ledger({} bytes of {})", self.used_bytes(), self.limit())
+    }
+}
+
 #[derive(Default)]
 struct Account {
     bytes: AtomicU64,

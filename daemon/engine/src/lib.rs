@@ -26,7 +26,7 @@ pub mod error;
 pub mod event;
 pub mod request;
 
-pub use engine::{Engine, LoadEvent, LoadedModel, Options};
+pub use engine::{ApplyEvent, Change, Engine, LoadEvent, LoadedModel, Options, Settings};
 pub use error::{EngineError, RequestError};
 pub use event::{Event, Outcome};
 pub use request::{Generate, ModelId, Score, Slot, Work};

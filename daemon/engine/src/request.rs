@@ -5,7 +5,7 @@ use sluice_shared::{
     sampling::{EosPolicy, Remasking},
 };
 
-use crate::{error::RequestError, model::ModelInfo};
+use crate::{error::RequestError, model::ModelInfo, plan::Workload};
 
 /// Which loading of a model a request was made for. Ids mean nothing to another model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -83,6 +83,25 @@ impl Work {
         match self {
             Self::Generate(generate) => generate.model,
             Self::Score(score) => score.model,
+        }
+    }
+
+    /// What its passes are like.
+    #[must_use]
+    pub fn workload(&self) -> Workload {
+        // Guidance runs every canvas twice.
+        let requests = |guidance: f64| if guidance > 0.0 { 2 } else { 1 };
+        match self {
+            Self::Generate(request) => Workload {
+                canvas: request.prompt.len() + request.canvas.len(),
+                block: request.block_length,
+                requests: requests(request.guidance),
+            },
+            Self::Score(request) => Workload {
+                canvas: request.prompt.len() + request.answer.len(),
+                block: request.answer.len(),
+                requests: requests(request.guidance),
+            },
         }
     }
 

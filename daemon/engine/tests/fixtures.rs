@@ -9,7 +9,7 @@ use std::{
 use safetensors::SafeTensors;
 use serde_json::Value;
 use sluice_engine::{
-    Engine, Event, Generate, LoadEvent, ModelId, Options, Outcome, Slot, Work,
+    Engine, Event, Generate, LoadEvent, ModelId, Options, Outcome, Settings, Slot, Work,
     checkpoint::{Checkpoint, Source},
     device::Device,
     ledger::Ledger,
@@ -104,6 +104,7 @@ fn check_tokens(name: &str, cases: usize) {
     let engine = Engine::start(Options {
         threads: 2,
         queue_max: 4,
+        ..Options::default()
     })
     .unwrap();
     let model = load(&engine, &folder(name));
@@ -163,7 +164,7 @@ fn load(engine: &Engine, folder: &Path) -> ModelId {
             send.send(result.unwrap().id).unwrap();
         }
     });
-    engine.load(Source::Folder(folder.to_owned()), report);
+    engine.load(Source::Folder(folder.to_owned()), Settings::default(), report);
     receive.recv().unwrap()
 }
 

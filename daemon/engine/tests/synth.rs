@@ -4,7 +4,7 @@
 use std::sync::{atomic::AtomicBool, mpsc};
 
 use sluice_engine::{
-    Engine, Event, Generate, LoadEvent, Options, Outcome, Slot, Work,
+    Engine, Event, Generate, LoadEvent, Options, Outcome, Settings, Slot, Work,
     checkpoint::{
         Source,
         synth::{Element, Synthesis},
@@ -39,6 +39,7 @@ fn a_synthetic_checkpoint_loads_and_generates() {
     let engine = Engine::start(Options {
         threads: 2,
         queue_max: 1,
+        ..Options::default()
     })
     .unwrap();
     for element in Element::ALL {
@@ -58,7 +59,7 @@ fn a_synthetic_checkpoint_loads_and_generates() {
                 send.send(result).unwrap();
             }
         });
-        engine.load(Source::Folder(target), report);
+        engine.load(Source::Folder(target), Settings::default(), report);
         let loaded = loaded.recv().unwrap().unwrap();
         assert_eq!(loaded.info.parameters, shape().parameters());
         assert_eq!(loaded.info.formats.len(), 1);

@@ -97,6 +97,32 @@ impl Checkpoint {
         self.tensors.get(name)
     }
 
+    /// The format of the tensor of exactly this name and shape.
+    ///
+    /// # Errors
+    /// When it is missing, has another shape, or isn't stored as weights.
+    pub fn check(&self, name: &str, shape: &[usize]) -> Result<Format, CheckpointError> {
+        let tensor = || name.to_owned();
+        let entry = self
+            .tensor(name)
+            .ok_or_else(|| CheckpointError::MissingTensor { tensor: tensor() })?;
+        let format = entry
+            .format
+            .clone()
+            .map_err(|found| CheckpointError::WrongFormat {
+                tensor: tensor(),
+                found,
+            })?;
+        if entry.shape != shape {
+            return Err(CheckpointError::WrongShape {
+                tensor: tensor(),
+                found: entry.shape.clone(),
+                expected: shape.to_vec(),
+            });
+        }
+        Ok(format)
+    }
+
     /// Reads a tensor's bytes into `out`, which must have its size.
     ///
     /// # Errors

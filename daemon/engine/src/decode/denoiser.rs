@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use crate::{
     model::llada::{Interrupt, Llada, Sequence},
     ops::{Candidate, Choice, HeadRow, Noise, Ops},
-    residency::{Part, Residency},
+    residency::{Part, Residency, StreamStats},
 };
 
 /// Ids with a meaning of their own.
@@ -60,8 +60,26 @@ pub trait Denoiser {
     /// Device memory held now, in bytes.
     fn device_bytes(&self) -> u64;
 
-    /// Number of the weights' state.
-    fn epoch(&self) -> u64;
+    /// How the weights stand.
+    fn weights(&self) -> WeightsState;
+
+    /// What the user should hear of, since it was last asked.
+    fn take_notices(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// How weights stand after a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WeightsState {
+    /// Number of their state.
+    pub epoch: u64,
+    /// Whether they are the checkpoint's own, bit for bit.
+    pub is_lossless: bool,
+    /// Steps done and in all, while a plan gives way to another.
+    pub switch: Option<(usize, usize)>,
+    /// What streaming cost so far.
+    pub stream: StreamStats,
 }
 
 /// A loaded model as a denoiser.
@@ -120,7 +138,12 @@ impl Denoiser for ModelDenoiser<'_> {
         self.ops.ledger().used_bytes()
     }
 
-    fn epoch(&self) -> u64 {
-        self.weights.epoch()
+    fn weights(&self) -> WeightsState {
+        WeightsState {
+            epoch: self.weights.epoch(),
+            is_lossless: self.weights.is_lossless(),
+            switch: None,
+            stream: self.weights.stream_stats(),
+        }
     }
 }

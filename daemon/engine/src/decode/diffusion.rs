@@ -46,6 +46,7 @@ pub fn generate(
         passes: run.passes,
         elapsed: run.started.elapsed(),
         peak_device_bytes: 0,
+        is_lossless: run.is_lossless,
     })
 }
 
@@ -69,6 +70,7 @@ struct Run<'a> {
     /// Positions before this one may not end the text.
     may_end_from: usize,
     passes: usize,
+    is_lossless: bool,
 }
 
 impl<'a> Run<'a> {
@@ -102,6 +104,7 @@ impl<'a> Run<'a> {
             },
             started: Instant::now(),
             passes: 0,
+            is_lossless: true,
             request,
             denoiser,
         }
@@ -144,8 +147,15 @@ impl<'a> Run<'a> {
                 masked_at_start,
             };
             let pass_started = Instant::now();
+            let stream_before = self.denoiser.weights().stream;
             let rows = self.rows(start, end);
-            let (layer_rows, candidates) = self.pass(&rows)?;
+            let result = self.pass(&rows);
+            for notice in self.denoiser.take_notices() {
+                emit(Event::Notice(notice));
+            }
+            let (layer_rows, candidates) = result?;
+            let weights = self.denoiser.weights();
+            self.is_lossless &= weights.is_lossless;
             self.commit(&rows, &candidates, step);
             self.passes += 1;
             passes += 1;
@@ -160,7 +170,10 @@ impl<'a> Run<'a> {
                 pass_time: pass_started.elapsed(),
                 elapsed: self.started.elapsed(),
                 device_bytes: self.denoiser.device_bytes(),
-                epoch: self.denoiser.epoch(),
+                // Both begin anew when another plan is put in force.
+                waited: weights.stream.waited.saturating_sub(stream_before.waited),
+                streamed_bytes: weights.stream.bytes.saturating_sub(stream_before.bytes),
+                weights,
             }));
         }
         Ok(passes)

@@ -7,6 +7,6 @@ mod policy;
 pub mod score;
 
 pub use self::{
-    denoiser::{Denoiser, ModelDenoiser, Pass, Vocabulary},
+    denoiser::{Denoiser, ModelDenoiser, Pass, Vocabulary, WeightsState},
     policy::{Step, commit_count},
 };

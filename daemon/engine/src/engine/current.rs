@@ -13,7 +13,7 @@ use crate::{
         rehearse::Rehearsal,
         shape::Shape,
     },
-    plan::{Machine, Plan, Question, SourceTensor, Workload},
+    plan::{Machine, Plan, Question, SourceTensor, Working, Workload},
     request::ModelId,
     residency::{Reader, Residency},
 };
@@ -72,4 +72,25 @@ pub(super) struct Current {
     pub(super) switch: Option<Switch>,
     /// Rows that go through an MLP together: fewer when memory ran short.
     pub(super) mlp_rows: usize,
+}
+
+impl Current {
+    /// Memory that a request takes besides weights and slots.
+    pub(super) fn working(&self, workload: &Workload) -> Result<Working, EngineError> {
+        self.planner.rehearsal.working(workload, self.mlp_rows)
+    }
+
+    pub(super) fn set_mlp_rows(&mut self, rows: usize) {
+        self.mlp_rows = rows;
+        self.model.set_mlp_rows(rows);
+    }
+
+    /// The present state as a plan: in the middle of a transition it is neither of the two.
+    pub(super) fn as_it_stands(&self) -> Plan {
+        Plan {
+            units: self.weights.unit_plans(),
+            slots: self.weights.slots(),
+            ..Plan::clone(&self.plan)
+        }
+    }
 }

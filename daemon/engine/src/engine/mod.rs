@@ -1,7 +1,7 @@
 //! The thread that does all device work, and the handle by which everybody else reaches it.
 
 mod current;
-mod ladder;
+mod derive;
 mod serve;
 mod state;
 mod switch;
@@ -47,6 +47,17 @@ pub struct Options {
     /// Where converted copies of checkpoints are kept, so that they can be streamed and the next load needn't convert;
     /// `None`: nowhere.
     pub derivatives: Option<PathBuf>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            threads: 0,
+            queue_max: 16,
+            settings: Settings::default(),
+            derivatives: None,
+        }
+    }
 }
 
 /// What a plan is made for, as the user says it.

@@ -8,7 +8,8 @@ use std::{
 use super::{Change, LoadedModel, Settings, current::Planner};
 use crate::{
     error::EngineError,
-    plan::{Plan, UnitPlan, Workload},
+    plan::{Plan, Workload},
+    residency::UnitState,
 };
 
 /// The shared state; written by the engine's thread alone.
@@ -33,8 +34,8 @@ pub struct InForce {
     pub switch: Option<SwitchState>,
     /// Number of the weights' state.
     pub epoch: u64,
-    /// Every unit as it stands, and whether it is on its way through a slot.
-    pub units: Vec<(UnitPlan, bool)>,
+    /// Every unit as it stands.
+    pub units: Vec<UnitState>,
     /// Passes since the plan was put in force.
     pub measured: Measured,
 }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    ApplyEvent, LoadEvent, LoadedModel, Settings, Shared,
+    LoadEvent, LoadedModel, Settings, Shared,
     current::{Current, Planner},
     serve::Served,
     state::{InForce, Measured},
@@ -28,7 +28,7 @@ use crate::{
     plan::{self, Machine, Plan, Workload},
     request::{ModelId, Work},
     residency::{LoadOutcome, Reader, Residency},
-    schedule::{Apply, Command, Job, Load},
+    schedule::{Command, Job, Load},
     text::Text,
 };
 
@@ -104,8 +104,8 @@ impl Worker {
             let plan = planner.plan(settings.level, budget, workload)?;
             plan.check_loadable()?;
             self.make_room(&plan);
-            self.shared.ledger.set_limit(budget.max(self.shared.ledger.limit_held()));
-            let reader = self.reader(&opened, &planner, &plan, &cancel)?;
+            self.shared.ledger.set_limit(budget);
+            let reader = self.reader(&opened.checkpoint, &planner, &plan, &cancel)?;
             let plan = Arc::new(plan);
             report(LoadEvent::Planned(Arc::clone(&plan)));
             let total_bytes: u64 = plan.units.iter().map(plan::UnitPlan::bytes).sum();
@@ -151,7 +151,7 @@ impl Worker {
                 threads,
                 rates: Some(rates),
                 disk_bytes_per_s: disk_rate(&opened.checkpoint),
-                cache_bytes: memory.cache_bytes.unwrap_or(0),
+                cache_bytes: memory.free_bytes.unwrap_or(0),
             },
             shape,
             sources,

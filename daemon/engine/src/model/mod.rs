@@ -1,6 +1,7 @@
 //! Model families: one file each, written once for every device, format and tier.
 
 pub mod llada;
+pub mod rehearse;
 pub mod shape;
 
 use crate::{error::RequestError, format::Format};

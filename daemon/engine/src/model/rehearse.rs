@@ -44,7 +44,8 @@ impl Rehearsal {
         let ledger = Ledger::rehearsal();
         let ops = Ops::new(Device::rehearsal(self.threads), ledger.clone())?;
         ops.reserve(0)?;
-        let model = Llada::new(self.config.clone(), &ledger)?.with_mlp_rows(mlp_rows);
+        let mut model = Llada::new(self.config.clone(), &ledger)?;
+        model.set_mlp_rows(mlp_rows);
         self.pass(&ops, &model, workload)?;
         let peak = |kind: Kind| ledger.report().kinds[kind as usize].peak_bytes;
         Ok(Working {

@@ -114,7 +114,7 @@ impl Layout {
         let range = &mut self.free[index];
         let taken = range.start..range.start + len;
         range.start = taken.end;
-        if range.is_empty() {
+        if range.start == range.end {
             self.free.remove(index);
         }
         self.high_water = self.high_water.max(taken.end);
@@ -122,7 +122,7 @@ impl Layout {
     }
 
     fn give_back(&mut self, range: Range<usize>) {
-        if range.is_empty() {
+        if range.start == range.end {
             return;
         }
         let after = self.free.partition_point(|free| free.start < range.start);

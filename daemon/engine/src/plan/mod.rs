@@ -15,7 +15,7 @@ pub use self::{
     transition::{Step, transition},
     unit::{SourceTensor, Storage, TensorPlan, Tier, UnitPlan, sources, units},
 };
-use crate::{ledger::Kind, model::Shape};
+use crate::{ledger::Kind, model::shape::Shape};
 
 /// What a plan is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +33,16 @@ impl Workload {
     #[must_use]
     pub fn rows(&self) -> usize {
         self.canvas * self.requests
+    }
+
+    /// One that has room for both.
+    #[must_use]
+    pub fn widest(&self, other: &Self) -> Self {
+        Self {
+            canvas: self.canvas.max(other.canvas),
+            block: self.block.max(other.block),
+            requests: self.requests.max(other.requests),
+        }
     }
 
     /// Rows that the head reads, at most.

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     device::Rates,
     format::Format,
-    model::Shape,
+    model::shape::Shape,
     residency::{Part, Unit},
 };
 

@@ -29,7 +29,7 @@ use crate::{
     format::Format,
     ledger::{Kind, Ledger},
     page::PAGE_BYTES,
-    plan::{Plan, Slots, Tier, UnitPlan, layout},
+    plan::{Plan, Slots, Storage, Tier, UnitPlan, layout},
 };
 
 /// All weights of a loaded model, or of one that is rehearsed.
@@ -62,6 +62,21 @@ enum Place {
     Rows,
     /// Counted, not there: a rehearsal.
     Rehearsed,
+}
+
+/// A unit as it stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnitState {
+    /// Which.
+    pub unit: Unit,
+    /// Where its bytes live between passes.
+    pub tier: Tier,
+    /// How its largest tensor is kept.
+    pub storage: Storage,
+    /// Bytes as kept for computing.
+    pub bytes: u64,
+    /// Whether it is on its way through a slot.
+    pub in_flight: bool,
 }
 
 /// How a load went.
@@ -265,15 +280,44 @@ impl Residency {
         self.stream.as_ref().map(Stream::stats).unwrap_or_default()
     }
 
-    /// Every unit as it stands, and whether its bytes are on their way through a slot.
+    /// Every unit as it stands.
     #[must_use]
-    pub fn units(&self) -> Vec<(UnitPlan, bool)> {
+    pub fn units(&self) -> Vec<UnitState> {
         let in_flight = self.stream.as_ref().map_or_else(Vec::new, Stream::in_flight);
-        let units = self.held.iter().map(|held| {
-            let flies = matches!(held.place, Place::Streamed(place) if in_flight.contains(&place));
-            (held.plan.clone(), flies)
+        let units = self.held.iter().map(|held| UnitState {
+            unit: held.plan.unit,
+            tier: held.plan.tier,
+            storage: held.plan.storage(),
+            bytes: held.plan.bytes(),
+            in_flight: matches!(held.place, Place::Streamed(place) if in_flight.contains(&place)),
         });
         units.collect()
+    }
+
+    /// Every unit's plan as it stands.
+    pub(crate) fn unit_plans(&self) -> Vec<UnitPlan> {
+        self.held.iter().map(|held| held.plan.clone()).collect()
+    }
+
+    /// The slots as they stand.
+    pub(crate) fn slots(&self) -> Slots {
+        self.slots
+    }
+
+    /// Whether every unit is where its plan says.
+    pub(crate) fn is_whole(&self) -> bool {
+        let is_missing = |held: &Held| matches!(held.place, Place::Rehearsed);
+        !self.held.iter().any(is_missing)
+    }
+
+    /// Whether the weights are the checkpoint's own, bit for bit.
+    #[must_use]
+    pub fn is_lossless(&self) -> bool {
+        let mut tensors = self.held.iter().flat_map(|held| &held.plan.tensors);
+        tensors.all(|tensor| match tensor.storage {
+            Storage::Plain(format) => format == tensor.source,
+            Storage::Lossless => true,
+        })
     }
 
     /// Bytes of all weights as they are kept for computing.

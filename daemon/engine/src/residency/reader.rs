@@ -57,6 +57,11 @@ impl Reader {
         }
     }
 
+    /// The checkpoint.
+    pub(crate) fn checkpoint(&self) -> &Arc<Checkpoint> {
+        &self.checkpoint
+    }
+
     /// Reads converted tensors from `derivative` where it has them.
     pub(crate) fn with_derivative(
         self,

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use sluice_shared::policy::PolicyChoice;
 
 use super::*;
+use crate::decode::WeightsState;
 use crate::{decode::Vocabulary, request::ModelId};
 
 const MASK: u32 = 99;
@@ -71,8 +72,11 @@ impl Denoiser for Scripted {
         0
     }
 
-    fn epoch(&self) -> u64 {
-        0
+    fn weights(&self) -> WeightsState {
+        WeightsState {
+            is_lossless: true,
+            ..WeightsState::default()
+        }
     }
 }
 

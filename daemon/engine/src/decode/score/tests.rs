@@ -1,6 +1,7 @@
 //! The estimator against a model that ignores its context: there the estimate is exact.
 
 use super::*;
+use crate::decode::WeightsState;
 use crate::{decode::Vocabulary, ops::Candidate, request::ModelId};
 
 /// Each token has its own log-probability, wherever it stands.
@@ -38,8 +39,11 @@ impl Denoiser for ContextFree {
         0
     }
 
-    fn epoch(&self) -> u64 {
-        0
+    fn weights(&self) -> WeightsState {
+        WeightsState {
+            is_lossless: true,
+            ..WeightsState::default()
+        }
     }
 }
 

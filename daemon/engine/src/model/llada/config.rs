@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     checkpoint::CheckpointError,
-    model::{CONTEXT_MAX, WIDTH_MAX},
+    model::{CONTEXT_MAX, WIDTH_MAX, shape::Shape},
 };
 
 /// The numbers that shape the model.
@@ -43,6 +43,25 @@ const LAYERS_MAX: usize = 4096;
 const VOCABULARY_MAX: usize = 1 << 24;
 
 impl Config {
+    /// A configuration of this shape, with the usual values for what has no size.
+    #[must_use]
+    pub fn of(shape: &Shape) -> Self {
+        Self {
+            width: shape.width,
+            layers: shape.layers,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            mlp_width: shape.mlp_width,
+            vocabulary: shape.embedding_rows,
+            embedding_rows: shape.embedding_rows,
+            context_length: shape.context_length,
+            rope_theta: 500_000.0,
+            epsilon: 1e-5,
+            mask_token_id: 0,
+            eos_token_ids: Vec::new(),
+        }
+    }
+
     /// Reads `config.json` and, if there is one, `generation_config.json`.
     ///
     /// # Errors

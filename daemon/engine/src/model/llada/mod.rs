@@ -21,7 +21,6 @@ use super::{ModelInfo, shape::Shape};
 use crate::{
     error::EngineError,
     ledger::Ledger,
-    model::Shape,
     ops::{Activation, AttentionRange, AttentionShape, KeySegment, Ops, RopeTable},
     residency::{Part, Residency, Unit},
 };
@@ -82,9 +81,8 @@ impl Llada {
     }
 
     /// Sets how many rows go through an MLP together: fewer take less memory, and give the same numbers.
-    #[must_use]
-    pub fn with_mlp_rows(self, mlp_rows: usize) -> Self {
-        Self { mlp_rows, ..self }
+    pub fn set_mlp_rows(&mut self, rows: usize) {
+        self.mlp_rows = rows;
     }
 
     /// What is known of the model.
@@ -264,10 +262,4 @@ impl Packing {
         }
         packing
     }
-}
-
-/// Every tensor of a checkpoint with this configuration, by its exact name.
-#[must_use]
-pub fn tensors(config: &Config) -> Vec<TensorSpec> {
-    Shape::of(config).tensors()
 }

@@ -1,5 +1,12 @@
 //! The device that computes: for now the CPU, as one pool of threads.
 
+mod facts;
+mod memory;
+
+pub use self::{
+    facts::{LinearRate, Rates, measure},
+    memory::{MemoryFacts, default_budget},
+};
 use crate::error::EngineError;
 
 /// A device and what is known of it.

@@ -1,0 +1,224 @@
+//! A request's passes: between them the weights may change, and when memory runs short something gives way before the
+//! request does.
+
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Instant,
+};
+
+use super::{SwitchState, worker::Worker};
+use crate::{
+    decode::{Denoiser, ModelDenoiser, Pass, Vocabulary, WeightsState},
+    error::EngineError,
+    model::llada::{Interrupt, MLP_ROWS},
+    ops::Candidate,
+    plan::{PlanError, Workload},
+};
+
+/// The least rows that go through an MLP together when memory is short.
+const MLP_ROWS_MIN: usize = 64;
+/// More frugal plans that are tried for a request.
+const FRUGAL_PLANS_MAX: usize = 4;
+
+/// The loaded model, serving a request.
+pub(super) struct Served<'a> {
+    worker: &'a mut Worker,
+    cancel: &'a AtomicBool,
+    workload: Workload,
+    notices: Vec<String>,
+    frugal_plans: usize,
+}
+
+impl<'a> Served<'a> {
+    /// Makes room for the request's activations.
+    pub(super) fn start(
+        worker: &'a mut Worker,
+        workload: Workload,
+        cancel: &'a AtomicBool,
+    ) -> Result<Self, EngineError> {
+        let mut served = Self {
+            worker,
+            cancel,
+            workload,
+            notices: Vec::new(),
+            frugal_plans: 0,
+        };
+        served.worker.current_mut()?.set_mlp_rows(MLP_ROWS);
+        served.fit_plan()?;
+        while let Err(error) = served.reserve() {
+            served.give_way(error)?;
+        }
+        Ok(served)
+    }
+
+    /// Takes another plan when the present one has no room for this request.
+    fn fit_plan(&mut self) -> Result<(), EngineError> {
+        let current = self.worker.current_mut()?;
+        let working = current.working(&self.workload)?;
+        let held = current.plan.peak_bytes() - current.plan.working.total_bytes();
+        let budget = current.plan.budget_bytes;
+        if held + working.total_bytes() <= budget {
+            return Ok(());
+        }
+        let workload = current.plan.workload.widest(&self.workload);
+        let level = current.plan.level;
+        let streamed = current.plan.streamed_bytes();
+        let plan = current
+            .planner
+            .plan_with(level, budget, workload, current.mlp_rows)?;
+        self.worker.switch_now(plan)?;
+        let more = self.worker.current_mut()?.plan.streamed_bytes();
+        if more > streamed {
+            self.notices.push(format!(
+                "a canvas of {} leaves less room for weights: {} more are streamed in each pass",
+                self.workload.canvas,
+                sluice_shared::units::bytes(more - streamed)
+            ));
+        }
+        Ok(())
+    }
+
+    fn reserve(&mut self) -> Result<(), EngineError> {
+        let working = self.worker.current_mut()?.working(&self.workload)?;
+        self.worker.ops.reserve(working.activation_bytes)
+    }
+
+    /// What gives way when memory is short, a rung at a time: fewer rows at once, then more weights streamed. Fails with
+    /// what was refused when there is nothing left.
+    fn give_way(&mut self, refused: EngineError) -> Result<(), EngineError> {
+        let EngineError::OutOfMemory { needed_bytes, .. } = refused else {
+            return Err(refused);
+        };
+        self.worker.ops.release();
+        let current = self.worker.current_mut()?;
+        if current.mlp_rows > MLP_ROWS_MIN {
+            current.set_mlp_rows(MLP_ROWS_MIN);
+            self.notices.push(format!(
+                "memory is short: {MLP_ROWS_MIN} rows at once go through an MLP"
+            ));
+            return Ok(());
+        }
+        if self.frugal_plans == FRUGAL_PLANS_MAX {
+            return Err(refused);
+        }
+        self.frugal_plans += 1;
+        let budget = current.plan.peak_bytes().saturating_sub(needed_bytes);
+        let workload = current.plan.workload.widest(&self.workload);
+        let plan = current
+            .planner
+            .plan_with(current.plan.level, budget, workload, current.mlp_rows);
+        let plan = match plan {
+            Ok(plan) => plan,
+            // The figures of what was refused say more than those of a plan nobody asked for.
+            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) => return Err(refused),
+            Err(error) => return Err(error),
+        };
+        let streamed = sluice_shared::units::bytes(plan.streamed_bytes());
+        self.worker.switch_now(plan)?;
+        self.notices.push(format!(
+            "memory is short: {streamed} of weights are streamed in each pass"
+        ));
+        Ok(())
+    }
+
+    fn try_pass(&mut self, pass: &Pass<'_>) -> Result<Vec<Candidate>, Interrupt> {
+        let Worker { current, ops, .. } = &mut *self.worker;
+        let current = current.as_ref().ok_or(EngineError::NoModel)?;
+        let mut denoiser = ModelDenoiser {
+            ops,
+            model: &current.model,
+            weights: &current.weights,
+            vocabulary: &current.vocabulary,
+            cancel: self.cancel,
+        };
+        denoiser.candidates(pass)
+    }
+
+    fn measure(&mut self, begun: Instant, rows: usize) {
+        let Some(current) = &self.worker.current else {
+            return;
+        };
+        let stream = current.weights.stream_stats();
+        let measured = &mut self.worker.measured;
+        measured.passes += 1;
+        measured.last_pass_time = begun.elapsed();
+        measured.pass_time += measured.last_pass_time;
+        measured.last_rows = rows;
+        measured.waited = stream.waited;
+        measured.streamed_bytes = stream.bytes;
+        measured.peak_bytes = self.worker.shared.ledger.peak_since_mark();
+        self.worker.tell_state();
+    }
+}
+
+impl Denoiser for Served<'_> {
+    fn candidates(&mut self, pass: &Pass<'_>) -> Result<Vec<Candidate>, Interrupt> {
+        self.worker.between_passes();
+        loop {
+            let begun = Instant::now();
+            match self.try_pass(pass) {
+                Err(Interrupt::Failed(error @ EngineError::OutOfMemory { .. })) => {
+                    self.give_way(error)?;
+                    while let Err(error) = self.reserve() {
+                        self.give_way(error)?;
+                    }
+                }
+                Err(interrupt) => return Err(interrupt),
+                Ok(candidates) => {
+                    self.measure(begun, pass.layer_rows());
+                    return Ok(candidates);
+                }
+            }
+        }
+    }
+
+    fn vocabulary(&self) -> &Vocabulary {
+        let current = self.worker.current.as_ref();
+        &current
+            .expect("a model that serves stays until its request ends")
+            .vocabulary
+    }
+
+    fn device_bytes(&self) -> u64 {
+        self.worker.ops.ledger().used_bytes()
+    }
+
+    fn weights(&self) -> WeightsState {
+        let Some(current) = &self.worker.current else {
+            return WeightsState::default();
+        };
+        WeightsState {
+            epoch: current.weights.epoch(),
+            is_lossless: current.weights.is_lossless(),
+            switch: current.switch.as_ref().map(|switch| {
+                let SwitchState { done, steps } = switch.state();
+                (done, steps)
+            }),
+            stream: current.weights.stream_stats(),
+        }
+    }
+
+    fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
+    }
+}
+
+impl Worker {
+    fn current_mut(&mut self) -> Result<&mut super::current::Current, EngineError> {
+        self.current.as_mut().ok_or(EngineError::NoModel)
+    }
+
+    /// What may happen between two passes: a change of the settings begins, or goes a step further.
+    fn between_passes(&mut self) {
+        while let Some(apply) = self.shared.queue.take_apply() {
+            self.begin_switch(apply);
+        }
+        self.advance_switch();
+    }
+
+    /// Goes over to a plan at once.
+    fn switch_now(&mut self, plan: crate::plan::Plan) -> Result<(), EngineError> {
+        self.start_switch(Arc::new(plan), None)?;
+        self.finish_switch()
+    }
+}

@@ -1,0 +1,259 @@
+//! Plans for published shapes and for random ones.
+
+use std::collections::HashSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    format::Format,
+    model::shape::{Naming, Preset},
+    residency::Unit,
+};
+
+const GIB: u64 = 1 << 30;
+
+fn sources_of(shape: &Shape) -> Vec<SourceTensor> {
+    let tensors = shape.tensors().into_iter();
+    tensors
+        .map(|spec| SourceTensor {
+            spec,
+            format: Format::Bf16,
+        })
+        .collect()
+}
+
+fn machine(cache_bytes: u64) -> Machine {
+    Machine {
+        threads: 2,
+        rates: None,
+        disk_bytes_per_s: None,
+        cache_bytes,
+    }
+}
+
+fn plan(shape: &Shape, level: Level, budget_bytes: u64) -> Result<Plan, PlanError> {
+    Plan::new(&Question {
+        shape,
+        sources: &sources_of(shape),
+        level,
+        budget_bytes,
+        workload: Workload {
+            canvas: 64,
+            ..Workload::default()
+        },
+        working: Working {
+            activation_bytes: 4 << 20,
+            ..Working::default()
+        },
+        machine: &machine(0),
+    })
+}
+
+fn llada_8b() -> Shape {
+    Preset::find("llada-8b").unwrap().shape().clone()
+}
+
+#[test]
+fn levels_of_llada_8b_take_what_the_design_says() {
+    let off = plan(&llada_8b(), Level::Off, u64::MAX).unwrap();
+    for (level, gigabytes) in [
+        (Level::Off, 16.0),
+        (Level::Standard, 15.0),
+        (Level::Mild, 10.2),
+        (Level::Moderate, 8.0),
+        (Level::Aggressive, 4.3),
+    ] {
+        let plan = plan(&llada_8b(), level, u64::MAX).unwrap();
+        let found = plan.peak_bytes() as f64 / 1e9;
+        assert!((found - gigabytes).abs() < 0.1, "{level}: {found} GB");
+        assert_eq!(plan.slots, Slots::default(), "{level}");
+        assert!(plan.peak_bytes() <= off.peak_bytes());
+    }
+}
+
+#[test]
+fn what_the_budget_has_no_room_for_is_streamed_evenly() {
+    let plan = plan(&llada_8b(), Level::Standard, 8 * GIB).unwrap();
+    assert!(plan.peak_bytes() <= 8 * GIB);
+    // As much as the slots leave is resident.
+    let largest = plan.units.iter().map(UnitPlan::bytes).max().unwrap();
+    assert!(plan.peak_bytes() + 3 * largest > 8 * GIB, "{}", plan.peak_bytes());
+    assert_eq!(plan.slots.count, 4);
+    // Any third of the pass streams about a third of the bytes.
+    let inner: Vec<&UnitPlan> = plan.units.iter().filter(|unit| unit.unit.layer().is_some()).collect();
+    let streamed = |units: &[&UnitPlan]| -> u64 {
+        let streamed = units.iter().filter(|unit| unit.is_streamed());
+        streamed.map(|unit| unit.bytes()).sum()
+    };
+    let all = streamed(&inner);
+    for third in inner.chunks(inner.len() / 3) {
+        let share = streamed(third) as f64 / all as f64;
+        assert!((share - 1.0 / 3.0).abs() < 0.05, "{share}");
+    }
+}
+
+#[test]
+fn a_budget_below_the_working_set_names_the_least_that_works() {
+    let error = plan(&llada_8b(), Level::Standard, GIB / 2).unwrap_err();
+    let PlanError::BudgetTooSmall { least_bytes, .. } = error else {
+        panic!("{error}")
+    };
+    assert!(least_bytes > GIB / 2 && least_bytes < GIB, "{least_bytes}");
+    let least = plan(&llada_8b(), Level::Standard, least_bytes).unwrap();
+    assert_eq!(least.peak_bytes(), least_bytes);
+    assert!(plan(&llada_8b(), Level::Standard, least_bytes - 1).is_err());
+    // At `off`, all of it is the least.
+    let error = plan(&llada_8b(), Level::Off, 8 * GIB).unwrap_err();
+    assert!(matches!(error, PlanError::BudgetTooSmall { least_bytes, .. } if least_bytes > 14 * GIB));
+}
+
+#[test]
+fn the_head_is_cut_by_the_shape_alone() {
+    let cuts = |level, budget| -> Vec<(Unit, usize)> {
+        let plan = plan(&llada_8b(), level, budget).unwrap();
+        let heads = plan.units.iter().filter(|unit| matches!(unit.unit, Unit::Head(_)));
+        heads.map(|unit| (unit.unit, unit.tensors[0].first_row)).collect()
+    };
+    let cut = cuts(Level::Off, u64::MAX);
+    assert!(cut.len() > 3);
+    assert_eq!(cut, cuts(Level::Aggressive, 2 * GIB));
+    assert_eq!(cut, cuts(Level::Standard, GIB));
+}
+
+#[test]
+fn a_row_length_that_blocks_cannot_divide_is_told() {
+    let shape = Preset::find("llada-1b").unwrap().shape();
+    let plan = plan(&shape, Level::Aggressive, u64::MAX).unwrap();
+    let told: HashSet<_> = plan
+        .exceptions()
+        .iter()
+        .map(|(tensor, usual)| (tensor.width, usual.name(), tensor.storage.name()))
+        .collect();
+    let odd = shape.mlp_width % 256 != 0;
+    assert_eq!(!told.is_empty(), odd, "{told:?}");
+}
+
+#[test]
+fn mild_can_be_planned_and_not_loaded() {
+    let plan = plan(&llada_8b(), Level::Mild, u64::MAX).unwrap();
+    let error = plan.check_loadable().unwrap_err();
+    assert_eq!(error, PlanError::NotLoadable { level: Level::Mild });
+}
+
+#[test]
+fn without_rates_auto_is_the_most_faithful_that_fits() {
+    let auto = |budget| plan(&llada_8b(), Level::Auto, budget).unwrap().level;
+    assert_eq!(auto(20 * GIB), Level::Off);
+    assert_eq!(auto(8 * GIB), Level::Standard);
+}
+
+fn small_shape(layers: usize, width: usize, mlp: usize, rows: usize) -> Shape {
+    Shape {
+        naming: Naming::Llada,
+        layers,
+        width: 64 * width,
+        heads: width,
+        kv_heads: width,
+        head_dim: 64,
+        mlp_width: 32 * mlp,
+        embedding_rows: 256 * rows,
+        context_length: 512,
+        tied: false,
+        biases: false,
+    }
+}
+
+fn level() -> impl Strategy<Value = Level> {
+    prop::sample::select(vec![
+        Level::Off,
+        Level::Standard,
+        Level::Moderate,
+        Level::Aggressive,
+    ])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever the shape, level and budget: the plan fits, and nothing is streamed that would fit.
+    #[test]
+    fn plans_keep_to_the_budget(
+        layers in 1usize..12, width in 1usize..9, mlp in 1usize..40, rows in 1usize..30,
+        level in level(), share in 0.02f64..1.3,
+    ) {
+        let shape = small_shape(layers, width, mlp, rows);
+        let all = plan(&shape, level, u64::MAX).unwrap();
+        let budget = (all.peak_bytes() as f64 * share) as u64;
+        match plan(&shape, level, budget) {
+            Ok(plan) => {
+                prop_assert!(plan.peak_bytes() <= budget);
+                prop_assert_eq!(plan.streamed().next().is_none(), all.peak_bytes() <= budget);
+                prop_assert!(plan.streamed().all(|unit| unit.slot_bytes() <= plan.slots.bytes));
+                prop_assert!(plan.slots.count == 0 || plan.slots.count >= 3);
+            }
+            Err(PlanError::BudgetTooSmall { least_bytes, .. }) => {
+                prop_assert!(least_bytes > budget);
+                prop_assert!(plan(&shape, level, least_bytes).is_ok());
+            }
+            Err(error) => prop_assert!(false, "{}", error),
+        }
+    }
+
+    /// Between any two plans, after every step: within what either may take, every streamed unit fits the slots, and in
+    /// the end the new plan is in force.
+    #[test]
+    fn every_prefix_of_a_transition_fits(
+        layers in 1usize..12, width in 1usize..9, mlp in 1usize..40, rows in 1usize..30,
+        levels in (level(), level()), shares in (0.05f64..1.3, 0.05f64..1.3),
+    ) {
+        let shape = small_shape(layers, width, mlp, rows);
+        let whole = plan(&shape, Level::Off, u64::MAX).unwrap().peak_bytes();
+        let make = |level, share: f64| plan(&shape, level, (whole as f64 * share) as u64);
+        let (Ok(from), Ok(to)) = (make(levels.0, shares.0), make(levels.1, shares.1)) else {
+            return Ok(());
+        };
+        let ceiling = from.peak_bytes().max(to.budget_bytes);
+        let working = from.working.total_bytes();
+        let mut units = from.units.clone();
+        let mut slots = from.slots;
+        let held = |units: &[UnitPlan], slots: Slots| -> u64 {
+            units.iter().map(UnitPlan::resident_bytes).sum::<u64>() + slots.total_bytes() + working
+        };
+        for step in transition(&from, &to) {
+            match step {
+                Step::Bring { unit, beside } => {
+                    let new = to.units[unit].resident_bytes();
+                    prop_assert!(new > 0);
+                    if beside {
+                        prop_assert!(held(&units, slots) + new <= ceiling);
+                    }
+                    units[unit] = to.units[unit].clone();
+                }
+                Step::Stream { evicted, slots: new } => {
+                    for unit in evicted {
+                        units[unit] = to.units[unit].clone();
+                        prop_assert_eq!(units[unit].resident_bytes(), 0);
+                    }
+                    slots = new;
+                }
+                Step::Settle { evicted, brought } => {
+                    for unit in evicted {
+                        units[unit] = to.units[unit].clone();
+                    }
+                    for unit in brought {
+                        units[unit] = to.units[unit].clone();
+                        prop_assert!(held(&units, Slots::default()) <= ceiling);
+                    }
+                    slots = to.slots;
+                }
+            }
+            prop_assert!(held(&units, slots) <= ceiling, "{} over {}", held(&units, slots), ceiling);
+            for unit in units.iter().filter(|unit| unit.is_streamed()) {
+                prop_assert!(unit.slot_bytes() <= slots.bytes && slots.count >= 3);
+            }
+        }
+        prop_assert_eq!(&units, &to.units);
+        prop_assert_eq!(slots, to.slots);
+    }
+}
