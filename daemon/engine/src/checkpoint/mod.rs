@@ -5,6 +5,7 @@
 mod error;
 mod file;
 mod safetensors;
+pub mod synth;
 
 use std::{
     collections::BTreeMap,

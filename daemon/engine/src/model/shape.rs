@@ -283,10 +283,7 @@ mod tests {
             dream.parameters() - bare.parameters(),
             28 * (3584 + 2 * 512)
         );
-        let tied = Shape {
-            tied: true,
-            ..bare
-        };
+        let tied = Shape { tied: true, ..bare };
         assert_eq!(bare.parameters() - tied.parameters(), 152_064 * 3584);
         assert!(tied.tensors().iter().all(|spec| spec.part != Part::Head));
     }
