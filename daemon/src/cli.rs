@@ -2,18 +2,30 @@
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
-use clap::{Parser, error::ErrorKind};
+use clap::{Parser, Subcommand, error::ErrorKind};
 use sluice_shared::exit;
 
-use crate::config::{Device, Filter, limits};
+use crate::{
+    config::{Device, Filter, limits},
+    synth::Synth,
+};
 
 /// Keeps a language model loaded and serves generation over gRPC.
 ///
 /// Settings come from defaults, a TOML file, SLUICE_* variables and flags; each gives way
 /// to the next. `--print-config` shows what came from where.
 #[derive(Debug, Default, Parser)]
-#[command(name = "sluiced", version, max_term_width = 100)]
+#[command(
+    name = "sluiced",
+    version,
+    max_term_width = 100,
+    args_conflicts_with_subcommands = true
+)]
 pub struct Arguments {
+    /// Work that needs no daemon; without it, the daemon serves
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
     /// Checkpoint to serve, a Hugging Face folder or a .safetensors file in one [default: the
     /// small demonstration model inside this program] [env: SLUICE_MODEL]
     #[arg(long, value_name = "DIR|FILE")]
@@ -62,7 +74,21 @@ pub struct Arguments {
     check_config: bool,
 }
 
-/// What the program was started for.
+/// Work that needs no daemon.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Write a checkpoint of random weights, to try a model's size without downloading it
+    ///
+    /// The shape is a published model's, or a LLaDA model's of any size. There is no tokenizer:
+    /// prompts are given as token ids.
+    #[command(
+        override_usage = "sluiced synth [OPTIONS] --preset <NAME> <DIR>\n       \
+        sluiced synth [OPTIONS] --layers <N> --width <N> --heads <N> --mlp-width <N> --vocabulary <N> <DIR>"
+    )]
+    Synth(Synth),
+}
+
+/// What the daemon was started for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Task {
     /// Listen and serve.
@@ -111,6 +137,17 @@ mod tests {
     #[test]
     fn the_command_line_holds_together() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn settings_of_the_daemon_are_no_flags_of_a_subcommand() {
+        let line = [
+            "sluiced", "--queue", "2", "synth", "--preset", "llada-8b", "x",
+        ];
+        assert!(Arguments::try_parse_from(line).is_err());
+        let line = ["sluiced", "synth", "--preset", "llada-8b", "x"];
+        let arguments = Arguments::try_parse_from(line).unwrap();
+        assert!(matches!(arguments.command, Some(Command::Synth(_))));
     }
 
     #[test]

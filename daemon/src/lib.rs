@@ -6,6 +6,8 @@ pub mod cli;
 pub mod config;
 pub mod logging;
 
+pub mod synth;
+
 pub mod listen;
 pub mod systemd;
 

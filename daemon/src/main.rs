@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use sluice_daemon::{
-    cli::{Arguments, Task},
+    cli::{Arguments, Command, Task},
     config::{self, Environment},
-    life, logging,
+    life, logging, synth,
 };
 use sluice_shared::exit;
 
@@ -14,6 +14,9 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
+    if let Some(Command::Synth(options)) = &arguments.command {
+        return ExitCode::from(synth::run(options));
+    }
     let environment = Environment::of_process();
     let config = match config::resolve(&arguments, &environment) {
         Ok(config) => config,

@@ -10,4 +10,5 @@ mod requests;
 mod services;
 mod shutdown;
 mod sockets;
+mod synth;
 mod systemd;

@@ -13,12 +13,13 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-pub(crate) use self::{change::Preparation, reader::Reader};
+pub(crate) use self::change::Preparation;
 use self::{
     reader::Loaded,
     stream::{Slot, Stream},
 };
 pub use self::{
+    reader::Reader,
     stream::StreamStats,
     unit::{Part, TensorSpec, Unit},
     weight::Weight,
@@ -80,7 +81,7 @@ pub struct UnitState {
 }
 
 /// How a load went.
-pub(crate) enum LoadOutcome<T> {
+pub enum LoadOutcome<T> {
     /// It is there.
     Done(T),
     /// Somebody stopped it.
@@ -93,7 +94,7 @@ impl Residency {
     ///
     /// # Errors
     /// A tensor that can't be read, or memory that can't be had.
-    pub(crate) fn load(
+    pub fn load(
         plan: &Plan,
         reader: Arc<Reader>,
         device: &Device,

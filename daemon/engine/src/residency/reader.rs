@@ -20,7 +20,7 @@ const NUMBER_BYTES: usize = 4;
 
 /// The files that weights come from.
 #[derive(Debug)]
-pub(crate) struct Reader {
+pub struct Reader {
     checkpoint: Arc<Checkpoint>,
     /// Of each of the model's tensors, in the checkpoint.
     entries: Vec<TensorEntry>,
@@ -47,7 +47,11 @@ impl Loaded {
 
 impl Reader {
     /// Reads from the checkpoint, whose headers `sources` were checked against.
-    pub(crate) fn new(checkpoint: Arc<Checkpoint>, sources: &[SourceTensor]) -> Self {
+    ///
+    /// # Panics
+    /// When they were not.
+    #[must_use]
+    pub fn new(checkpoint: Arc<Checkpoint>, sources: &[SourceTensor]) -> Self {
         Self {
             entries: entries(&checkpoint, sources)
                 .map(|entry| entry.expect("every source was checked against the checkpoint"))
