@@ -52,7 +52,9 @@ impl Level {
     pub fn about(self) -> &'static str {
         match self {
             Self::Off => "weights as in the checkpoint, all of them on the device",
-            Self::Standard => "weights as in the checkpoint; what doesn't fit the budget is streamed",
+            Self::Standard => {
+                "weights as in the checkpoint; what doesn't fit the budget is streamed"
+            }
             Self::Mild => "weights coded without loss, about 10.9 bits each",
             Self::Moderate => "weights in 8 bits (q8_0)",
             Self::Aggressive => "weights in 4 bits (q4_k), the head in 6",
@@ -101,6 +103,9 @@ mod tests {
             assert_eq!(level.name().parse(), Ok(level));
         }
         let error = "Off".parse::<Level>().unwrap_err();
-        assert!(error.contains("off, standard, mild, moderate, aggressive, auto"), "{error}");
+        assert!(
+            error.contains("off, standard, mild, moderate, aggressive, auto"),
+            "{error}"
+        );
     }
 }

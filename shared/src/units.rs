@@ -122,7 +122,16 @@ mod tests {
         ] {
             assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
         }
-        for text in ["", "-1", "4 apples", "1e9", "nan", "GiB", "1.2.3G", "99999999TiB"] {
+        for text in [
+            "",
+            "-1",
+            "4 apples",
+            "1e9",
+            "nan",
+            "GiB",
+            "1.2.3G",
+            "99999999TiB",
+        ] {
             let error = parse_bytes(text).unwrap_err();
             assert!(error.contains("4GiB"), "{error}");
         }

@@ -114,7 +114,11 @@ fn load(engine: &Engine, folder: &Path) -> Result<ModelId, Box<dyn Error>> {
             drop(send.send(result));
         }
     });
-    engine.load(Source::Folder(folder.to_owned()), Settings::default(), report);
+    engine.load(
+        Source::Folder(folder.to_owned()),
+        Settings::default(),
+        report,
+    );
     Ok(receive.recv()??.id)
 }
 

@@ -292,7 +292,11 @@ impl<T> DerefMut for Buffer<T> {
 
 impl<T> fmt::Debug for Buffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({:?}, {} bytes)", self.entry.kind, self.entry.bytes)
+        write!(
+            f,
+            "Buffer({:?}, {} bytes)",
+            self.entry.kind, self.entry.bytes
+        )
     }
 }
 

@@ -47,7 +47,13 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 /// The weights as a plan for this share of what all of them take has them; `None` where that is too little.
-fn weights(checkpoint: Checkpoint, shape: &Shape, share: f64, cache: u64, ops: &Ops) -> Option<Residency> {
+fn weights(
+    checkpoint: Checkpoint,
+    shape: &Shape,
+    share: f64,
+    cache: u64,
+    ops: &Ops,
+) -> Option<Residency> {
     let sources = plan::sources(&checkpoint, shape.tensors()).unwrap();
     let workload = Workload {
         canvas: 16,
@@ -89,7 +95,13 @@ fn weights(checkpoint: Checkpoint, shape: &Shape, share: f64, cache: u64, ops: &
 /// system caches, or past its cache.
 fn check_logits(name: &str) {
     let mut met = 0;
-    for (share, cache) in [(1.0, 0), (0.9, u64::MAX), (0.7, 0), (0.5, 0), (0.4, u64::MAX)] {
+    for (share, cache) in [
+        (1.0, 0),
+        (0.9, u64::MAX),
+        (0.7, 0),
+        (0.5, 0),
+        (0.4, u64::MAX),
+    ] {
         met += usize::from(check_logits_with(name, share, cache));
     }
     assert!(met > 2, "only {met} plans were possible");
@@ -148,7 +160,10 @@ fn check_logits_with(name: &str, share: f64, cache: u64) -> bool {
             .zip(&logits)
             .map(|(a, b)| (a - b).abs())
             .fold(0.0, f32::max);
-        assert!(worst <= TOLERANCE, "{name} {case} at {share}: off by {worst}");
+        assert!(
+            worst <= TOLERANCE,
+            "{name} {case} at {share}: off by {worst}"
+        );
     }
     true
 }
@@ -228,7 +243,11 @@ fn load(engine: &Engine, folder: &Path) -> ModelId {
             send.send(result.unwrap().id).unwrap();
         }
     });
-    engine.load(Source::Folder(folder.to_owned()), Settings::default(), report);
+    engine.load(
+        Source::Folder(folder.to_owned()),
+        Settings::default(),
+        report,
+    );
     receive.recv().unwrap()
 }
 

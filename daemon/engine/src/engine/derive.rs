@@ -3,12 +3,7 @@
 use std::sync::{Arc, atomic::AtomicBool};
 
 use super::{current::Planner, worker::Worker};
-use crate::{
-    checkpoint::Checkpoint,
-    error::EngineError,
-    plan::Plan,
-    residency::Reader,
-};
+use crate::{checkpoint::Checkpoint, error::EngineError, plan::Plan, residency::Reader};
 
 impl Worker {
     /// A reader that can do what the plan asks for.

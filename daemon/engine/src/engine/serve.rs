@@ -104,9 +104,10 @@ impl<'a> Served<'a> {
         self.frugal_plans += 1;
         let budget = current.plan.peak_bytes().saturating_sub(needed_bytes);
         let workload = current.plan.workload.widest(&self.workload);
-        let plan = current
-            .planner
-            .plan_with(current.plan.level, budget, workload, current.mlp_rows);
+        let plan =
+            current
+                .planner
+                .plan_with(current.plan.level, budget, workload, current.mlp_rows);
         let plan = match plan {
             Ok(plan) => plan,
             // The figures of what was refused say more than those of a plan nobody asked for.

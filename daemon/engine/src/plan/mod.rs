@@ -161,7 +161,9 @@ pub enum PlanError {
         canvas: usize,
     },
     /// The lossless format isn't there yet.
-    #[error("level {level} can be planned, but not loaded: this version has no lossless format yet")]
+    #[error(
+        "level {level} can be planned, but not loaded: this version has no lossless format yet"
+    )]
     NotLoadable {
         /// Which.
         level: Level,

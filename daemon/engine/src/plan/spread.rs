@@ -18,7 +18,8 @@ pub(super) fn streamed_set(
             .map(|index| candidates[(2 * index + 1) * candidates.len() / (2 * count)])
             .collect();
         // No more slots than there is to stream: such a plan would keep all of it and gain nothing.
-        let fits = count > slots && needed + slot_bytes(units, &set, slots) <= budget + freed(units, &set);
+        let fits =
+            count > slots && needed + slot_bytes(units, &set, slots) <= budget + freed(units, &set);
         fits.then_some(set)
     })
 }

@@ -78,10 +78,18 @@ fn what_the_budget_has_no_room_for_is_streamed_evenly() {
     assert!(plan.peak_bytes() <= 8 * GIB);
     // As much as the slots leave is resident.
     let largest = plan.units.iter().map(UnitPlan::bytes).max().unwrap();
-    assert!(plan.peak_bytes() + 3 * largest > 8 * GIB, "{}", plan.peak_bytes());
+    assert!(
+        plan.peak_bytes() + 3 * largest > 8 * GIB,
+        "{}",
+        plan.peak_bytes()
+    );
     assert_eq!(plan.slots.count, 4);
     // Any third of the pass streams about a third of the bytes.
-    let inner: Vec<&UnitPlan> = plan.units.iter().filter(|unit| unit.unit.layer().is_some()).collect();
+    let inner: Vec<&UnitPlan> = plan
+        .units
+        .iter()
+        .filter(|unit| unit.unit.layer().is_some())
+        .collect();
     let streamed = |units: &[&UnitPlan]| -> u64 {
         let streamed = units.iter().filter(|unit| unit.is_streamed());
         streamed.map(|unit| unit.bytes()).sum()
@@ -105,15 +113,22 @@ fn a_budget_below_the_working_set_names_the_least_that_works() {
     assert!(plan(&llada_8b(), Level::Standard, least_bytes - 1).is_err());
     // At `off`, all of it is the least.
     let error = plan(&llada_8b(), Level::Off, 8 * GIB).unwrap_err();
-    assert!(matches!(error, PlanError::BudgetTooSmall { least_bytes, .. } if least_bytes > 14 * GIB));
+    assert!(
+        matches!(error, PlanError::BudgetTooSmall { least_bytes, .. } if least_bytes > 14 * GIB)
+    );
 }
 
 #[test]
 fn the_head_is_cut_by_the_shape_alone() {
     let cuts = |level, budget| -> Vec<(Unit, usize)> {
         let plan = plan(&llada_8b(), level, budget).unwrap();
-        let heads = plan.units.iter().filter(|unit| matches!(unit.unit, Unit::Head(_)));
-        heads.map(|unit| (unit.unit, unit.tensors[0].first_row)).collect()
+        let heads = plan
+            .units
+            .iter()
+            .filter(|unit| matches!(unit.unit, Unit::Head(_)));
+        heads
+            .map(|unit| (unit.unit, unit.tensors[0].first_row))
+            .collect()
     };
     let cut = cuts(Level::Off, u64::MAX);
     assert!(cut.len() > 3);

@@ -68,7 +68,9 @@ pub(super) fn predict(
             _ if !unit.is_streamed() => {}
             Tier::Device => {}
             // One thread copies while the others compute; it takes that share of the cores.
-            Tier::Host => time.copy_s += streamed() / rates.copy_bytes_per_s / machine.threads as f64,
+            Tier::Host => {
+                time.copy_s += streamed() / rates.copy_bytes_per_s / machine.threads as f64
+            }
             Tier::Disk => time.disk_s += streamed() / machine.disk_bytes_per_s?,
         }
     }

@@ -72,7 +72,11 @@ pub fn transition(from: &Plan, to: &Plan) -> Vec<Step> {
     }
     if !is_streaming_settled || !left.is_empty() || state.slots != to.slots {
         steps.push(Step::Settle {
-            evicted: if is_streaming_settled { Vec::new() } else { evicted },
+            evicted: if is_streaming_settled {
+                Vec::new()
+            } else {
+                evicted
+            },
             brought: left,
         });
     }

@@ -177,7 +177,10 @@ pub fn units(sources: &[SourceTensor]) -> Vec<UnitPlan> {
         .map(|unit| unit.tensors.iter().map(TensorPlan::numbers).sum::<u64>())
         .max()
         .unwrap_or(u64::MAX);
-    units_of(sources, usize::try_from(largest_in_layers).unwrap_or(usize::MAX))
+    units_of(
+        sources,
+        usize::try_from(largest_in_layers).unwrap_or(usize::MAX),
+    )
 }
 
 fn units_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<UnitPlan> {

@@ -111,12 +111,7 @@ impl Residency {
         Ok(())
     }
 
-    fn bring_anew(
-        &mut self,
-        index: usize,
-        unit: &UnitPlan,
-        ops: &Ops,
-    ) -> Result<(), EngineError> {
+    fn bring_anew(&mut self, index: usize, unit: &UnitPlan, ops: &Ops) -> Result<(), EngineError> {
         // The old memory first: there is no room for both.
         self.held[index].place = Place::Rehearsed;
         let brought = self.bring(unit, ops.device(), &AtomicBool::new(false))?;

@@ -284,7 +284,10 @@ impl Residency {
     /// Every unit as it stands.
     #[must_use]
     pub fn units(&self) -> Vec<UnitState> {
-        let in_flight = self.stream.as_ref().map_or_else(Vec::new, Stream::in_flight);
+        let in_flight = self
+            .stream
+            .as_ref()
+            .map_or_else(Vec::new, Stream::in_flight);
         let units = self.held.iter().map(|held| UnitState {
             unit: held.plan.unit,
             tier: held.plan.tier,

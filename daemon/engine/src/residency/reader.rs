@@ -81,7 +81,9 @@ impl Reader {
 
     /// Whether all of a unit lies on disk as it is kept for computing, so that it can be streamed.
     pub(crate) fn has_stored(&self, unit: &UnitPlan) -> bool {
-        unit.tensors.iter().all(|tensor| self.stored(tensor).is_some())
+        unit.tensors
+            .iter()
+            .all(|tensor| self.stored(tensor).is_some())
     }
 
     /// Reads a unit to where it stays, converting what is stored otherwise; `None` when cancelled.
@@ -97,7 +99,9 @@ impl Reader {
         for (tensor, place) in unit.tensors.iter().zip(&layout.places) {
             let out = &mut bytes[place.offset as usize..][..place.bytes as usize];
             let done = match self.stored(tensor) {
-                Some((checkpoint, entry)) => read_in_pieces(checkpoint, entry, tensor, out, cancel)?,
+                Some((checkpoint, entry)) => {
+                    read_in_pieces(checkpoint, entry, tensor, out, cancel)?
+                }
                 None => {
                     let entry = &self.entries[tensor.tensor];
                     self.checkpoint.check_unchanged(entry)?;

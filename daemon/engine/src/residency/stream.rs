@@ -143,7 +143,9 @@ impl Stream {
             if state.filling != Some(place) && state.free.is_empty() {
                 // What is ready is not wanted now, or it would have been found.
                 let stale = std::mem::take(&mut state.ready);
-                state.free.extend(stale.into_iter().map(|(_, slot)| slot.memory));
+                state
+                    .free
+                    .extend(stale.into_iter().map(|(_, slot)| slot.memory));
             }
             self.shared.changed.notify_all();
             state = self.shared.wait(state);
