@@ -323,3 +323,6 @@ impl Drop for Engine {
         self.stop();
     }
 }
+
+#[cfg(test)]
+mod tests;
