@@ -5,6 +5,7 @@
 
 pub mod checkpoint;
 pub mod format;
+pub mod page;
 pub mod text;
 
 pub mod device;

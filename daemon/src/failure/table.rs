@@ -281,6 +281,8 @@ fn checkpoint(error: &CheckpointError) -> Row {
         } => broken("FILE_WRONG_LENGTH")
             .figure("expected_bytes", expected)
             .figure("found_bytes", found),
+        CheckpointError::Changed { .. } => Row::new(Code::FailedPrecondition, "FILE_CHANGED")
+            .hint("leave a checkpoint's files alone while its model is loaded"),
         CheckpointError::DuplicateTensor { tensor, .. } => {
             broken("TENSOR_TWICE").figure("tensor", tensor)
         }

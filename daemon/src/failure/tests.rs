@@ -74,6 +74,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
         C::TooLarge { .. } => "too large",
         C::MalformedFile { .. } => "malformed",
         C::WrongLength { .. } => "wrong length",
+        C::Changed { .. } => "changed",
         C::DuplicateTensor { .. } => "duplicate",
         C::MissingTensor { .. } => "tensor missing",
         C::WrongShape { .. } => "wrong shape",
@@ -85,7 +86,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 53;
+const VARIANTS: usize = 54;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -236,6 +237,7 @@ fn broken_checkpoints() -> Vec<CheckpointError> {
             expected: 2,
             found: 1,
         },
+        C::Changed { path: text() },
         C::DuplicateTensor {
             tensor: text(),
             file: text(),

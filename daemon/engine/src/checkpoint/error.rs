@@ -71,6 +71,12 @@ pub enum CheckpointError {
         /// In truth.
         found: u64,
     },
+    /// A file that isn't what it was when it was opened.
+    #[error("{path} changed while it was in use; load the model again")]
+    Changed {
+        /// The file.
+        path: String,
+    },
     /// The same name in two shards.
     #[error("tensor {tensor} stands twice, the second time in {file}")]
     DuplicateTensor {

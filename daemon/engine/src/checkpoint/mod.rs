@@ -4,19 +4,25 @@
 
 mod error;
 mod file;
+mod rate;
 mod safetensors;
 
 use std::{
     collections::BTreeMap,
     fs,
+    ops::Range,
     path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
 };
 
 use serde::Deserialize;
 
-pub use self::error::CheckpointError;
 use self::file::CheckpointFile;
-use crate::format::Format;
+pub use self::{error::CheckpointError, rate::disk_rate};
+use crate::{
+    format::Format,
+    page::{Page, pages_of},
+};
 
 /// Where a checkpoint is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,6 +103,82 @@ impl Checkpoint {
     pub fn read(&self, entry: &TensorEntry, out: &mut [u8]) -> Result<(), CheckpointError> {
         debug_assert_eq!(entry.bytes, out.len() as u64);
         self.files[entry.file].read_at(entry.offset, out)
+    }
+
+    /// Reads the bytes `part` of a tensor into `out`, which must have their number.
+    ///
+    /// # Errors
+    /// When the file gives fewer bytes than its header promised.
+    ///
+    /// # Panics
+    /// When `part` lies outside the tensor.
+    pub fn read_part(
+        &self,
+        entry: &TensorEntry,
+        part: Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        debug_assert_eq!(part.end - part.start, out.len() as u64);
+        let (file, offset) = self.place(entry, &part);
+        file.read_at(offset, out)
+    }
+
+    /// Pages that [`Checkpoint::read_direct`] needs for the bytes `part` of a tensor.
+    ///
+    /// # Panics
+    /// When `part` lies outside the tensor.
+    #[must_use]
+    pub fn direct_pages(&self, entry: &TensorEntry, part: Range<u64>) -> usize {
+        let (_, offset) = self.place(entry, &part);
+        pages_of(offset, (part.end - part.start) as usize)
+    }
+
+    /// Reads the bytes `part` of a tensor past the page cache, in the whole pages that hold
+    /// them, and says where in `target` they start; `None` when `cancel` was set before all
+    /// were there. Where the file system has no such reads, they go through the page cache.
+    ///
+    /// # Errors
+    /// When the file gives fewer bytes than its header promised.
+    ///
+    /// # Panics
+    /// When `part` lies outside the tensor, or `target` has too few pages for it.
+    pub fn read_direct(
+        &self,
+        entry: &TensorEntry,
+        part: Range<u64>,
+        target: &mut [Page],
+        cancel: &AtomicBool,
+    ) -> Result<Option<usize>, CheckpointError> {
+        let (file, offset) = self.place(entry, &part);
+        file.read_direct(offset, (part.end - part.start) as usize, target, cancel)
+    }
+
+    /// Whether the file that holds a tensor still is what it was when it was opened. To have
+    /// been deleted, or replaced by another of its name, is no change.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Changed`], or when the system can't say.
+    pub fn check_unchanged(&self, entry: &TensorEntry) -> Result<(), CheckpointError> {
+        self.files[entry.file].check_unchanged()
+    }
+
+    /// Tells the system that a tensor needn't stay in the page cache.
+    pub fn drop_cached(&self, entry: &TensorEntry) {
+        self.files[entry.file].drop_cached(entry.offset, entry.bytes);
+    }
+
+    /// Tells the system that a tensor will soon be read through the page cache.
+    pub fn will_need(&self, entry: &TensorEntry) {
+        self.files[entry.file].will_need(entry.offset, entry.bytes);
+    }
+
+    /// Where the bytes `part` of a tensor lie.
+    fn place(&self, entry: &TensorEntry, part: &Range<u64>) -> (&CheckpointFile, u64) {
+        assert!(
+            part.start <= part.end && part.end <= entry.bytes,
+            "a part of a tensor lies inside it"
+        );
+        (&self.files[entry.file], entry.offset + part.start)
     }
 
     /// `config.json`.
