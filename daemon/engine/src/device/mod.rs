@@ -1,8 +1,16 @@
-//! The device that computes: for now the CPU, as one pool of threads.
+//! The device that computes, for now the CPU as one pool of threads, and what is known of
+//! it: its memory and its rates.
 
+mod facts;
+mod memory;
+
+pub use self::{
+    facts::{Facts, LinearRate, Rates, measure},
+    memory::{MemoryFacts, default_budget},
+};
 use crate::error::EngineError;
 
-/// A device and what is known of it.
+/// A device.
 pub struct Device {
     pool: rayon::ThreadPool,
 }

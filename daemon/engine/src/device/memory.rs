@@ -1,0 +1,198 @@
+//! How much memory this process may have: the least that the machine, the control groups
+//! above the process and its own limits leave it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use rustix::process::{Resource, getrlimit};
+
+/// Memory of the device. Figures that can't be had are `None`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryFacts {
+    /// Most that this process could have if it were alone.
+    pub total_bytes: Option<u64>,
+    /// What it may still take.
+    pub free_bytes: Option<u64>,
+}
+
+/// Part of the free memory that [`default_budget`] leaves to others, in percent, and its
+/// least.
+const MARGIN_PERCENT: u64 = 6;
+const MARGIN_BYTES_MIN: u64 = 256 << 20;
+
+/// What to use of `free_bytes` when nobody says: all but a margin.
+#[must_use]
+pub fn default_budget(free_bytes: u64) -> u64 {
+    let margin = (free_bytes / 100 * MARGIN_PERCENT).max(MARGIN_BYTES_MIN);
+    free_bytes.saturating_sub(margin)
+}
+
+impl MemoryFacts {
+    /// The main memory, as it is at this moment.
+    #[must_use]
+    pub fn read() -> Self {
+        let status = text("/proc/self/status");
+        let groups = group_folders(&text("/proc/self/cgroup"), &text("/proc/self/mountinfo"));
+        groups
+            .iter()
+            .map(|folder| Self::of_group(folder))
+            .chain([
+                Self::of_machine(&text("/proc/meminfo")),
+                Self::of_limit(getrlimit(Resource::Data).current, &status, "VmData"),
+                Self::of_limit(getrlimit(Resource::As).current, &status, "VmSize"),
+            ])
+            .fold(Self::default(), Self::least)
+    }
+
+    fn least(self, other: Self) -> Self {
+        let least = |a: Option<u64>, b: Option<u64>| a.into_iter().chain(b).min();
+        Self {
+            total_bytes: least(self.total_bytes, other.total_bytes),
+            free_bytes: least(self.free_bytes, other.free_bytes),
+        }
+    }
+
+    /// By the text of `/proc/meminfo`.
+    fn of_machine(meminfo: &str) -> Self {
+        Self {
+            total_bytes: kib_line(meminfo, "MemTotal"),
+            free_bytes: kib_line(meminfo, "MemAvailable"),
+        }
+    }
+
+    /// By a limit of the process and the line `used` of `/proc/self/status`.
+    fn of_limit(limit: Option<u64>, status: &str, used: &str) -> Self {
+        let used = kib_line(status, used);
+        Self {
+            total_bytes: limit,
+            free_bytes: limit.zip(used).map(|(all, used)| all.saturating_sub(used)),
+        }
+    }
+
+    /// By the files of one control group, of either version.
+    fn of_group(folder: &Path) -> Self {
+        let file = |name: &str| fs::read_to_string(folder.join(name)).unwrap_or_default();
+        let stat = file("memory.stat");
+        // Version 2 slows a process down above `high` and kills it above `max`.
+        let limits = ["memory.max", "memory.high", "memory.limit_in_bytes"];
+        let used = ["memory.current", "memory.usage_in_bytes"];
+        let number = |name: &&str| file(name).trim().parse().ok();
+        Self::of_counts(
+            limits.iter().filter_map(number).min(),
+            used.iter().find_map(number),
+            &stat,
+        )
+    }
+
+    /// By a control group's limit, its use and the text of its `memory.stat`.
+    fn of_counts(limit: Option<u64>, used: Option<u64>, stat: &str) -> Self {
+        // Pages of files count as used, but are given back when somebody needs memory.
+        // Version 1 has the figures with and without the groups below.
+        let files = |state: &str| {
+            word_line(stat, &format!("total_{state}_file"))
+                .or_else(|| word_line(stat, &format!("{state}_file")))
+                .unwrap_or(0)
+        };
+        let kept = used.map(|used: u64| {
+            used.saturating_sub(files("active"))
+                .saturating_sub(files("inactive"))
+        });
+        Self {
+            total_bytes: limit,
+            free_bytes: limit.zip(kept).map(|(all, kept)| all.saturating_sub(kept)),
+        }
+    }
+}
+
+/// A file of the system; empty, so without any figure, when it can't be read.
+fn text(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// The value in bytes of a line such as `VmData:    360 kB`.
+fn kib_line(text: &str, name: &str) -> Option<u64> {
+    let value = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let kib: u64 = value.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The value of a line such as `active_file 4096`.
+fn word_line(text: &str, name: &str) -> Option<u64> {
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?
+        .trim()
+        .parse()
+        .ok()
+}
+
+/// The folders of the control groups that limit this process's memory, its own and those
+/// above it, by the texts of `/proc/self/cgroup` and `/proc/self/mountinfo`.
+fn group_folders(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for line in cgroup.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(group)) = (fields.next(), fields.next()) else {
+            continue;
+        };
+        let is_memory = |controller| controller == "memory";
+        // Version 2 is one tree for all controllers, and names none.
+        let kind = match controllers {
+            "" => "cgroup2",
+            names if names.split(',').any(is_memory) => "cgroup",
+            _ => continue,
+        };
+        for mount in mountinfo.lines().filter_map(Mount::parse) {
+            if mount.kind == kind && (kind == "cgroup2" || mount.options.split(',').any(is_memory))
+            {
+                folders.extend(mount.folders_up_from(group));
+            }
+        }
+    }
+    folders
+}
+
+/// What a line of `mountinfo` says.
+struct Mount<'a> {
+    /// The part of the file system that is mounted.
+    root: &'a Path,
+    /// Where.
+    point: &'a Path,
+    kind: &'a str,
+    options: &'a str,
+}
+
+impl<'a> Mount<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let (place, system) = line.split_once(" - ")?;
+        let mut place = place.split(' ').skip(3);
+        let mut system = system.split(' ');
+        Some(Self {
+            root: Path::new(place.next()?),
+            point: Path::new(place.next()?),
+            kind: system.next()?,
+            options: system.nth(1)?,
+        })
+    }
+
+    /// The folder of `group`, then those above it up to the mount's own. A group outside of
+    /// what is mounted, as seen from inside a container, leaves the mount's own.
+    fn folders_up_from(&self, group: &str) -> Vec<PathBuf> {
+        let below = Path::new(group).strip_prefix(self.root).ok();
+        let plain = |path: &&Path| !path.components().any(|part| part.as_os_str() == "..");
+        let parts = below.filter(plain).into_iter().flat_map(Path::components);
+        // Part by part: joining nothing would leave a slash at the end.
+        let folder = parts.fold(self.point.to_owned(), |folder, part| folder.join(part));
+        folder
+            .ancestors()
+            .take_while(|folder| folder.starts_with(self.point))
+            .map(Path::to_owned)
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;
