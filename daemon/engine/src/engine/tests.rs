@@ -55,13 +55,11 @@ fn world(level: Level, budget_bytes: Option<u64>) -> World {
 impl World {
     fn request(&self, length: usize) -> Generate {
         let text = self.model.text.as_ref().unwrap();
-        let message = crate::text::ChatMessage {
-            role: "user".to_owned(),
-            content: "Tell me a story about Mia and a kite.".to_owned(),
-        };
         Generate {
             model: self.model.id,
-            prompt: text.chat(&[message], true).unwrap(),
+            prompt: text
+                .encode_chat(&[("user", "Tell me a story about Mia and a kite.")])
+                .unwrap(),
             canvas: vec![Slot::Masked; length],
             block_length: 16,
             steps: length,
@@ -159,9 +157,17 @@ fn streamed_weights_give_the_resident_ones_text() {
 
 #[test]
 fn the_peak_is_what_the_plan_says() {
-    for level in [Level::Off, Level::Standard, Level::Moderate, Level::Aggressive] {
+    for level in [
+        Level::Off,
+        Level::Standard,
+        Level::Moderate,
+        Level::Aggressive,
+    ] {
         let world = world(level, None);
-        let plan = world.engine.plan(&Change::default(), world.workload()).unwrap();
+        let plan = world
+            .engine
+            .plan(&Change::default(), world.workload())
+            .unwrap();
         let generated = world.generate();
         let (predicted, measured) = (plan.peak_bytes(), generated.peak_device_bytes);
         let off = (measured as f64 / predicted as f64 - 1.0).abs();
@@ -181,7 +187,11 @@ fn a_level_changes_while_text_is_made() {
         let _ = tell.send(report.clone());
     });
     let before = passes.recv().unwrap();
-    let plan = world.apply(level(Level::Aggressive)).recv().unwrap().unwrap();
+    let plan = world
+        .apply(level(Level::Aggressive))
+        .recv()
+        .unwrap()
+        .unwrap();
     assert_eq!(plan.level, Level::Aggressive);
     let generated = finished.recv().unwrap().unwrap();
     assert_eq!(generated.passes, expected.passes, "no pass is lost");
@@ -257,7 +267,10 @@ fn a_bad_change_changes_nothing() {
 #[test]
 fn a_long_canvas_makes_room_for_itself() {
     let world = world(Level::Standard, None);
-    let short = world.engine.plan(&Change::default(), world.workload()).unwrap();
+    let short = world
+        .engine
+        .plan(&Change::default(), world.workload())
+        .unwrap();
     // Room for the usual canvas and hardly more.
     let bytes = short.peak_bytes() + 1000;
     world.apply(budget(bytes)).recv().unwrap().unwrap();
@@ -276,7 +289,10 @@ fn every_reservation_may_fail() {
     let before = world.engine.memory().used_bytes;
     let ledger = &world.engine.shared.ledger;
     let lacked = |error: EngineError| {
-        assert!(matches!(error, EngineError::OutOfMemory { needed_bytes, .. } if needed_bytes > 0), "{error}");
+        assert!(
+            matches!(error, EngineError::OutOfMemory { needed_bytes, .. } if needed_bytes > 0),
+            "{error}"
+        );
     };
     let mut refused = 0;
     for number in 1.. {
