@@ -61,7 +61,7 @@ impl World {
                 .encode_chat(&[("user", "Tell me a story about Mia and a kite.")])
                 .unwrap(),
             canvas: vec![Slot::Masked; length],
-            block_length: 16,
+            block_length: length.min(16),
             steps: length,
             temperature: 0.0,
             guidance: 0.0,
@@ -81,8 +81,9 @@ impl World {
         let (send, finished) = mpsc::channel();
         let sink = Box::new(move |event| match event {
             Event::Pass(report) => watch(&report),
-            Event::Finished(Ok(Outcome::Generated(generated))) => send.send(Ok(generated)).unwrap(),
-            Event::Finished(Err(error)) => send.send(Err(error)).unwrap(),
+            // A test that failed listens no more.
+            Event::Finished(Ok(Outcome::Generated(generated))) => drop(send.send(Ok(generated))),
+            Event::Finished(Err(error)) => drop(send.send(Err(error))),
             _ => {}
         });
         self.engine.submit(Work::Generate(request), sink).unwrap();
@@ -107,9 +108,8 @@ impl World {
     }
 
     fn least_bytes(&self) -> u64 {
-        let change = budget(1);
-        let plan = self.engine.plan(&change, self.workload());
-        match plan.unwrap_err() {
+        let workload = self.engine.in_force().unwrap().plan.workload;
+        match self.engine.plan(&budget(1), workload).unwrap_err() {
             EngineError::Plan(PlanError::BudgetTooSmall { least_bytes, .. }) => least_bytes,
             error => panic!("{error}"),
         }
@@ -221,7 +221,7 @@ fn a_budget_changes_while_text_is_made_and_the_text_does_not() {
     for bytes in [least, least * 3 / 2, least] {
         let plan = world.apply(budget(bytes)).recv().unwrap().unwrap();
         assert!(plan.peak_bytes() <= bytes);
-        assert_eq!(world.engine.in_force().unwrap().plan, plan);
+        assert!(world.engine.in_force().unwrap().plan == plan);
     }
     let generated = finished.recv().unwrap().unwrap();
     assert_eq!(generated.tokens, expected.tokens);
@@ -258,7 +258,7 @@ fn a_bad_change_changes_nothing() {
     for change in [budget(1000), level(Level::Mild)] {
         let error = world.apply(change).recv().unwrap().unwrap_err();
         assert!(matches!(error, EngineError::Plan(_)), "{error}");
-        assert_eq!(world.engine.in_force().unwrap().plan, plan);
+        assert!(world.engine.in_force().unwrap().plan == plan);
         assert_eq!(world.engine.settings(), Settings::default());
     }
     world.generate();
@@ -285,7 +285,11 @@ fn a_long_canvas_makes_room_for_itself() {
 #[test]
 fn every_reservation_may_fail() {
     let world = world(Level::Standard, None);
-    let expected = world.generate();
+    let short = || {
+        let finished = world.submit(world.request(12), |_| {});
+        finished.recv().unwrap()
+    };
+    let expected = short().unwrap();
     let before = world.engine.memory().used_bytes;
     let ledger = &world.engine.shared.ledger;
     let lacked = |error: EngineError| {
@@ -297,8 +301,7 @@ fn every_reservation_may_fail() {
     let mut refused = 0;
     for number in 1.. {
         ledger.fail_at(number);
-        let finished = world.submit(world.request(48), |_| {});
-        match finished.recv().unwrap() {
+        match short() {
             Ok(generated) => assert_eq!(generated.tokens, expected.tokens),
             Err(error) => {
                 refused += 1;
@@ -313,7 +316,7 @@ fn every_reservation_may_fail() {
     }
     assert_eq!(refused, 0, "there was another way each time");
     ledger.fail_at(0);
-    assert_eq!(world.generate().tokens, expected.tokens);
+    assert_eq!(short().unwrap().tokens, expected.tokens);
     world.apply(level(Level::Standard)).recv().unwrap().unwrap();
     assert_eq!(world.engine.memory().used_bytes, before);
     for number in 1.. {
@@ -328,6 +331,6 @@ fn every_reservation_may_fail() {
         }
         // The model before is still there.
         assert_eq!(world.engine.memory().used_bytes, before);
-        assert_eq!(world.generate().tokens, expected.tokens);
+        assert_eq!(short().unwrap().tokens, expected.tokens);
     }
 }
