@@ -44,8 +44,12 @@ fn shape() -> Shape {
 }
 
 fn write_source(folder: &Path, seed: u64) {
+    write_source_of(folder, shape(), seed);
+}
+
+fn write_source_of(folder: &Path, shape: Shape, seed: u64) {
     let synthesis = Synthesis {
-        shape: shape(),
+        shape,
         element: Element::Bf16,
         seed,
         threads: 2,
@@ -123,14 +127,16 @@ fn resident(level: Level) -> Settings {
 
 /// A budget under which some of this level's weights are streamed; a model must be loaded.
 fn streaming(engine: &Engine, level: Level) -> Settings {
+    // What models are planned for when they are loaded.
+    let context = engine.model().unwrap().info.context_length;
+    let workload = Workload {
+        canvas: Workload::default().canvas.min(context),
+        ..Workload::default()
+    };
     let plan = |budget_bytes| {
         let change = Change {
             level: Some(level),
             budget_bytes: Some(Some(budget_bytes)),
-        };
-        let workload = Workload {
-            canvas: shape().context_length,
-            ..Workload::default()
         };
         engine.plan(&change, workload).unwrap()
     };
@@ -144,11 +150,15 @@ fn streaming(engine: &Engine, level: Level) -> Settings {
 }
 
 fn request(engine: &Engine, steps: usize) -> Work {
+    request_of(engine, 32, steps)
+}
+
+fn request_of(engine: &Engine, length: usize, steps: usize) -> Work {
     Work::Generate(Generate {
         model: engine.model().unwrap().id,
         prompt: vec![1, 2, 3],
-        canvas: vec![Slot::Masked; 32],
-        block_length: 32,
+        canvas: vec![Slot::Masked; length],
+        block_length: length,
         steps,
         temperature: 0.0,
         guidance: 0.0,
@@ -360,7 +370,7 @@ fn a_change_converts_beside_a_running_request() {
 }
 
 #[test]
-fn another_change_ends_a_conversion_and_requests_need_not_wait_for_it() {
+fn another_change_ends_a_conversion() {
     let folder = setup();
     let engine = start(&folder, false);
     load(&engine, &folder, resident(Level::Standard));
@@ -372,6 +382,86 @@ fn another_change_ends_a_conversion_and_requests_need_not_wait_for_it() {
     applied(&second).unwrap();
     assert!(copies(&folder).is_empty());
     assert_eq!(tokens(&engine), expected);
+}
+
+/// What happened on the engine's thread, in order.
+#[derive(Debug)]
+enum Happening {
+    Request(Event),
+    Change(ApplyEvent),
+}
+
+/// Asks for a change and then for a request; what happened until both were over.
+fn change_and_request(engine: &Engine, settings: Settings, work: Work) -> Vec<Happening> {
+    let (send, happenings) = mpsc::channel();
+    let change = Change {
+        level: Some(settings.level),
+        budget_bytes: Some(settings.budget_bytes),
+    };
+    let report = send.clone();
+    let report = Box::new(move |event| drop(report.send(Happening::Change(event))));
+    engine.apply(change, report);
+    let sink = Box::new(move |event| drop(send.send(Happening::Request(event))));
+    engine.submit(work, sink).unwrap();
+    happenings.iter().collect()
+}
+
+fn place(happenings: &[Happening], is_it: impl Fn(&Happening) -> bool) -> usize {
+    let place = happenings.iter().position(is_it);
+    place.unwrap_or_else(|| panic!("{happenings:?}"))
+}
+
+#[test]
+fn a_request_need_not_wait_for_a_conversion() {
+    let folder = setup();
+    let engine = start(&folder, false);
+    load(&engine, &folder, resident(Level::Standard));
+    let settings = streaming(&engine, Level::Aggressive);
+    let happenings = change_and_request(&engine, settings, request(&engine, 32));
+    let planned = place(&happenings, |happening| {
+        matches!(happening, Happening::Change(ApplyEvent::Planned { .. }))
+    });
+    let started = place(&happenings, |happening| {
+        matches!(happening, Happening::Request(Event::Started { .. }))
+    });
+    let finished = place(&happenings, |happening| {
+        matches!(happening, Happening::Change(ApplyEvent::Finished(Ok(_))))
+    });
+    assert!(planned < started && started < finished, "{happenings:?}");
+    assert_eq!(engine.settings(), settings);
+}
+
+#[test]
+fn a_request_that_needs_room_gets_it_while_weights_are_converted() {
+    let folder = TempDir::new().unwrap();
+    let wide = Shape {
+        context_length: 512,
+        ..shape()
+    };
+    write_source_of(&folder.path().join("model"), wide, 1);
+    let engine = start(&folder, false);
+    load(&engine, &folder, resident(Level::Standard));
+    load(&engine, &folder, streaming(&engine, Level::Standard));
+    let settings = streaming(&engine, Level::Aggressive);
+    let happenings = change_and_request(&engine, settings, request_of(&engine, 330, 4));
+
+    let more_streamed = place(
+        &happenings,
+        |happening| matches!(happening, Happening::Request(Event::Notice(notice)) if notice.contains("canvas")),
+    );
+    let finished = place(&happenings, |happening| {
+        matches!(happening, Happening::Change(ApplyEvent::Finished(Ok(_))))
+    });
+    assert!(more_streamed < finished, "{happenings:?}");
+    let Happening::Change(ApplyEvent::Finished(Ok(plan))) = &happenings[finished] else {
+        unreachable!("this is where it was found")
+    };
+    assert_eq!(plan.level, Level::Aggressive);
+    assert!(plan.workload.canvas >= 333, "what runs still fits");
+    place(&happenings, |happening| {
+        matches!(happening, Happening::Request(Event::Finished(Ok(_))))
+    });
+    assert_eq!(engine.settings(), settings);
 }
 
 fn wait_for(mut condition: impl FnMut() -> bool) {
