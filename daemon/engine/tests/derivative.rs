@@ -9,6 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use rustix::process::{Resource, Rlimit, setrlimit};
 use sluice_engine::{
     ApplyEvent, Change, Engine, EngineError, Event, Generate, LoadEvent, LoadedModel, Options,
     Outcome, Settings, Slot, Work,
@@ -379,6 +380,10 @@ fn another_change_ends_a_conversion() {
     let second = apply(&engine, resident(Level::Standard));
     let error = applied(&first).unwrap_err();
     assert!(matches!(error, EngineError::Superseded), "{error}");
+    assert!(
+        copies(&folder).is_empty(),
+        "gone before anybody hears of it"
+    );
     applied(&second).unwrap();
     assert!(copies(&folder).is_empty());
     assert_eq!(tokens(&engine), expected);
@@ -486,9 +491,9 @@ fn a_full_disk_leaves_nothing_behind_and_the_engine_serves() {
         return serve_on_a_small_disk(Path::new(&folder));
     }
     let folder = setup();
-    // Units of 512 bytes: room for the header and some tensors. Without a handler the limit's signal would kill.
+    // Without this the limit's signal would kill.
     let output = Command::new("sh")
-        .args(["-c", "trap '' XFSZ; ulimit -f 2000; exec \"$0\" \"$@\""])
+        .args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", SMALL_DISK_TEST, "--nocapture"])
         .env(SMALL_DISK, folder.path())
@@ -520,6 +525,13 @@ fn serve_on_a_small_disk(folder: &Path) {
     };
     try_load(resident(Level::Standard)).unwrap();
     let expected = tokens(&engine);
+    // Only now: the first load measures the device with a file in memory.
+    let room = Some(1 << 20);
+    let limit = Rlimit {
+        current: room,
+        maximum: room,
+    };
+    setrlimit(Resource::Fsize, limit).unwrap();
     let settings = streaming(&engine, Level::Aggressive);
     let check = |error: EngineError| {
         let EngineError::Derivative { path, cause } = error else {

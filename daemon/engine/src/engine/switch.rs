@@ -1,17 +1,18 @@
 //! Going from one plan to another while requests run: what must be converted for streaming is first, beside the passes;
 //! then a step at a time between them. What can be made ready beside the present weights is, while passes go on.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+mod steps;
 
+use std::{sync::Arc, time::Duration};
+
+use self::steps::Steps;
 use super::{
     ApplyEvent, ApplyReport, Measured, Settings, SwitchState, current::Current, derive::Conversion,
     worker::Worker,
 };
 use crate::{
     error::EngineError,
-    ops::Ops,
-    plan::{Plan, Step, transition},
-    residency::{Preparation, Residency},
+    plan::{Plan, transition},
     schedule::Apply,
 };
 
@@ -37,63 +38,12 @@ enum Stage {
     Stepping(Steps),
 }
 
-/// What is left to do between passes.
-#[derive(Default)]
-struct Steps {
-    left: VecDeque<Step>,
-    done: usize,
-    /// The next step's unit, being made ready.
-    preparing: Option<Preparation>,
-}
-
-impl Steps {
-    /// Makes the next step if it is ready, or with `wait` as soon as it is; whether there was one.
-    fn step(
-        &mut self,
-        target: &Plan,
-        weights: &mut Residency,
-        ops: &Arc<Ops>,
-        wait: bool,
-    ) -> Result<bool, EngineError> {
-        let units = &target.units;
-        match self.left.front() {
-            None => return Ok(false),
-            Some(&Step::Bring { unit, beside: true }) => {
-                let preparing = match self.preparing.take() {
-                    Some(preparing) => preparing,
-                    None => weights.prepare(&units[unit], ops)?,
-                };
-                let loaded = match wait {
-                    true => Some(preparing.wait()),
-                    false => preparing.poll(),
-                };
-                let Some(loaded) = loaded else {
-                    self.preparing = Some(preparing);
-                    return Ok(false);
-                };
-                weights.swap(unit, &units[unit], loaded?)?;
-            }
-            Some(&Step::Bring { unit, .. }) => weights.replace(unit, &units[unit], ops)?,
-            Some(Step::Stream { evicted, slots }) => weights.stream(evicted, units, *slots)?,
-            Some(Step::Settle { evicted, brought }) => {
-                weights.settle(evicted, brought, units, target.slots, ops)?;
-            }
-        }
-        self.left.pop_front();
-        self.done += 1;
-        Ok(true)
-    }
-}
-
 impl Switch {
     /// How far it is.
     pub(super) fn state(&self) -> SwitchState {
         match &self.stage {
             Stage::Converting(_) => SwitchState { done: 0, steps: 0 },
-            Stage::Stepping(steps) => SwitchState {
-                done: steps.done,
-                steps: steps.done + steps.left.len(),
-            },
+            Stage::Stepping(steps) => steps.state(),
         }
     }
 
@@ -216,10 +166,7 @@ impl Worker {
             } = *switch.target;
             switch.target = Arc::new(current.planner.plan(level, budget_bytes, workload)?);
         }
-        switch.stage = Stage::Stepping(Steps {
-            left: transition(&stands, &switch.target).into(),
-            ..Steps::default()
-        });
+        switch.stage = Stage::Stepping(Steps::new(transition(&stands, &switch.target)));
         let ledger = &self.shared.ledger;
         ledger.set_limit(ledger.limit().max(switch.target.budget_bytes));
         self.advance(false)
@@ -290,9 +237,9 @@ impl Worker {
             Stage::Stepping(steps) => {
                 let is_further =
                     steps.step(&switch.target, &mut current.weights, &self.ops, wait)?;
-                let is_over = steps.left.is_empty();
+                let is_over = steps.is_over();
                 if is_further {
-                    let SwitchState { done, steps } = switch.state();
+                    let SwitchState { done, steps } = steps.state();
                     switch.report(ApplyEvent::Progress { done, steps });
                 }
                 if is_over {
@@ -314,12 +261,15 @@ impl Worker {
         current.plan = Arc::clone(&switch.target);
         current.switch = switch.postponed.map(|postponed| *postponed);
         self.measured = Measured::default();
-        if let Some((settings, mut report)) = switch.asked {
-            self.shared.state.set_settings(settings);
-            report(ApplyEvent::Finished(Ok(switch.target)));
+        if let Some((settings, _)) = &switch.asked {
+            self.shared.state.set_settings(*settings);
         }
         self.update_limit();
         self.tell_state();
+        // Last: whoever hears of it finds all of the above.
+        if let Some((_, mut report)) = switch.asked {
+            report(ApplyEvent::Finished(Ok(switch.target)));
+        }
     }
 
     /// The transition under way stops where it stands: the model is whole after every step.
@@ -327,11 +277,13 @@ impl Worker {
         let Some(switch) = self.stop_switch() else {
             return;
         };
+        self.tell_state();
+        // An unfinished copy is gone before anybody hears of it.
+        drop(switch.stage);
         let postponed = switch.postponed.and_then(|postponed| postponed.asked);
         if let Some((_, mut report)) = switch.asked.or(postponed) {
             report(ApplyEvent::Finished(Err(reason)));
         }
-        self.tell_state();
     }
 
     fn fail_switch(&mut self, error: EngineError) {
@@ -342,13 +294,14 @@ impl Worker {
     /// Takes back what a request needed and couldn't have; the request is told.
     fn retract_switch(&mut self) {
         if let Some(switch) = self.stop_switch() {
+            drop(switch.stage);
             if let Some(current) = &mut self.current {
                 current.switch = switch.postponed.map(|postponed| *postponed);
             }
+            self.tell_state();
             if let Some((_, mut report)) = switch.asked {
                 report(ApplyEvent::Finished(Err(EngineError::Superseded)));
             }
-            self.tell_state();
         }
         self.settle_failure();
     }
