@@ -1,8 +1,12 @@
-//! `linear` for each storage format beside the bare `f32` kernel on the same shape, in
-//! operations a second: `cargo bench -p sluice-engine --bench linear`.
+//! `linear` for each storage format beside the bare `f32` kernel on the same shape, and
+//! candle's own multiply beside them, in operations a second:
+//! `cargo bench -p sluice-engine --bench linear`.
 
+use candle_core::{
+    Module, Tensor,
+    quantized::{GgmlDType, QMatMul, QTensor},
+};
 use divan::{Bencher, counter::ItemsCount};
-use half::bf16;
 use sluice_engine::{
     device::Device,
     format::Format,
@@ -30,9 +34,12 @@ fn operations(rows: usize) -> ItemsCount {
     ItemsCount::new(2 * rows * WIDTH * WIDTH)
 }
 
-fn bench(bencher: Bencher<'_, '_>, rows: usize, format: Format, bytes: &[u8]) {
+fn linear(bencher: Bencher<'_, '_>, rows: usize, format: Format) {
+    let mut bytes = vec![0u64; format.bytes(WIDTH * WIDTH) / size_of::<u64>()];
+    let bytes = bytemuck::cast_slice_mut(&mut bytes);
+    format.store(&numbers(WIDTH * WIDTH), bytes);
     let ops = Ops::new(Device::cpu(0).unwrap(), Ledger::default()).unwrap();
-    let embedding = Weight {
+    let weight = Weight {
         format,
         rows: WIDTH,
         width: WIDTH,
@@ -40,25 +47,40 @@ fn bench(bencher: Bencher<'_, '_>, rows: usize, format: Format, bytes: &[u8]) {
         epoch: 0,
     };
     let ids: Vec<u32> = (0..rows as u32).collect();
-    let x = ops.embed(&ids, &embedding).unwrap();
+    let x = ops.embed(&ids, &weight).unwrap();
     bencher
         .counter(operations(rows))
-        .bench_local(|| ops.linear(&x, &embedding).unwrap());
+        .bench_local(|| ops.linear(&x, &weight).unwrap());
 }
 
 #[divan::bench(args = ROWS)]
 fn linear_f32(bencher: Bencher<'_, '_>, rows: usize) {
-    let weights = numbers(WIDTH * WIDTH);
-    bench(bencher, rows, Format::F32, bytemuck::cast_slice(&weights));
+    linear(bencher, rows, Format::F32);
+}
+
+#[divan::bench(args = ROWS)]
+fn linear_f16(bencher: Bencher<'_, '_>, rows: usize) {
+    linear(bencher, rows, Format::F16);
 }
 
 #[divan::bench(args = ROWS)]
 fn linear_bf16(bencher: Bencher<'_, '_>, rows: usize) {
-    let weights: Vec<bf16> = numbers(WIDTH * WIDTH)
-        .into_iter()
-        .map(bf16::from_f32)
-        .collect();
-    bench(bencher, rows, Format::Bf16, bytemuck::cast_slice(&weights));
+    linear(bencher, rows, Format::Bf16);
+}
+
+#[divan::bench(args = ROWS)]
+fn linear_q8_0(bencher: Bencher<'_, '_>, rows: usize) {
+    linear(bencher, rows, Format::Q8_0);
+}
+
+#[divan::bench(args = ROWS)]
+fn linear_q6_k(bencher: Bencher<'_, '_>, rows: usize) {
+    linear(bencher, rows, Format::Q6K);
+}
+
+#[divan::bench(args = ROWS)]
+fn linear_q4_k(bencher: Bencher<'_, '_>, rows: usize) {
+    linear(bencher, rows, Format::Q4K);
 }
 
 /// The kernel alone, on all of the machine's threads.
@@ -93,4 +115,30 @@ fn kernel_f32(bencher: Bencher<'_, '_>, rows: usize) {
             );
         }
     });
+}
+
+fn candle(bencher: Bencher<'_, '_>, rows: usize, kind: GgmlDType) {
+    let device = candle_core::Device::Cpu;
+    let weights = Tensor::from_vec(numbers(WIDTH * WIDTH), (WIDTH, WIDTH), &device).unwrap();
+    let weights = QTensor::quantize(&weights, kind).unwrap();
+    let multiply = QMatMul::from_qtensor(weights).unwrap();
+    let x = Tensor::from_vec(numbers(rows * WIDTH), (rows, WIDTH), &device).unwrap();
+    bencher
+        .counter(operations(rows))
+        .bench_local(|| multiply.forward(&x).unwrap());
+}
+
+#[divan::bench(args = ROWS)]
+fn candle_q8_0(bencher: Bencher<'_, '_>, rows: usize) {
+    candle(bencher, rows, GgmlDType::Q8_0);
+}
+
+#[divan::bench(args = ROWS)]
+fn candle_q6_k(bencher: Bencher<'_, '_>, rows: usize) {
+    candle(bencher, rows, GgmlDType::Q6K);
+}
+
+#[divan::bench(args = ROWS)]
+fn candle_q4_k(bencher: Bencher<'_, '_>, rows: usize) {
+    candle(bencher, rows, GgmlDType::Q4K);
 }

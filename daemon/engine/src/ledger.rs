@@ -137,9 +137,13 @@ impl Ledger {
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         let entry = self.reserve(kind, bytes)?;
         let held = if self.is_rehearsal() { 0 } else { len };
-        let data = bytemuck::allocation::try_zeroed_slice_box(held)
-            .map_err(|()| self.refusal(kind, bytes))?;
-        Ok(Buffer { data, entry })
+        match bytemuck::allocation::try_zeroed_slice_box(held) {
+            Ok(data) => Ok(Buffer { data, entry }),
+            Err(()) => {
+                drop(entry);
+                Err(self.refusal(kind, bytes))
+            }
+        }
     }
 
     /// Enters `bytes` under `kind` until the entry is dropped.

@@ -1,39 +1,232 @@
-//! stand-in until the probes are merged
-#![allow(missing_docs)]
-use crate::{error::EngineError, format::Format, ops::Ops};
+//! What the machine can do, measured by a short probe: what a plan's times are made of.
+
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    time::{Duration, Instant},
+};
+
+use rustix::fs::MemfdFlags;
+
+use crate::{
+    checkpoint::CheckpointError, error::EngineError, format::Format, ops::Ops, residency::Weight,
+};
+
+/// How fast the machine is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rates {
+    /// Bytes a second from the page cache into the engine's memory, by one thread.
     pub copy_bytes_per_s: f64,
+    /// The time of [`Ops::linear`], by format.
     pub linear: Vec<LinearRate>,
 }
-#[derive(Debug, Clone, Copy, PartialEq)]
+
+/// The time of [`Ops::linear`] in one format.
+#[derive(Debug, Clone, PartialEq)]
 pub struct LinearRate {
+    /// How the weights are stored.
     pub format: Format,
-    pub per_weight_s: f64,
-    pub per_weight_row_s: f64,
+    /// Numbers of rows, rising, and the seconds that a weight costs with each of them,
+    /// never falling. One line through all of them would be far off: single rows have a
+    /// kernel of their own, which reading the weights bounds.
+    pub points: [(usize, f64); POINTS],
 }
+
+const POINTS: usize = 3;
+const POINT_ROWS: [usize; POINTS] = [1, 8, 64];
+
+/// Rounds over all formats and rows, at least and at most. The fastest run of each counts:
+/// others met somebody else's work, which a later round rarely meets at the same place.
+const ROUNDS_MIN: usize = 2;
+const ROUNDS_MAX: usize = 8;
+/// No round beyond the least starts later than this.
+const ROUNDS_TIME: Duration = Duration::from_millis(75);
+/// Bytes copied out of a file, and how often.
+const COPY_BYTES: usize = 16 << 20;
+const COPIES: usize = 3;
+/// More than the caches of most machines hold: what a single row is multiplied with, since
+/// reading the weights is most of its time.
+const LARGE_BYTES: usize = 32 << 20;
+const LARGE_WIDTH: usize = 4096;
+/// Sides of the matrix for more rows, whose time is mostly computing: a few milliseconds.
+const SMALL_SIDE: usize = 1024;
+/// A sound number in every format, as element, scale and code alike.
+const FILLING: u64 = 0x3C3C_3C3C_3C3C_3C3C;
+
 impl LinearRate {
+    /// Seconds that `weights` weights take with so many rows: on the line between the
+    /// points beside, and on the last one's beyond them.
+    #[must_use]
     pub fn seconds(&self, weights: u64, rows: usize) -> f64 {
-        weights as f64 * (self.per_weight_s + self.per_weight_row_s * rows as f64)
+        if rows == 0 {
+            return 0.0;
+        }
+        let beside = |pair: &&[(usize, f64)]| rows <= pair[1].0;
+        let mut pairs = self.points.windows(2);
+        let pair = pairs.find(beside).unwrap_or(&self.points[POINTS - 2..]);
+        let ((from, low), (to, high)) = (pair[0], pair[1]);
+        let slope = (high - low) / (to - from) as f64;
+        weights as f64 * (low + slope * (rows as f64 - from as f64))
+    }
+
+    /// Seconds that each further row costs a weight, once there are many.
+    #[must_use]
+    pub fn per_row_s(&self) -> f64 {
+        let [.., (from, low), (to, high)] = self.points;
+        (high - low) / (to - from) as f64
     }
 }
+
 impl Rates {
-    pub fn linear_rate(&self, format: Format) -> Option<LinearRate> {
-        self.linear
-            .iter()
-            .copied()
-            .find(|rate| rate.format == format)
+    /// The rate of a format.
+    #[must_use]
+    pub fn linear(&self, format: Format) -> Option<&LinearRate> {
+        self.linear.iter().find(|rate| rate.format == format)
     }
 }
-pub fn measure(_ops: &Ops) -> Result<Rates, EngineError> {
+
+/// Measures the rates, in about an eighth of a second and 48 MiB that are given back.
+///
+/// # Errors
+/// When that memory can't be had.
+pub fn measure(ops: &Ops) -> Result<Rates, EngineError> {
+    let mut memory: Box<[u64]> =
+        bytemuck::allocation::try_zeroed_slice_box(LARGE_BYTES / size_of::<u64>())
+            .map_err(|()| no_memory(ops))?;
+    // Pages that were never written are all one page, which stays in the cache.
+    memory.fill(FILLING);
+    let copy_bytes_per_s =
+        measure_copy(bytemuck::cast_slice_mut(&mut memory)).map_err(|cause| {
+            CheckpointError::Io {
+                path: "a file in memory".into(),
+                cause,
+            }
+        })?;
+    let linear = measure_linear(ops, bytemuck::cast_slice(&memory))?;
+    ops.release();
     Ok(Rates {
-        copy_bytes_per_s: 5e9,
-        linear: Format::ALL
-            .map(|format| LinearRate {
-                format,
-                per_weight_s: 1e-10,
-                per_weight_row_s: 2e-11,
-            })
-            .to_vec(),
+        copy_bytes_per_s,
+        linear,
     })
+}
+
+fn no_memory(ops: &Ops) -> EngineError {
+    EngineError::OutOfMemory {
+        purpose: "measuring the device",
+        needed_bytes: LARGE_BYTES as u64,
+        used_bytes: ops.ledger().used_bytes(),
+        limit_bytes: None,
+    }
+}
+
+/// Bytes a second out of a file that lies in the page cache; `memory` is as it was.
+fn measure_copy(memory: &mut [u8]) -> io::Result<f64> {
+    let memory = &mut memory[..COPY_BYTES];
+    let file = File::from(rustix::fs::memfd_create(
+        "sluice-probe",
+        MemfdFlags::CLOEXEC,
+    )?);
+    file.write_all_at(memory, 0)?;
+    let mut fastest = f64::INFINITY;
+    for _ in 0..COPIES {
+        let start = Instant::now();
+        file.read_exact_at(memory, 0)?;
+        fastest = fastest.min(seconds_since(start));
+    }
+    Ok(COPY_BYTES as f64 / fastest)
+}
+
+fn measure_linear(ops: &Ops, memory: &[u8]) -> Result<Vec<LinearRate>, EngineError> {
+    let unknown = |format| LinearRate {
+        format,
+        points: POINT_ROWS.map(|rows| (rows, f64::INFINITY)),
+    };
+    let mut rates: Vec<_> = Format::ALL.iter().copied().map(unknown).collect();
+    let start = Instant::now();
+    for round in 0..ROUNDS_MAX {
+        if round >= ROUNDS_MIN && start.elapsed() > ROUNDS_TIME {
+            break;
+        }
+        for rate in &mut rates {
+            for (rows, fastest) in &mut rate.points {
+                *fastest = fastest.min(time_linear(ops, rate.format, *rows, memory)?);
+            }
+        }
+    }
+    // The small matrix lies in the cache: reading a large one still takes its time.
+    for rate in &mut rates {
+        for point in 1..POINTS {
+            rate.points[point].1 = rate.points[point].1.max(rate.points[point - 1].1);
+        }
+    }
+    Ok(rates)
+}
+
+/// Seconds that a weight takes, of a matrix made of `memory`.
+fn time_linear(ops: &Ops, format: Format, rows: usize, memory: &[u8]) -> Result<f64, EngineError> {
+    let (outputs, width) = match rows {
+        1 => (LARGE_BYTES / format.bytes(LARGE_WIDTH), LARGE_WIDTH),
+        _ => (SMALL_SIDE, SMALL_SIDE),
+    };
+    let weight = Weight {
+        format,
+        rows: outputs,
+        width,
+        bytes: &memory[..format.bytes(outputs * width)],
+        epoch: 0,
+    };
+    let x = ops.embed(&vec![0; rows], &weight.rows(0, 1))?;
+    let start = Instant::now();
+    drop(ops.linear(&x, &weight)?);
+    Ok(seconds_since(start) / (outputs * width) as f64)
+}
+
+/// Above zero even where the clock stood still, so that no rate is infinite.
+fn seconds_since(start: Instant) -> f64 {
+    start.elapsed().max(Duration::from_nanos(1)).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{device::Device, ledger::Ledger};
+
+    #[test]
+    fn every_rate_is_measured_and_the_memory_given_back() {
+        let ledger = Ledger::default();
+        let ops = Ops::new(Device::cpu(2).unwrap(), ledger.clone()).unwrap();
+        let before = ledger.used_bytes();
+        let rates = measure(&ops).unwrap();
+        // From a slow disk's rate to what no memory reaches.
+        let copy = rates.copy_bytes_per_s;
+        assert!((1e8..1e12).contains(&copy), "{copy} bytes a second");
+        let formats: Vec<_> = rates.linear.iter().map(|rate| rate.format).collect();
+        assert_eq!(formats, Format::ALL);
+        for rate in &rates.linear {
+            let one = rate.seconds(1, 1);
+            assert!((1e-13..1e-6).contains(&one), "{rate:?}");
+            assert!(rate.points.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1));
+        }
+        assert_eq!(ledger.used_bytes(), before);
+    }
+
+    #[test]
+    fn times_lie_on_the_lines_through_the_points() {
+        let rate = LinearRate {
+            format: Format::Bf16,
+            points: [(1, 10.0), (8, 17.0), (64, 129.0)],
+        };
+        for (rows, expected) in [
+            (0, 0.0),
+            (1, 10.0),
+            (4, 13.0),
+            (8, 17.0),
+            (36, 73.0),
+            (64, 129.0),
+            (256, 513.0),
+        ] {
+            assert_eq!(rate.seconds(3, rows), 3.0 * expected, "{rows} rows");
+        }
+    }
 }

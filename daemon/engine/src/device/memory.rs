@@ -15,6 +15,8 @@ pub struct MemoryFacts {
     pub total_bytes: Option<u64>,
     /// What it may still take.
     pub free_bytes: Option<u64>,
+    /// What the system may keep of files for it.
+    pub cache_bytes: Option<u64>,
 }
 
 /// Part of the free memory that [`default_budget`] leaves to others, in percent, and its
@@ -51,6 +53,7 @@ impl MemoryFacts {
         Self {
             total_bytes: least(self.total_bytes, other.total_bytes),
             free_bytes: least(self.free_bytes, other.free_bytes),
+            cache_bytes: least(self.cache_bytes, other.cache_bytes),
         }
     }
 
@@ -59,6 +62,7 @@ impl MemoryFacts {
         Self {
             total_bytes: kib_line(meminfo, "MemTotal"),
             free_bytes: kib_line(meminfo, "MemAvailable"),
+            cache_bytes: kib_line(meminfo, "MemAvailable"),
         }
     }
 
@@ -68,6 +72,8 @@ impl MemoryFacts {
         Self {
             total_bytes: limit,
             free_bytes: limit.zip(used).map(|(all, used)| all.saturating_sub(used)),
+            // The system's cache is not the process's.
+            cache_bytes: None,
         }
     }
 
@@ -99,9 +105,11 @@ impl MemoryFacts {
             used.saturating_sub(files("active"))
                 .saturating_sub(files("inactive"))
         });
+        let free = limit.zip(kept).map(|(all, kept)| all.saturating_sub(kept));
         Self {
             total_bytes: limit,
-            free_bytes: limit.zip(kept).map(|(all, kept)| all.saturating_sub(kept)),
+            free_bytes: free,
+            cache_bytes: free,
         }
     }
 }
@@ -183,9 +191,9 @@ impl<'a> Mount<'a> {
     fn folders_up_from(&self, group: &str) -> Vec<PathBuf> {
         let below = Path::new(group).strip_prefix(self.root).ok();
         let plain = |path: &&Path| !path.components().any(|part| part.as_os_str() == "..");
-        let folder = self
-            .point
-            .join(below.filter(plain).unwrap_or(Path::new("")));
+        let parts = below.filter(plain).into_iter().flat_map(Path::components);
+        // Part by part: joining nothing would leave a slash at the end.
+        let folder = parts.fold(self.point.to_owned(), |folder, part| folder.join(part));
         folder
             .ancestors()
             .take_while(|folder| folder.starts_with(self.point))

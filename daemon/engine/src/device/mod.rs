@@ -1,4 +1,5 @@
-//! The device that computes: for now the CPU, as one pool of threads.
+//! The device that computes, for now the CPU as one pool of threads, and what is known of
+//! it: its memory and its rates.
 
 mod facts;
 mod memory;

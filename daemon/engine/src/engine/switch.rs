@@ -195,12 +195,15 @@ impl Worker {
         };
         current.plan = Arc::clone(&switch.target);
         self.measured = super::Measured::default();
-        if let Some((settings, mut report)) = switch.asked {
-            self.shared.state.set_settings(settings);
-            report(ApplyEvent::Finished(Ok(switch.target)));
+        if let Some((settings, _)) = &switch.asked {
+            self.shared.state.set_settings(*settings);
         }
         self.update_limit();
         self.tell_state();
+        // Last: whoever hears of it finds all of the above.
+        if let Some((_, mut report)) = switch.asked {
+            report(ApplyEvent::Finished(Ok(switch.target)));
+        }
     }
 
     /// The transition under way stops where it stands: the model is whole after every step.
@@ -212,10 +215,10 @@ impl Worker {
             return;
         };
         current.plan = Arc::new(current.as_it_stands());
+        self.tell_state();
         if let Some((_, mut report)) = switch.asked {
             report(ApplyEvent::Finished(Err(reason)));
         }
-        self.tell_state();
     }
 
     fn fail_switch(&mut self, error: EngineError) {

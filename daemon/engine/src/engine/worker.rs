@@ -151,7 +151,7 @@ impl Worker {
                 threads,
                 rates: Some(rates),
                 disk_bytes_per_s: disk_rate(&opened.checkpoint),
-                cache_bytes: memory.free_bytes.unwrap_or(0),
+                cache_bytes: memory.cache_bytes.unwrap_or(0),
             },
             shape,
             sources,

@@ -1,6 +1,6 @@
-//! `linear`: one multiply for every format. A tile of weights is widened into a thread's
+//! `linear`: one multiply for every format. A tile of weights is decoded into a thread's
 //! scratch and multiplied from there by a well-kept `f32` kernel; weights that are `f32`
-//! already are multiplied where they lie.
+//! already are multiplied where they lie. A format is a way to decode, and nothing else.
 
 use gemm::Parallelism;
 use rayon::prelude::*;
@@ -12,6 +12,14 @@ use crate::{error::EngineError, residency::Weight};
 /// the rows stream past, and packing the rows anew for each tile stays small beside the
 /// multiply.
 const TILE_WEIGHTS: usize = 1 << 19;
+
+/// Rows up to which packing weights for the kernel costs more than it gains. Tiles are then
+/// [`SQUARE`] weight rows, small enough for a core's own cache, and are multiplied in squares.
+const FEW_ROWS: usize = 128;
+
+/// Rows and columns of an output that the kernel computes as dot products where its inputs
+/// lie, without packing them.
+const SQUARE: usize = 16;
 
 impl Ops {
     /// `x · weightᵀ`: a row of `weight.rows` outputs for each row of `x`.
@@ -39,7 +47,7 @@ impl Ops {
         if x.is_empty() || weight.rows == 0 {
             return;
         }
-        let tile_rows = tile_rows(weight, self.device.threads());
+        let tile_rows = tile_rows(x.len(), weight, self.device.threads());
         let tiles = weight.rows.div_ceil(tile_rows);
         let out = Columns {
             start: out.as_mut_ptr(),
@@ -62,15 +70,17 @@ impl Ops {
     }
 }
 
-/// Rows of weights in a tile: as many as fit, but few enough that every thread gets some;
-/// whole kernel tiles of 16.
-fn tile_rows(weight: &Weight<'_>, threads: usize) -> usize {
-    let fitting = TILE_WEIGHTS.min(SCRATCH_LEN) / weight.width.max(1);
-    let share = weight.rows.div_ceil(threads);
-    fitting
-        .min(share)
-        .next_multiple_of(16)
-        .min((SCRATCH_LEN / weight.width.max(1)).max(1))
+/// Rows of weights in a tile: for few rows of input a square's; else as many as fit, but few
+/// enough that every thread gets some; whole kernel tiles of 16.
+fn tile_rows(rows: usize, weight: &Weight<'_>, threads: usize) -> usize {
+    let wanted = if rows <= FEW_ROWS {
+        SQUARE
+    } else {
+        let fitting = TILE_WEIGHTS.min(SCRATCH_LEN) / weight.width.max(1);
+        let share = weight.rows.div_ceil(threads);
+        fitting.min(share).next_multiple_of(16)
+    };
+    wanted.min((SCRATCH_LEN / weight.width.max(1)).max(1))
 }
 
 /// The output matrix, of which each tile writes columns of its own.
@@ -90,38 +100,50 @@ fn multiply_tile(x: &Activation, tile: &[f32], out: &Columns, column: usize) {
     let columns = tile.len() / depth;
     assert!(column + columns <= out.stride && x.len() == out.rows);
     let x = x.values();
-    // SAFETY: the kernel reads `columns * depth` numbers of `tile` and `rows * depth` of `x`,
-    // which is what they hold, and writes at `start + row * stride + column + j` with
-    // `j < columns`, which the assertion keeps inside the output; no other tile writes there.
-    // Strides are numbers of elements that fit `isize` since the slices exist.
-    unsafe {
-        gemm::gemm(
-            columns,
-            out.rows,
-            depth,
-            out.start.add(column),
-            out.stride as isize,
-            1,
-            false,
-            tile.as_ptr(),
-            1,
-            depth as isize,
-            x.as_ptr(),
-            depth as isize,
-            1,
-            0.0,
-            1.0,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
+    let (square_columns, square_rows) = if out.rows <= FEW_ROWS {
+        (SQUARE, SQUARE)
+    } else {
+        (columns, out.rows)
+    };
+    for from_column in (0..columns).step_by(square_columns) {
+        let columns = square_columns.min(columns - from_column);
+        for from_row in (0..out.rows).step_by(square_rows) {
+            let rows = square_rows.min(out.rows - from_row);
+            // SAFETY: the kernel reads `columns` rows of `tile` from `from_column` on and
+            // `rows` rows of `x` from `from_row` on, of `depth` numbers each, which both
+            // hold. It writes at `start + row * stride + column + j` with `row` below
+            // `out.rows` and `j` below the tile's columns, which the assertion keeps inside
+            // the output; no other tile writes there. Strides are numbers of elements that
+            // fit `isize` since the slices exist.
+            unsafe {
+                gemm::gemm(
+                    columns,
+                    rows,
+                    depth,
+                    out.start.add(from_row * out.stride + column + from_column),
+                    out.stride as isize,
+                    1,
+                    false,
+                    tile.as_ptr().add(from_column * depth),
+                    1,
+                    depth as isize,
+                    x.as_ptr().add(from_row * depth),
+                    depth as isize,
+                    1,
+                    0.0,
+                    1.0,
+                    false,
+                    false,
+                    false,
+                    Parallelism::None,
+                );
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use half::bf16;
     use proptest::prelude::*;
 
     use super::*;
@@ -138,27 +160,34 @@ mod tests {
             .collect()
     }
 
+    /// Random weights as `format` stores them, in words so that they are aligned.
+    fn stored(count: usize, format: Format) -> Vec<u64> {
+        let len = format.bytes(count);
+        let mut words = vec![0; len.div_ceil(size_of::<u64>())];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        format.store(&numbers(count, 2), &mut bytes[..len]);
+        words
+    }
+
+    fn weight(words: &[u64], rows: usize, width: usize, format: Format) -> Weight<'_> {
+        Weight {
+            format,
+            rows,
+            width,
+            bytes: &bytemuck::cast_slice(words)[..format.bytes(rows * width)],
+            epoch: 0,
+        }
+    }
+
     /// Against a plain sum in `f64`, for shapes around the kernel's tile sizes.
     fn check(rows: usize, width: usize, outputs: usize, format: Format) {
         let ops = ops();
         let mut x = ops.pool.take(rows, width).unwrap();
         x.values_mut().copy_from_slice(&numbers(rows * width, 1));
-        let weights = numbers(outputs * width, 2);
-        let narrow: Vec<bf16> = weights.iter().map(|&v| bf16::from_f32(v)).collect();
-        let (bytes, exact): (&[u8], Vec<f32>) = match format {
-            Format::F32 => (bytemuck::cast_slice(&weights), weights.clone()),
-            _ => (
-                bytemuck::cast_slice(&narrow),
-                narrow.iter().map(|v| v.to_f32()).collect(),
-            ),
-        };
-        let weight = Weight {
-            format,
-            rows: outputs,
-            width,
-            bytes,
-            epoch: 0,
-        };
+        let words = stored(outputs * width, format);
+        let weight = weight(&words, outputs, width, format);
+        let mut exact = vec![0.0; outputs * width];
+        format.widen(weight.bytes, &mut exact);
         let out = ops.linear(&x, &weight).unwrap();
         for row in 0..rows {
             for column in 0..outputs {
@@ -168,17 +197,28 @@ mod tests {
                 let found = f64::from(out.row(row)[column]);
                 assert!(
                     (found - expected).abs() <= 1e-5 * (width as f64).sqrt(),
-                    "{rows}x{width}x{outputs} at {row},{column}: {found} for {expected}"
+                    "{} {rows}x{width}x{outputs} at {row},{column}: {found} for {expected}",
+                    format.name()
                 );
             }
         }
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(40))]
+        #![proptest_config(ProptestConfig::with_cases(80))]
         #[test]
-        fn equals_a_plain_sum(rows in 1usize..40, width in 1usize..90, outputs in 1usize..150, wide: bool) {
-            check(rows, width, outputs, if wide { Format::F32 } else { Format::Bf16 });
+        fn equals_a_plain_sum(
+            rows in 1usize..40,
+            width in 1usize..90,
+            outputs in 1usize..150,
+            format in proptest::sample::select(&Format::ALL[..]),
+        ) {
+            // Up to three blocks where blocks are longer than the width.
+            let width = match format.block_len() {
+                1 => width,
+                block => block * (1 + width % 3),
+            };
+            check(rows, width, outputs, format);
         }
     }
 
@@ -192,7 +232,43 @@ mod tests {
     }
 
     #[test]
+    fn few_rows_and_more() {
+        for format in Format::ALL {
+            for rows in [FEW_ROWS, FEW_ROWS + 1] {
+                check(rows, 256, 70, format);
+            }
+        }
+    }
+
+    #[test]
     fn more_than_one_tile() {
         check(3, 4096, 300, Format::Bf16);
+        check(FEW_ROWS + 1, 4096, 300, Format::Q4K);
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_those_beside_it() {
+        const WIDTH: usize = 1024;
+        let ops = ops();
+        let values = numbers((FEW_ROWS + 1) * WIDTH, 1);
+        for format in Format::ALL {
+            let words = stored(50 * WIDTH, format);
+            let weight = weight(&words, 50, WIDTH, format);
+            let first = |rows: usize| {
+                let mut x = ops.pool.take(rows, WIDTH).unwrap();
+                x.values_mut().copy_from_slice(&values[..rows * WIDTH]);
+                ops.linear(&x, &weight).unwrap().row(0).to_vec()
+            };
+            let alone = first(1);
+            for rows in [2, SQUARE + 1, FEW_ROWS, FEW_ROWS + 1] {
+                for (found, expected) in first(rows).iter().zip(&alone) {
+                    assert!(
+                        (found - expected).abs() <= 1e-5 * (WIDTH as f32).sqrt(),
+                        "{} in {rows} rows: {found} for {expected}",
+                        format.name()
+                    );
+                }
+            }
+        }
     }
 }

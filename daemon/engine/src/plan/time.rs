@@ -100,7 +100,7 @@ fn linear(
         _ if is_last => workload.head_rows(),
         _ => workload.rows(),
     };
-    let rate = rates.linear_rate(format)?;
+    let rate = rates.linear(format)?;
     Some(rate.seconds(tensor.numbers(), rows))
 }
 
@@ -108,6 +108,6 @@ fn linear(
 fn attention(shape: &Shape, workload: &Workload, rates: &Rates) -> Option<f64> {
     let pairs = workload.requests as f64 * (workload.canvas as f64).powi(2);
     let width = (shape.heads * shape.head_dim) as f64;
-    let rate = rates.linear_rate(Format::F32)?;
-    Some(2.0 * pairs * width * shape.layers as f64 * rate.per_weight_row_s)
+    let rate = rates.linear(Format::F32)?;
+    Some(2.0 * pairs * width * shape.layers as f64 * rate.per_row_s())
 }

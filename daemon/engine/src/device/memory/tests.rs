@@ -11,6 +11,7 @@ fn facts(total: Option<u64>, free: Option<u64>) -> MemoryFacts {
     MemoryFacts {
         total_bytes: total,
         free_bytes: free,
+        cache_bytes: free,
     }
 }
 
@@ -50,6 +51,11 @@ fn odd_texts_have_no_figures() {
 fn a_limit_leaves_what_is_not_yet_used() {
     let status = "VmSize:\t    3060 kB\nVmData:\t    1024 kB\n";
     let of = |limit| MemoryFacts::of_limit(limit, status, "VmData");
+    // Nothing is said of the system's cache.
+    let facts = |total, free| MemoryFacts {
+        cache_bytes: None,
+        ..facts(total, free)
+    };
     assert_eq!(of(None), facts(None, None));
     assert_eq!(of(Some(3 << 20)), facts(Some(3 << 20), Some(2 << 20)));
     assert_eq!(of(Some(1000)), facts(Some(1000), Some(0)));

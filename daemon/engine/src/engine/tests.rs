@@ -1,0 +1,336 @@
+//! The engine with the demonstration model: whatever the plan, and while it changes, a text is what it would have been.
+
+use std::{path::Path, sync::mpsc, time::Duration};
+
+use sluice_shared::{
+    policy::PolicyChoice,
+    sampling::{EosPolicy, Remasking},
+};
+
+use super::*;
+use crate::{
+    event::{Event, Generated, Outcome, PassReport, TokenState},
+    plan::PlanError,
+    request::{Generate, Slot},
+};
+
+struct World {
+    engine: Engine,
+    model: Arc<LoadedModel>,
+}
+
+fn demonstration() -> Source {
+    Source::Folder(Path::new(env!("CARGO_MANIFEST_DIR")).join("../model"))
+}
+
+fn start() -> Engine {
+    Engine::start(Options {
+        threads: 2,
+        ..Options::default()
+    })
+    .unwrap()
+}
+
+fn load(engine: &Engine, settings: Settings) -> Result<Arc<LoadedModel>, EngineError> {
+    let (send, finished) = mpsc::channel();
+    let report = Box::new(move |event| {
+        if let LoadEvent::Finished(result) = event {
+            send.send(result).unwrap();
+        }
+    });
+    engine.load(demonstration(), settings, report);
+    finished.recv().unwrap()
+}
+
+fn world(level: Level, budget_bytes: Option<u64>) -> World {
+    let engine = start();
+    let settings = Settings {
+        level,
+        budget_bytes,
+    };
+    let model = load(&engine, settings).unwrap();
+    World { engine, model }
+}
+
+impl World {
+    fn request(&self, length: usize) -> Generate {
+        let text = self.model.text.as_ref().unwrap();
+        Generate {
+            model: self.model.id,
+            prompt: text
+                .encode_chat(&[("user", "Tell me a story about Mia and a kite.")])
+                .unwrap(),
+            canvas: vec![Slot::Masked; length],
+            block_length: length.min(16),
+            steps: length,
+            temperature: 0.0,
+            guidance: 0.0,
+            remasking: Remasking::LowConfidence,
+            eos: EosPolicy::Keep,
+            policy: PolicyChoice::default(),
+            seed: 1,
+        }
+    }
+
+    /// Submits the request; `watch` sees each pass on the engine's thread.
+    fn submit(
+        &self,
+        request: Generate,
+        mut watch: impl FnMut(&PassReport) + Send + 'static,
+    ) -> mpsc::Receiver<Result<Generated, EngineError>> {
+        let (send, finished) = mpsc::channel();
+        let sink = Box::new(move |event| match event {
+            Event::Pass(report) => watch(&report),
+            // A test that failed listens no more.
+            Event::Finished(Ok(Outcome::Generated(generated))) => drop(send.send(Ok(generated))),
+            Event::Finished(Err(error)) => drop(send.send(Err(error))),
+            _ => {}
+        });
+        self.engine.submit(Work::Generate(request), sink).unwrap();
+        finished
+    }
+
+    fn generate(&self) -> Generated {
+        let finished = self.submit(self.request(48), |_| {});
+        finished.recv().unwrap().unwrap()
+    }
+
+    fn apply(&self, change: Change) -> mpsc::Receiver<Result<Arc<Plan>, EngineError>> {
+        let (send, finished) = mpsc::channel();
+        let report = Box::new(move |event| {
+            if let ApplyEvent::Finished(result) = event {
+                // Nobody may be listening any more.
+                let _ = send.send(result);
+            }
+        });
+        self.engine.apply(change, report);
+        finished
+    }
+
+    fn least_bytes(&self) -> u64 {
+        let workload = self.engine.in_force().unwrap().plan.workload;
+        match self.engine.plan(&budget(1), workload).unwrap_err() {
+            EngineError::Plan(PlanError::BudgetTooSmall { least_bytes, .. }) => least_bytes,
+            error => panic!("{error}"),
+        }
+    }
+
+    fn workload(&self) -> Workload {
+        Work::Generate(self.request(48)).workload()
+    }
+}
+
+fn budget(bytes: u64) -> Change {
+    Change {
+        budget_bytes: Some(Some(bytes)),
+        ..Change::default()
+    }
+}
+
+fn level(level: Level) -> Change {
+    Change {
+        level: Some(level),
+        ..Change::default()
+    }
+}
+
+#[test]
+fn streamed_weights_give_the_resident_ones_text() {
+    let resident = world(Level::Off, None);
+    let expected = resident.generate();
+    let all = resident.engine.in_force().unwrap().plan.peak_bytes();
+    let streamed = world(Level::Standard, None);
+    let least = streamed.least_bytes();
+    assert!(least < all * 3 / 4, "{least} of {all}");
+    for share in [0.0, 0.3, 0.7] {
+        let bytes = least + ((all - least) as f64 * share) as u64;
+        let plan = streamed.apply(budget(bytes)).recv().unwrap().unwrap();
+        assert!(plan.streamed_bytes() > 0 && plan.peak_bytes() <= bytes);
+        let generated = streamed.generate();
+        assert_eq!(generated.tokens, expected.tokens, "with {bytes} bytes");
+        assert!(generated.peak_device_bytes <= bytes);
+        assert!(generated.is_lossless);
+        let measured = streamed.engine.in_force().unwrap().measured;
+        assert!(measured.streamed_bytes >= measured.passes * plan.streamed_bytes() / 2);
+    }
+}
+
+#[test]
+fn the_peak_is_what_the_plan_says() {
+    for level in [
+        Level::Off,
+        Level::Standard,
+        Level::Moderate,
+        Level::Aggressive,
+    ] {
+        let world = world(level, None);
+        let plan = world
+            .engine
+            .plan(&Change::default(), world.workload())
+            .unwrap();
+        let generated = world.generate();
+        let (predicted, measured) = (plan.peak_bytes(), generated.peak_device_bytes);
+        let off = (measured as f64 / predicted as f64 - 1.0).abs();
+        assert!(off < 0.002, "{level}: {measured} bytes, not {predicted}");
+    }
+}
+
+#[test]
+fn a_level_changes_while_text_is_made() {
+    let world = world(Level::Off, None);
+    let expected = world.generate();
+    assert!(expected.is_lossless);
+    let (tell, passes) = mpsc::channel();
+    let finished = world.submit(world.request(48), move |report| {
+        // The command is to meet the run, not its end.
+        std::thread::sleep(Duration::from_millis(2));
+        let _ = tell.send(report.clone());
+    });
+    let before = passes.recv().unwrap();
+    let plan = world
+        .apply(level(Level::Aggressive))
+        .recv()
+        .unwrap()
+        .unwrap();
+    assert_eq!(plan.level, Level::Aggressive);
+    let generated = finished.recv().unwrap().unwrap();
+    assert_eq!(generated.passes, expected.passes, "no pass is lost");
+    assert!(!generated.is_lossless);
+    let after = passes.into_iter().last().unwrap();
+    assert!(after.weights.epoch > before.weights.epoch);
+    for position in before.positions {
+        if position.state == TokenState::Committed {
+            assert_eq!(Some(generated.tokens[position.position]), position.token);
+        }
+    }
+    world.apply(level(Level::Off)).recv().unwrap().unwrap();
+    assert_eq!(world.generate().tokens, expected.tokens, "as if never left");
+}
+
+#[test]
+fn a_budget_changes_while_text_is_made_and_the_text_does_not() {
+    let world = world(Level::Standard, None);
+    let expected = world.generate();
+    let least = world.least_bytes();
+    let (tell, passes) = mpsc::channel();
+    let finished = world.submit(world.request(48), move |_| {
+        std::thread::sleep(Duration::from_millis(2));
+        let _ = tell.send(());
+    });
+    passes.recv().unwrap();
+    for bytes in [least, least * 3 / 2, least] {
+        let plan = world.apply(budget(bytes)).recv().unwrap().unwrap();
+        assert!(plan.peak_bytes() <= bytes);
+        assert!(world.engine.in_force().unwrap().plan == plan);
+    }
+    let generated = finished.recv().unwrap().unwrap();
+    assert_eq!(generated.tokens, expected.tokens);
+    assert!(generated.is_lossless);
+}
+
+#[test]
+fn a_hundred_switches_leave_nothing_behind() {
+    let world = world(Level::Off, None);
+    let before = world.engine.memory().used_bytes;
+    let least = world.least_bytes();
+    for number in 0..100 {
+        let change = match number % 4 {
+            0 => level(Level::Aggressive),
+            1 => level(Level::Moderate),
+            2 => Change {
+                level: Some(Level::Standard),
+                budget_bytes: Some(Some(least * 5 / 4)),
+            },
+            _ => Change {
+                level: Some(Level::Off),
+                budget_bytes: Some(None),
+            },
+        };
+        world.apply(change).recv().unwrap().unwrap();
+    }
+    assert_eq!(world.engine.memory().used_bytes, before);
+}
+
+#[test]
+fn a_bad_change_changes_nothing() {
+    let world = world(Level::Standard, None);
+    let plan = world.engine.in_force().unwrap().plan;
+    for change in [budget(1000), level(Level::Mild)] {
+        let error = world.apply(change).recv().unwrap().unwrap_err();
+        assert!(matches!(error, EngineError::Plan(_)), "{error}");
+        assert!(world.engine.in_force().unwrap().plan == plan);
+        assert_eq!(world.engine.settings(), Settings::default());
+    }
+    world.generate();
+}
+
+#[test]
+fn a_long_canvas_makes_room_for_itself() {
+    let world = world(Level::Standard, None);
+    let short = world
+        .engine
+        .plan(&Change::default(), world.workload())
+        .unwrap();
+    // Room for the usual canvas and hardly more.
+    let bytes = short.peak_bytes() + 1000;
+    world.apply(budget(bytes)).recv().unwrap().unwrap();
+    let finished = world.submit(world.request(400), |_| {});
+    let generated = finished.recv().unwrap().unwrap();
+    assert!(generated.peak_device_bytes <= bytes);
+    assert!(world.engine.in_force().unwrap().plan.streamed_bytes() > 0);
+}
+
+/// Every reservation fails once, in loads and in requests: each ends well or says what it lacked, and the next is as if
+/// nothing had been.
+#[test]
+fn every_reservation_may_fail() {
+    let world = world(Level::Standard, None);
+    let short = || {
+        let finished = world.submit(world.request(12), |_| {});
+        finished.recv().unwrap()
+    };
+    let expected = short().unwrap();
+    let before = world.engine.memory().used_bytes;
+    let ledger = &world.engine.shared.ledger;
+    let lacked = |error: EngineError| {
+        assert!(
+            matches!(error, EngineError::OutOfMemory { needed_bytes, .. } if needed_bytes > 0),
+            "{error}"
+        );
+    };
+    let mut refused = 0;
+    for number in 1.. {
+        ledger.fail_at(number);
+        match short() {
+            Ok(generated) => assert_eq!(generated.tokens, expected.tokens),
+            Err(error) => {
+                refused += 1;
+                lacked(error);
+            }
+        }
+        if !ledger.has_failed() {
+            assert!(number > 10);
+            break;
+        }
+        assert!(world.engine.is_alive());
+    }
+    assert_eq!(refused, 0, "there was another way each time");
+    ledger.fail_at(0);
+    assert_eq!(short().unwrap().tokens, expected.tokens);
+    world.apply(level(Level::Standard)).recv().unwrap().unwrap();
+    assert_eq!(world.engine.memory().used_bytes, before);
+    for number in 1.. {
+        ledger.fail_at(number);
+        let result = load(&world.engine, Settings::default());
+        let has_failed = ledger.has_failed();
+        ledger.fail_at(0);
+        match result {
+            Ok(_) if !has_failed => break,
+            Ok(_) => panic!("a load without its memory"),
+            Err(error) => lacked(error),
+        }
+        // The model before is still there.
+        assert_eq!(world.engine.memory().used_bytes, before);
+        assert_eq!(short().unwrap().tokens, expected.tokens);
+    }
+}
