@@ -27,18 +27,8 @@ use crate::{
 /// What `sluiced plan` was asked for.
 #[derive(Debug, Args)]
 pub struct Planning {
-    /// Shape of a published model, stored in bf16
-    #[arg(long, value_name = "NAME", value_parser = presets())]
-    preset: Option<&'static Preset>,
-
-    /// Checkpoint, a Hugging Face folder or a .safetensors file in one
-    #[arg(
-        long,
-        value_name = "DIR|FILE",
-        conflicts_with = "preset",
-        required_unless_present = "preset"
-    )]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    subject: Subject,
 
     /// How faithful weights are: off, standard, mild, moderate, aggressive or auto
     #[arg(long, value_name = "LEVEL", default_value_t = Level::Standard)]
@@ -67,6 +57,19 @@ pub struct Planning {
     /// Print a JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// Which model; one of the two.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct Subject {
+    /// Shape of a published model, stored in bf16
+    #[arg(long, value_name = "NAME", value_parser = presets())]
+    preset: Option<&'static Preset>,
+
+    /// Checkpoint, a Hugging Face folder or a .safetensors file in one
+    #[arg(long, value_name = "DIR|FILE")]
+    model: Option<PathBuf>,
 }
 
 /// Prints the plan, and returns the exit code.
@@ -112,7 +115,7 @@ impl Planning {
         })?;
         let memory = MemoryFacts::read();
         let machine = machine(self.threads.unwrap_or(0))?;
-        let (name, outline) = match (self.preset, &self.model) {
+        let (name, outline) = match (self.subject.preset, &self.subject.model) {
             (Some(preset), _) => (preset.name.to_owned(), Outline::of_preset(preset, machine)),
             (None, Some(path)) => {
                 let path = std::path::absolute(path).map_err(|cause| CheckpointError::Io {

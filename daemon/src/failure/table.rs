@@ -235,9 +235,11 @@ fn plan(error: &PlanError) -> Row {
             let least = units::bytes_to_type(*least_bytes);
             let hint = match level {
                 Level::Off => format!(
-                    "give it {least}: sluice budget {least}; or stream what has no room: sluice level standard"
+                    "at least {least} works: sluice budget {least} (sluiced: --budget {least}); or stream what has no room: sluice level standard"
                 ),
-                _ => format!("give it {least}: sluice budget {least}; or ask for a smaller canvas"),
+                _ => format!(
+                    "at least {least} works: sluice budget {least} (sluiced: --budget {least}); or ask for a smaller canvas"
+                ),
             };
             Row::new(Code::FailedPrecondition, "BUDGET_TOO_SMALL")
                 .hint(hint)
