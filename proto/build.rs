@@ -10,6 +10,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let protos = [
         "sluice/v1/generation.proto",
         "sluice/v1/model.proto",
+        "sluice/v1/optimizer.proto",
         "sluice/v1/telemetry.proto",
     ];
     let descriptors = protox::compile(protos, ["."])?;

@@ -3,10 +3,11 @@
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand, error::ErrorKind};
-use sluice_shared::exit;
+use sluice_shared::{exit, level::Level};
 
 use crate::{
-    config::{Device, Filter, limits},
+    config::{Budget, Device, Filter, limits},
+    planning::Planning,
     synth::Synth,
 };
 
@@ -51,6 +52,22 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = limits::threads)]
     pub threads: Option<usize>,
 
+    /// How faithful weights are: off, standard, mild, moderate, aggressive or auto
+    /// [default: standard] [env: SLUICE_LEVEL]
+    #[arg(long, value_name = "LEVEL")]
+    pub level: Option<Level>,
+
+    /// Most memory to use, such as 4GiB; what has no room is streamed [default: what is free, less
+    /// a margin] [env: SLUICE_BUDGET]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
+    pub budget: Option<Budget>,
+
+    /// Folder for converted copies of checkpoints, which streaming at some levels reads from
+    /// [default: $CACHE_DIRECTORY, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice]
+    /// [env: SLUICE_CACHE]
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+
     /// Requests that may wait while one runs [default: 16] [env: SLUICE_QUEUE]
     #[arg(long, value_name = "N", value_parser = limits::queue)]
     pub queue: Option<usize>,
@@ -77,6 +94,12 @@ pub struct Arguments {
 /// Work that needs no daemon.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Show what would live where, how much memory that takes and how long a pass would be
+    ///
+    /// Nothing is loaded: of a checkpoint the headers are read, a published shape needs no file at
+    /// all. How fast this machine is is measured for a moment.
+    Plan(Planning),
+
     /// Write a checkpoint of random weights, to try a model's size without downloading it
     ///
     /// The shape is a published model's, or a LLaDA model's of any size. There is no tokenizer:

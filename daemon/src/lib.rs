@@ -6,11 +6,13 @@ pub mod cli;
 pub mod config;
 pub mod logging;
 
+pub mod planning;
 pub mod synth;
 
 pub mod listen;
 pub mod systemd;
 
+pub mod applies;
 pub mod failure;
 pub mod models;
 pub mod registry;

@@ -3,7 +3,7 @@
 use std::{io, io::IsTerminal, sync::Arc, time::Duration};
 
 use listenfd::ListenFd;
-use sluice_engine::{Engine, EngineError, Options};
+use sluice_engine::{Engine, EngineError, Options, Settings};
 use sluice_proto::v1;
 use sluice_shared::exit;
 use tokio::{
@@ -16,7 +16,7 @@ use tokio::{
 use crate::{
     config::{Config, Source},
     listen::{self, ListenError, Listening},
-    models::{AskedBy, ModelName},
+    models::{AskedBy, ModelName, Request},
     services::{self, Daemon},
     systemd,
 };
@@ -84,6 +84,11 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
     let engine = Arc::new(Engine::start(Options {
         threads: config.threads.value,
         queue_max: config.queue.value,
+        settings: Settings {
+            level: config.level.value,
+            budget_bytes: config.budget.value.bytes(),
+        },
+        derivatives: config.cache.value.clone(),
     })?);
     let daemon = Arc::new(Daemon::new(engine, listening.path.clone()));
     load_configured_model(&daemon, config);
@@ -130,6 +135,8 @@ fn banner(config: &Config) {
         device = "cpu",
         threads = config.threads.value,
         queue = config.queue.value,
+        level = config.level.value.name(),
+        budget = %config.budget.value,
         "sluiced starts"
     );
 }
@@ -142,7 +149,7 @@ fn load_configured_model(daemon: &Daemon, config: &Config) {
     };
     let load = daemon
         .models
-        .load(&daemon.engine, name, AskedBy::Configuration);
+        .load(&daemon.engine, Request::of(name), AskedBy::Configuration);
     if let Err(error) = load {
         unreachable!("the first load meets no other: {error}");
     }

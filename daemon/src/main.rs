@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use sluice_daemon::{
     cli::{Arguments, Command, Task},
     config::{self, Environment},
-    life, logging, synth,
+    life, logging, planning, synth,
 };
 use sluice_shared::exit;
 
@@ -14,8 +14,10 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
-    if let Some(Command::Synth(options)) = &arguments.command {
-        return ExitCode::from(synth::run(options));
+    match &arguments.command {
+        Some(Command::Plan(options)) => return ExitCode::from(planning::run(options)),
+        Some(Command::Synth(options)) => return ExitCode::from(synth::run(options)),
+        None => {}
     }
     let environment = Environment::of_process();
     let config = match config::resolve(&arguments, &environment) {

@@ -114,7 +114,8 @@ struct Custom {
     context: Option<usize>,
 }
 
-fn presets() -> impl TypedValueParser<Value = &'static Preset> {
+/// Reads a preset's name.
+pub(crate) fn presets() -> impl TypedValueParser<Value = &'static Preset> {
     PossibleValuesParser::new(PRESETS.iter().map(|preset| preset.name))
         .map(|name| Preset::find(&name).expect("its name was possible"))
 }

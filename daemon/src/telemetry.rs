@@ -5,10 +5,11 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use sluice_engine::device::MemoryFacts;
 use sluice_proto::{PROTOCOL, v1};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
-use crate::services::Daemon;
+use crate::{services::Daemon, translate};
 
 /// What the machine says of itself.
 pub struct HostFacts {
@@ -104,11 +105,41 @@ pub fn snapshot(daemon: &Daemon) -> v1::Snapshot {
         }),
         requests: active.iter().map(|record| record.summary()).collect(),
         totals: Some(daemon.requests.totals().to_wire()),
+        settings: Some(settings(daemon)),
+        ..weights(daemon)
+    }
+}
+
+/// The plan in force and what came of it; empty without a model.
+fn weights(daemon: &Daemon) -> v1::Snapshot {
+    let Some(in_force) = daemon.engine.in_force() else {
+        return v1::Snapshot::default();
+    };
+    let model = daemon.models.serving();
+    let name = model.map_or_else(|_| String::new(), |serving| serving.name.name);
+    v1::Snapshot {
+        plan: Some(translate::plan::plan(&in_force.plan, &name)),
+        switch: in_force.switch.map(translate::plan::switch),
+        epoch: Some(in_force.epoch),
+        measured: Some(translate::plan::measured(&in_force.measured)),
+        layers: translate::plan::states(&in_force.units),
+        ..Default::default()
+    }
+}
+
+fn settings(daemon: &Daemon) -> v1::Settings {
+    let settings = daemon.engine.settings();
+    let default = || daemon.engine.budget_default();
+    v1::Settings {
+        level: settings.level.name().to_owned(),
+        budget_bytes: settings.budget_bytes.unwrap_or_else(default),
+        is_default_budget: settings.budget_bytes.is_none(),
     }
 }
 
 fn device(daemon: &Daemon) -> v1::Device {
     let memory = daemon.engine.memory();
+    let facts = MemoryFacts::read();
     let kinds = memory.kinds.iter().map(|kind| v1::MemoryKind {
         kind: kind.kind.name().to_owned(),
         bytes: kind.bytes,
@@ -121,6 +152,9 @@ fn device(daemon: &Daemon) -> v1::Device {
         memory: kinds.collect(),
         used_bytes: memory.used_bytes,
         peak_bytes: memory.peak_bytes,
+        total_bytes: facts.total_bytes,
+        free_bytes: facts.free_bytes,
+        default_budget_bytes: daemon.engine.budget_default(),
     }
 }
 

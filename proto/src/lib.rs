@@ -8,6 +8,7 @@
 
 pub mod client;
 pub mod model;
+pub mod plan_table;
 
 /// Generated messages and services of package `sluice.v1`.
 #[allow(missing_docs, clippy::all, unused_qualifications)]

@@ -2,11 +2,14 @@
 //!
 //! Checking sits on the receiving side alone: `TryFrom` turns a message into a type whose
 //! invariants hold, or names the field that breaks them. The daemon reads
-//! [`Generation`] and [`Scoring`] this way.
+//! [`Generation`], [`Scoring`], [`Planning`], [`Adjustment`] and [`Loading`] this way.
+
+mod optimizer;
 
 use sluice_shared::policy::PolicyChoice;
 pub use sluice_shared::sampling::{Cache, EosPolicy, Remasking};
 
+pub use self::optimizer::{Adjustment, Loading, Planned, Planning};
 use crate::v1;
 
 /// A message that breaks the schema's rules.

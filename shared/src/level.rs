@@ -62,6 +62,19 @@ impl Level {
         }
     }
 
+    /// What requests had better stay within for the text to hold up; `None` where a request may be as long as it likes.
+    #[must_use]
+    pub fn advised_limits(self) -> Option<AdvisedLimits> {
+        match self {
+            Self::Aggressive => Some(AdvisedLimits {
+                length: 64,
+                block_length: 32,
+                steps: 64,
+            }),
+            Self::Off | Self::Standard | Self::Mild | Self::Moderate | Self::Auto => None,
+        }
+    }
+
     /// Whether outputs are those of the checkpoint's own weights, bit for bit; unknown for `auto`.
     #[must_use]
     pub fn is_lossless(self) -> Option<bool> {
@@ -71,6 +84,17 @@ impl Level {
             Self::Auto => None,
         }
     }
+}
+
+/// Limits that a level recommends for requests. They are advice: nothing is refused or changed for their sake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdvisedLimits {
+    /// Positions to fill.
+    pub length: u32,
+    /// Positions decoded together.
+    pub block_length: u32,
+    /// Passes of the reference schedule.
+    pub steps: u32,
 }
 
 impl fmt::Display for Level {

@@ -59,6 +59,35 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
+/// The least amount of at least `count` bytes that is easily typed, in the form that [`parse_bytes`] reads: whole MiB from
+/// 1 MiB on, else whole KiB.
+#[must_use]
+pub fn bytes_to_type(count: u64) -> String {
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+    if count.is_multiple_of(GIB) && count > 0 {
+        format!("{}GiB", count / GIB)
+    } else if count > MIB - KIB {
+        format!("{}MiB", count.div_ceil(MIB))
+    } else {
+        format!("{}KiB", count.div_ceil(KIB))
+    }
+}
+
+/// Milliseconds as people estimate them, one unit and no more digits than can be meant: `40 s`, `3 min`, `2 h`.
+#[must_use]
+pub fn about_ms(ms: f64) -> String {
+    let seconds = ms / 1000.0;
+    if seconds < 95.0 {
+        format!("{:.0} s", (seconds / 10.0).round().max(1.0) * 10.0)
+    } else if seconds < 5700.0 {
+        format!("{:.0} min", seconds / 60.0)
+    } else {
+        format!("{:.0} h", seconds / 3600.0)
+    }
+}
+
 /// Milliseconds as a duration of two significant parts: `35 ms`, `2.4 s`, `3 min 05 s`, `2 h 10 min`.
 #[must_use]
 pub fn duration_ms(ms: f64) -> String {
@@ -134,6 +163,36 @@ mod tests {
         ] {
             let error = parse_bytes(text).unwrap_err();
             assert!(error.contains("4GiB"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_amount_to_type_is_enough_and_reads_back() {
+        for (count, text) in [
+            (0, "0KiB"),
+            (1, "1KiB"),
+            (1025, "2KiB"),
+            ((1 << 20) - 1, "1MiB"),
+            ((1 << 20) + 1, "2MiB"),
+            (3 << 30, "3GiB"),
+            ((3 << 30) + 1, "3073MiB"),
+        ] {
+            assert_eq!(bytes_to_type(count), text);
+            let read = parse_bytes(text).unwrap();
+            assert!(read >= count && read - count < 1 << 20, "{text}");
+        }
+    }
+
+    #[test]
+    fn estimates_claim_no_precision() {
+        for (ms, text) in [
+            (400.0, "10 s"),
+            (34_000.0, "30 s"),
+            (94_000.0, "90 s"),
+            (185_000.0, "3 min"),
+            (7_800_000.0, "2 h"),
+        ] {
+            assert_eq!(about_ms(ms), text);
         }
     }
 

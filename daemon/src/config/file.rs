@@ -6,8 +6,9 @@ use std::{
 };
 
 use serde::Deserialize;
+use sluice_shared::level::Level;
 
-use super::{ConfigError, Device, Environment, Filter};
+use super::{Budget, ConfigError, Device, Environment, Filter, values::from_text};
 
 /// What a file may say.
 #[derive(Debug, Default, Deserialize)]
@@ -17,6 +18,11 @@ pub(super) struct FileLayer {
     pub(super) socket: Option<PathBuf>,
     pub(super) device: Option<Device>,
     pub(super) threads: Option<usize>,
+    #[serde(default, deserialize_with = "from_text")]
+    pub(super) level: Option<Level>,
+    #[serde(default, deserialize_with = "from_text")]
+    pub(super) budget: Option<Budget>,
+    pub(super) cache: Option<PathBuf>,
     pub(super) queue: Option<usize>,
     pub(super) drain_seconds: Option<u64>,
     pub(super) log: Option<Filter>,

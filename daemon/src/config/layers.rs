@@ -1,7 +1,9 @@
 //! Laying flags over variables over the file over defaults.
 
 use std::{
+    ffi::OsStr,
     fmt,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     str::FromStr,
 };
@@ -101,6 +103,27 @@ impl Layers<'_> {
             return Err(wrong("model", &source, problem, None));
         }
         Ok(set(Some(value), source))
+    }
+
+    /// Without a word from anybody: systemd's folder, else the user's.
+    pub(super) fn cache(&self, flag: Option<&Path>) -> Setting<Option<PathBuf>> {
+        let found = self.path(("--cache", flag), "SLUICE_CACHE", |file| {
+            file.cache.as_ref()
+        });
+        if let Some(Setting { value, source }) = found {
+            return set(Some(value), source);
+        }
+        let variable = |name| self.environment.variable(name);
+        let folder = if let Some(folders) = variable("CACHE_DIRECTORY") {
+            // Of several, parted by colons, the first.
+            let first = folders.as_bytes().split(|byte| *byte == b':').next();
+            first.map(|first| PathBuf::from(OsStr::from_bytes(first)))
+        } else if let Some(folder) = variable("XDG_CACHE_HOME") {
+            Some(Path::new(folder).join("sluice"))
+        } else {
+            variable("HOME").map(|home| Path::new(home).join(".cache").join("sluice"))
+        };
+        set(folder, Source::Default)
     }
 
     pub(super) fn socket(&self, flag: Option<&Path>) -> Result<Setting<Address>, ConfigError> {

@@ -9,8 +9,10 @@ mod values;
 
 use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf};
 
+use sluice_shared::level::Level;
+
 use self::layers::Layers;
-pub use self::values::{Device, Filter};
+pub use self::values::{Budget, Device, Filter};
 use crate::cli::Arguments;
 
 /// Everything the daemon can be told, checked.
@@ -24,6 +26,12 @@ pub struct Config {
     pub device: Setting<Device>,
     /// Threads that compute.
     pub threads: Setting<usize>,
+    /// How faithful weights are.
+    pub level: Setting<Level>,
+    /// Most bytes of the device's memory.
+    pub budget: Setting<Budget>,
+    /// Folder for converted copies of checkpoints; `None`: nowhere.
+    pub cache: Setting<Option<PathBuf>>,
     /// Requests that may wait.
     pub queue: Setting<usize>,
     /// Seconds that running requests get on shutdown.
@@ -198,6 +206,21 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             |file| file.threads,
             environment.cores,
         )?,
+        level: layers.value(
+            ("--level", arguments.level),
+            "level",
+            "SLUICE_LEVEL",
+            |file| file.level,
+            Level::Standard,
+        )?,
+        budget: layers.value(
+            ("--budget", arguments.budget),
+            "budget",
+            "SLUICE_BUDGET",
+            |file| file.budget,
+            Budget::default(),
+        )?,
+        cache: layers.cache(arguments.cache.as_deref()),
         queue: layers.number(
             ("--queue", arguments.queue),
             &limits::QUEUE,

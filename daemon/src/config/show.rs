@@ -28,6 +28,16 @@ impl fmt::Display for Config {
             &quoted(&self.device.value.to_string()),
         )?;
         key(f, "threads", &self.threads, &self.threads.value.to_string())?;
+        key(f, "level", &self.level, &quoted(self.level.value.name()))?;
+        let budget = quoted(&self.budget.value.to_string());
+        key(f, "budget", &self.budget, &budget)?;
+        match &self.cache.value {
+            Some(path) => key(f, "cache", &self.cache, &quoted(&path.to_string_lossy()))?,
+            None => {
+                writeln!(f, "\n# default: none, since there is no $HOME")?;
+                writeln!(f, "# cache = \"/path/to/folder\"")?;
+            }
+        }
         key(f, "queue", &self.queue, &self.queue.value.to_string())?;
         let drain = self.drain_seconds.value.to_string();
         key(f, "drain_seconds", &self.drain_seconds, &drain)?;

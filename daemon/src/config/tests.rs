@@ -150,6 +150,79 @@ fn a_wrong_value_names_its_layer() {
 }
 
 #[test]
+fn levels_and_budgets_come_from_every_layer() {
+    let fixture = Fixture::new();
+    let config = fixture.resolve(&[]).unwrap();
+    assert_eq!(config.level, set(Level::Standard, Source::Default));
+    assert_eq!(config.budget.value.bytes(), None);
+
+    let fixture = fixture.file("system.toml", "level = \"mild\"\nbudget = \"1GiB\"\n");
+    let config = fixture.resolve(&[]).unwrap();
+    assert_eq!(config.level.value, Level::Mild);
+    assert_eq!(config.budget.value.bytes(), Some(1 << 30));
+
+    let fixture = fixture
+        .variable("SLUICE_LEVEL", "auto")
+        .variable("SLUICE_BUDGET", "default");
+    let config = fixture.resolve(&["--level", "aggressive"]).unwrap();
+    assert_eq!(config.level.value, Level::Aggressive);
+    assert_eq!(config.budget.value.bytes(), None);
+    assert_eq!(config.budget.source, Source::Variable("SLUICE_BUDGET"));
+}
+
+#[test]
+fn levels_and_budgets_that_make_no_sense_are_refused() {
+    let wrong = |name: &str, value: &str| {
+        let fixture = Fixture::new().variable(name, value);
+        fixture.resolve(&[]).unwrap_err()
+    };
+    let level = wrong("SLUICE_LEVEL", "extreme");
+    assert!(
+        level.starts_with("level (from $SLUICE_LEVEL): unknown level \"extreme\"; known are off"),
+        "{level}"
+    );
+    for (budget, words) in [
+        ("-1", "no amount of memory"),
+        ("0", "leaves no memory"),
+        ("lots", "no amount of memory"),
+        ("999999999TiB", "more than any machine has"),
+    ] {
+        let error = wrong("SLUICE_BUDGET", budget);
+        assert!(error.contains(words), "{error}");
+    }
+    let fixture = Fixture::new().file("f.toml", "budget = \"4 apples\"\n");
+    let file = fixture.resolve(&["--config", "f.toml"]).unwrap_err();
+    assert!(file.starts_with("f.toml:1:10: \"4 apples\""), "{file}");
+    let line = ["sluiced", "--budget", "-1"];
+    let flag = Arguments::try_parse_from(line).unwrap_err().to_string();
+    assert!(flag.contains("write it like 4GiB"), "{flag}");
+}
+
+#[test]
+fn converted_copies_lie_where_caches_do() {
+    let cache = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().cache.value;
+    let fixture = Fixture::new();
+    assert_eq!(cache(&fixture, &[]), None);
+    for (name, value, folder) in [
+        ("HOME", "/home/me", "/home/me/.cache/sluice"),
+        ("XDG_CACHE_HOME", "/caches", "/caches/sluice"),
+        (
+            "CACHE_DIRECTORY",
+            "/var/cache/sluice:/else",
+            "/var/cache/sluice",
+        ),
+        ("SLUICE_CACHE", "/given", "/given"),
+    ] {
+        let fixture = Fixture::new()
+            .variable("HOME", "/nowhere")
+            .variable(name, value);
+        assert_eq!(cache(&fixture, &[]).as_deref(), Some(Path::new(folder)));
+    }
+    let here = fixture.folder.path().join("copies");
+    assert_eq!(cache(&fixture, &["--cache", "copies"]), Some(here));
+}
+
+#[test]
 fn the_sockets_folder_is_ours_only_by_default() {
     let address = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().socket.value;
     let fixture = Fixture::new();
@@ -164,7 +237,18 @@ fn the_sockets_folder_is_ours_only_by_default() {
 #[test]
 fn the_printed_configuration_reads_back_as_it_is() {
     let fixture = Fixture::new().variable("SLUICE_LOG", "debug");
-    let line = ["--threads", "3", "--model", ".", "--socket", "a \"b\\.sock"];
+    let line = [
+        "--threads",
+        "3",
+        "--model",
+        ".",
+        "--socket",
+        "a \"b\\.sock",
+        "--budget",
+        "1000",
+        "--cache",
+        "c",
+    ];
     let printed = fixture.resolve(&line).unwrap().to_string();
     assert!(printed.contains("# --threads\nthreads = 3\n"), "{printed}");
     assert!(
@@ -177,4 +261,7 @@ fn the_printed_configuration_reads_back_as_it_is() {
     let again = fixture.resolve(&["--config", "again.toml"]).unwrap();
     assert!(again.socket.value.path.ends_with("a \"b\\.sock"));
     assert_eq!(again.log.value.to_string(), "debug");
+    assert_eq!(again.level.value, Level::Standard);
+    assert_eq!(again.budget.value.bytes(), Some(1000));
+    assert!(again.cache.value.unwrap().ends_with("c"));
 }

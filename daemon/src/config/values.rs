@@ -2,7 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error as _};
+use sluice_shared::units;
 use tracing_subscriber::EnvFilter;
 
 /// Where to compute.
@@ -49,6 +50,56 @@ impl fmt::Display for Device {
             Self::Cuda(index) => write!(f, "cuda:{index}"),
         }
     }
+}
+
+/// Most bytes of the device's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Budget(Option<u64>);
+
+impl Budget {
+    /// The bytes; `None`: what is free when the daemon starts, less a margin.
+    #[must_use]
+    pub fn bytes(self) -> Option<u64> {
+        self.0
+    }
+}
+
+impl FromStr for Budget {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim() == "default" {
+            return Ok(Self(None));
+        }
+        match units::parse_bytes(text)? {
+            0 => Err(format!("{text:?} leaves no memory to use")),
+            bytes => Ok(Self(Some(bytes))),
+        }
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("default"),
+            Some(bytes) => {
+                let rounded = units::bytes_to_type(bytes);
+                // What is read back has to be the same.
+                match units::parse_bytes(&rounded) == Ok(bytes) {
+                    true => f.write_str(&rounded),
+                    false => write!(f, "{bytes}"),
+                }
+            }
+        }
+    }
+}
+
+/// Reads from a file's string what is read from a flag's.
+pub(super) fn from_text<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(D::Error::custom)
 }
 
 /// A filter for logs that was found to parse.

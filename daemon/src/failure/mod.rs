@@ -5,7 +5,8 @@ mod table;
 use std::time::Duration;
 
 use sluice_engine::{
-    EngineError, RequestError, checkpoint::CheckpointError, event::Outcome, text::TextError,
+    EngineError, RequestError, checkpoint::CheckpointError, event::Outcome, model::shape::PRESETS,
+    plan::PlanError, text::TextError,
 };
 use sluice_proto::model::InvalidField;
 use tonic::Status;
@@ -90,6 +91,18 @@ pub enum Failure {
         /// What was given.
         path: String,
     },
+    /// No published shape of that name.
+    #[error(
+        "unknown preset '{name}'; known are {}",
+        PRESETS.each_ref().map(|preset| preset.name).join(", ")
+    )]
+    UnknownPreset {
+        /// What was asked for.
+        name: String,
+    },
+    /// No plan within the budget has room for a request.
+    #[error(transparent)]
+    TooLargeForBudget(PlanError),
     /// The daemon is shutting down.
     #[error("sluiced is shutting down")]
     Draining,

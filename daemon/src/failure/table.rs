@@ -1,8 +1,11 @@
 //! The table: code, reason, hint, figures and field of every failure.
 
-use std::{collections::HashMap, io, time::Duration};
+use std::{borrow::Cow, collections::HashMap, io, time::Duration};
 
-use sluice_engine::{EngineError, RequestError, checkpoint::CheckpointError, text::TextError};
+use sluice_engine::{
+    EngineError, RequestError, checkpoint::CheckpointError, plan::PlanError, text::TextError,
+};
+use sluice_shared::{level::Level, units};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
@@ -19,7 +22,7 @@ struct Row {
     code: Code,
     /// Stable; clients compare it.
     reason: &'static str,
-    hint: Option<&'static str>,
+    hint: Option<Cow<'static, str>>,
     figures: Vec<(&'static str, String)>,
     /// The field on the wire that is wrong.
     field: Option<&'static str>,
@@ -45,8 +48,8 @@ impl Row {
         }
     }
 
-    fn hint(mut self, hint: &'static str) -> Self {
-        self.hint = Some(hint);
+    fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Self {
+        self.hint = Some(hint.into());
         self
     }
 
@@ -70,7 +73,7 @@ pub(super) fn status(failure: &Failure) -> Status {
         .map(|(name, value)| (name.to_owned(), value))
         .collect();
     if let Some(hint) = row.hint {
-        metadata.insert("hint".to_owned(), hint.to_owned());
+        metadata.insert("hint".to_owned(), hint.into_owned());
     }
     let mut details = ErrorDetails::new();
     details.set_error_info(row.reason, DOMAIN, metadata);
@@ -127,6 +130,11 @@ fn row(failure: &Failure) -> Row {
             .retry(),
         Failure::PathNotAbsolute { .. } => Row::invalid("PATH_NOT_ABSOLUTE", "path")
             .hint("the daemon has a current folder of its own; give the whole path"),
+        Failure::UnknownPreset { .. } => Row::invalid("UNKNOWN_PRESET", "preset"),
+        Failure::TooLargeForBudget(error) => Row {
+            code: Code::ResourceExhausted,
+            ..plan(error)
+        },
         // No retry delay: it will not come back by itself.
         Failure::Draining => {
             Row::new(Code::Unavailable, "DRAINING").hint("start sluiced again and repeat")
@@ -174,9 +182,33 @@ fn engine(error: &EngineError) -> Row {
             used_bytes,
             ..
         } => Row::new(Code::ResourceExhausted, "OUT_OF_MEMORY")
-            .hint("ask for a smaller length, or load a smaller model")
+            .hint("ask for a smaller length, raise the budget, or choose a more frugal level")
             .figure("needed_bytes", needed_bytes)
             .figure("used_bytes", used_bytes),
+        EngineError::Plan(error) => plan(error),
+        EngineError::LoadCancelled => Row::new(Code::Cancelled, "LOAD_CANCELLED"),
+        EngineError::Superseded => Row::new(Code::Aborted, "SUPERSEDED")
+            .hint("sluice status shows the level and the budget that are in force"),
+        EngineError::NoDerivatives { streamed_bytes, .. } => {
+            Row::new(Code::FailedPrecondition, "NO_CACHE_FOLDER")
+                .hint("start sluiced with --cache DIR, raise the budget, or choose level standard")
+                .figure("streamed_bytes", streamed_bytes)
+        }
+        EngineError::Derivative { path, cause } => {
+            let (code, hint) = match cause.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (
+                    Code::ResourceExhausted,
+                    "make room on that disk, or start sluiced with another --cache",
+                ),
+                _ => (
+                    Code::FailedPrecondition,
+                    "start sluiced with a --cache that its user may write to",
+                ),
+            };
+            Row::new(code, "CONVERSION_FAILED")
+                .hint(hint)
+                .figure("path", path.display())
+        }
         EngineError::Stopped => {
             Row::new(Code::Unavailable, "STOPPED").hint("start sluiced again and repeat")
         }
@@ -189,6 +221,39 @@ fn engine(error: &EngineError) -> Row {
             .hint("this is a bug in sluiced; its log says more"),
         EngineError::Threads(_) => Row::new(Code::Internal, "NO_THREADS")
             .hint("the system refused; a smaller --threads may help"),
+    }
+}
+
+fn plan(error: &PlanError) -> Row {
+    match error {
+        PlanError::BudgetTooSmall {
+            budget_bytes,
+            least_bytes,
+            level,
+            ..
+        } => {
+            let least = units::bytes_to_type(*least_bytes);
+            let hint = match level {
+                Level::Off => format!(
+                    "at least {least} works: sluice budget {least} (sluiced: --budget {least}); or stream what has no room: sluice level standard"
+                ),
+                _ => format!(
+                    "at least {least} works: sluice budget {least} (sluiced: --budget {least}); or ask for a smaller canvas"
+                ),
+            };
+            Row::new(Code::FailedPrecondition, "BUDGET_TOO_SMALL")
+                .hint(hint)
+                .figure("budget_bytes", budget_bytes)
+                .figure("least_bytes", least_bytes)
+        }
+        PlanError::NotLoadable { .. } => Row::new(Code::FailedPrecondition, "NOT_LOADABLE_YET")
+            .hint("choose standard, which is as faithful, or moderate, which is smaller"),
+        PlanError::CanvasTooLong { canvas, context } => Row::invalid("CANVAS_TOO_LONG", "canvas")
+            .hint("ask for a smaller canvas, or leave it out for the default")
+            .figure("canvas", canvas)
+            .figure("context_length", context),
+        PlanError::Zero { what } => Row::invalid("ZERO", what)
+            .hint("give a greater number, or leave it out for the default"),
     }
 }
 

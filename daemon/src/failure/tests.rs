@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, io};
 
 use sluice_proto::client::CallError;
+use sluice_shared::level::Level;
 use tonic::Code;
 use tonic_types::StatusExt;
 
@@ -21,6 +22,11 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::NoModel) => "no model",
         F::Engine(E::ModelReplaced) => "model replaced",
         F::Engine(E::OutOfMemory { .. }) => "out of memory",
+        F::Engine(E::Plan(error)) => plan_name(error),
+        F::Engine(E::LoadCancelled) => "load cancelled",
+        F::Engine(E::Superseded) => "superseded",
+        F::Engine(E::NoDerivatives { .. }) => "no derivatives",
+        F::Engine(E::Derivative { .. }) => "derivative",
         F::Engine(E::Stopped) => "stopped",
         F::Engine(E::Threads(_)) => "threads",
         F::Engine(E::NotANumber { .. }) => "not a number",
@@ -38,6 +44,8 @@ fn name(failure: &Failure) -> &'static str {
         F::ModelFailed { .. } => "model failed",
         F::LoadInProgress { .. } => "load in progress",
         F::PathNotAbsolute { .. } => "path",
+        F::UnknownPreset { .. } => "preset",
+        F::TooLargeForBudget(_) => "too large for the budget",
         F::Draining => "draining",
         F::DeadlineExceeded { .. } => "deadline",
         F::UnknownRequest { .. } => "unknown request",
@@ -47,6 +55,16 @@ fn name(failure: &Failure) -> &'static str {
         F::EngineLost => "engine lost",
         F::WrongOutcome(_) => "wrong outcome",
         F::Task(_) => "task",
+    }
+}
+
+fn plan_name(error: &PlanError) -> &'static str {
+    use PlanError as P;
+    match error {
+        P::BudgetTooSmall { .. } => "budget too small",
+        P::NotLoadable { .. } => "not loadable",
+        P::CanvasTooLong { .. } => "canvas too long",
+        P::Zero { .. } => "zero in a plan",
     }
 }
 
@@ -86,7 +104,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 54;
+const VARIANTS: usize = 64;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -117,9 +135,54 @@ async fn all() -> Vec<(Failure, Code)> {
                 purpose: "activations",
                 needed_bytes: 2,
                 used_bytes: 1,
+                limit_bytes: Some(2),
             }),
             ResourceExhausted,
         ),
+        (engine(EngineError::LoadCancelled), Cancelled),
+        (engine(EngineError::Superseded), Aborted),
+        (
+            engine(EngineError::NoDerivatives {
+                level: Level::Moderate,
+                streamed_bytes: 1,
+            }),
+            FailedPrecondition,
+        ),
+        (
+            engine(no_derivative(io::ErrorKind::StorageFull)),
+            ResourceExhausted,
+        ),
+        (
+            engine(no_derivative(io::ErrorKind::PermissionDenied)),
+            FailedPrecondition,
+        ),
+        (
+            engine(budget_too_small(Level::Off).into()),
+            FailedPrecondition,
+        ),
+        (
+            F::TooLargeForBudget(budget_too_small(Level::Standard)),
+            ResourceExhausted,
+        ),
+        (
+            engine(PlanError::NotLoadable { level: Level::Mild }.into()),
+            FailedPrecondition,
+        ),
+        (
+            engine(
+                PlanError::CanvasTooLong {
+                    canvas: 2,
+                    context: 1,
+                }
+                .into(),
+            ),
+            InvalidArgument,
+        ),
+        (
+            engine(PlanError::Zero { what: "requests" }.into()),
+            InvalidArgument,
+        ),
+        (F::UnknownPreset { name: text() }, InvalidArgument),
         (engine(EngineError::Stopped), Unavailable),
         (engine(EngineError::Threads(text())), Internal),
         (engine(EngineError::NotANumber { position: 3 }), DataLoss),
@@ -210,6 +273,22 @@ async fn all() -> Vec<(Failure, Code)> {
     let wrong = wrong_requests().into_iter();
     all.extend(wrong.map(|error| (error.into(), InvalidArgument)));
     all
+}
+
+fn budget_too_small(level: Level) -> PlanError {
+    PlanError::BudgetTooSmall {
+        budget_bytes: 1 << 30,
+        least_bytes: (3 << 30) - 5,
+        level,
+        canvas: 64,
+    }
+}
+
+fn no_derivative(kind: io::ErrorKind) -> EngineError {
+    EngineError::Derivative {
+        path: "/p".into(),
+        cause: kind.into(),
+    }
 }
 
 fn broken_checkpoints() -> Vec<CheckpointError> {
@@ -321,6 +400,29 @@ async fn every_failure_reaches_the_client_whole() {
         assert!(!message.ends_with('.'), "{message}");
     }
     assert_eq!(met.len(), VARIANTS, "{met:?}");
+}
+
+#[test]
+fn a_budget_that_is_too_small_names_the_least_that_works() {
+    for level in [Level::Off, Level::Standard, Level::Aggressive] {
+        let call = CallError::from(Status::from(Failure::from(EngineError::from(
+            budget_too_small(level),
+        ))));
+        let hint = call.hint.unwrap();
+        assert!(hint.contains("sluice budget 3072MiB"), "{hint}");
+        let offers_streaming = hint.contains("sluice level standard");
+        assert_eq!(offers_streaming, level == Level::Off, "{hint}");
+    }
+}
+
+#[test]
+fn an_unknown_preset_names_the_known_ones() {
+    let name = "gpt-9".to_owned();
+    let message = Failure::UnknownPreset { name }.to_string();
+    assert!(
+        message.contains("'gpt-9'; known are llada-8b, llada-1b"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -148,7 +148,8 @@ impl Daemon {
             blocks: work.canvas.len().div_ceil(work.block_length.max(1)),
         });
         let requests = self.requests.clone();
-        let sink = translate::generation(requests, record.clone(), serving, &work);
+        let engine = Arc::downgrade(&self.engine);
+        let sink = translate::generation(requests, record.clone(), serving, engine, &work);
         self.submit(record, Work::Generate(work), sink)
     }
 

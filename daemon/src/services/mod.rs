@@ -1,10 +1,11 @@
-//! What answers calls: the three services, health and reflection, behind bounds that keep
+//! What answers calls: the four services, health and reflection, behind bounds that keep
 //! any caller from taking the daemon's memory.
 
 mod deadline;
 mod generation;
 mod incoming;
 mod model;
+mod optimizer;
 mod telemetry;
 
 use std::{
@@ -22,7 +23,8 @@ use sluice_proto::{
     client::MESSAGE_BYTES_MAX,
     v1::{
         generation_service_server::GenerationServiceServer,
-        model_service_server::ModelServiceServer, telemetry_service_server::TelemetryServiceServer,
+        model_service_server::ModelServiceServer, optimizer_service_server::OptimizerServiceServer,
+        telemetry_service_server::TelemetryServiceServer,
     },
 };
 use tokio::{net::UnixListener, sync::Semaphore};
@@ -77,9 +79,10 @@ impl Daemon {
     #[must_use]
     pub fn new(engine: Arc<Engine>, socket: PathBuf) -> Self {
         let changes = Changes::default();
+        let models = Models::new(Arc::downgrade(&engine), changes.clone());
         Self {
             engine,
-            models: Arc::new(Models::new(changes.clone())),
+            models: Arc::new(models),
             requests: Arc::new(Registry::new(changes.clone())),
             changes,
             closing: CancellationToken::new(),
@@ -130,6 +133,7 @@ pub async fn serve(
 
     let generation = GenerationServiceServer::new(generation::Service(daemon.clone()));
     let model = ModelServiceServer::new(model::Service(daemon.clone()));
+    let optimizer = OptimizerServiceServer::new(optimizer::Service(daemon.clone()));
     let telemetry = TelemetryServiceServer::new(telemetry::Service(daemon.clone()));
     let closing = daemon.closing.clone();
     Server::builder()
@@ -142,6 +146,7 @@ pub async fn serve(
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
         )
         .add_service(model.max_decoding_message_size(REQUEST_BYTES_MAX))
+        .add_service(optimizer.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(telemetry.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(health)
         .add_service(reflection)
@@ -176,6 +181,7 @@ async fn report_health(reporter: &HealthReporter, daemon: &Daemon) {
         ("", open),
         ("sluice.v1.GenerationService", generates),
         ("sluice.v1.ModelService", open),
+        ("sluice.v1.OptimizerService", open),
         ("sluice.v1.TelemetryService", open),
     ] {
         reporter.set_service_status(service, status(serving)).await;

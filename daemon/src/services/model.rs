@@ -6,13 +6,17 @@ use futures_util::{
     StreamExt,
     stream::{self, Stream},
 };
-use sluice_proto::v1::{self, load_model_response::Kind, model_service_server::ModelService};
+use sluice_proto::{
+    model::Loading,
+    v1::{self, load_model_response::Kind, model_service_server::ModelService},
+};
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::Daemon;
 use crate::{
     failure::Failure,
-    models::{AskedBy, LoadState, ModelName},
+    models::{self, AskedBy, LoadStage, LoadState, ModelName},
 };
 
 /// The service; clones share the daemon.
@@ -37,28 +41,75 @@ impl ModelService for Service {
         request: Request<v1::LoadModelRequest>,
     ) -> Result<Response<Self::LoadModelStream>, Status> {
         self.0.check_open()?;
-        let name = model_name(request.into_inner().path)?;
-        tracing::info!(model = name.name, "loading a model for a client");
-        let states = self.0.models.load(&self.0.engine, name, AskedBy::Client)?;
+        let asked = Loading::try_from(request.into_inner()).map_err(Failure::from)?;
+        let request = models::Request {
+            name: model_name(asked.path)?,
+            level: asked.level,
+            budget_bytes: asked.budget_bytes,
+        };
+        tracing::info!(model = request.name.name, "loading a model for a client");
+        let states = self
+            .0
+            .models
+            .load(&self.0.engine, request, AskedBy::Client)?;
         // Loading goes on when the caller goes away; a watcher of the daemon sees its end.
-        let answers = stream::unfold(Some(states), |states| async {
-            let mut states = states?;
-            states.changed().await.ok()?;
-            let state = states.borrow_and_update().clone();
-            Some(match state {
-                LoadState::Running(progress) => (Ok(Kind::Progress(progress)), Some(states)),
-                LoadState::Ready(model) => (Ok(Kind::Model(*model)), None),
-                LoadState::Failed(status) => (Err(status), None),
-            })
+        let answers = stream::unfold(Some(Told::new(states)), |told| async {
+            let mut told = told?;
+            told.states.changed().await.ok()?;
+            let (answers, ended) = told.news();
+            Some((stream::iter(answers), (!ended).then_some(told)))
         });
         let answers = answers
+            .flatten()
             .map(|kind| kind.map(|kind| v1::LoadModelResponse { kind: Some(kind) }))
             .take_until(self.0.closing.clone().cancelled_owned());
         Ok(Response::new(answers.boxed()))
     }
+
+    async fn cancel_load(
+        &self,
+        _: Request<v1::CancelLoadRequest>,
+    ) -> Result<Response<v1::CancelLoadResponse>, Status> {
+        let was_loading = self.0.models.cancel_load(&self.0.engine);
+        tracing::info!(was_loading, "a client cancels the load");
+        Ok(Response::new(v1::CancelLoadResponse { was_loading }))
+    }
 }
 
-fn model_name(path: String) -> Result<ModelName, Failure> {
+/// A load, and what its caller has heard of it.
+struct Told {
+    states: watch::Receiver<LoadState>,
+    plan: bool,
+}
+
+impl Told {
+    fn new(states: watch::Receiver<LoadState>) -> Self {
+        Self {
+            states,
+            plan: false,
+        }
+    }
+
+    /// What the caller has not heard, and whether that is all there will be.
+    fn news(&mut self) -> (Vec<Result<Kind, Status>>, bool) {
+        let LoadState { plan, stage } = self.states.borrow_and_update().clone();
+        let mut answers = Vec::new();
+        if let Some(plan) = plan.filter(|_| !self.plan) {
+            self.plan = true;
+            answers.push(Ok(Kind::Plan(v1::Plan::clone(&plan))));
+        }
+        let (answer, ended) = match stage {
+            LoadStage::Reading(progress) => (Ok(Kind::Progress(progress)), false),
+            LoadStage::Ready(model) => (Ok(Kind::Model(*model)), true),
+            LoadStage::Failed(status) => (Err(status), true),
+        };
+        answers.push(answer);
+        (answers, ended)
+    }
+}
+
+/// The model that a path on the wire means.
+pub(super) fn model_name(path: String) -> Result<ModelName, Failure> {
     if path.is_empty() {
         return Ok(ModelName::embedded());
     }

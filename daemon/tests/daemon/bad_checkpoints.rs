@@ -17,6 +17,7 @@ use crate::support::{
 async fn load(daemon: &Daemon, path: &Path) -> Result<v1::Model, CallError> {
     let request = v1::LoadModelRequest {
         path: path.to_str().unwrap().to_owned(),
+        ..Default::default()
     };
     let mut stream = daemon
         .models()

@@ -6,6 +6,8 @@ mod bad_checkpoints;
 mod bad_requests;
 mod configuration;
 mod generating;
+mod planning;
+mod plans;
 mod requests;
 mod services;
 mod shutdown;

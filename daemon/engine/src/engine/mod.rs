@@ -1,5 +1,6 @@
 //! The thread that does all device work, and the handle by which everybody else reaches it.
 
+mod ask;
 mod current;
 mod derive;
 mod serve;
@@ -18,7 +19,10 @@ use std::{
 
 use sluice_shared::level::Level;
 
-pub use self::state::{InForce, Measured, SwitchState};
+pub use self::{
+    ask::{Outline, default_canvas, machine},
+    state::{InForce, Measured, SwitchState},
+};
 use self::{derive::Keeping, state::State, worker::Worker};
 pub use crate::schedule::{QueueState, Ticket};
 use crate::{

@@ -102,6 +102,10 @@ impl State {
         self.lock().model.clone()
     }
 
+    pub(super) fn planner(&self) -> Option<Arc<Planner>> {
+        self.lock().planner.clone()
+    }
+
     pub(super) fn in_force(&self) -> Option<InForce> {
         self.lock().in_force.clone()
     }

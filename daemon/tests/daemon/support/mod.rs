@@ -15,7 +15,8 @@ use sluice_proto::{
     client::{self, CallError},
     v1::{
         self, generation_event::Kind, generation_service_client::GenerationServiceClient,
-        model_service_client::ModelServiceClient, telemetry_service_client::TelemetryServiceClient,
+        model_service_client::ModelServiceClient, optimizer_service_client::OptimizerServiceClient,
+        telemetry_service_client::TelemetryServiceClient,
     },
 };
 use tempfile::TempDir;
@@ -139,6 +140,10 @@ impl Daemon {
 
     pub(crate) async fn models(&self) -> ModelServiceClient<Channel> {
         ModelServiceClient::new(self.channel().await)
+    }
+
+    pub(crate) async fn optimizer(&self) -> OptimizerServiceClient<Channel> {
+        OptimizerServiceClient::new(self.channel().await)
     }
 
     pub(crate) async fn snapshot(&self) -> v1::Snapshot {

@@ -1,15 +1,21 @@
 //! From the engine's events to the wire's: ids get their bytes, and the text that is certain
 //! grows from the left. Runs on the engine's thread and never waits.
 
-use std::sync::Arc;
+mod advice;
+pub mod plan;
+
+use std::sync::{Arc, Weak};
 
 use sluice_engine::{
-    Event, Generate, Outcome, Slot,
+    Engine, EngineError, Event, Generate, Outcome, Slot,
+    engine::SwitchState,
     event::{Finish, Generated, PassReport, Position, Scored, Sink, TokenState},
+    plan::PlanError,
 };
 use sluice_proto::v1::{self, generation_event::Kind, score_response};
 use sluice_shared::sampling::EosPolicy;
 
+use self::advice::Advised;
 use crate::{
     failure::Failure,
     models::Serving,
@@ -22,9 +28,13 @@ pub fn generation(
     registry: Arc<Registry>,
     record: Arc<Record>,
     serving: Serving,
+    engine: Weak<Engine>,
     work: &Generate,
 ) -> Sink {
     let mut translator = Generation {
+        advised: Advised::of(work),
+        engine,
+        saw_lossy: false,
         home: Home {
             registry,
             record,
@@ -49,6 +59,16 @@ pub fn scoring(registry: Arc<Registry>, record: Arc<Record>, facts: v1::ScoreRes
         facts,
     };
     Box::new(move |event| translator.take(event))
+}
+
+/// A plan that a request made necessary can't be had: that is not a wrong budget but a request too large for it.
+fn of_request(error: EngineError) -> Failure {
+    match error {
+        EngineError::Plan(error @ PlanError::BudgetTooSmall { .. }) => {
+            Failure::TooLargeForBudget(error)
+        }
+        error => error.into(),
+    }
 }
 
 /// Where a request's events go, and its end with them.
@@ -101,34 +121,52 @@ struct Generation {
     stable: Stable,
     /// What was resolved, with the number of blocks still to come from the engine.
     started: v1::Started,
+    /// What advice is given on.
+    advised: Advised,
+    /// Asked for the plan in force when the request starts.
+    engine: Weak<Engine>,
+    /// A pass met other weights than the checkpoint's own.
+    saw_lossy: bool,
 }
 
 impl Generation {
     fn take(&mut self, event: Event) {
         match event {
-            Event::Started { blocks } => {
-                let mut started = self.started.clone();
-                started.request_id = self.home.id();
-                started.blocks = blocks as u32;
-                self.home.record.start(Some(Kind::Started(started).into()));
-                self.home.registry.touched();
-            }
+            Event::Started { blocks } => self.start(blocks),
             Event::Pass(report) => self.pass(&report),
             Event::BlockDone {
                 block,
                 passes,
                 positions,
             } => self.block_done(block, passes, &positions),
+            Event::Notice(text) => self.home.record.notice(&text),
             // Of estimates only.
             Event::ScoreProgress { .. } => {}
             Event::Finished(Ok(Outcome::Generated(generated))) => self.done(generated),
             Event::Finished(Ok(Outcome::Cancelled)) => self.cancelled_waiting(),
             Event::Finished(Ok(other)) => self.home.fail(&Failure::WrongOutcome(Box::new(other))),
-            Event::Finished(Err(error)) => self.home.fail(&error.into()),
+            Event::Finished(Err(error)) => self.home.fail(&of_request(error)),
         }
     }
 
+    fn start(&mut self, blocks: usize) {
+        let mut started = self.started.clone();
+        started.request_id = self.home.id();
+        started.blocks = blocks as u32;
+        // The daemon holds the engine until its thread, which this is, has ended.
+        if let Some(in_force) = self.engine.upgrade().and_then(|engine| engine.in_force()) {
+            let plan = &in_force.plan;
+            started.level = plan.level.name().to_owned();
+            started.exact &= plan::is_lossless(plan);
+            started.estimated_ms = self.advised.estimated_ms(plan);
+            started.warnings = self.advised.warnings(plan);
+        }
+        self.home.record.start(Some(Kind::Started(started).into()));
+        self.home.registry.touched();
+    }
+
     fn pass(&mut self, report: &PassReport) {
+        self.saw_lossy |= !report.weights.is_lossless;
         self.stable.take(&report.positions, &self.serving);
         let fresh = report.positions.iter().filter(|position| position.fresh);
         self.home.registry.totals().pass(fresh.count() as u64);
@@ -145,8 +183,14 @@ impl Generation {
             pass_ms: report.pass_time.as_secs_f64() * 1000.0,
             elapsed_ms: report.elapsed.as_secs_f64() * 1000.0,
             device_bytes: report.device_bytes,
-            epoch: report.epoch,
-            exact: self.started.exact,
+            epoch: report.weights.epoch,
+            exact: self.started.exact && !self.saw_lossy,
+            waited_ms: report.waited.as_secs_f64() * 1000.0,
+            streamed_bytes: report.streamed_bytes,
+            switch: report
+                .weights
+                .switch
+                .map(|(done, steps)| plan::switch(SwitchState { done, steps })),
         };
         let item = Kind::Pass(pass).into();
         self.home
@@ -179,6 +223,7 @@ impl Generation {
             passes: generated.passes as u32,
             elapsed_ms: generated.elapsed.as_secs_f64() * 1000.0,
             peak_device_bytes: generated.peak_device_bytes,
+            exact: self.started.exact && generated.is_lossless,
             ..self.done_so_far()
         };
         self.home.end_with(state, Kind::Done(done).into());
@@ -351,13 +396,17 @@ impl Scoring {
             }
             // Of generations only.
             Event::Pass(_) | Event::BlockDone { .. } => {}
+            // An estimate's readers have no message for it.
+            Event::Notice(text) => {
+                tracing::info!(request = self.home.id(), text, "notice of an estimate");
+            }
             Event::Finished(Ok(Outcome::Scored(scored))) => self.done(&scored),
             Event::Finished(Ok(Outcome::Cancelled)) => {
                 let state = v1::RequestState::Cancelled;
                 self.home.end(state, None, Some(&Failure::Cancelled));
             }
             Event::Finished(Ok(other)) => self.home.fail(&Failure::WrongOutcome(Box::new(other))),
-            Event::Finished(Err(error)) => self.home.fail(&error.into()),
+            Event::Finished(Err(error)) => self.home.fail(&of_request(error)),
         }
     }
 

@@ -1,15 +1,19 @@
 //! The model that serves, the one that loads, the one that failed; and the embedded one.
 
+mod load;
+
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard},
-    time::Instant,
+    sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
-use sluice_engine::{Engine, EngineError, LoadEvent, LoadedModel, checkpoint::Source, text::Text};
+use sluice_engine::{Engine, EngineError, LoadedModel, checkpoint::Source, text::Text};
 use sluice_proto::v1;
-use sluice_shared::units;
+use sluice_shared::level::Level;
 use tokio::sync::watch;
+
+use self::load::Report;
+pub use self::load::{LoadStage, LoadState};
 
 use crate::{failure::Failure, registry::Changes};
 
@@ -64,7 +68,9 @@ impl ModelName {
         }
     }
 
-    fn source(&self) -> Source {
+    /// Where the engine reads it from.
+    #[must_use]
+    pub fn source(&self) -> Source {
         match &self.path {
             Some(path) => Source::Folder(path.clone()),
             None => Source::Embedded(EMBEDDED_FILES),
@@ -132,15 +138,27 @@ impl Serving {
     }
 }
 
-/// How far a load is.
+/// What to load, and with which settings from then on.
 #[derive(Debug, Clone)]
-pub enum LoadState {
-    /// Bytes so far.
-    Running(v1::LoadProgress),
-    /// The model serves.
-    Ready(Box<v1::Model>),
-    /// It does not.
-    Failed(tonic::Status),
+pub struct Request {
+    /// Which model.
+    pub name: ModelName,
+    /// The level, if it is to change.
+    pub level: Option<Level>,
+    /// The budget, if it is to change.
+    pub budget_bytes: Option<u64>,
+}
+
+impl Request {
+    /// A model with the settings as they are.
+    #[must_use]
+    pub fn of(name: ModelName) -> Self {
+        Self {
+            name,
+            level: None,
+            budget_bytes: None,
+        }
+    }
 }
 
 /// Who asked for a load, and so who hears of its failure.
@@ -154,6 +172,8 @@ pub enum AskedBy {
 
 /// All models the daemon knows of.
 pub struct Models {
+    /// Asked whether it still holds what serves.
+    engine: Weak<Engine>,
     known: Mutex<Known>,
     changes: Changes,
 }
@@ -168,8 +188,9 @@ struct Known {
 impl Models {
     /// None yet.
     #[must_use]
-    pub fn new(changes: Changes) -> Self {
+    pub fn new(engine: Weak<Engine>, changes: Changes) -> Self {
         Self {
+            engine,
             known: Mutex::default(),
             changes,
         }
@@ -181,7 +202,7 @@ impl Models {
     /// Why there is none.
     pub fn serving(&self) -> Result<Serving, Failure> {
         let known = self.lock();
-        if let Some(serving) = &known.serving {
+        if let Some(serving) = self.serving_of(&known) {
             return Ok(serving.clone());
         }
         if let Some((name, _)) = &known.loading {
@@ -201,7 +222,8 @@ impl Models {
     #[must_use]
     pub fn list(&self) -> Vec<v1::Model> {
         let known = self.lock();
-        let mut list: Vec<_> = known.serving.iter().map(Serving::to_wire).collect();
+        let serving = self.serving_of(&known).into_iter();
+        let mut list: Vec<_> = serving.map(Serving::to_wire).collect();
         list.extend(known.loading.iter().map(loading_to_wire));
         list.extend(known.failed.iter().map(failed_to_wire));
         if !list.iter().any(|model| model.is_demonstration) {
@@ -214,10 +236,21 @@ impl Models {
     #[must_use]
     pub fn present(&self) -> Option<v1::Model> {
         let known = self.lock();
-        let serving = known.serving.as_ref().map(Serving::to_wire);
+        let serving = self.serving_of(&known).map(Serving::to_wire);
         serving
             .or_else(|| known.loading.as_ref().map(loading_to_wire))
             .or_else(|| known.failed.as_ref().map(failed_to_wire))
+    }
+
+    /// What serves, unless the engine has let it go: to make room for another, or because a change of its weights
+    /// failed half-way.
+    fn serving_of<'a>(&self, known: &'a Known) -> Option<&'a Serving> {
+        let serving = known.serving.as_ref()?;
+        let Some(engine) = self.engine.upgrade() else {
+            return Some(serving);
+        };
+        let held = engine.model()?;
+        (held.id == serving.loaded.id).then_some(serving)
     }
 
     /// Begins to load; what happens is told through the receiver, whether it is read or not.
@@ -227,9 +260,14 @@ impl Models {
     pub fn load(
         self: &Arc<Self>,
         engine: &Engine,
-        name: ModelName,
+        request: Request,
         asked_by: AskedBy,
     ) -> Result<watch::Receiver<LoadState>, Failure> {
+        let Request {
+            name,
+            level,
+            budget_bytes,
+        } = request;
         {
             let mut known = self.lock();
             if let Some((other, _)) = &known.loading {
@@ -240,18 +278,20 @@ impl Models {
             known.failed = None;
         }
         self.changes.tell();
-        let (state, receiver) = watch::channel(LoadState::Running(v1::LoadProgress::default()));
+        let mut settings = engine.settings();
+        settings.level = level.unwrap_or(settings.level);
+        settings.budget_bytes = budget_bytes.or(settings.budget_bytes);
         let source = name.source();
-        let mut report = Report {
-            models: self.clone(),
-            name,
-            asked_by,
-            state,
-            begun: Instant::now(),
-            ended: false,
-        };
-        engine.load(source, Box::new(move |event| report.take(event)));
+        let (mut report, receiver) = Report::new(self.clone(), name, asked_by);
+        engine.load(source, settings, Box::new(move |event| report.take(event)));
         Ok(receiver)
+    }
+
+    /// Stops the load under way; whether there was one.
+    pub fn cancel_load(&self, engine: &Engine) -> bool {
+        let is_loading = self.lock().loading.is_some();
+        engine.cancel_loads();
+        is_loading
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -273,87 +313,6 @@ fn failed_to_wire((name, reason): &(ModelName, String)) -> v1::Model {
     }
 }
 
-/// Carries the engine's word on one load to all who ask.
-struct Report {
-    models: Arc<Models>,
-    name: ModelName,
-    asked_by: AskedBy,
-    state: watch::Sender<LoadState>,
-    begun: Instant,
-    ended: bool,
-}
-
-impl Report {
-    fn take(&mut self, event: LoadEvent) {
-        match event {
-            LoadEvent::Progress {
-                loaded_bytes,
-                total_bytes,
-            } => {
-                let progress = v1::LoadProgress {
-                    loaded_bytes,
-                    total_bytes,
-                };
-                self.models.lock().loading = Some((self.name.clone(), progress));
-                self.state.send_replace(LoadState::Running(progress));
-                self.models.changes.tell();
-            }
-            LoadEvent::Finished(Ok(loaded)) => self.succeed(loaded),
-            LoadEvent::Finished(Err(error)) => self.fail(&error.into()),
-        }
-    }
-
-    fn succeed(&mut self, loaded: Arc<LoadedModel>) {
-        self.ended = true;
-        tracing::info!(
-            model = self.name.name,
-            weights = units::bytes(loaded.info.weight_bytes),
-            took = units::duration_ms(self.begun.elapsed().as_secs_f64() * 1000.0),
-            "model ready"
-        );
-        let name = self.name.clone();
-        let serving = Serving { name, loaded };
-        let wire = serving.to_wire();
-        let before = {
-            let mut known = self.models.lock();
-            known.loading = None;
-            known.failed = None;
-            known.serving.replace(serving)
-        };
-        // Its weights are freed outside the lock.
-        drop(before);
-        self.state.send_replace(LoadState::Ready(Box::new(wire)));
-        self.models.changes.tell();
-    }
-
-    fn fail(&mut self, failure: &Failure) {
-        self.ended = true;
-        let model = &self.name.name;
-        match self.asked_by {
-            AskedBy::Configuration => {
-                tracing::error!(model, reason = %failure, "the model can't be loaded");
-            }
-            AskedBy::Client => tracing::info!(model, reason = %failure, "load failed"),
-        }
-        {
-            let mut known = self.models.lock();
-            known.loading = None;
-            known.failed = Some((self.name.clone(), failure.to_string()));
-        }
-        self.state.send_replace(LoadState::Failed(failure.into()));
-        self.models.changes.tell();
-    }
-}
-
-impl Drop for Report {
-    /// The engine drops a report it can't finish only when its thread ends.
-    fn drop(&mut self) {
-        if !self.ended {
-            self.fail(&Failure::EngineLost);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -369,7 +328,7 @@ mod tests {
 
     #[test]
     fn while_one_loads_callers_are_told_to_come_back() {
-        let models = Models::new(Changes::default());
+        let models = Models::new(Weak::new(), Changes::default());
         let progress = v1::LoadProgress {
             loaded_bytes: 1,
             total_bytes: 2,
@@ -387,7 +346,7 @@ mod tests {
 
     #[test]
     fn without_a_model_the_embedded_one_is_available() {
-        let models = Models::new(Changes::default());
+        let models = Models::new(Weak::new(), Changes::default());
         let list = models.list();
         assert_eq!(list.len(), 1);
         assert_eq!(list[0].name, EMBEDDED_NAME);

@@ -1,0 +1,184 @@
+//! Plans for models that are not loaded: a published shape, or a checkpoint's headers.
+
+use sluice_shared::level::Level;
+
+use super::{Engine, current::Planner};
+use crate::{
+    checkpoint::{Checkpoint, Source, disk_rate},
+    device::{self, Device, MemoryFacts},
+    error::EngineError,
+    format::Format,
+    ledger::Ledger,
+    model::{
+        llada::Config,
+        rehearse::Rehearsal,
+        shape::{Preset, Shape},
+    },
+    ops::Ops,
+    plan::{self, CANVAS_DEFAULT, Machine, Plan, PlanError, SourceTensor, Workload},
+};
+
+/// A model as plans see it: everything but its weights.
+#[derive(Debug)]
+pub struct Outline {
+    planner: Planner,
+}
+
+impl Outline {
+    /// A published model's, stored in bf16.
+    #[must_use]
+    pub fn of_preset(preset: &Preset, machine: Machine) -> Self {
+        let shape = preset.shape().clone();
+        let sources = shape.tensors().into_iter().map(|spec| SourceTensor {
+            spec,
+            format: Format::Bf16,
+        });
+        let sources = sources.collect();
+        // Where it will lie is not known.
+        let machine = Machine {
+            disk_bytes_per_s: None,
+            ..machine
+        };
+        Self::new(shape, sources, machine)
+    }
+
+    /// A checkpoint's: its headers are read, and how fast its disk is is tried for a moment.
+    ///
+    /// # Errors
+    /// A checkpoint that could not be loaded either.
+    pub fn of_checkpoint(source: &Source, machine: Machine) -> Result<Self, EngineError> {
+        let checkpoint = Checkpoint::open(source)?;
+        let config = Config::read(
+            &checkpoint.config()?,
+            checkpoint.generation_config()?.as_ref(),
+        )?;
+        let shape = Shape::of(&config);
+        let sources = plan::sources(&checkpoint, shape.tensors())?;
+        let machine = Machine {
+            disk_bytes_per_s: disk_rate(&checkpoint),
+            ..machine
+        };
+        Ok(Self::new(shape, sources, machine))
+    }
+
+    fn new(shape: Shape, sources: Vec<SourceTensor>, machine: Machine) -> Self {
+        Self {
+            planner: Planner {
+                rehearsal: Rehearsal::new(&shape, &sources, machine.threads),
+                shape,
+                sources,
+                machine,
+            },
+        }
+    }
+
+    /// Most positions of prompt and answer together.
+    #[must_use]
+    pub fn context_length(&self) -> usize {
+        self.planner.shape.context_length
+    }
+
+    /// What lives where at this level within this budget.
+    ///
+    /// # Errors
+    /// When there is no such plan.
+    pub fn plan(
+        &self,
+        level: Level,
+        budget_bytes: u64,
+        workload: Workload,
+    ) -> Result<Plan, EngineError> {
+        check_canvas(workload.canvas, self.context_length())?;
+        self.planner.plan(level, budget_bytes, workload)
+    }
+}
+
+/// A pass is rehearsed before it is planned, which a canvas of any length would make endless.
+fn check_canvas(canvas: usize, context: usize) -> Result<(), PlanError> {
+    match canvas {
+        0 => Err(PlanError::Zero { what: "canvas" }),
+        _ if canvas > context => Err(PlanError::CanvasTooLong { canvas, context }),
+        _ => Ok(()),
+    }
+}
+
+/// Canvas of a plan, where nobody says another.
+#[must_use]
+pub fn default_canvas(context_length: usize) -> usize {
+    CANVAS_DEFAULT.min(context_length)
+}
+
+/// What this machine can do with so many threads, measured now; 0: one a core.
+///
+/// # Errors
+/// When threads or their memory can't be had.
+pub fn machine(threads: usize) -> Result<Machine, EngineError> {
+    let ops = Ops::new(Device::cpu(threads)?, Ledger::default())?;
+    Ok(Machine {
+        threads: ops.device().threads(),
+        rates: Some(device::measure(&ops)?),
+        disk_bytes_per_s: None,
+        cache_bytes: MemoryFacts::read().free_bytes.unwrap_or(0),
+    })
+}
+
+impl Engine {
+    /// What this machine can do, as it was measured for the loaded model, else measured now.
+    ///
+    /// # Errors
+    /// When what measuring takes can't be had.
+    pub fn machine(&self) -> Result<Machine, EngineError> {
+        match self.shared.state.planner() {
+            Some(planner) => Ok(planner.machine.clone()),
+            None => machine(self.threads),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unmeasured() -> Machine {
+        Machine {
+            threads: 2,
+            rates: None,
+            disk_bytes_per_s: None,
+            cache_bytes: u64::MAX,
+        }
+    }
+
+    fn workload(canvas: usize) -> Workload {
+        Workload {
+            canvas,
+            ..Workload::default()
+        }
+    }
+
+    #[test]
+    fn a_published_model_is_planned_without_its_weights() {
+        let preset = Preset::find("llada-8b").unwrap();
+        let outline = Outline::of_preset(preset, unmeasured());
+        let all = outline.plan(Level::Off, u64::MAX, workload(64)).unwrap();
+        assert!(all.resident_bytes() >= 2 * preset.shape().parameters());
+        assert_eq!(all.streamed_bytes(), 0);
+        assert!(all.pass.is_none(), "nothing was measured");
+        let small = outline
+            .plan(Level::Standard, 3 << 30, workload(64))
+            .unwrap();
+        assert!(small.peak_bytes() <= 3 << 30);
+        assert!(small.streamed_bytes() > 10 << 30);
+    }
+
+    #[test]
+    fn a_canvas_beyond_the_context_is_refused_before_it_is_rehearsed() {
+        let preset = Preset::find("llada-8b").unwrap();
+        let outline = Outline::of_preset(preset, unmeasured());
+        for canvas in [0, 4097, usize::MAX] {
+            let error = outline
+                .plan(Level::Off, u64::MAX, workload(canvas))
+                .unwrap_err();
+            assert!(matches!(error, EngineError::Plan(_)), "{error}");
+        }
+    }
+}

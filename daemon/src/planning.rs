@@ -1,0 +1,137 @@
+//! `sluiced plan`: what would live where, without a daemon and without loading anything.
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+};
+
+use clap::Args;
+use sluice_engine::{
+    checkpoint::CheckpointError,
+    device::{self, MemoryFacts},
+    engine::{Outline, machine},
+    model::shape::Preset,
+};
+use sluice_proto::{model, plan_table, v1};
+use sluice_shared::{exit, level::Level};
+use tonic_types::StatusExt;
+
+use crate::{
+    config::{Budget, limits},
+    failure::Failure,
+    models::ModelName,
+    synth::presets,
+    translate,
+};
+
+/// What `sluiced plan` was asked for.
+#[derive(Debug, Args)]
+pub struct Planning {
+    #[command(flatten)]
+    subject: Subject,
+
+    /// How faithful weights are: off, standard, mild, moderate, aggressive or auto
+    #[arg(long, value_name = "LEVEL", default_value_t = Level::Standard)]
+    level: Level,
+
+    /// Most memory to use, such as 4GiB [default: what is free, less a margin]
+    #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
+    budget: Option<Budget>,
+
+    /// Positions of a canvas, prompt included [default: 256, or the model's context if less]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    canvas: Option<u32>,
+
+    /// Positions decoded together [default: 32]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    block: Option<u32>,
+
+    /// Requests that share a pass [default: 1]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    requests: Option<u32>,
+
+    /// Threads that compute [default: one a core]
+    #[arg(long, value_name = "N", value_parser = limits::threads)]
+    threads: Option<usize>,
+
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Which model; one of the two.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct Subject {
+    /// Shape of a published model, stored in bf16
+    #[arg(long, value_name = "NAME", value_parser = presets())]
+    preset: Option<&'static Preset>,
+
+    /// Checkpoint, a Hugging Face folder or a .safetensors file in one
+    #[arg(long, value_name = "DIR|FILE")]
+    model: Option<PathBuf>,
+}
+
+/// Prints the plan, and returns the exit code.
+#[must_use]
+pub fn run(options: &Planning) -> u8 {
+    let plan = match options.plan() {
+        Ok(plan) => plan,
+        Err(failure) => {
+            eprintln!("sluiced: {failure}");
+            let status = tonic::Status::from(&failure);
+            let hint = status.get_details_error_info();
+            if let Some(hint) = hint.and_then(|mut info| info.metadata.remove("hint")) {
+                eprintln!("hint: {hint}");
+            }
+            return match failure {
+                Failure::Field(_) => exit::USAGE,
+                _ => exit::FAILURE,
+            };
+        }
+    };
+    let text = match options.json {
+        true => format!("{}\n", plan_table::json(&plan)),
+        false => plan_table::lines(&plan).join("\n") + "\n",
+    };
+    match io::stdout().write_all(text.as_bytes()) {
+        // A reader that has seen enough is no failure.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            eprintln!("sluiced: can't write: {error}");
+            exit::FAILURE
+        }
+        _ => exit::OK,
+    }
+}
+
+impl Planning {
+    fn plan(&self) -> Result<v1::Plan, Failure> {
+        // Checked as if it had come over the wire: the rules stand in one place.
+        let asked = model::Planning::try_from(v1::PlanRequest {
+            canvas: self.canvas,
+            block: self.block,
+            requests: self.requests,
+            ..Default::default()
+        })?;
+        let memory = MemoryFacts::read();
+        let machine = machine(self.threads.unwrap_or(0))?;
+        let (name, outline) = match (self.subject.preset, &self.subject.model) {
+            (Some(preset), _) => (preset.name.to_owned(), Outline::of_preset(preset, machine)),
+            (None, Some(path)) => {
+                let path = std::path::absolute(path).map_err(|cause| CheckpointError::Io {
+                    path: path.clone(),
+                    cause,
+                })?;
+                let model = ModelName::at(&path);
+                let outline = Outline::of_checkpoint(&model.source(), machine)?;
+                (model.name, outline)
+            }
+            (None, None) => unreachable!("the command line requires one of the two"),
+        };
+        let budget = self.budget.and_then(Budget::bytes);
+        let budget = budget.or_else(|| memory.free_bytes.map(device::default_budget));
+        let workload = translate::plan::workload(&asked, outline.context_length())?;
+        let plan = outline.plan(self.level, budget.unwrap_or(u64::MAX), workload)?;
+        Ok(translate::plan::plan(&plan, &name))
+    }
+}

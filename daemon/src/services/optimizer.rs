@@ -1,0 +1,216 @@
+//! `OptimizerService`: plans, and putting them in force.
+
+use std::{pin::Pin, sync::Arc};
+
+use futures_util::{
+    StreamExt,
+    stream::{self, Stream},
+};
+use sluice_engine::{Change, EngineError, engine::Outline, model::shape::Preset, plan::PlanError};
+use sluice_proto::{
+    model::{Adjustment, Planned, Planning},
+    v1::{self, apply_response::Kind, optimizer_service_server::OptimizerService},
+};
+use sluice_shared::level::Level;
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+
+use super::{Daemon, deadline::Deadline, model::model_name};
+use crate::{
+    applies::{self, Applied, ApplyState},
+    failure::Failure,
+    translate,
+};
+
+/// The service; clones share the daemon.
+pub(super) struct Service(pub(super) Arc<Daemon>);
+
+type Answers = Pin<Box<dyn Stream<Item = Result<v1::ApplyResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl OptimizerService for Service {
+    type ApplyStream = Answers;
+    type RestoreStream = Answers;
+
+    async fn plan(
+        &self,
+        request: Request<v1::PlanRequest>,
+    ) -> Result<Response<v1::PlanResponse>, Status> {
+        let deadline = Deadline::of(request.metadata());
+        let asked = Planning::try_from(request.into_inner()).map_err(Failure::from)?;
+        let planning = blocking(&self.0, move |daemon| daemon.plan(asked));
+        let plan = Deadline::limit(deadline, planning).await?;
+        Ok(Response::new(v1::PlanResponse { plan: Some(plan) }))
+    }
+
+    async fn apply(
+        &self,
+        request: Request<v1::ApplyRequest>,
+    ) -> Result<Response<Self::ApplyStream>, Status> {
+        self.0.check_open()?;
+        let asked = Adjustment::try_from(request.into_inner()).map_err(Failure::from)?;
+        let change = Change {
+            level: asked.level,
+            budget_bytes: asked.budget_bytes,
+        };
+        Ok(Response::new(begin(&self.0, change)?))
+    }
+
+    async fn restore(
+        &self,
+        _: Request<v1::RestoreRequest>,
+    ) -> Result<Response<Self::RestoreStream>, Status> {
+        self.0.check_open()?;
+        let level = blocking(&self.0, Daemon::most_faithful).await?;
+        let change = Change {
+            level: Some(level),
+            budget_bytes: None,
+        };
+        Ok(Response::new(begin(&self.0, change)?))
+    }
+}
+
+/// Planning rehearses a pass and may read headers: not for a thread that answers calls.
+async fn blocking<T: Send + 'static>(
+    daemon: &Arc<Daemon>,
+    work: impl FnOnce(&Daemon) -> Result<T, Failure> + Send + 'static,
+) -> Result<T, Failure> {
+    let place = daemon.preparing.clone().acquire_owned().await;
+    let place = place.expect("the semaphore is never closed");
+    let daemon = daemon.clone();
+    tokio::task::spawn_blocking(move || {
+        let result = work(&daemon);
+        drop(place);
+        result
+    })
+    .await?
+}
+
+impl Daemon {
+    fn plan(&self, asked: Planning) -> Result<v1::Plan, Failure> {
+        let (name, outline) = match &asked.model {
+            Planned::Loaded => return self.plan_loaded(&asked),
+            Planned::Preset(name) => {
+                let preset = preset(name)?;
+                let machine = self.engine.machine()?;
+                (name.clone(), Outline::of_preset(preset, machine))
+            }
+            Planned::Path(path) => {
+                let model = model_name(path.clone())?;
+                let machine = self.engine.machine()?;
+                let outline = Outline::of_checkpoint(&model.source(), machine)?;
+                (model.name, outline)
+            }
+        };
+        let settings = self.engine.settings();
+        let budget_bytes = asked
+            .budget_bytes
+            .or(settings.budget_bytes)
+            .unwrap_or_else(|| self.engine.budget_default());
+        let workload = translate::plan::workload(&asked, outline.context_length())?;
+        let level = asked.level.unwrap_or(settings.level);
+        let plan = outline.plan(level, budget_bytes, workload)?;
+        Ok(translate::plan::plan(&plan, &name))
+    }
+
+    fn plan_loaded(&self, asked: &Planning) -> Result<v1::Plan, Failure> {
+        let serving = self.models.serving()?;
+        let context_length = serving.loaded.info.context_length;
+        let workload = translate::plan::workload(asked, context_length)?;
+        let change = Change {
+            level: asked.level,
+            budget_bytes: asked.budget_bytes.map(Some),
+        };
+        let plan = self.engine.plan(&change, workload)?;
+        Ok(translate::plan::plan(&plan, &serving.name.name))
+    }
+
+    /// The level of the checkpoint's own weights that the budget has room for.
+    fn most_faithful(&self) -> Result<Level, Failure> {
+        let in_force = self.engine.in_force().ok_or(EngineError::NoModel)?;
+        let off = Change {
+            level: Some(Level::Off),
+            budget_bytes: None,
+        };
+        match self.engine.plan(&off, in_force.plan.workload) {
+            Ok(_) => Ok(Level::Off),
+            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) => Ok(Level::Standard),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The published shape of this name.
+fn preset(name: &str) -> Result<&'static Preset, Failure> {
+    Preset::find(name).ok_or_else(|| Failure::UnknownPreset {
+        name: name.to_owned(),
+    })
+}
+
+fn begin(daemon: &Arc<Daemon>, change: Change) -> Result<Answers, Status> {
+    let serving = daemon.models.serving()?;
+    tracing::info!(level = ?change.level, budget_bytes = ?change.budget_bytes, "a client asks for another plan");
+    let states = applies::apply(
+        &daemon.engine,
+        change,
+        serving.name.name,
+        daemon.changes.clone(),
+    );
+    let told = Told {
+        daemon: daemon.clone(),
+        states,
+        planned: false,
+        progress: None,
+    };
+    // The change goes on when the caller goes away; a watcher of the daemon sees its end.
+    let answers = stream::unfold(Some(told), |told| async {
+        let mut told = told?;
+        told.states.changed().await.ok()?;
+        let (answers, ended) = told.news();
+        Some((stream::iter(answers), (!ended).then_some(told)))
+    });
+    let answers = answers
+        .flatten()
+        .map(|kind| kind.map(|kind| v1::ApplyResponse { kind: Some(kind) }))
+        .take_until(daemon.closing.clone().cancelled_owned());
+    Ok(answers.boxed())
+}
+
+/// A change, and what its caller has heard of it.
+struct Told {
+    daemon: Arc<Daemon>,
+    states: watch::Receiver<ApplyState>,
+    planned: bool,
+    progress: Option<v1::Switch>,
+}
+
+impl Told {
+    /// What the caller has not heard, and whether that is all there will be.
+    fn news(&mut self) -> (Vec<Result<Kind, Status>>, bool) {
+        let ApplyState {
+            planned,
+            progress,
+            end,
+        } = self.states.borrow_and_update().clone();
+        let mut answers = Vec::new();
+        if let Some(planned) = planned.filter(|_| !self.planned) {
+            self.planned = true;
+            answers.push(Ok(Kind::Planned(v1::ApplyPlanned::clone(&planned))));
+        }
+        if progress != self.progress {
+            self.progress = progress;
+            answers.extend(progress.map(|progress| Ok(Kind::Progress(progress))));
+        }
+        let ended = end.is_some();
+        answers.extend(end.map(|end| end.map(|applied| self.applied(applied))));
+        (answers, ended)
+    }
+
+    fn applied(&self, applied: Applied) -> Kind {
+        Kind::Applied(v1::Applied {
+            plan: Some(v1::Plan::clone(&applied.plan)),
+            device_bytes: self.daemon.engine.memory().used_bytes,
+            elapsed_ms: applied.elapsed_ms,
+        })
+    }
+}

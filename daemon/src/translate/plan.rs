@@ -1,0 +1,269 @@
+//! Plans, and what came of them, as the wire has them.
+
+use std::time::Duration;
+
+use sluice_engine::{
+    EngineError,
+    engine::{Measured, SwitchState, default_canvas},
+    plan::{PassTime, Plan, PlanError, Storage, TensorPlan, Tier, UnitPlan, Workload},
+    residency::{Part, Unit, UnitState},
+};
+use sluice_proto::{model::Planning, v1};
+
+use crate::failure::Failure;
+
+/// A plan for the model of this name.
+#[must_use]
+pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
+    let not_loadable = plan.check_loadable().err();
+    let pass_ms =
+        |seconds: fn(&PassTime) -> f64| plan.pass.as_ref().map(|pass| seconds(pass) * 1000.0);
+    let memory = plan.bytes_by_kind().into_iter();
+    v1::Plan {
+        model: model.to_owned(),
+        level: plan.level.name().to_owned(),
+        budget_bytes: plan.budget_bytes,
+        canvas: plan.workload.canvas as u32,
+        block: plan.workload.block as u32,
+        requests: plan.workload.requests as u32,
+        peak_bytes: plan.peak_bytes(),
+        pass_ms: pass_ms(|pass| pass.total_s()),
+        compute_ms: pass_ms(|pass| pass.compute_s),
+        copy_ms: pass_ms(|pass| pass.copy_s),
+        disk_ms: pass_ms(|pass| pass.disk_s),
+        streamed_bytes_per_pass: plan.streamed_bytes(),
+        resident_bytes: plan.resident_bytes(),
+        slots: Some(v1::Slots {
+            count: plan.slots.count as u32,
+            bytes: plan.slots.bytes,
+        }),
+        memory: memory
+            .map(|(kind, bytes)| v1::PlannedMemory {
+                kind: kind.name().to_owned(),
+                bytes,
+            })
+            .collect(),
+        layers: layers(plan.units.iter().map(|unit| (unit.unit, unit_plan(unit))))
+            .map(|(name, units)| v1::LayerPlan { name, units })
+            .collect(),
+        is_lossless: is_lossless(plan),
+        is_loadable: not_loadable.is_none(),
+        not_loadable: not_loadable.map_or_else(String::new, |error| error.to_string()),
+        notes: notes(plan),
+    }
+}
+
+/// Whether its weights are the checkpoint's own, bit for bit.
+#[must_use]
+pub fn is_lossless(plan: &Plan) -> bool {
+    let is_own = |tensor: &TensorPlan| match tensor.storage {
+        Storage::Plain(format) => format == tensor.source,
+        Storage::Lossless => true,
+    };
+    plan.units.iter().flat_map(|unit| &unit.tensors).all(is_own)
+}
+
+/// The weights as they stand.
+#[must_use]
+pub fn states(units: &[UnitState]) -> Vec<v1::LayerState> {
+    let unit = |unit: &UnitState| v1::UnitState {
+        kind: unit.unit.kind().to_owned(),
+        tier: unit.tier.name().to_owned(),
+        format: unit.storage.name().to_owned(),
+        bytes: unit.bytes,
+        is_in_flight: unit.in_flight,
+    };
+    layers(units.iter().map(|state| (state.unit, unit(state))))
+        .map(|(name, units)| v1::LayerState { name, units })
+        .collect()
+}
+
+/// What passes took; nothing is known of them before the first.
+#[must_use]
+pub fn measured(measured: &Measured) -> v1::Measured {
+    let has_run = measured.passes > 0;
+    let ms = |time: Duration| time.as_secs_f64() * 1000.0;
+    v1::Measured {
+        passes: measured.passes,
+        mean_pass_ms: has_run.then(|| ms(measured.pass_time) / measured.passes as f64),
+        last_pass_ms: has_run.then(|| ms(measured.last_pass_time)),
+        last_rows: measured.last_rows as u32,
+        waited_ms: ms(measured.waited),
+        streamed_bytes: measured.streamed_bytes,
+        peak_bytes: has_run.then_some(measured.peak_bytes),
+    }
+}
+
+/// How far a transition is.
+#[must_use]
+pub fn switch(state: SwitchState) -> v1::Switch {
+    v1::Switch {
+        done: state.done as u32,
+        steps: state.steps as u32,
+    }
+}
+
+/// What a plan is asked for with, in the engine's terms. A longer canvas is refused here, since a pass is rehearsed
+/// before it is planned.
+///
+/// # Errors
+/// A canvas beyond the model's context.
+pub fn workload(asked: &Planning, context_length: usize) -> Result<Workload, Failure> {
+    let usual = Workload::default();
+    let or = |asked: Option<u32>, usual: usize| asked.map_or(usual, |asked| asked as usize);
+    let workload = Workload {
+        canvas: or(asked.canvas, default_canvas(context_length)),
+        block: or(asked.block, usual.block),
+        requests: or(asked.requests, usual.requests),
+    };
+    let canvas = workload.canvas;
+    if canvas > context_length {
+        let context = context_length;
+        return Err(EngineError::from(PlanError::CanvasTooLong { canvas, context }).into());
+    }
+    Ok(workload)
+}
+
+fn unit_plan(unit: &UnitPlan) -> v1::UnitPlan {
+    v1::UnitPlan {
+        kind: unit.unit.kind().to_owned(),
+        tier: unit.tier.name().to_owned(),
+        format: unit.storage().name().to_owned(),
+        bytes: unit.bytes(),
+        is_streamed: unit.is_streamed(),
+    }
+}
+
+/// Units gathered by the layer that people see them in.
+fn layers<T>(units: impl Iterator<Item = (Unit, T)>) -> impl Iterator<Item = (String, Vec<T>)> {
+    let mut layers: Vec<(String, Vec<T>)> = Vec::new();
+    for (unit, of_unit) in units {
+        let name = match unit {
+            Unit::Embedding => "embedding".to_owned(),
+            Unit::Attention(layer) | Unit::GateUp(layer) | Unit::Down(layer) => layer.to_string(),
+            Unit::FinalNorm | Unit::Head(_) => "head".to_owned(),
+        };
+        match layers.last_mut() {
+            Some((last, units)) if *last == name => units.push(of_unit),
+            _ => layers.push((name, vec![of_unit])),
+        }
+    }
+    layers.into_iter()
+}
+
+/// What is not as the level's name promises, and what can't be foretold.
+fn notes(plan: &Plan) -> Vec<String> {
+    let mut exceptions: Vec<(Storage, Storage, usize, Vec<&str>)> = Vec::new();
+    for (tensor, usual) in plan.exceptions() {
+        let name = part_name(tensor.part);
+        let is_same = |(from, to, width, _): &&mut (Storage, Storage, usize, Vec<&str>)| {
+            (*from, *to, *width) == (usual, tensor.storage, tensor.width)
+        };
+        match exceptions.iter_mut().find(is_same) {
+            Some((.., parts)) => parts.push(name),
+            None => exceptions.push((usual, tensor.storage, tensor.width, vec![name])),
+        }
+    }
+    let exceptions = exceptions
+        .into_iter()
+        .map(|(usual, storage, width, parts)| {
+            let (usual, storage, parts) = (usual.name(), storage.name(), parts.join(", "));
+            format!("{usual} -> {storage}: {parts}, rows of {width}")
+        });
+    let reads_disk = plan.streamed().any(|unit| unit.tier == Tier::Disk);
+    let unknown = (plan.pass.is_none() && reads_disk).then(|| {
+        "the time of a pass is unknown: there is no file to measure the disk's rate on".to_owned()
+    });
+    exceptions.chain(unknown).collect()
+}
+
+fn part_name(part: Part) -> &'static str {
+    match part {
+        Part::Embedding => "embedding",
+        Part::AttentionNorm => "attention norm",
+        Part::Query => "query",
+        Part::Key => "key",
+        Part::Value => "value",
+        Part::AttentionOutput => "attention output",
+        Part::MlpNorm => "MLP norm",
+        Part::Gate => "gate",
+        Part::Up => "up",
+        Part::Down => "down",
+        Part::FinalNorm => "final norm",
+        Part::Head => "head",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_engine::{
+        engine::Outline,
+        model::shape::Preset,
+        plan::{Machine, Workload},
+    };
+    use sluice_shared::level::Level;
+
+    use super::*;
+
+    fn planned(preset: &str, level: Level, budget_bytes: u64, cache_bytes: u64) -> v1::Plan {
+        let machine = Machine {
+            threads: 2,
+            rates: None,
+            disk_bytes_per_s: None,
+            cache_bytes,
+        };
+        let outline = Outline::of_preset(Preset::find(preset).unwrap(), machine);
+        let workload = Workload {
+            canvas: 64,
+            ..Workload::default()
+        };
+        plan(
+            &outline.plan(level, budget_bytes, workload).unwrap(),
+            preset,
+        )
+    }
+
+    #[test]
+    fn a_plan_reaches_the_wire_whole() {
+        let wire = planned("llada-8b", Level::Standard, 4 << 30, u64::MAX);
+        let names: Vec<_> = wire
+            .layers
+            .iter()
+            .map(|layer| layer.name.as_str())
+            .collect();
+        assert_eq!(names.len(), 34);
+        assert_eq!((names[0], names[1], names[33]), ("embedding", "0", "head"));
+        let units = wire.layers.iter().flat_map(|layer| &layer.units);
+        let streamed = units.clone().filter(|unit| unit.is_streamed);
+        let bytes: u64 = streamed.map(|unit| unit.bytes).sum();
+        assert_eq!(bytes, wire.streamed_bytes_per_pass);
+        let memory: u64 = wire.memory.iter().map(|kind| kind.bytes).sum();
+        assert_eq!(memory, wire.peak_bytes);
+        assert!(wire.peak_bytes <= wire.budget_bytes);
+        assert!(wire.is_lossless && wire.is_loadable);
+        assert_eq!((wire.pass_ms, wire.notes.len()), (None, 0));
+        assert_eq!(wire.slots.unwrap().count, 3);
+    }
+
+    #[test]
+    fn what_is_not_as_the_level_promises_is_noted() {
+        // 5634 numbers in a row of the MLP's second projection: 32 and 256 don't divide it.
+        let wire = planned("llada-1b", Level::Aggressive, u64::MAX, u64::MAX);
+        assert_eq!(wire.notes, ["q4_k -> bf16: down, rows of 5634"]);
+        assert!(!wire.is_lossless);
+        let wire = planned("llada-8b", Level::Mild, u64::MAX, u64::MAX);
+        assert!(!wire.is_loadable && wire.is_lossless);
+        assert!(wire.not_loadable.contains("level mild can be planned"));
+        let wire = planned("llada-8b", Level::Standard, 4 << 30, 0);
+        assert!(wire.notes[0].contains("unknown"), "{:?}", wire.notes);
+    }
+
+    #[test]
+    fn nothing_is_claimed_of_passes_before_the_first() {
+        let none = measured(&Measured::default());
+        assert_eq!(
+            (none.passes, none.mean_pass_ms, none.peak_bytes),
+            (0, None, None)
+        );
+    }
+}

@@ -1,0 +1,118 @@
+//! `sluiced plan`: what it prints of published shapes and of checkpoints, and what it refuses.
+
+use std::process::Output;
+
+use serde_json::Value;
+use sluice_shared::exit;
+use tempfile::TempDir;
+
+use crate::support::{checkpoints, run};
+
+async fn plan(arguments: &[&str]) -> Output {
+    let folder = TempDir::new().unwrap();
+    run(folder.path(), &[&["plan"], arguments].concat()).await
+}
+
+fn code(output: &Output) -> u8 {
+    output.status.code().unwrap() as u8
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[tokio::test]
+async fn a_published_shape_is_planned_without_a_file() {
+    let ask = ["--preset", "llada-8b", "--budget", "4GiB", "--canvas", "64"];
+    let output = plan(&[&ask[..], &["--json"]].concat()).await;
+    assert_eq!(code(&output), exit::OK, "{}", text(&output.stderr));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let budget = 4u64 << 30;
+    assert_eq!(json["budget_bytes"], budget);
+    let peak = json["peak_bytes"].as_u64().unwrap();
+    assert!(peak <= budget && peak > budget / 2, "{peak}");
+    assert!(json["streamed_bytes_per_pass"].as_u64().unwrap() > 10 << 30);
+    assert_eq!(json["layers"].as_array().unwrap().len(), 34);
+
+    let output = plan(&ask).await;
+    let table = text(&output.stdout);
+    let first = "llada-8b at level standard within 4.00 GiB; canvas 64, block 32, 1 request";
+    assert_eq!(table.lines().next(), Some(first));
+    for words in [
+        "\npeak ",
+        "\npass ",
+        "\nstreamed ",
+        "\nslots ",
+        "streamed from ",
+    ] {
+        assert!(table.contains(words), "{table}");
+    }
+}
+
+#[tokio::test]
+async fn a_checkpoint_is_planned_from_its_headers() {
+    let folder = checkpoints::fixture("llada-tiny");
+    let folder = folder.to_str().unwrap();
+    let output = plan(&["--model", folder, "--level", "moderate", "--json"]).await;
+    assert_eq!(code(&output), exit::OK, "{}", text(&output.stderr));
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["model"], "llada-tiny");
+    assert_eq!(json["canvas"], 256);
+    assert_eq!(json["layers"][1]["units"][0]["format"], "q8_0");
+    assert_eq!(json["is_lossless"], false);
+    assert!(json["pass_ms"].as_f64().unwrap() > 0.0);
+}
+
+#[tokio::test]
+async fn what_can_not_be_planned_is_explained() {
+    let preset = ["--preset", "llada-8b"];
+    let cases: [(&[&str], u8, &[&str]); 7] = [
+        (
+            &["--preset", "gpt-9"],
+            exit::USAGE,
+            &["gpt-9", "llada-8b", "dream-7b"],
+        ),
+        (&[], exit::USAGE, &["--preset", "--model"]),
+        (
+            &["--preset", "llada-8b", "--level", "extreme"],
+            exit::USAGE,
+            &["known are off, standard"],
+        ),
+        (
+            &["--preset", "llada-8b", "--budget", "-5"],
+            exit::USAGE,
+            &["write it like 4GiB"],
+        ),
+        (
+            &["--preset", "llada-8b", "--canvas", "0"],
+            exit::USAGE,
+            &["canvas: must be at least 1"],
+        ),
+        (
+            &["--preset", "llada-8b", "--canvas", "4097"],
+            exit::FAILURE,
+            &["a canvas of 4097 exceeds the model's context of 4096"],
+        ),
+        (
+            &["--model", "nowhere"],
+            exit::FAILURE,
+            &["nowhere", "hint: check the path"],
+        ),
+    ];
+    for (arguments, expected, words) in cases {
+        let output = plan(arguments).await;
+        let said = text(&output.stderr);
+        assert_eq!(code(&output), expected, "{arguments:?}: {said}");
+        for word in words {
+            assert!(said.contains(word), "{arguments:?}: {said}");
+        }
+    }
+
+    let output = plan(&[&preset[..], &["--budget", "64MiB"]].concat()).await;
+    let said = text(&output.stderr);
+    assert_eq!(code(&output), exit::FAILURE);
+    let (_, least) = said.split_once("sluice budget ").expect("names the least");
+    let least = least.split_whitespace().next().unwrap();
+    let output = plan(&[&preset[..], &["--budget", least]].concat()).await;
+    assert_eq!(code(&output), exit::OK, "{}", text(&output.stderr));
+}

@@ -1,0 +1,486 @@
+//! Plans, levels and budgets of a running daemon.
+
+use sluice_proto::{
+    client::CallError,
+    v1::{self, apply_response::Kind, generation_event, load_model_response},
+};
+use tonic::{Code, Streaming};
+
+use crate::support::{Daemon, checkpoints, done, generate, long, rest, tokens, until, within};
+
+async fn slow(arguments: &[&str]) -> Daemon {
+    let arguments = [&["--threads", "1"], arguments].concat();
+    Daemon::with_model(checkpoints::slow(), &arguments).await
+}
+
+async fn plan(daemon: &Daemon, request: v1::PlanRequest) -> Result<v1::Plan, CallError> {
+    let answer = daemon.optimizer().await.plan(request).await?;
+    Ok(answer.into_inner().plan.unwrap())
+}
+
+fn level(name: &str) -> v1::ApplyRequest {
+    v1::ApplyRequest {
+        level: Some(name.to_owned()),
+        ..Default::default()
+    }
+}
+
+fn budget(bytes: u64) -> v1::ApplyRequest {
+    v1::ApplyRequest {
+        budget_bytes: Some(bytes),
+        ..Default::default()
+    }
+}
+
+/// All of a change to its end.
+async fn all(mut stream: Streaming<v1::ApplyResponse>) -> Result<Vec<Kind>, CallError> {
+    let mut kinds = Vec::new();
+    while let Some(answer) = within("the change", stream.message()).await? {
+        kinds.push(answer.kind.unwrap());
+    }
+    Ok(kinds)
+}
+
+async fn apply(daemon: &Daemon, request: v1::ApplyRequest) -> Result<Vec<Kind>, CallError> {
+    all(daemon.optimizer().await.apply(request).await?.into_inner()).await
+}
+
+async fn restore(daemon: &Daemon) -> Result<Vec<Kind>, CallError> {
+    let answer = daemon
+        .optimizer()
+        .await
+        .restore(v1::RestoreRequest {})
+        .await?;
+    all(answer.into_inner()).await
+}
+
+fn planned(kinds: &[Kind]) -> &v1::ApplyPlanned {
+    match kinds.first() {
+        Some(Kind::Planned(planned)) => planned,
+        other => panic!("the first answer is {other:?}"),
+    }
+}
+
+fn applied(kinds: &[Kind]) -> &v1::Applied {
+    match kinds.last() {
+        Some(Kind::Applied(applied)) => applied,
+        other => panic!("the last answer is {other:?}"),
+    }
+}
+
+/// A budget within which the loaded model has to stream.
+async fn streaming_budget(daemon: &Daemon) -> u64 {
+    let all = plan(daemon, v1::PlanRequest::default()).await.unwrap();
+    all.peak_bytes - all.resident_bytes / 3
+}
+
+#[tokio::test]
+async fn a_plan_is_made_for_the_loaded_model_a_preset_or_a_path_and_changes_nothing() {
+    let daemon = slow(&[]).await;
+    let before = daemon.snapshot().await;
+    let loaded = plan(&daemon, v1::PlanRequest::default()).await.unwrap();
+    assert_eq!(loaded.model, "slow-checkpoint");
+    assert_eq!((loaded.level.as_str(), loaded.canvas), ("standard", 256));
+    assert_eq!(loaded.streamed_bytes_per_pass, 0);
+    assert!(loaded.is_lossless && loaded.is_loadable);
+    assert!(loaded.pass_ms.unwrap() > 0.0);
+
+    let small = v1::PlanRequest {
+        budget_bytes: Some(streaming_budget(&daemon).await),
+        ..Default::default()
+    };
+    let small = plan(&daemon, small).await.unwrap();
+    assert!(small.streamed_bytes_per_pass > 0 && small.peak_bytes <= small.budget_bytes);
+    assert!(small.slots.unwrap().count >= 3);
+
+    let preset = v1::PlanRequest {
+        model: Some(v1::plan_request::Model::Preset("llada-8b".to_owned())),
+        level: Some("aggressive".to_owned()),
+        budget_bytes: Some(8 << 30),
+        ..Default::default()
+    };
+    let preset = plan(&daemon, preset).await.unwrap();
+    assert_eq!(
+        (preset.model.as_str(), preset.layers.len()),
+        ("llada-8b", 34)
+    );
+    assert!(!preset.is_lossless);
+
+    let path = checkpoints::fixture("llada-tiny")
+        .to_str()
+        .unwrap()
+        .to_owned();
+    let path = v1::PlanRequest {
+        model: Some(v1::plan_request::Model::Path(path)),
+        ..Default::default()
+    };
+    assert_eq!(plan(&daemon, path).await.unwrap().model, "llada-tiny");
+
+    let after = daemon.snapshot().await;
+    assert_eq!(
+        after.device.unwrap().used_bytes,
+        before.device.unwrap().used_bytes
+    );
+    assert_eq!((after.epoch, after.plan), (before.epoch, before.plan));
+}
+
+#[tokio::test]
+async fn plans_that_can_not_be_are_explained() {
+    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
+    let asked = v1::PlanRequest::default();
+    for (request, code, reason) in [
+        (
+            v1::PlanRequest {
+                model: Some(v1::plan_request::Model::Preset("gpt-9".to_owned())),
+                ..asked.clone()
+            },
+            Code::InvalidArgument,
+            "UNKNOWN_PRESET",
+        ),
+        (
+            v1::PlanRequest {
+                model: Some(v1::plan_request::Model::Path("here".to_owned())),
+                ..asked.clone()
+            },
+            Code::InvalidArgument,
+            "PATH_NOT_ABSOLUTE",
+        ),
+        (
+            v1::PlanRequest {
+                level: Some("extreme".to_owned()),
+                ..asked.clone()
+            },
+            Code::InvalidArgument,
+            "INVALID_FIELD",
+        ),
+        (
+            v1::PlanRequest {
+                canvas: Some(257),
+                ..asked.clone()
+            },
+            Code::InvalidArgument,
+            "CANVAS_TOO_LONG",
+        ),
+        (
+            v1::PlanRequest {
+                budget_bytes: Some(1000),
+                ..asked.clone()
+            },
+            Code::FailedPrecondition,
+            "BUDGET_TOO_SMALL",
+        ),
+    ] {
+        let error = plan(&daemon, request).await.unwrap_err();
+        assert_eq!((error.code, error.reason.as_deref()), (code, Some(reason)));
+    }
+    // What can't be loaded yet can be planned.
+    let mild = v1::PlanRequest {
+        model: Some(v1::plan_request::Model::Preset("llada-8b".to_owned())),
+        level: Some("mild".to_owned()),
+        budget_bytes: Some(12 << 30),
+        ..asked
+    };
+    let mild = plan(&daemon, mild).await.unwrap();
+    assert!(!mild.is_loadable && mild.not_loadable.contains("not loaded"));
+
+    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny-bf16"), &[]).await;
+    let error = apply(&daemon, level("mild")).await.unwrap_err();
+    assert_eq!(error.code, Code::FailedPrecondition);
+    assert_eq!(error.reason.as_deref(), Some("NOT_LOADABLE_YET"));
+    assert_eq!(daemon.snapshot().await.settings.unwrap().level, "standard");
+}
+
+#[tokio::test]
+async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
+    let daemon = slow(&[]).await;
+    let expected = done(&generate(&daemon, long()).await.unwrap())
+        .tokens
+        .clone();
+
+    let less = streaming_budget(&daemon).await;
+    let (_, mut stream) = daemon.running(long()).await;
+    let kinds = apply(&daemon, budget(less)).await.unwrap();
+    let planned = planned(&kinds);
+    let after = planned.plan.as_ref().unwrap();
+    assert!(after.peak_bytes <= less && after.streamed_bytes_per_pass > 0);
+    assert_eq!(planned.before.as_ref().unwrap().streamed_bytes_per_pass, 0);
+    assert!(planned.steps > 0);
+    let applied = applied(&kinds);
+    assert_eq!(applied.plan.as_ref().unwrap().peak_bytes, after.peak_bytes);
+    assert!(applied.device_bytes <= less && applied.elapsed_ms > 0.0);
+
+    let events = rest(&mut stream).await.unwrap();
+    let last = done(&events);
+    assert_eq!(last.tokens, expected);
+    assert!(last.exact, "streaming changes no weight");
+    let streamed = events.iter().any(|event| match event {
+        generation_event::Kind::Pass(pass) => pass.streamed_bytes > 0,
+        _ => false,
+    });
+    assert!(streamed);
+
+    // Its peak is under this plan alone.
+    generate(&daemon, tokens(&[1, 2], 32)).await.unwrap();
+    let snapshot = daemon.snapshot().await;
+    let settings = snapshot.settings.unwrap();
+    assert_eq!(
+        (settings.budget_bytes, settings.is_default_budget),
+        (less, false)
+    );
+    let measured = snapshot.measured.unwrap();
+    assert!(measured.passes > 0 && measured.mean_pass_ms.unwrap() > 0.0);
+    assert!(measured.streamed_bytes > 0 && measured.peak_bytes.unwrap() <= less);
+    let places = snapshot.layers.iter().flat_map(|layer| &layer.units);
+    assert!(
+        places
+            .clone()
+            .any(|unit| unit.tier != "device" && unit.kind != "embedding")
+    );
+
+    let default = v1::ApplyRequest {
+        default_budget: true,
+        ..Default::default()
+    };
+    let kinds = apply(&daemon, default).await.unwrap();
+    assert_eq!(
+        self::applied(&kinds)
+            .plan
+            .as_ref()
+            .unwrap()
+            .streamed_bytes_per_pass,
+        0
+    );
+    assert!(daemon.snapshot().await.settings.unwrap().is_default_budget);
+}
+
+#[tokio::test]
+async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
+    let daemon = slow(&[]).await;
+    let request = || tokens(&[1, 2, 3], 96);
+    let expected = done(&generate(&daemon, request()).await.unwrap()).clone();
+    assert!(expected.exact);
+
+    let kinds = apply(&daemon, level("aggressive")).await.unwrap();
+    let aggressive = applied(&kinds).clone();
+    let events = generate(&daemon, request()).await.unwrap();
+    assert!(!done(&events).exact);
+    let started = events.iter().find_map(|event| match event {
+        generation_event::Kind::Started(started) => Some(started),
+        _ => None,
+    });
+    let started = started.unwrap();
+    assert_eq!(
+        (started.level.as_str(), started.exact),
+        ("aggressive", false)
+    );
+    assert!(
+        started.warnings[0].contains("64 tokens"),
+        "{:?}",
+        started.warnings
+    );
+    assert!(started.estimated_ms.is_some());
+    assert_eq!(
+        (started.length, started.steps),
+        (96, 96),
+        "asked for, and so done"
+    );
+
+    let kinds = restore(&daemon).await.unwrap();
+    let restored = applied(&kinds);
+    assert_eq!(restored.plan.as_ref().unwrap().level, "off");
+    assert!(restored.device_bytes > aggressive.device_bytes);
+    let again = generate(&daemon, request()).await.unwrap();
+    assert_eq!(done(&again).tokens, expected.tokens);
+    assert!(done(&again).exact);
+}
+
+#[tokio::test]
+async fn restore_streams_where_there_is_no_room_for_all() {
+    let daemon = slow(&[]).await;
+    let less = streaming_budget(&daemon).await;
+    apply(&daemon, budget(less)).await.unwrap();
+    let kinds = restore(&daemon).await.unwrap();
+    let plan = applied(&kinds).plan.as_ref().unwrap();
+    assert_eq!(plan.level, "standard");
+    assert!(plan.streamed_bytes_per_pass > 0 && plan.is_lossless);
+}
+
+#[tokio::test]
+async fn a_change_that_makes_no_sense_leaves_all_as_it_was() {
+    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
+    let before = daemon.snapshot().await;
+    let error = apply(&daemon, budget(1000)).await.unwrap_err();
+    assert_eq!(error.code, Code::FailedPrecondition);
+    assert_eq!(error.reason.as_deref(), Some("BUDGET_TOO_SMALL"));
+    assert!(error.hint.unwrap().contains("sluice budget "));
+    for request in [
+        v1::ApplyRequest::default(),
+        level("extreme"),
+        budget(0),
+        budget(u64::MAX),
+    ] {
+        let error = apply(&daemon, request).await.unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument, "{error}");
+    }
+    let after = daemon.snapshot().await;
+    assert_eq!(after.settings, before.settings);
+    assert_eq!((after.plan, after.epoch), (before.plan, before.epoch));
+    generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_too_large_for_the_budget_is_refused_with_the_figures() {
+    let daemon = slow(&[]).await;
+    let tight = v1::PlanRequest {
+        budget_bytes: Some(1),
+        ..Default::default()
+    };
+    let error = plan(&daemon, tight).await.unwrap_err();
+    let hint = error.hint.unwrap();
+    let (_, least) = hint.split_once("sluice budget ").unwrap();
+    let least = least.split_whitespace().next().unwrap();
+    let least = sluice_shared::units::parse_bytes(least).unwrap();
+    apply(&daemon, budget(least)).await.unwrap();
+    let error = generate(&daemon, tokens(&[1; 200], 312)).await.unwrap_err();
+    assert_eq!(error.code, Code::ResourceExhausted, "{error}");
+    assert_eq!(error.reason.as_deref(), Some("BUDGET_TOO_SMALL"));
+    generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
+}
+
+async fn load(
+    daemon: &Daemon,
+    request: v1::LoadModelRequest,
+) -> Result<Vec<load_model_response::Kind>, CallError> {
+    let answer = daemon.models().await.load_model(request).await?;
+    let mut stream = answer.into_inner();
+    let mut kinds = Vec::new();
+    while let Some(answer) = within("the load", stream.message()).await? {
+        kinds.push(answer.kind.unwrap());
+    }
+    Ok(kinds)
+}
+
+fn slow_checkpoint() -> v1::LoadModelRequest {
+    v1::LoadModelRequest {
+        path: checkpoints::slow().to_str().unwrap().to_owned(),
+        ..Default::default()
+    }
+}
+
+#[tokio::test]
+async fn a_load_has_a_level_and_tells_its_plan_first() {
+    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
+    let moderate = v1::LoadModelRequest {
+        level: Some("moderate".to_owned()),
+        ..slow_checkpoint()
+    };
+    let kinds = load(&daemon, moderate).await.unwrap();
+    let plans = kinds.iter().filter_map(|kind| match kind {
+        load_model_response::Kind::Plan(plan) => Some(plan),
+        _ => None,
+    });
+    let plans: Vec<_> = plans.collect();
+    assert_eq!(plans.len(), 1);
+    assert_eq!(
+        (plans[0].level.as_str(), plans[0].is_lossless),
+        ("moderate", false)
+    );
+    let Some(load_model_response::Kind::Model(model)) = kinds.last() else {
+        panic!("{kinds:?}");
+    };
+    assert!(
+        model
+            .shape
+            .as_ref()
+            .unwrap()
+            .formats
+            .contains(&"q8_0".to_owned())
+    );
+    assert_eq!(daemon.snapshot().await.settings.unwrap().level, "moderate");
+
+    let impossible = v1::LoadModelRequest {
+        budget_bytes: Some(1000),
+        ..slow_checkpoint()
+    };
+    let error = load(&daemon, impossible).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("BUDGET_TOO_SMALL"));
+    assert!(daemon.snapshot().await.settings.unwrap().is_default_budget);
+    generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_load_is_cancelled_and_the_model_before_serves() {
+    let daemon = slow(&[]).await;
+    let idle = v1::CancelLoadRequest {};
+    let answer = daemon.models().await.cancel_load(idle).await.unwrap();
+    assert!(!answer.into_inner().was_loading);
+
+    // The load waits behind the request, so that it can't be over before it is cancelled.
+    let (id, _stream) = daemon.running(long()).await;
+    let answer = daemon.models().await.load_model(slow_checkpoint()).await;
+    let mut loading = answer.unwrap().into_inner();
+    let answer = daemon.models().await.cancel_load(idle).await.unwrap();
+    assert!(answer.into_inner().was_loading);
+    let cancel = v1::CancelRequestRequest { request_id: id };
+    daemon
+        .generation()
+        .await
+        .cancel_request(cancel)
+        .await
+        .unwrap();
+    let error = loop {
+        match within("the load's end", loading.message()).await {
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("the load ended well"),
+            Err(status) => break CallError::from(status),
+        }
+    };
+    assert_eq!(error.code, Code::Cancelled);
+    assert_eq!(error.reason.as_deref(), Some("LOAD_CANCELLED"));
+    let list = v1::ListModelsRequest {};
+    let models = daemon.models().await.list_models(list).await.unwrap();
+    let models = models.into_inner().models;
+    assert!(
+        models
+            .iter()
+            .all(|model| model.state() != v1::ModelState::Failed)
+    );
+    generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_stops_neither_load_nor_change() {
+    let daemon = slow(&[]).await;
+    let answer = daemon.optimizer().await.apply(level("moderate")).await;
+    drop(answer);
+    until("the level", || async {
+        daemon.snapshot().await.settings.unwrap().level == "moderate"
+    })
+    .await;
+    let answer = daemon.models().await.load_model(slow_checkpoint()).await;
+    drop(answer);
+    // What it was loaded with tells the new one from the one before.
+    until("the load's end", || async {
+        let shape = daemon.snapshot().await.model.and_then(|model| model.shape);
+        shape.is_some_and(|shape| shape.formats.contains(&"q8_0".to_owned()))
+    })
+    .await;
+    generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
+}
+
+#[tokio::test]
+async fn level_and_budget_of_the_configuration_are_in_force() {
+    let daemon = slow(&["--level", "moderate", "--budget", "512MiB"]).await;
+    let snapshot = daemon.snapshot().await;
+    let settings = snapshot.settings.unwrap();
+    assert_eq!(
+        (settings.level.as_str(), settings.budget_bytes),
+        ("moderate", 512 << 20)
+    );
+    let plan = snapshot.plan.unwrap();
+    assert_eq!(
+        (plan.level.as_str(), plan.budget_bytes),
+        ("moderate", 512 << 20)
+    );
+    assert!(snapshot.device.unwrap().total_bytes.is_some());
+}

@@ -1,0 +1,210 @@
+//! Levels, budgets and workloads as they are asked for.
+
+use sluice_shared::level::Level;
+
+use super::{InvalidField, at_least_one, invalid};
+use crate::v1;
+
+/// More than any machine has.
+const BUDGET_BYTES_MAX: u64 = 1 << 50;
+/// Most positions of all canvases that share a planned pass: a pass is rehearsed position by position.
+const POSITIONS_MAX: u64 = 1 << 20;
+
+/// Which model a plan is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Planned {
+    /// The loaded one.
+    Loaded,
+    /// A published shape, by its name.
+    Preset(String),
+    /// The checkpoint at this path.
+    Path(String),
+}
+
+/// A checked [`v1::PlanRequest`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Planning {
+    /// For which model.
+    pub model: Planned,
+    /// At which level; `None`: that of the settings.
+    pub level: Option<Level>,
+    /// Most bytes of the device's memory, at least 1; `None`: those of the settings.
+    pub budget_bytes: Option<u64>,
+    /// Positions of a canvas, at least 1.
+    pub canvas: Option<u32>,
+    /// Positions decoded together, at least 1.
+    pub block: Option<u32>,
+    /// Requests that share a pass, at least 1; times `canvas`, few enough to be rehearsed.
+    pub requests: Option<u32>,
+}
+
+/// A checked [`v1::ApplyRequest`]: at least one of the two changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Adjustment {
+    /// The new level.
+    pub level: Option<Level>,
+    /// The new budget, at least 1; `Some(None)`: the default one.
+    pub budget_bytes: Option<Option<u64>>,
+}
+
+/// A checked [`v1::LoadModelRequest`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loading {
+    /// Where the checkpoint lies; empty: the embedded model.
+    pub path: String,
+    /// The level from here on; `None`: stays.
+    pub level: Option<Level>,
+    /// The budget from here on, at least 1; `None`: stays.
+    pub budget_bytes: Option<u64>,
+}
+
+impl TryFrom<v1::PlanRequest> for Planning {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::PlanRequest) -> Result<Self, InvalidField> {
+        use v1::plan_request::Model;
+
+        let canvas = at_least_one("canvas", wire.canvas)?;
+        let requests = at_least_one("requests", wire.requests)?;
+        let positions = u64::from(canvas.unwrap_or(1)) * u64::from(requests.unwrap_or(1));
+        if positions > POSITIONS_MAX {
+            let problem = format!("{positions} positions in a pass exceed {POSITIONS_MAX}");
+            return Err(invalid("requests", problem));
+        }
+        Ok(Self {
+            model: match wire.model {
+                None => Planned::Loaded,
+                Some(Model::Preset(name)) => Planned::Preset(name),
+                Some(Model::Path(path)) => Planned::Path(path),
+            },
+            level: level(wire.level)?,
+            budget_bytes: budget(wire.budget_bytes)?,
+            canvas,
+            block: at_least_one("block", wire.block)?,
+            requests,
+        })
+    }
+}
+
+impl TryFrom<v1::ApplyRequest> for Adjustment {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::ApplyRequest) -> Result<Self, InvalidField> {
+        let budget_bytes = match (budget(wire.budget_bytes)?, wire.default_budget) {
+            (Some(_), true) => {
+                let problem = "a budget is given and the default one asked for";
+                return Err(invalid("default_budget", problem));
+            }
+            (Some(bytes), false) => Some(Some(bytes)),
+            (None, true) => Some(None),
+            (None, false) => None,
+        };
+        let level = level(wire.level)?;
+        if level.is_none() && budget_bytes.is_none() {
+            return Err(invalid("level", "neither a level nor a budget is given"));
+        }
+        Ok(Self {
+            level,
+            budget_bytes,
+        })
+    }
+}
+
+impl TryFrom<v1::LoadModelRequest> for Loading {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::LoadModelRequest) -> Result<Self, InvalidField> {
+        Ok(Self {
+            path: wire.path,
+            level: level(wire.level)?,
+            budget_bytes: budget(wire.budget_bytes)?,
+        })
+    }
+}
+
+fn level(name: Option<String>) -> Result<Option<Level>, InvalidField> {
+    name.map(|name| {
+        name.parse()
+            .map_err(|problem: String| invalid("level", problem))
+    })
+    .transpose()
+}
+
+fn budget(bytes: Option<u64>) -> Result<Option<u64>, InvalidField> {
+    match bytes {
+        Some(0) => Err(invalid("budget_bytes", "must be at least 1, not 0")),
+        Some(bytes) if bytes > BUDGET_BYTES_MAX => {
+            let problem = format!("{bytes} bytes are more than any machine has");
+            Err(invalid("budget_bytes", problem))
+        }
+        bytes => Ok(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adjustment_changes_something_and_says_what_once() {
+        let adjust = |wire: v1::ApplyRequest| Adjustment::try_from(wire);
+        let all = adjust(v1::ApplyRequest {
+            level: Some("auto".to_owned()),
+            budget_bytes: Some(7),
+            default_budget: false,
+        });
+        let expected = Adjustment {
+            level: Some(Level::Auto),
+            budget_bytes: Some(Some(7)),
+        };
+        assert_eq!(all, Ok(expected));
+        let default = adjust(v1::ApplyRequest {
+            default_budget: true,
+            ..Default::default()
+        });
+        assert_eq!(default.unwrap().budget_bytes, Some(None));
+        let nothing = adjust(v1::ApplyRequest::default()).unwrap_err();
+        assert_eq!(
+            nothing.to_string(),
+            "level: neither a level nor a budget is given"
+        );
+        let both = v1::ApplyRequest {
+            budget_bytes: Some(7),
+            default_budget: true,
+            level: None,
+        };
+        assert_eq!(adjust(both).unwrap_err().field, "default_budget");
+    }
+
+    #[test]
+    fn levels_and_budgets_that_make_no_sense_are_named() {
+        let load = |level: Option<&str>, budget_bytes| {
+            Loading::try_from(v1::LoadModelRequest {
+                path: String::new(),
+                level: level.map(str::to_owned),
+                budget_bytes,
+            })
+        };
+        assert!(load(Some("mild"), Some(1)).is_ok());
+        let error = load(Some("extreme"), None).unwrap_err();
+        assert!(error.problem.contains("moderate, aggressive"), "{error}");
+        for bytes in [0, u64::MAX] {
+            assert_eq!(load(None, Some(bytes)).unwrap_err().field, "budget_bytes");
+        }
+    }
+
+    #[test]
+    fn a_workload_has_something_to_compute_and_not_too_much() {
+        let plan = |canvas, requests| {
+            Planning::try_from(v1::PlanRequest {
+                canvas: Some(canvas),
+                requests: Some(requests),
+                ..Default::default()
+            })
+        };
+        assert_eq!(plan(64, 4).unwrap().model, Planned::Loaded);
+        assert_eq!(plan(0, 1).unwrap_err().field, "canvas");
+        assert_eq!(plan(1, 0).unwrap_err().field, "requests");
+        assert_eq!(plan(u32::MAX, u32::MAX).unwrap_err().field, "requests");
+    }
+}

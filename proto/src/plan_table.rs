@@ -1,0 +1,314 @@
+//! A plan as people and scripts read it.
+
+use serde_json::{Value, json};
+use sluice_shared::units;
+
+use crate::v1::{LayerPlan, Plan, Slots, UnitPlan};
+
+/// The plan in lines: what it is for, what it comes to, memory by kind, layers grouped where they are alike, notes.
+#[must_use]
+pub fn lines(plan: &Plan) -> Vec<String> {
+    let mut lines = vec![format!(
+        "{} at level {} within {}; canvas {}, block {}, {}",
+        plan.model,
+        plan.level,
+        units::bytes(plan.budget_bytes),
+        plan.canvas,
+        plan.block,
+        counted(plan.requests, "request"),
+    )];
+    let mut fact = |name: &str, value: String| lines.push(format!("{name:<12} {value}"));
+    fact("peak", units::bytes(plan.peak_bytes));
+    fact("pass", pass(plan));
+    fact("streamed", streamed(plan));
+    for memory in &plan.memory {
+        fact(&memory.kind, format!("{:>8}", units::bytes(memory.bytes)));
+    }
+    lines.push(String::new());
+    lines.extend(layers(&plan.layers));
+    let refusal = (!plan.is_loadable).then_some(&plan.not_loadable);
+    let notes: Vec<_> = refusal.into_iter().chain(&plan.notes).collect();
+    if !notes.is_empty() {
+        lines.push(String::new());
+        lines.extend(notes.iter().map(|note| format!("note: {note}")));
+    }
+    lines
+}
+
+fn counted(count: u32, what: &str) -> String {
+    match count {
+        1 => format!("1 {what}"),
+        _ => format!("{count} {what}s"),
+    }
+}
+
+fn pass(plan: &Plan) -> String {
+    let Some(total) = plan.pass_ms else {
+        return "unknown".to_owned();
+    };
+    let parts = [
+        ("computing", plan.compute_ms),
+        ("copying", plan.copy_ms),
+        ("reading", plan.disk_ms),
+    ];
+    let parts = parts.into_iter().filter_map(|(name, ms)| {
+        let ms = ms.filter(|ms| *ms > 0.0)?;
+        Some(format!("{name} {}", units::duration_ms(ms)))
+    });
+    let parts: Vec<_> = parts.collect();
+    match parts.len() {
+        0 | 1 => format!("about {}", units::duration_ms(total)),
+        _ => format!("about {} ({})", units::duration_ms(total), parts.join(", ")),
+    }
+}
+
+fn streamed(plan: &Plan) -> String {
+    let Some(Slots { count, bytes }) = plan.slots.filter(|slots| slots.count > 0) else {
+        return "nothing".to_owned();
+    };
+    format!(
+        "{} in each pass, through {count} slots of {}",
+        units::bytes(plan.streamed_bytes_per_pass),
+        units::bytes(bytes)
+    )
+}
+
+/// Layers that are alike stand together, with what one of them takes.
+fn layers(layers: &[LayerPlan]) -> Vec<String> {
+    let mut groups: Vec<(Vec<&str>, &[UnitPlan])> = Vec::new();
+    for layer in layers {
+        match groups.iter_mut().find(|(_, units)| *units == layer.units) {
+            Some((names, _)) => names.push(&layer.name),
+            None => groups.push((vec![&layer.name], &layer.units)),
+        }
+    }
+    let mut rows = vec![["layers", "weights", "format", "place", "bytes"].map(str::to_owned)];
+    for (names, units) in groups {
+        let mut name = ranges(&names);
+        for unit in merged(units) {
+            rows.push([
+                std::mem::take(&mut name),
+                unit.kind.clone(),
+                unit.format.clone(),
+                place(&unit),
+                units::bytes(unit.bytes),
+            ]);
+        }
+    }
+    let width = |column: usize| {
+        let widths = rows.iter().map(|row| row[column].chars().count());
+        widths.max().unwrap_or(0)
+    };
+    let widths: [usize; 5] = std::array::from_fn(width);
+    let line = |[names, kind, format, place, bytes]: &[String; 5]| {
+        format!(
+            "{names:<0$}  {kind:<1$}  {format:<2$}  {place:<3$}  {bytes:>4$}",
+            widths[0], widths[1], widths[2], widths[3], widths[4]
+        )
+    };
+    rows.iter().map(line).collect()
+}
+
+/// Units of a layer that differ in size alone, such as the head's parts, as one.
+fn merged(units: &[UnitPlan]) -> Vec<UnitPlan> {
+    let mut merged: Vec<UnitPlan> = Vec::new();
+    for unit in units {
+        let is_alike = |known: &&mut UnitPlan| {
+            UnitPlan {
+                bytes: 0,
+                ..(**known).clone()
+            } == UnitPlan {
+                bytes: 0,
+                ..unit.clone()
+            }
+        };
+        match merged.iter_mut().find(is_alike) {
+            Some(known) => known.bytes += unit.bytes,
+            None => merged.push(unit.clone()),
+        }
+    }
+    merged
+}
+
+fn place(unit: &UnitPlan) -> String {
+    match (unit.is_streamed, unit.tier.as_str()) {
+        (true, tier) => format!("streamed from {tier}"),
+        (false, "device") => "device".to_owned(),
+        (false, tier) => format!("rows from {tier}"),
+    }
+}
+
+/// `0-3, 5`: runs of consecutive numbers as such, other names as they are.
+fn ranges(names: &[&str]) -> String {
+    let mut parts: Vec<(String, Option<(u32, u32)>)> = Vec::new();
+    for name in names {
+        let number = name.parse::<u32>().ok();
+        match (parts.last_mut(), number) {
+            (Some((_, Some((_, last)))), Some(number)) if *last + 1 == number => *last = number,
+            _ => parts.push(((*name).to_owned(), number.map(|number| (number, number)))),
+        }
+    }
+    let shown = parts.into_iter().map(|(name, run)| match run {
+        Some((first, last)) if first < last => format!("{first}-{last}"),
+        _ => name,
+    });
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+/// The plan as a JSON object; field names are those of the schema.
+#[must_use]
+pub fn json(plan: &Plan) -> Value {
+    let slots = plan.slots.unwrap_or_default();
+    let memory = plan.memory.iter();
+    let memory = memory.map(|memory| json!({"kind": memory.kind, "bytes": memory.bytes}));
+    json!({
+        "model": plan.model,
+        "level": plan.level,
+        "budget_bytes": plan.budget_bytes,
+        "canvas": plan.canvas,
+        "block": plan.block,
+        "requests": plan.requests,
+        "peak_bytes": plan.peak_bytes,
+        "pass_ms": plan.pass_ms,
+        "compute_ms": plan.compute_ms,
+        "copy_ms": plan.copy_ms,
+        "disk_ms": plan.disk_ms,
+        "streamed_bytes_per_pass": plan.streamed_bytes_per_pass,
+        "resident_bytes": plan.resident_bytes,
+        "slots": {"count": slots.count, "bytes": slots.bytes},
+        "memory": memory.collect::<Vec<_>>(),
+        "layers": plan.layers.iter().map(layer_json).collect::<Vec<_>>(),
+        "is_lossless": plan.is_lossless,
+        "is_loadable": plan.is_loadable,
+        "not_loadable": plan.not_loadable,
+        "notes": plan.notes,
+    })
+}
+
+fn layer_json(layer: &LayerPlan) -> Value {
+    let unit = |unit: &UnitPlan| {
+        json!({
+            "kind": unit.kind,
+            "tier": unit.tier,
+            "format": unit.format,
+            "bytes": unit.bytes,
+            "is_streamed": unit.is_streamed,
+        })
+    };
+    json!({"name": layer.name, "units": layer.units.iter().map(unit).collect::<Vec<_>>()})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::v1::PlannedMemory;
+
+    fn unit(kind: &str, tier: &str, bytes: u64) -> UnitPlan {
+        UnitPlan {
+            kind: kind.to_owned(),
+            tier: tier.to_owned(),
+            format: "bf16".to_owned(),
+            bytes,
+            is_streamed: tier != "device" && kind != "embedding",
+        }
+    }
+
+    fn layer(name: &str, units: Vec<UnitPlan>) -> LayerPlan {
+        LayerPlan {
+            name: name.to_owned(),
+            units,
+        }
+    }
+
+    fn plan() -> Plan {
+        let resident = || vec![unit("attention", "device", 2048)];
+        let streamed = vec![unit("attention", "host", 2048)];
+        Plan {
+            model: "m".to_owned(),
+            level: "standard".to_owned(),
+            budget_bytes: 1 << 20,
+            canvas: 64,
+            block: 32,
+            requests: 1,
+            peak_bytes: 1 << 19,
+            pass_ms: Some(12.0),
+            compute_ms: Some(10.0),
+            copy_ms: Some(2.0),
+            disk_ms: Some(0.0),
+            streamed_bytes_per_pass: 2048,
+            slots: Some(Slots {
+                count: 3,
+                bytes: 2048,
+            }),
+            memory: vec![PlannedMemory {
+                kind: "weights".to_owned(),
+                bytes: 4096,
+            }],
+            layers: vec![
+                layer("embedding", vec![unit("embedding", "host", 1024)]),
+                layer("0", resident()),
+                layer("1", resident()),
+                layer("2", streamed),
+                layer("3", resident()),
+                layer(
+                    "head",
+                    vec![unit("head", "device", 512), unit("head", "device", 256)],
+                ),
+            ],
+            is_lossless: true,
+            is_loadable: true,
+            notes: vec!["something".to_owned()],
+            ..Plan::default()
+        }
+    }
+
+    #[test]
+    fn alike_layers_stand_together() {
+        let expected = [
+            "m at level standard within 1.00 MiB; canvas 64, block 32, 1 request",
+            "peak         512 KiB",
+            "pass         about 12 ms (computing 10 ms, copying 2 ms)",
+            "streamed     2.00 KiB in each pass, through 3 slots of 2.00 KiB",
+            "weights      4.00 KiB",
+            "",
+            "layers     weights    format  place                  bytes",
+            "embedding  embedding  bf16    rows from host      1.00 KiB",
+            "0-1, 3     attention  bf16    device              2.00 KiB",
+            "2          attention  bf16    streamed from host  2.00 KiB",
+            "head       head       bf16    device                 768 B",
+            "",
+            "note: something",
+        ];
+        assert_eq!(lines(&plan()), expected);
+    }
+
+    #[test]
+    fn what_is_unknown_or_missing_is_said() {
+        let plan = Plan {
+            pass_ms: None,
+            slots: None,
+            is_loadable: false,
+            not_loadable: "not yet".to_owned(),
+            ..plan()
+        };
+        let lines = lines(&plan).join("\n");
+        for words in [
+            "pass         unknown",
+            "streamed     nothing",
+            "note: not yet",
+        ] {
+            assert!(lines.contains(words), "{lines}");
+        }
+        assert_eq!(json(&plan)["pass_ms"], Value::Null);
+    }
+
+    #[test]
+    fn scripts_find_the_documented_keys() {
+        let json = json(&plan());
+        assert_eq!(json["peak_bytes"], 1 << 19);
+        assert_eq!(json["pass_ms"], 12.0);
+        assert_eq!(json["streamed_bytes_per_pass"], 2048);
+        assert_eq!(json["layers"][3]["units"][0]["tier"], "host");
+        assert_eq!(json["layers"][3]["name"], "2");
+    }
+}
