@@ -67,6 +67,14 @@ pub enum RequestError {
         /// The limit.
         max: usize,
     },
+    /// More texts than a comparison takes.
+    #[error("{samples} texts exceed the {max} of one comparison")]
+    TooManySamples {
+        /// Given.
+        samples: usize,
+        /// The limit.
+        max: usize,
+    },
 }
 
 /// Why the engine refused or failed.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use sluice_shared::level::Level;
+
 use crate::{decode::WeightsState, error::EngineError};
 
 /// Takes a request's events, on the engine's thread; must not block.
@@ -105,6 +107,8 @@ pub enum Outcome {
     Generated(Generated),
     /// An estimate.
     Scored(Scored),
+    /// A level, measured.
+    Compared(Compared),
     /// Stopped before it had a result of its kind: an estimate, or a request still waiting.
     Cancelled,
 }
@@ -136,6 +140,27 @@ pub enum Finish {
     Eos,
     /// Somebody stopped it.
     Cancelled,
+}
+
+/// How close a level is to the checkpoint's own weights, on the same masked canvases.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Compared {
+    /// The level, never `auto`.
+    pub level: Level,
+    /// Canvases.
+    pub samples: usize,
+    /// Masked positions that were read of them.
+    pub rows: usize,
+    /// Mean of KL(checkpoint ‖ level) over the rows, in nats.
+    pub mean_kl: f64,
+    /// Share of rows whose most probable token is the same.
+    pub top_agreement: f64,
+    /// Upper bound of the negative log-likelihood of a token under the checkpoint's weights, estimated, in nats.
+    pub source_bound: f64,
+    /// The same under the level's.
+    pub level_bound: f64,
+    /// Time it took.
+    pub elapsed: Duration,
 }
 
 /// An estimate of a likelihood.

@@ -1,11 +1,14 @@
 //! What the engine is asked to do, in token ids, and the checks a request must pass.
 
 use sluice_shared::{
+    level::Level,
     policy::PolicyChoice,
     sampling::{EosPolicy, Remasking},
 };
 
-use crate::{error::RequestError, model::ModelInfo, plan::Workload};
+use crate::{
+    decode::compare::ROWS_PER_SAMPLE_MAX, error::RequestError, model::ModelInfo, plan::Workload,
+};
 
 /// Which loading of a model a request was made for. Ids mean nothing to another model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -67,6 +70,19 @@ pub struct Score {
     pub check_greedy: bool,
 }
 
+/// Compare a level's outputs with those of the checkpoint's own weights.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compare {
+    /// The model whose ids these are.
+    pub model: ModelId,
+    /// The level; `None`: the one in force.
+    pub level: Option<Level>,
+    /// Texts, each of which is masked in part. At least one, at most [`COMPARE_SAMPLES_MAX`].
+    pub samples: Vec<Vec<u32>>,
+    /// Seed of the masks.
+    pub seed: u64,
+}
+
 /// One of the things a request can be.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Work {
@@ -74,6 +90,8 @@ pub enum Work {
     Generate(Generate),
     /// Estimate a likelihood.
     Score(Score),
+    /// Measure a level.
+    Compare(Compare),
 }
 
 impl Work {
@@ -83,6 +101,7 @@ impl Work {
         match self {
             Self::Generate(generate) => generate.model,
             Self::Score(score) => score.model,
+            Self::Compare(compare) => compare.model,
         }
     }
 
@@ -102,6 +121,11 @@ impl Work {
                 block: request.answer.len(),
                 requests: requests(request.guidance),
             },
+            Self::Compare(request) => Workload {
+                canvas: request.samples.iter().map(Vec::len).max().unwrap_or(1),
+                block: ROWS_PER_SAMPLE_MAX,
+                requests: 1,
+            },
         }
     }
 
@@ -113,6 +137,7 @@ impl Work {
         match self {
             Self::Generate(generate) => generate.check(model),
             Self::Score(score) => score.check(model),
+            Self::Compare(compare) => compare.check(model),
         }
     }
 }
@@ -168,6 +193,27 @@ impl Score {
         check_ids(self.prompt.iter().chain(&self.answer), model)
     }
 }
+
+impl Compare {
+    fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        if self.samples.is_empty() {
+            return Err(RequestError::Zero { what: "samples" });
+        }
+        if self.samples.len() > COMPARE_SAMPLES_MAX {
+            return Err(RequestError::TooManySamples {
+                samples: self.samples.len(),
+                max: COMPARE_SAMPLES_MAX,
+            });
+        }
+        for sample in &self.samples {
+            check_lengths(&[], sample.len(), model)?;
+        }
+        check_ids(self.samples.iter().flatten(), model)
+    }
+}
+
+/// Most texts of one comparison: a thousand rows measure a level to a few percent.
+pub const COMPARE_SAMPLES_MAX: usize = 256;
 
 /// Most draws of one estimate: beyond this the standard error no longer pays for the time.
 pub const SCORE_DRAWS_MAX: usize = 65_536;

@@ -1,6 +1,7 @@
 //! Ways of decoding, on top of a [`Denoiser`]: they decide what stands in the canvas; how a
 //! pass is computed is not their business, so that they can be tested with scripted models.
 
+pub mod compare;
 mod denoiser;
 pub mod diffusion;
 mod policy;

@@ -1,6 +1,7 @@
 //! The thread that does all device work, and the handle by which everybody else reaches it.
 
 mod ask;
+mod compare;
 mod current;
 mod derive;
 mod serve;

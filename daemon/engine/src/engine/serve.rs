@@ -205,7 +205,7 @@ impl Denoiser for Served<'_> {
 }
 
 impl Worker {
-    fn current_mut(&mut self) -> Result<&mut super::current::Current, EngineError> {
+    pub(super) fn current_mut(&mut self) -> Result<&mut super::current::Current, EngineError> {
         self.current.as_mut().ok_or(EngineError::NoModel)
     }
 
@@ -218,7 +218,7 @@ impl Worker {
     }
 
     /// Goes over to a plan at once.
-    fn switch_now(&mut self, plan: crate::plan::Plan) -> Result<(), EngineError> {
+    pub(super) fn switch_now(&mut self, plan: crate::plan::Plan) -> Result<(), EngineError> {
         self.start_switch(Arc::new(plan), None)?;
         self.finish_switch()
     }

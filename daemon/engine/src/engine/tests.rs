@@ -280,6 +280,48 @@ fn a_long_canvas_makes_room_for_itself() {
     assert!(world.engine.in_force().unwrap().plan.streamed_bytes() > 0);
 }
 
+fn compared(world: &World, level: Option<Level>) -> crate::event::Compared {
+    let text = world.model.text.as_ref().unwrap();
+    let story = "Mia wanted a kite. She went to the market and found a red one.";
+    let ids = text.encode(story).unwrap();
+    let (send, finished) = mpsc::channel();
+    let sink = Box::new(move |event| {
+        if let Event::Finished(result) = event {
+            drop(send.send(result));
+        }
+    });
+    let request = crate::request::Compare {
+        model: world.model.id,
+        level,
+        samples: vec![ids; 8],
+        seed: 3,
+    };
+    world.engine.submit(Work::Compare(request), sink).unwrap();
+    match finished.recv().unwrap().unwrap() {
+        Outcome::Compared(compared) => compared,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn fewer_bits_are_further_from_the_source() {
+    let world = world(Level::Off, None);
+    let expected = world.generate();
+    let plan = world.engine.in_force().unwrap().plan;
+    let standard = compared(&world, None);
+    assert_eq!(standard.level, Level::Off);
+    assert!(standard.mean_kl < 1e-9 && standard.top_agreement == 1.0);
+    assert_eq!(standard.source_bound, standard.level_bound);
+    let moderate = compared(&world, Some(Level::Moderate));
+    let aggressive = compared(&world, Some(Level::Aggressive));
+    assert!(moderate.mean_kl > 1e-7 && aggressive.mean_kl > 10.0 * moderate.mean_kl);
+    assert!(aggressive.mean_kl < 1.0, "{aggressive:?}");
+    assert!(aggressive.source_bound == standard.source_bound);
+    // What was in force is again.
+    assert!(world.engine.in_force().unwrap().plan == plan);
+    assert_eq!(world.generate().tokens, expected.tokens);
+}
+
 /// Every reservation fails once, in loads and in requests: each ends well or says what it lacked, and the next is as if
 /// nothing had been.
 #[test]

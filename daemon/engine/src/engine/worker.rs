@@ -262,6 +262,7 @@ impl Worker {
         let ledger = self.shared.ledger.clone();
         let mut served = Served::start(self, work.workload(), cancel)?;
         match work {
+            Work::Compare(request) => self.compare(request, cancel, sink),
             Work::Generate(request) => {
                 let mut generated = diffusion::generate(request, &mut served, sink)?;
                 generated.peak_device_bytes = ledger.peak_since_mark();

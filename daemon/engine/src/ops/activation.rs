@@ -68,6 +68,16 @@ impl Activation {
         &self.values()[index * self.width..(index + 1) * self.width]
     }
 
+    /// Puts the rows of `other` in the place of those from `start` on.
+    ///
+    /// # Panics
+    /// When they don't fit.
+    pub fn set_rows(&mut self, start: usize, other: &Self) {
+        assert_eq!(self.width, other.width);
+        let values = &mut self.values_mut()[start * other.width..];
+        values[..other.values().len()].copy_from_slice(other.values());
+    }
+
     pub(super) fn row_mut(&mut self, index: usize) -> &mut [f32] {
         let width = self.width;
         &mut self.values_mut()[index * width..(index + 1) * width]
@@ -117,6 +127,15 @@ impl Pool {
         };
         Ok(Activation {
             memory,
+            rows,
+            width,
+        })
+    }
+
+    /// A matrix outside of the arena, which may outlive it.
+    pub(super) fn take_own(&self, rows: usize, width: usize) -> Result<Activation, EngineError> {
+        Ok(Activation {
+            memory: Memory::Own(self.ledger.buffer(Kind::Activations, rows * width)?),
             rows,
             width,
         })

@@ -71,6 +71,14 @@ impl Ops {
         self.pool.reserve(bytes as usize / size_of::<f32>())
     }
 
+    /// A matrix that outlives the passes of a request, with memory of its own.
+    ///
+    /// # Errors
+    /// When it can't be had.
+    pub fn keep(&self, rows: usize, width: usize) -> Result<Activation, EngineError> {
+        self.pool.take_own(rows, width)
+    }
+
     /// Most memory that activations took at once of what was reserved, in bytes.
     #[must_use]
     pub fn activation_bytes(&self) -> u64 {

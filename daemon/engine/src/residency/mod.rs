@@ -164,6 +164,16 @@ impl Residency {
         })
     }
 
+    /// A unit as another plan keeps it, in memory of its own, beside the one in force.
+    pub(crate) fn converted(
+        &self,
+        unit: &UnitPlan,
+        device: &Device,
+        cancel: &AtomicBool,
+    ) -> Result<LoadOutcome<Loaded>, EngineError> {
+        self.bring(unit, device, cancel)
+    }
+
     /// Streams what is neither on the device nor read row by row, beginning with the first of it. Slots of the right
     /// size are used on.
     fn start_stream(&mut self) -> Result<(), EngineError> {
@@ -375,24 +385,40 @@ impl Guard<'_> {
     /// When the part belongs to another unit, or the model has no such part.
     #[must_use]
     pub fn weight(&self, part: Part) -> Weight<'_> {
-        let tensors = &self.plan.tensors;
-        let index = tensors
-            .iter()
-            .position(|tensor| tensor.part == part)
-            .unwrap_or_else(|| panic!("{part:?} is not in the unit held"));
-        let tensor = &tensors[index];
         let loaded = match &self.bytes {
             Bytes::Resident(loaded) => Some(*loaded),
             Bytes::Streamed(slot) => Some(slot.loaded()),
             Bytes::None => None,
         };
-        let len = tensor.bytes() as usize;
-        Weight {
-            format: tensor.storage.format(),
-            rows: tensor.rows,
-            width: tensor.width,
-            bytes: loaded.map_or(&[], |loaded| loaded.tensor(index, len)),
-            epoch: self.epoch,
-        }
+        weight(self.plan, loaded, part, self.epoch)
+    }
+}
+
+impl Loaded {
+    /// One of the weights of the unit that was loaded.
+    pub(crate) fn weight<'a>(&'a self, unit: &'a UnitPlan, part: Part) -> Weight<'a> {
+        weight(unit, Some(self), part, 0)
+    }
+}
+
+/// A weight of a unit; without bytes where nothing is loaded.
+fn weight<'a>(
+    unit: &'a UnitPlan,
+    loaded: Option<&'a Loaded>,
+    part: Part,
+    epoch: u64,
+) -> Weight<'a> {
+    let tensors = &unit.tensors;
+    let index = tensors
+        .iter()
+        .position(|tensor| tensor.part == part)
+        .unwrap_or_else(|| panic!("{part:?} is not in the unit held"));
+    let tensor = &tensors[index];
+    Weight {
+        format: tensor.storage.format(),
+        rows: tensor.rows,
+        width: tensor.width,
+        bytes: loaded.map_or(&[], |loaded| loaded.tensor(index, tensor.bytes() as usize)),
+        epoch,
     }
 }

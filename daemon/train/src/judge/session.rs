@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc, sync::mpsc};
 
 use anyhow::{Context, Result, bail};
 use sluice_engine::{
-    Engine, Event, Generate, LoadEvent, LoadedModel, Options, Outcome, Slot, Work,
+    Engine, Event, Generate, LoadEvent, LoadedModel, Options, Settings, Outcome, Slot, Work,
     checkpoint::Source, event::Finish, text::Text,
 };
 use sluice_shared::{
@@ -55,6 +55,7 @@ impl Session {
         let engine = Engine::start(Options {
             threads,
             queue_max: 1,
+            ..Options::default()
         })
         .context("start engine")?;
         let (send, receive) = mpsc::channel();
@@ -64,7 +65,7 @@ impl Session {
                 drop(send.send(result));
             }
         });
-        engine.load(Source::Folder(folder.to_owned()), report);
+        engine.load(Source::Folder(folder.to_owned()), Settings::default(), report);
         let model = receive
             .recv()
             .context("the engine is gone")?
