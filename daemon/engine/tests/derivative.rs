@@ -356,7 +356,7 @@ fn a_change_converts_beside_a_running_request() {
     assert_eq!(copies(&folder).len(), 1);
     let switched = tokens(&engine);
 
-    // From one converted level that is streamed to another: for a while both copies are read from.
+    // From one converted level that is streamed to another.
     let other = streaming(&engine, Level::Moderate);
     applied(&apply(&engine, other)).unwrap();
     let expected = tokens(&engine);
@@ -366,7 +366,12 @@ fn a_change_converts_beside_a_running_request() {
     assert_eq!(tokens(&engine), switched);
     // And from what is streamed to what all stays, unit by unit.
     load(&engine, &folder, settings);
-    applied(&apply(&engine, resident(Level::Moderate))).unwrap();
+    // The request's passes meet units of both levels.
+    let happenings = change_and_request(&engine, resident(Level::Moderate), request(&engine, 32));
+    place(&happenings, |happening| {
+        matches!(happening, Happening::Request(Event::Finished(Ok(_))))
+    });
+    wait_for(|| engine.settings() == resident(Level::Moderate));
     assert_eq!(tokens(&engine), expected);
 }
 
