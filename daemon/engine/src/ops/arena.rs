@@ -103,7 +103,7 @@ struct Layout {
 impl Layout {
     fn new(len: usize) -> Self {
         Self {
-            free: vec![0..len],
+            free: Vec::from([0..len]),
             high_water: 0,
         }
     }
@@ -166,7 +166,7 @@ mod tests {
             for range in taken {
                 layout.give_back(range);
             }
-            prop_assert_eq!(&layout.free, &vec![0..4096]);
+            prop_assert_eq!(&layout.free, &Vec::from([0..4096]));
         }
     }
 
