@@ -94,7 +94,11 @@ async fn snapshots_tell_what_is_held_and_done() {
         .unwrap();
     let shape = snapshot.model.unwrap().shape.unwrap();
     assert_eq!(shape.parameters, 221_760);
-    assert!(weights.bytes >= shape.weight_bytes && device.used_bytes >= weights.bytes);
+    let plan = snapshot.plan.unwrap();
+    let planned = plan.memory.iter().find(|memory| memory.kind == "weights");
+    assert_eq!(weights.bytes, planned.unwrap().bytes);
+    assert!(device.used_bytes >= weights.bytes);
+    assert!(shape.weight_bytes >= plan.resident_bytes);
     let host = snapshot.host.unwrap();
     assert!(host.total_bytes > host.available_bytes);
     assert!(host.resident_peak_bytes >= host.resident_bytes);

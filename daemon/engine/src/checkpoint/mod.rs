@@ -2,6 +2,7 @@
 //! or not. Headers are checked first; then each tensor is read straight to where it will
 //! live. Files are not mapped: one cut short under a mapping would kill the process.
 
+pub(crate) mod derivative;
 mod error;
 mod file;
 mod rate;
@@ -18,7 +19,7 @@ use std::{
 
 use serde::Deserialize;
 
-use self::file::CheckpointFile;
+use self::{derivative::Stamp, file::CheckpointFile};
 pub use self::{error::CheckpointError, rate::disk_rate};
 use crate::{
     format::Format,
@@ -46,6 +47,8 @@ const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 pub struct Checkpoint {
     source: Source,
     files: Vec<CheckpointFile>,
+    /// Of each file, where it lies on disk.
+    stamps: Vec<Option<Stamp>>,
     tensors: BTreeMap<String, TensorEntry>,
 }
 
@@ -76,10 +79,16 @@ impl Checkpoint {
         let mut checkpoint = Self {
             source,
             files: Vec::new(),
+            stamps: Vec::new(),
             tensors: BTreeMap::new(),
         };
         for name in names {
+            let stamp = Stamp::of(&checkpoint.source, &name);
             let file = CheckpointFile::open(&checkpoint.source, &name)?;
+            // Another file may have taken the name in between.
+            if Stamp::of(&checkpoint.source, &name) != stamp {
+                return Err(CheckpointError::Changed { path: file.path });
+            }
             let index = checkpoint.files.len();
             for (tensor, entry) in safetensors::read_header(&file, index)? {
                 if checkpoint.tensors.insert(tensor.clone(), entry).is_some() {
@@ -87,6 +96,7 @@ impl Checkpoint {
                 }
             }
             checkpoint.files.push(file);
+            checkpoint.stamps.push(stamp);
         }
         Ok(checkpoint)
     }

@@ -23,7 +23,7 @@ pub use self::{
     ask::{Outline, default_canvas, machine},
     state::{InForce, Measured, SwitchState},
 };
-use self::{state::State, worker::Worker};
+use self::{derive::Keeping, state::State, worker::Worker};
 pub use crate::schedule::{QueueState, Ticket};
 use crate::{
     checkpoint::Source,
@@ -51,6 +51,8 @@ pub struct Options {
     /// Where converted copies of checkpoints are kept, so that they can be streamed and the next load needn't convert;
     /// `None`: nowhere.
     pub derivatives: Option<PathBuf>,
+    /// Whether a load writes a converted copy there even when it streams nothing, so that the next one needn't convert.
+    pub keep_converted: bool,
 }
 
 impl Default for Options {
@@ -60,6 +62,7 @@ impl Default for Options {
             queue_max: 16,
             settings: Settings::default(),
             derivatives: None,
+            keep_converted: false,
         }
     }
 }
@@ -118,6 +121,15 @@ pub struct LoadedModel {
 pub enum LoadEvent {
     /// The plan it follows.
     Planned(Arc<Plan>),
+    /// Something the user should hear of.
+    Notice(String),
+    /// A converted copy is being written, from which weights will be read.
+    Converting {
+        /// Bytes of the copy that are done.
+        done_bytes: u64,
+        /// Bytes of it in all.
+        total_bytes: u64,
+    },
     /// So far.
     Progress {
         /// Bytes that are where they belong.
@@ -141,6 +153,15 @@ pub enum ApplyEvent {
         plan: Arc<Plan>,
         /// Changes between passes.
         steps: usize,
+    },
+    /// Something the user should hear of.
+    Notice(String),
+    /// A converted copy is being written, from which weights will be streamed; the plan before stays in force meanwhile.
+    Converting {
+        /// Bytes of the copy that are done.
+        done_bytes: u64,
+        /// Bytes of it in all.
+        total_bytes: u64,
     },
     /// So far.
     Progress {
@@ -192,7 +213,11 @@ impl Engine {
             last_model_id: AtomicU64::new(0),
             alive: AtomicBool::new(true),
         });
-        let worker = Worker::new(Arc::clone(&shared), ops, options.derivatives);
+        let keeping = Keeping {
+            folder: options.derivatives,
+            always: options.keep_converted,
+        };
+        let worker = Worker::new(Arc::clone(&shared), ops, keeping);
         let thread = thread::Builder::new()
             .name("sluice-engine".to_owned())
             .spawn(move || worker.run())

@@ -1,71 +1,60 @@
-//! Going from one plan to another while requests run: a step at a time between their passes. What can be made ready
-//! beside the present weights is, while passes go on.
+//! Going from one plan to another while requests run: what must be converted for streaming is first, beside the passes;
+//! then a step at a time between them. What can be made ready beside the present weights is, while passes go on.
 
-use std::{collections::VecDeque, sync::Arc};
+mod steps;
 
-use super::{ApplyEvent, ApplyReport, Settings, SwitchState, current::Current, worker::Worker};
+use std::{sync::Arc, time::Duration};
+
+use self::steps::Steps;
+use super::{
+    ApplyEvent, ApplyReport, Measured, Settings, SwitchState, current::Current, derive::Conversion,
+    worker::Worker,
+};
 use crate::{
     error::EngineError,
-    ops::Ops,
-    plan::{Plan, Step, transition},
-    residency::{Preparation, Residency},
+    plan::{Plan, transition},
     schedule::Apply,
 };
+
+/// An idle engine looks this often whether there is something better to do than to wait for a conversion.
+const CONVERSION_PATIENCE: Duration = Duration::from_millis(50);
+
+/// Who asked for a change, with the settings that led to it.
+type Asked = (Settings, ApplyReport);
 
 /// A transition under way.
 pub(super) struct Switch {
     target: Arc<Plan>,
-    steps: VecDeque<Step>,
-    done: usize,
-    /// The next step's unit, being made ready.
-    preparing: Option<Preparation>,
-    /// Who asked, with the settings that led here; nobody when memory ran short.
-    asked: Option<(Settings, ApplyReport)>,
+    stage: Stage,
+    /// Nobody when memory ran short.
+    asked: Option<Asked>,
+    /// One that was asked for and still converts, while this one makes room for a request under the old settings.
+    postponed: Option<Box<Switch>>,
+}
+
+enum Stage {
+    /// What will be streamed is being written to disk; passes run under the present plan.
+    Converting(Conversion),
+    Stepping(Steps),
 }
 
 impl Switch {
     /// How far it is.
     pub(super) fn state(&self) -> SwitchState {
-        SwitchState {
-            done: self.done,
-            steps: self.done + self.steps.len(),
+        match &self.stage {
+            Stage::Converting(_) => SwitchState { done: 0, steps: 0 },
+            Stage::Stepping(steps) => steps.state(),
         }
     }
 
-    /// Makes the next step if it is ready, or with `wait` as soon as it is; whether there was one.
-    fn step(
-        &mut self,
-        weights: &mut Residency,
-        ops: &Arc<Ops>,
-        wait: bool,
-    ) -> Result<bool, EngineError> {
-        let units = &self.target.units;
-        match self.steps.front() {
-            None => return Ok(false),
-            Some(&Step::Bring { unit, beside: true }) => {
-                let preparing = match self.preparing.take() {
-                    Some(preparing) => preparing,
-                    None => weights.prepare(&units[unit], ops)?,
-                };
-                let loaded = match wait {
-                    true => Some(preparing.wait()),
-                    false => preparing.poll(),
-                };
-                let Some(loaded) = loaded else {
-                    self.preparing = Some(preparing);
-                    return Ok(false);
-                };
-                weights.swap(unit, &units[unit], loaded?)?;
-            }
-            Some(&Step::Bring { unit, .. }) => weights.replace(unit, &units[unit], ops)?,
-            Some(Step::Stream { evicted, slots }) => weights.stream(evicted, units, *slots)?,
-            Some(Step::Settle { evicted, brought }) => {
-                weights.settle(evicted, brought, units, self.target.slots, ops)?;
-            }
+    fn is_converting(&self) -> bool {
+        matches!(self.stage, Stage::Converting(_))
+    }
+
+    fn report(&mut self, event: ApplyEvent) {
+        if let Some((_, report)) = &mut self.asked {
+            report(event);
         }
-        self.steps.pop_front();
-        self.done += 1;
-        Ok(true)
     }
 }
 
@@ -99,43 +88,88 @@ impl Worker {
         }
     }
 
-    /// Begins to go to a plan. What must be converted for streaming is first.
+    /// Begins to go to a plan. When that fails and nobody asked for it, all is as before; whoever asked is still to be
+    /// told, by [`Worker::fail_switch`].
     pub(super) fn start_switch(
         &mut self,
         target: Arc<Plan>,
-        asked: Option<(Settings, ApplyReport)>,
+        asked: Option<Asked>,
     ) -> Result<(), EngineError> {
         let Some(current) = &mut self.current else {
             return Err(EngineError::NoModel);
         };
-        // A change that comes from memory running short goes on towards the level that was asked for.
-        let before = current.switch.take();
-        let asked = asked.or(before.and_then(|switch| switch.asked));
+        let is_asked = asked.is_some();
+        let (asked, postponed) = match (asked, current.switch.take()) {
+            // It needs the old plan to go on until it is ready.
+            (None, Some(before)) if before.is_converting() => (None, Some(Box::new(before))),
+            // A change that comes from memory running short goes on towards the level that was asked for.
+            (None, Some(before)) => (before.asked, before.postponed),
+            (asked, _) => (asked, None),
+        };
         current.switch = Some(Switch {
-            steps: VecDeque::new(),
             target: Arc::clone(&target),
-            done: 0,
-            preparing: None,
+            stage: Stage::Stepping(Steps::default()),
             asked,
+            postponed,
         });
-        self.prepare_streaming(&target)?;
+        let started = self.start_stage(&target);
+        if started.is_err() && !is_asked {
+            self.retract_switch();
+        }
+        started
+    }
+
+    /// Begins to convert, or where there is nothing to convert, to step.
+    fn start_stage(&mut self, target: &Arc<Plan>) -> Result<(), EngineError> {
+        let mut notices = Vec::new();
+        let conversion =
+            self.prepare_streaming(target, &mut |notice: String| notices.push(notice))?;
         let Some(current) = &mut self.current else {
             return Err(EngineError::NoModel);
         };
-        let steps = transition(&current.as_it_stands(), &target);
-        let ledger = &self.shared.ledger;
-        ledger.set_limit(ledger.limit().max(target.budget_bytes));
-        if let Some(switch) = &mut current.switch {
-            if let Some((_, report)) = &mut switch.asked {
-                report(ApplyEvent::Planned {
-                    plan: target,
-                    steps: steps.len(),
-                });
-            }
-            switch.steps = steps.into();
+        let steps = transition(&current.as_it_stands(), target).len();
+        let Some(switch) = &mut current.switch else {
+            return Ok(());
+        };
+        for notice in notices {
+            switch.report(ApplyEvent::Notice(notice));
         }
-        self.advance_switch();
-        Ok(())
+        switch.report(ApplyEvent::Planned {
+            plan: Arc::clone(target),
+            steps,
+        });
+        match conversion {
+            Some(conversion) => {
+                switch.stage = Stage::Converting(conversion);
+                self.tell_state();
+                Ok(())
+            }
+            None => self.start_steps(),
+        }
+    }
+
+    fn start_steps(&mut self) -> Result<(), EngineError> {
+        let Some(current) = &mut self.current else {
+            return Ok(());
+        };
+        let stands = current.as_it_stands();
+        let Some(switch) = &mut current.switch else {
+            return Ok(());
+        };
+        // A wider request may have come while weights were converted.
+        let workload = switch.target.workload.widest(&stands.workload);
+        if switch.asked.is_some() && workload != switch.target.workload {
+            let Plan {
+                level,
+                budget_bytes,
+                ..
+            } = *switch.target;
+            switch.target = Arc::new(current.planner.plan(level, budget_bytes, workload)?);
+        }
+        switch.stage = Stage::Stepping(Steps::new(transition(&stands, &switch.target)));
+        let ledger = &self.shared.ledger;
+        ledger.set_limit(ledger.limit().max(switch.target.budget_bytes));
+        self.advance(false)
     }
 
     /// Goes a step further if it can be done at once.
@@ -143,7 +177,7 @@ impl Worker {
         self.try_advance(false);
     }
 
-    /// Goes a step further, waiting for it: nothing else is to be done.
+    /// Goes a step further, waiting for it: nothing else is to be done. For a conversion it waits a moment.
     pub(super) fn advance_switch_idle(&mut self) {
         self.try_advance(true);
     }
@@ -154,16 +188,26 @@ impl Worker {
         }
     }
 
-    /// Goes to the end of a transition.
+    /// Goes to the end of a transition. One that was postponed for it is under way again then.
     pub(super) fn finish_switch(&mut self) -> Result<(), EngineError> {
+        let target = self.switch().map(|switch| Arc::clone(&switch.target));
+        let Some(target) = target else {
+            return Ok(());
+        };
         while self
-            .current
-            .as_ref()
-            .is_some_and(|current| current.switch.is_some())
+            .switch()
+            .is_some_and(|switch| Arc::ptr_eq(&switch.target, &target))
         {
-            self.advance(true)?;
+            if let Err(error) = self.advance(true) {
+                self.retract_switch();
+                return Err(error);
+            }
         }
         Ok(())
+    }
+
+    fn switch(&self) -> Option<&Switch> {
+        self.current.as_ref()?.switch.as_ref()
     }
 
     fn advance(&mut self, wait: bool) -> Result<(), EngineError> {
@@ -173,16 +217,37 @@ impl Worker {
         let Some(switch) = &mut current.switch else {
             return Ok(());
         };
-        if switch.step(&mut current.weights, &self.ops, wait)? {
-            let SwitchState { done, steps } = switch.state();
-            if let Some((_, report)) = &mut switch.asked {
-                report(ApplyEvent::Progress { done, steps });
+        match &mut switch.stage {
+            Stage::Converting(conversion) => {
+                let patience = match wait {
+                    true => CONVERSION_PATIENCE,
+                    false => Duration::ZERO,
+                };
+                let copy = conversion.poll(patience);
+                let (done_bytes, total_bytes) = conversion.progress();
+                switch.report(ApplyEvent::Converting {
+                    done_bytes,
+                    total_bytes,
+                });
+                if let Some(copy) = copy {
+                    self.use_derivative(copy?);
+                    self.start_steps()?;
+                }
+            }
+            Stage::Stepping(steps) => {
+                let is_further =
+                    steps.step(&switch.target, &mut current.weights, &self.ops, wait)?;
+                let is_over = steps.is_over();
+                if is_further {
+                    let SwitchState { done, steps } = steps.state();
+                    switch.report(ApplyEvent::Progress { done, steps });
+                }
+                if is_over {
+                    self.complete_switch();
+                }
+                self.tell_state();
             }
         }
-        if switch.steps.is_empty() {
-            self.complete_switch();
-        }
-        self.tell_state();
         Ok(())
     }
 
@@ -194,7 +259,8 @@ impl Worker {
             return;
         };
         current.plan = Arc::clone(&switch.target);
-        self.measured = super::Measured::default();
+        current.switch = switch.postponed.map(|postponed| *postponed);
+        self.measured = Measured::default();
         if let Some((settings, _)) = &switch.asked {
             self.shared.state.set_settings(*settings);
         }
@@ -208,25 +274,52 @@ impl Worker {
 
     /// The transition under way stops where it stands: the model is whole after every step.
     pub(super) fn abandon_switch(&mut self, reason: EngineError) {
-        let Some(current) = &mut self.current else {
+        let Some(switch) = self.stop_switch() else {
             return;
         };
-        let Some(switch) = current.switch.take() else {
-            return;
-        };
-        current.plan = Arc::new(current.as_it_stands());
         self.tell_state();
-        if let Some((_, mut report)) = switch.asked {
+        // An unfinished copy is gone before anybody hears of it.
+        drop(switch.stage);
+        let postponed = switch.postponed.and_then(|postponed| postponed.asked);
+        if let Some((_, mut report)) = switch.asked.or(postponed) {
             report(ApplyEvent::Finished(Err(reason)));
         }
     }
 
     fn fail_switch(&mut self, error: EngineError) {
         self.abandon_switch(error);
+        self.settle_failure();
+    }
+
+    /// Takes back what a request needed and couldn't have; the request is told.
+    fn retract_switch(&mut self) {
+        if let Some(switch) = self.stop_switch() {
+            drop(switch.stage);
+            if let Some(current) = &mut self.current {
+                current.switch = switch.postponed.map(|postponed| *postponed);
+            }
+            self.tell_state();
+            if let Some((_, mut report)) = switch.asked {
+                report(ApplyEvent::Finished(Err(EngineError::Superseded)));
+            }
+        }
+        self.settle_failure();
+    }
+
+    /// Nothing is under way any more, and the plan is what there is.
+    fn stop_switch(&mut self) -> Option<Switch> {
+        let current = self.current.as_mut()?;
+        let switch = current.switch.take()?;
+        current.plan = Arc::new(current.as_it_stands());
+        Some(switch)
+    }
+
+    fn settle_failure(&mut self) {
         self.update_limit();
         let is_broken = |current: &Current| !current.weights.is_whole();
         if self.current.as_ref().is_some_and(is_broken) {
             // A unit could be read neither in its new form nor in its old one.
+            self.abandon_switch(EngineError::NoModel);
             self.current = None;
             self.shared.state.clear();
         }

@@ -2,13 +2,13 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    path::PathBuf,
     sync::{Arc, atomic::Ordering},
 };
 
 use super::{
     LoadEvent, LoadedModel, Settings, Shared,
     current::{Current, Planner},
+    derive::Keeping,
     serve::Served,
     state::{InForce, Measured},
 };
@@ -37,8 +37,8 @@ pub(super) struct Worker {
     pub(super) shared: Arc<Shared>,
     pub(super) ops: Arc<Ops>,
     pub(super) current: Option<Current>,
-    /// Where converted copies of checkpoints are kept.
-    pub(super) derivatives: Option<PathBuf>,
+    /// Which converted copies of checkpoints are kept, and where.
+    pub(super) keeping: Keeping,
     /// Of passes under the plan in force.
     pub(super) measured: Measured,
     /// Of the device; measured when first needed.
@@ -56,12 +56,12 @@ impl Drop for AliveGuard {
 }
 
 impl Worker {
-    pub(super) fn new(shared: Arc<Shared>, ops: Ops, derivatives: Option<PathBuf>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, ops: Ops, keeping: Keeping) -> Self {
         Self {
             shared,
             ops: Arc::new(ops),
             current: None,
-            derivatives,
+            keeping,
             measured: Measured::default(),
             rates: None,
         }
@@ -103,11 +103,12 @@ impl Worker {
             let workload = default_workload(&planner.shape);
             let plan = planner.plan(settings.level, budget, workload)?;
             plan.check_loadable()?;
-            self.make_room(&plan);
-            self.shared.ledger.set_limit(budget);
-            let reader = self.reader(&opened.checkpoint, &planner, &plan, &cancel)?;
             let plan = Arc::new(plan);
             report(LoadEvent::Planned(Arc::clone(&plan)));
+            // Before the present model may have to go: this takes long, and a full disk leaves it there.
+            let reader = self.reader(&opened.checkpoint, &planner, &plan, &cancel, &mut report)?;
+            self.make_room(&plan);
+            self.shared.ledger.set_limit(budget);
             let total_bytes: u64 = plan.units.iter().map(plan::UnitPlan::bytes).sum();
             let mut progress = |units: usize| {
                 let done = plan.units[..units].iter().map(plan::UnitPlan::bytes);

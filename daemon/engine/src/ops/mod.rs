@@ -5,6 +5,7 @@
 mod activation;
 mod arena;
 mod attention;
+mod compare;
 mod head;
 mod linear;
 mod noise;
@@ -15,7 +16,8 @@ use rayon::prelude::*;
 pub use self::{
     activation::Activation,
     attention::{AttentionRange, AttentionShape, KeySegment},
-    head::{Candidate, Choice, HeadRow},
+    compare::{Comparison, Divergence},
+    head::{Candidate, Choice, HeadReduction, HeadRow},
     noise::Noise,
 };
 use self::{activation::Pool, scratch::Scratch};

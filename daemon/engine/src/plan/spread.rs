@@ -13,15 +13,26 @@ pub(super) fn streamed_set(
     budget: u64,
 ) -> Option<Vec<usize>> {
     let candidates = candidates(units);
-    (1..=candidates.len()).find_map(|count| {
+    let fits = |set: &[usize]| {
+        // No more slots than there is to stream: such a plan would keep all of it and gain nothing.
+        set.len() > slots && needed + slot_bytes(units, set, slots) <= budget + freed(units, set)
+    };
+    let mut set = (1..=candidates.len()).find_map(|count| {
         let set: Vec<usize> = (0..count)
             .map(|index| candidates[(2 * index + 1) * candidates.len() / (2 * count)])
             .collect();
-        // No more slots than there is to stream: such a plan would keep all of it and gain nothing.
-        let fits =
-            count > slots && needed + slot_bytes(units, &set, slots) <= budget + freed(units, &set);
-        fits.then_some(set)
-    })
+        fits(&set).then_some(set)
+    })?;
+    // Units differ in size, so the even set may leave room for some of its own.
+    let mut by_size = set.clone();
+    by_size.sort_by_key(|&index| std::cmp::Reverse(units[index].resident_bytes()));
+    for unit in by_size {
+        let without: Vec<usize> = set.iter().copied().filter(|&other| other != unit).collect();
+        if fits(&without) {
+            set = without;
+        }
+    }
+    Some(set)
 }
 
 /// Most bytes that streaming can save.

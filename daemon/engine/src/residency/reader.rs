@@ -19,13 +19,13 @@ use crate::{
 const NUMBER_BYTES: usize = 4;
 
 /// The files that weights come from.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Reader {
     checkpoint: Arc<Checkpoint>,
     /// Of each of the model's tensors, in the checkpoint.
     entries: Vec<TensorEntry>,
-    /// A converted copy on disk, with the tensors it has.
-    derivative: Option<(Arc<Checkpoint>, Vec<Option<TensorEntry>>)>,
+    /// Converted copies on disk, with the tensors they have: on the way from one level to another, two are read from.
+    derivatives: Vec<(Arc<Checkpoint>, Vec<Option<TensorEntry>>)>,
 }
 
 /// A unit's bytes in memory.
@@ -57,7 +57,7 @@ impl Reader {
                 .map(|entry| entry.expect("every source was checked against the checkpoint"))
                 .collect(),
             checkpoint,
-            derivative: None,
+            derivatives: Vec::new(),
         }
     }
 
@@ -66,17 +66,15 @@ impl Reader {
         &self.checkpoint
     }
 
-    /// Reads converted tensors from `derivative` where it has them.
+    /// Reads converted tensors from `derivative`, too, where it has them.
     pub(crate) fn with_derivative(
-        self,
+        mut self,
         derivative: Arc<Checkpoint>,
         sources: &[SourceTensor],
     ) -> Self {
         let entries = entries(&derivative, sources).collect();
-        Self {
-            derivative: Some((derivative, entries)),
-            ..self
-        }
+        self.derivatives.push((derivative, entries));
+        self
     }
 
     /// Whether all of a unit lies on disk as it is kept for computing, so that it can be streamed.
@@ -102,12 +100,7 @@ impl Reader {
                 Some((checkpoint, entry)) => {
                     read_in_pieces(checkpoint, entry, tensor, out, cancel)?
                 }
-                None => {
-                    let entry = &self.entries[tensor.tensor];
-                    self.checkpoint.check_unchanged(entry)?;
-                    let read = |part, out: &mut [u8]| self.checkpoint.read_part(entry, part, out);
-                    convert::convert(device, tensor, read, out, cancel)?
-                }
+                None => self.convert(tensor, device, out, cancel)?,
             };
             if !done {
                 return Ok(None);
@@ -117,6 +110,20 @@ impl Reader {
             memory,
             starts: starts(&layout),
         }))
+    }
+
+    /// Reads a tensor of the checkpoint and stores it as the plan says; false when cancelled.
+    pub(crate) fn convert(
+        &self,
+        tensor: &TensorPlan,
+        device: &Device,
+        out: &mut [u8],
+        cancel: &AtomicBool,
+    ) -> Result<bool, EngineError> {
+        let entry = &self.entries[tensor.tensor];
+        self.checkpoint.check_unchanged(entry)?;
+        let read = |part, out: &mut [u8]| self.checkpoint.read_part(entry, part, out);
+        convert::convert(device, tensor, read, out, cancel)
     }
 
     /// Reads a unit into a slot; `None`, with the slot's memory lost to nobody, when cancelled.
@@ -180,9 +187,10 @@ impl Reader {
         if format == tensor.source {
             return Some((&self.checkpoint, &self.entries[tensor.tensor]));
         }
-        let (derivative, entries) = self.derivative.as_ref()?;
-        let entry = entries[tensor.tensor].as_ref()?;
-        (entry.format == Ok(format)).then_some((derivative, entry))
+        self.derivatives.iter().find_map(|(derivative, entries)| {
+            let entry = entries[tensor.tensor].as_ref()?;
+            (entry.format == Ok(format)).then_some((&**derivative, entry))
+        })
     }
 }
 

@@ -1,0 +1,256 @@
+//! Converted copies of checkpoints on disk: what a level converts, as it is computed with, so that it can be streamed
+//! and the next load needn't convert it.
+//!
+//! A copy is a safetensors file that common tools open. Each tensor is `U8` of [rows, bytes a row] under its own name;
+//! the metadata says its format, and what the copy was made from. Data begins on a page, and each tensor at a multiple
+//! of 64 bytes: where one ends elsewhere, a tensor of padding follows, since the format allows no holes. Tensors lie in
+//! the order of a pass.
+
+mod fingerprint;
+mod write;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use safetensors::tensor::Metadata;
+use serde_json::{Map, Value, json};
+use sluice_shared::level::Level;
+
+pub(super) use self::fingerprint::Stamp;
+use super::{Checkpoint, CheckpointError, Source, TensorEntry, file::CheckpointFile};
+use crate::{
+    page::PAGE_BYTES,
+    plan::{Plan, SourceTensor, TensorPlan},
+};
+
+/// Of the way copies are written; one of another version is written anew.
+const VERSION: &str = "1";
+/// Tensors start on cache lines.
+const ALIGNMENT: u64 = 64;
+/// Longest part of a copy's name that comes from the model's: file names end at 255 bytes.
+const NAME_BYTES_MAX: usize = 128;
+
+/// Keys of the metadata.
+const VERSION_KEY: &str = "sluice.version";
+const SOURCE_KEY: &str = "sluice.source";
+const LEVEL_KEY: &str = "sluice.level";
+/// Before a tensor's name: the key of its format.
+const FORMAT_KEY: &str = "sluice.format.";
+/// Before a number: the name of a tensor of padding.
+const PADDING_NAME: &str = "sluice.padding.";
+
+/// What a checkpoint's copy for a level is to be.
+#[derive(Debug, Clone)]
+pub(crate) struct Derivative {
+    source: Arc<Checkpoint>,
+    folder: PathBuf,
+    /// Of the model, as file names begin.
+    name: String,
+    fingerprint: String,
+    level: Level,
+    tensors: Vec<Converted>,
+}
+
+/// A tensor that the level converts, whole.
+#[derive(Debug, Clone)]
+struct Converted {
+    name: String,
+    plan: TensorPlan,
+}
+
+impl Converted {
+    fn row_bytes(&self) -> usize {
+        self.plan.storage.format().bytes(self.plan.width)
+    }
+}
+
+impl Derivative {
+    /// The copy with all that the plan's level converts, whatever is streamed; `None` where it converts nothing.
+    pub(crate) fn new(
+        folder: &Path,
+        source: &Arc<Checkpoint>,
+        sources: &[SourceTensor],
+        plan: &Plan,
+    ) -> Option<Self> {
+        let mut tensors: Vec<Converted> = Vec::new();
+        let mut known = vec![false; sources.len()];
+        for tensor in plan.units.iter().flat_map(|unit| &unit.tensors) {
+            let is_converted = tensor.storage.format() != tensor.source;
+            // The head's parts are one tensor.
+            if is_converted && !std::mem::replace(&mut known[tensor.tensor], true) {
+                let spec = &sources[tensor.tensor].spec;
+                let (rows, _) = spec.size();
+                tensors.push(Converted {
+                    name: spec.name.clone(),
+                    plan: TensorPlan {
+                        first_row: 0,
+                        rows,
+                        ..*tensor
+                    },
+                });
+            }
+        }
+        (!tensors.is_empty()).then(|| Self {
+            folder: folder.to_owned(),
+            name: model_name(&source.source),
+            fingerprint: source.fingerprint(),
+            level: plan.level,
+            source: Arc::clone(source),
+            tensors,
+        })
+    }
+
+    /// Where it lies.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.folder.join(self.file_name())
+    }
+
+    fn file_name(&self) -> String {
+        format!(
+            "{}-{}-{}.safetensors",
+            self.name, self.fingerprint, self.level
+        )
+    }
+
+    /// Bytes of its tensors.
+    pub(crate) fn tensor_bytes(&self) -> u64 {
+        self.tensors.iter().map(|tensor| tensor.plan.bytes()).sum()
+    }
+
+    /// Opens it, if it is there: a checkpoint whose entries have the formats and shapes that they stand for.
+    ///
+    /// # Errors
+    /// When a file of this name can't be read or isn't this copy.
+    pub(crate) fn open(&self) -> Result<Option<Checkpoint>, CheckpointError> {
+        let source = Source::Folder(self.folder.clone());
+        let file = match CheckpointFile::open(&source, &self.file_name()) {
+            Err(CheckpointError::MissingFile { .. }) => return Ok(None),
+            file => file?,
+        };
+        let mut entries: BTreeMap<String, TensorEntry> = super::safetensors::read_header(&file, 0)?
+            .into_iter()
+            .collect();
+        let metadata = read_metadata(&file)?;
+        let malformed = |cause| CheckpointError::MalformedFile {
+            path: file.path.clone(),
+            cause,
+        };
+        let expect = |key: &str, expected: &str| match metadata.get(key) {
+            Some(found) if found == expected => Ok(()),
+            Some(found) => {
+                let found: String = found.chars().take(100).collect();
+                Err(malformed(format!("{key} is {found:?}, not {expected:?}")))
+            }
+            None => Err(malformed(format!("{key} is missing"))),
+        };
+        expect(VERSION_KEY, VERSION)?;
+        expect(SOURCE_KEY, &self.fingerprint)?;
+        expect(LEVEL_KEY, self.level.name())?;
+        let mut tensors = BTreeMap::new();
+        for tensor in &self.tensors {
+            let format = tensor.plan.storage.format();
+            expect(&format!("{FORMAT_KEY}{}", tensor.name), format.name())?;
+            let shape = vec![tensor.plan.rows, tensor.row_bytes()];
+            match entries.remove(&tensor.name) {
+                Some(entry) if entry.shape == shape && entry.bytes == tensor.plan.bytes() => {
+                    let entry = TensorEntry {
+                        format: Ok(format),
+                        shape: vec![tensor.plan.rows, tensor.plan.width],
+                        ..entry
+                    };
+                    tensors.insert(tensor.name.clone(), entry);
+                }
+                Some(entry) => {
+                    return Err(malformed(format!(
+                        "tensor {} has shape {:?} and {} bytes, not shape {shape:?} of bytes",
+                        tensor.name, entry.shape, entry.bytes
+                    )));
+                }
+                None => {
+                    return Err(malformed(format!("tensor {} is missing", tensor.name)));
+                }
+            }
+        }
+        Ok(Some(Checkpoint {
+            source,
+            stamps: Vec::new(),
+            files: vec![file],
+            tensors,
+        }))
+    }
+
+    /// The header, in whole pages, and where each tensor starts in the file; last, where the file ends.
+    fn layout(&self) -> (Vec<u8>, Vec<u64>, u64) {
+        let mut metadata = Map::new();
+        metadata.insert(VERSION_KEY.to_owned(), VERSION.into());
+        metadata.insert(SOURCE_KEY.to_owned(), self.fingerprint.as_str().into());
+        metadata.insert(LEVEL_KEY.to_owned(), self.level.name().into());
+        let mut header = Map::new();
+        let mut starts = Vec::with_capacity(self.tensors.len());
+        let mut end = 0;
+        for (number, tensor) in self.tensors.iter().enumerate() {
+            let start = u64::next_multiple_of(end, ALIGNMENT);
+            if start > end {
+                let padding = entry(&[start - end], end, start);
+                header.insert(format!("{PADDING_NAME}{number}"), padding);
+            }
+            starts.push(start);
+            end = start + tensor.plan.bytes();
+            let shape = [tensor.plan.rows as u64, tensor.row_bytes() as u64];
+            header.insert(tensor.name.clone(), entry(&shape, start, end));
+            let format = tensor.plan.storage.format().name();
+            metadata.insert(format!("{FORMAT_KEY}{}", tensor.name), format.into());
+        }
+        header.insert("__metadata__".to_owned(), Value::Object(metadata));
+        let text = Value::Object(header).to_string();
+        // Spaces after a header belong to it.
+        let data_start = (8 + text.len()).next_multiple_of(PAGE_BYTES);
+        let mut bytes = Vec::with_capacity(data_start);
+        bytes.extend_from_slice(&((data_start - 8) as u64).to_le_bytes());
+        bytes.extend_from_slice(text.as_bytes());
+        bytes.resize(data_start, b' ');
+        let data_start = data_start as u64;
+        for start in &mut starts {
+            *start += data_start;
+        }
+        (bytes, starts, data_start + end)
+    }
+}
+
+/// What a header says of a tensor of bytes.
+fn entry(shape: &[u64], start: u64, end: u64) -> Value {
+    json!({ "dtype": "U8", "shape": shape, "data_offsets": [start, end] })
+}
+
+/// The metadata of a file whose header was read.
+fn read_metadata(file: &CheckpointFile) -> Result<HashMap<String, String>, CheckpointError> {
+    let mut length = [0; 8];
+    file.read_at(0, &mut length)?;
+    // It may be another header by now, of any length.
+    let length = u64::from_le_bytes(length).min(file.len);
+    let mut header = vec![0; length as usize];
+    file.read_at(8, &mut header)?;
+    let parsed: Metadata =
+        serde_json::from_slice(&header).map_err(|error| CheckpointError::MalformedFile {
+            path: file.path.clone(),
+            cause: error.to_string(),
+        })?;
+    Ok(parsed.metadata().clone().unwrap_or_default())
+}
+
+/// The name of a model's folder, cut where file names would get too long.
+fn model_name(source: &Source) -> String {
+    let name = match source {
+        Source::Folder(folder) => folder.file_name().map(|name| name.to_string_lossy()),
+        Source::Embedded(_) => Some("embedded".into()),
+    };
+    let mut name = name.map_or_else(|| "model".to_owned(), String::from);
+    name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
+    name
+}
+
+#[cfg(test)]
+mod tests;

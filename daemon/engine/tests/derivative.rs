@@ -1,0 +1,548 @@
+//! Streaming converted weights from a copy on disk: the same tokens as with all of them in memory, a copy that is used
+//! again, and an engine that lives on when one can't be written.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Arc, atomic::AtomicBool, mpsc},
+    time::{Duration, SystemTime},
+};
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+use sluice_engine::{
+    ApplyEvent, Change, Engine, EngineError, Event, Generate, LoadEvent, LoadedModel, Options,
+    Outcome, Settings, Slot, Work,
+    checkpoint::{
+        Source,
+        synth::{Element, Synthesis},
+    },
+    model::shape::{Naming, Shape},
+    plan::{Plan, Workload},
+};
+use sluice_shared::{
+    level::Level,
+    policy::PolicyChoice,
+    sampling::{EosPolicy, Remasking},
+};
+use tempfile::TempDir;
+
+/// Whole blocks of every format, and enough layers that streaming some saves more than its slots take.
+fn shape() -> Shape {
+    Shape {
+        naming: Naming::Llada,
+        layers: 12,
+        width: 256,
+        heads: 4,
+        kv_heads: 4,
+        head_dim: 64,
+        mlp_width: 512,
+        embedding_rows: 1_024,
+        context_length: 64,
+        tied: false,
+        biases: false,
+    }
+}
+
+fn write_source(folder: &Path, seed: u64) {
+    write_source_of(folder, shape(), seed);
+}
+
+fn write_source_of(folder: &Path, shape: Shape, seed: u64) {
+    let synthesis = Synthesis {
+        shape,
+        element: Element::Bf16,
+        seed,
+        threads: 2,
+    };
+    let never = AtomicBool::new(false);
+    synthesis.write(folder, &never, &mut |_, _| {}).unwrap();
+}
+
+/// A source in `model`, and `copies` for its copies.
+fn setup() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    write_source(&folder.path().join("model"), 1);
+    folder
+}
+
+fn start(folder: &TempDir, keep_converted: bool) -> Engine {
+    Engine::start(Options {
+        threads: 2,
+        derivatives: Some(folder.path().join("copies")),
+        keep_converted,
+        ..Options::default()
+    })
+    .unwrap()
+}
+
+/// How a load went.
+#[derive(Default)]
+struct Loading {
+    plan: Option<Arc<Plan>>,
+    notices: Vec<String>,
+    /// Done and in all.
+    conversion: Vec<(u64, u64)>,
+}
+
+fn try_load(
+    engine: &Engine,
+    folder: &TempDir,
+    settings: Settings,
+) -> (Loading, Result<Arc<LoadedModel>, EngineError>) {
+    let (send, events) = mpsc::channel();
+    let report = Box::new(move |event| send.send(event).unwrap());
+    engine.load(
+        Source::Folder(folder.path().join("model")),
+        settings,
+        report,
+    );
+    let mut loading = Loading::default();
+    for event in events {
+        match event {
+            LoadEvent::Planned(plan) => loading.plan = Some(plan),
+            LoadEvent::Notice(notice) => loading.notices.push(notice),
+            LoadEvent::Converting {
+                done_bytes,
+                total_bytes,
+            } => loading.conversion.push((done_bytes, total_bytes)),
+            LoadEvent::Progress { .. } => {}
+            LoadEvent::Finished(result) => return (loading, result),
+        }
+    }
+    panic!("every load ends with a result")
+}
+
+fn load(engine: &Engine, folder: &TempDir, settings: Settings) -> Loading {
+    let (loading, result) = try_load(engine, folder, settings);
+    result.unwrap();
+    loading
+}
+
+fn resident(level: Level) -> Settings {
+    Settings {
+        level,
+        budget_bytes: Some(1 << 30),
+    }
+}
+
+/// A budget under which some of this level's weights are streamed; a model must be loaded.
+fn streaming(engine: &Engine, level: Level) -> Settings {
+    // What models are planned for when they are loaded.
+    let context = engine.model().unwrap().info.context_length;
+    let workload = Workload {
+        canvas: Workload::default().canvas.min(context),
+        ..Workload::default()
+    };
+    let plan = |budget_bytes| {
+        let change = Change {
+            level: Some(level),
+            budget_bytes: Some(Some(budget_bytes)),
+        };
+        engine.plan(&change, workload).unwrap()
+    };
+    let whole = plan(1 << 30).peak_bytes();
+    let budget_bytes = whole - whole / 12;
+    assert!(plan(budget_bytes).streamed_bytes() > 0);
+    Settings {
+        level,
+        budget_bytes: Some(budget_bytes),
+    }
+}
+
+fn request(engine: &Engine, steps: usize) -> Work {
+    request_of(engine, 32, steps)
+}
+
+fn request_of(engine: &Engine, length: usize, steps: usize) -> Work {
+    Work::Generate(Generate {
+        model: engine.model().unwrap().id,
+        prompt: vec![1, 2, 3],
+        canvas: vec![Slot::Masked; length],
+        block_length: length,
+        steps,
+        temperature: 0.0,
+        guidance: 0.0,
+        remasking: Remasking::LowConfidence,
+        eos: EosPolicy::Suppress,
+        policy: PolicyChoice::default(),
+        seed: 1,
+    })
+}
+
+fn tokens(engine: &Engine) -> Vec<u32> {
+    let (send, outcome) = mpsc::channel();
+    let sink = Box::new(move |event| {
+        if let Event::Finished(result) = event {
+            send.send(result.unwrap()).unwrap();
+        }
+    });
+    engine.submit(request(engine, 16), sink).unwrap();
+    match outcome.recv().unwrap() {
+        Outcome::Generated(generated) => generated.tokens,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn apply(engine: &Engine, settings: Settings) -> mpsc::Receiver<ApplyEvent> {
+    let (send, events) = mpsc::channel();
+    let change = Change {
+        level: Some(settings.level),
+        budget_bytes: Some(settings.budget_bytes),
+    };
+    engine.apply(change, Box::new(move |event| drop(send.send(event))));
+    events
+}
+
+fn applied(events: &mpsc::Receiver<ApplyEvent>) -> Result<Arc<Plan>, EngineError> {
+    events
+        .iter()
+        .find_map(|event| match event {
+            ApplyEvent::Finished(result) => Some(result),
+            _ => None,
+        })
+        .unwrap()
+}
+
+/// Names of what is in the folder for copies, and when it was written.
+fn copies(folder: &TempDir) -> Vec<(PathBuf, SystemTime)> {
+    let Ok(files) = fs::read_dir(folder.path().join("copies")) else {
+        return Vec::new();
+    };
+    files
+        .map(|file| {
+            let path = file.unwrap().path();
+            let modified = fs::metadata(&path).unwrap().modified().unwrap();
+            (path, modified)
+        })
+        .collect()
+}
+
+#[test]
+fn streamed_from_a_copy_is_resident_token_for_token_and_the_copy_is_used_again() {
+    let folder = setup();
+    let engine = start(&folder, false);
+    for level in [Level::Aggressive, Level::Moderate] {
+        let loading = load(&engine, &folder, resident(level));
+        assert!(loading.conversion.is_empty(), "nothing is streamed");
+        let before = copies(&folder).len();
+        let expected = tokens(&engine);
+
+        let settings = streaming(&engine, level);
+        let loading = load(&engine, &folder, settings);
+        assert!(loading.plan.unwrap().streamed_bytes() > 0);
+        let &(done, total) = loading.conversion.last().unwrap();
+        assert_eq!(done, total);
+        let written = copies(&folder);
+        assert_eq!(written.len(), before + 1);
+        assert_eq!(tokens(&engine), expected);
+        let streamed = engine.in_force().unwrap().measured.streamed_bytes;
+        assert!(streamed > 0);
+
+        let loading = load(&engine, &folder, settings);
+        assert!(loading.conversion.is_empty());
+        assert_eq!(copies(&folder), written);
+        assert_eq!(tokens(&engine), expected);
+        // What is resident comes from the copy, too.
+        load(&engine, &folder, resident(level));
+        assert_eq!(tokens(&engine), expected);
+    }
+}
+
+#[test]
+fn a_source_written_anew_gets_a_copy_of_its_own() {
+    let folder = setup();
+    let engine = start(&folder, false);
+    load(&engine, &folder, resident(Level::Aggressive));
+    let settings = streaming(&engine, Level::Aggressive);
+    load(&engine, &folder, settings);
+    let first = tokens(&engine);
+    fs::remove_dir_all(folder.path().join("model")).unwrap();
+    write_source(&folder.path().join("model"), 2);
+    load(&engine, &folder, settings);
+    assert_eq!(copies(&folder).len(), 2);
+    let second = tokens(&engine);
+    assert_ne!(second, first);
+    load(&engine, &folder, resident(Level::Aggressive));
+    assert_eq!(tokens(&engine), second);
+}
+
+#[test]
+fn a_damaged_copy_is_told_and_written_anew() {
+    let folder = setup();
+    let engine = start(&folder, false);
+    load(&engine, &folder, resident(Level::Aggressive));
+    let settings = streaming(&engine, Level::Aggressive);
+    load(&engine, &folder, settings);
+    let expected = tokens(&engine);
+    let (path, _) = copies(&folder).remove(0);
+    let whole = fs::read(&path).unwrap();
+    for damaged in [&whole[..whole.len() / 2], &b"garbage in its place"[..]] {
+        fs::write(&path, damaged).unwrap();
+        let loading = load(&engine, &folder, settings);
+        let notice = &loading.notices[0];
+        assert!(notice.contains(path.to_str().unwrap()), "{notice}");
+        assert!(!loading.conversion.is_empty());
+        assert!(fs::read(&path).unwrap() == whole);
+        assert_eq!(tokens(&engine), expected);
+    }
+}
+
+#[test]
+fn without_a_folder_nothing_converted_is_streamed() {
+    let folder = setup();
+    let engine = Engine::start(Options {
+        threads: 2,
+        ..Options::default()
+    })
+    .unwrap();
+    load(&engine, &folder, resident(Level::Aggressive));
+    let expected = tokens(&engine);
+    let settings = streaming(&engine, Level::Aggressive);
+    let is_refusal = |error: &EngineError| {
+        let level = Level::Aggressive;
+        matches!(error, EngineError::NoDerivatives { level: of, streamed_bytes: 1.. } if *of == level)
+    };
+    let error = try_load(&engine, &folder, settings).1.unwrap_err();
+    assert!(is_refusal(&error), "{error}");
+    let error = applied(&apply(&engine, settings)).unwrap_err();
+    assert!(is_refusal(&error), "{error}");
+    assert_eq!(tokens(&engine), expected, "the model that was there serves");
+}
+
+#[test]
+fn a_copy_is_kept_of_what_is_resident_when_that_is_wished() {
+    let folder = setup();
+    let engine = start(&folder, true);
+    load(&engine, &folder, resident(Level::Standard));
+    assert!(copies(&folder).is_empty(), "nothing is converted");
+    let loading = load(&engine, &folder, resident(Level::Aggressive));
+    assert!(!loading.conversion.is_empty());
+    let expected = tokens(&engine);
+    assert_eq!(copies(&folder).len(), 1);
+    let loading = load(&engine, &folder, resident(Level::Aggressive));
+    assert!(loading.conversion.is_empty());
+    assert_eq!(tokens(&engine), expected);
+}
+
+#[test]
+fn a_change_converts_beside_a_running_request() {
+    let folder = setup();
+    let engine = start(&folder, false);
+    load(&engine, &folder, resident(Level::Standard));
+    let settings = streaming(&engine, Level::Aggressive);
+
+    let (send, passes) = mpsc::channel();
+    let sink = Box::new(move |event| drop(send.send(event)));
+    let changes = {
+        engine.submit(request(&engine, 32), sink).unwrap();
+        assert!(matches!(passes.recv().unwrap(), Event::Started { .. }));
+        apply(&engine, settings)
+    };
+    let converted = changes
+        .iter()
+        .take_while(|event| !matches!(event, ApplyEvent::Finished(_)));
+    let converted = converted.filter(|event| matches!(event, ApplyEvent::Converting { .. }));
+    assert!(converted.count() > 0);
+    let outcome = passes.iter().find_map(|event| match event {
+        Event::Finished(result) => Some(result.unwrap()),
+        _ => None,
+    });
+    let Some(Outcome::Generated(generated)) = outcome else {
+        panic!("{outcome:?}")
+    };
+    assert_eq!(generated.passes, 32, "no pass is lost");
+    wait_for(|| engine.settings() == settings);
+    assert_eq!(copies(&folder).len(), 1);
+    let switched = tokens(&engine);
+
+    // From one converted level that is streamed to another: for a while both copies are read from.
+    let other = streaming(&engine, Level::Moderate);
+    applied(&apply(&engine, other)).unwrap();
+    let expected = tokens(&engine);
+    load(&engine, &folder, resident(Level::Moderate));
+    assert_eq!(tokens(&engine), expected);
+    load(&engine, &folder, resident(Level::Aggressive));
+    assert_eq!(tokens(&engine), switched);
+    // And from what is streamed to what all stays, unit by unit.
+    load(&engine, &folder, settings);
+    applied(&apply(&engine, resident(Level::Moderate))).unwrap();
+    assert_eq!(tokens(&engine), expected);
+}
+
+#[test]
+fn another_change_ends_a_conversion() {
+    let folder = setup();
+    let engine = start(&folder, false);
+    load(&engine, &folder, resident(Level::Standard));
+    let expected = tokens(&engine);
+    let first = apply(&engine, streaming(&engine, Level::Aggressive));
+    let second = apply(&engine, resident(Level::Standard));
+    let error = applied(&first).unwrap_err();
+    assert!(matches!(error, EngineError::Superseded), "{error}");
+    assert!(
+        copies(&folder).is_empty(),
+        "gone before anybody hears of it"
+    );
+    applied(&second).unwrap();
+    assert!(copies(&folder).is_empty());
+    assert_eq!(tokens(&engine), expected);
+}
+
+/// What happened on the engine's thread, in order.
+#[derive(Debug)]
+enum Happening {
+    Request(Event),
+    Change(ApplyEvent),
+}
+
+/// Asks for a change and then for a request; what happened until both were over.
+fn change_and_request(engine: &Engine, settings: Settings, work: Work) -> Vec<Happening> {
+    let (send, happenings) = mpsc::channel();
+    let change = Change {
+        level: Some(settings.level),
+        budget_bytes: Some(settings.budget_bytes),
+    };
+    let report = send.clone();
+    let report = Box::new(move |event| drop(report.send(Happening::Change(event))));
+    engine.apply(change, report);
+    let sink = Box::new(move |event| drop(send.send(Happening::Request(event))));
+    engine.submit(work, sink).unwrap();
+    happenings.iter().collect()
+}
+
+fn place(happenings: &[Happening], is_it: impl Fn(&Happening) -> bool) -> usize {
+    let place = happenings.iter().position(is_it);
+    place.unwrap_or_else(|| panic!("{happenings:?}"))
+}
+
+#[test]
+fn a_request_need_not_wait_for_a_conversion() {
+    let folder = setup();
+    let engine = start(&folder, false);
+    load(&engine, &folder, resident(Level::Standard));
+    let settings = streaming(&engine, Level::Aggressive);
+    let happenings = change_and_request(&engine, settings, request(&engine, 32));
+    let planned = place(&happenings, |happening| {
+        matches!(happening, Happening::Change(ApplyEvent::Planned { .. }))
+    });
+    let started = place(&happenings, |happening| {
+        matches!(happening, Happening::Request(Event::Started { .. }))
+    });
+    let finished = place(&happenings, |happening| {
+        matches!(happening, Happening::Change(ApplyEvent::Finished(Ok(_))))
+    });
+    assert!(planned < started && started < finished, "{happenings:?}");
+    assert_eq!(engine.settings(), settings);
+}
+
+#[test]
+fn a_request_that_needs_room_gets_it_while_weights_are_converted() {
+    let folder = TempDir::new().unwrap();
+    let wide = Shape {
+        context_length: 512,
+        ..shape()
+    };
+    write_source_of(&folder.path().join("model"), wide, 1);
+    let engine = start(&folder, false);
+    load(&engine, &folder, resident(Level::Standard));
+    load(&engine, &folder, streaming(&engine, Level::Standard));
+    let settings = streaming(&engine, Level::Aggressive);
+    let happenings = change_and_request(&engine, settings, request_of(&engine, 330, 4));
+
+    let more_streamed = place(
+        &happenings,
+        |happening| matches!(happening, Happening::Request(Event::Notice(notice)) if notice.contains("canvas")),
+    );
+    let finished = place(&happenings, |happening| {
+        matches!(happening, Happening::Change(ApplyEvent::Finished(Ok(_))))
+    });
+    assert!(more_streamed < finished, "{happenings:?}");
+    let Happening::Change(ApplyEvent::Finished(Ok(plan))) = &happenings[finished] else {
+        unreachable!("this is where it was found")
+    };
+    assert_eq!(plan.level, Level::Aggressive);
+    assert!(plan.workload.canvas >= 333, "what runs still fits");
+    place(&happenings, |happening| {
+        matches!(happening, Happening::Request(Event::Finished(Ok(_))))
+    });
+    assert_eq!(engine.settings(), settings);
+}
+
+fn wait_for(mut condition: impl FnMut() -> bool) {
+    for _ in 0..3_000 {
+        if condition() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("half a minute was not enough");
+}
+
+/// Set for the process that has the small disk.
+const SMALL_DISK: &str = "SLUICE_TEST_SMALL_DISK";
+const SMALL_DISK_TEST: &str = "a_full_disk_leaves_nothing_behind_and_the_engine_serves";
+
+/// A limit on the size of files stands for a disk that fills up while the copy is written. It holds for a process, so
+/// the test runs itself again in one that has it.
+#[test]
+fn a_full_disk_leaves_nothing_behind_and_the_engine_serves() {
+    if let Some(folder) = std::env::var_os(SMALL_DISK) {
+        return serve_on_a_small_disk(Path::new(&folder));
+    }
+    let folder = setup();
+    // Without this the limit's signal would kill.
+    let output = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\""])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", SMALL_DISK_TEST, "--nocapture"])
+        .env(SMALL_DISK, folder.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("1 passed"), "{text}");
+}
+
+fn serve_on_a_small_disk(folder: &Path) {
+    let options = Options {
+        threads: 2,
+        derivatives: Some(folder.join("copies")),
+        ..Options::default()
+    };
+    let engine = Engine::start(options).unwrap();
+    let source = || Source::Folder(folder.join("model"));
+    let try_load = |settings| {
+        let (send, result) = mpsc::channel();
+        let report = Box::new(move |event| {
+            if let LoadEvent::Finished(result) = event {
+                send.send(result).unwrap();
+            }
+        });
+        engine.load(source(), settings, report);
+        result.recv().unwrap()
+    };
+    try_load(resident(Level::Standard)).unwrap();
+    let expected = tokens(&engine);
+    // Only now: the first load measures the device with a file in memory.
+    let room = Some(1 << 20);
+    let limit = Rlimit {
+        current: room,
+        maximum: room,
+    };
+    setrlimit(Resource::Fsize, limit).unwrap();
+    let settings = streaming(&engine, Level::Aggressive);
+    let check = |error: EngineError| {
+        let EngineError::Derivative { path, cause } = error else {
+            panic!("{error}")
+        };
+        assert!(path.starts_with(folder.join("copies")));
+        assert_eq!(cause.kind(), std::io::ErrorKind::FileTooLarge);
+        assert_eq!(fs::read_dir(folder.join("copies")).unwrap().count(), 0);
+        assert_eq!(tokens(&engine), expected);
+    };
+    check(try_load(settings).unwrap_err());
+    check(applied(&apply(&engine, settings)).unwrap_err());
+    assert_eq!(engine.settings(), resident(Level::Standard));
+}
