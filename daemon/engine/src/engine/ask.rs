@@ -9,10 +9,7 @@ use crate::{
     error::EngineError,
     format::Format,
     ledger::Ledger,
-    model::{
-        llada::Config,
-        shape::Preset,
-    },
+    model::{llada::Config, shape::Preset},
     ops::Ops,
     plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, SourceTensor, Workload},
 };
