@@ -289,6 +289,12 @@ fn request(error: &RequestError) -> Row {
         RequestError::TooManyDraws { draws, max } => Row::invalid("TOO_MANY_DRAWS", "draws")
             .figure("draws", draws)
             .figure("max", max),
+        RequestError::TooManySamples { samples, max } => {
+            Row::invalid("TOO_MANY_SAMPLES", "max_samples")
+                .hint("ask for fewer samples, or leave their number out for the default")
+                .figure("samples", samples)
+                .figure("max", max)
+        }
     }
 }
 
