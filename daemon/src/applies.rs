@@ -14,6 +14,10 @@ use crate::{failure::Failure, registry::Changes, translate};
 pub struct ApplyState {
     /// The predicted effect, once it is known.
     pub planned: Option<Arc<v1::ApplyPlanned>>,
+    /// What the user should hear of, in order.
+    pub notices: Vec<String>,
+    /// Bytes of a converted copy that are done.
+    pub conversion: Option<v1::Conversion>,
     /// Steps done.
     pub progress: Option<v1::Switch>,
     /// How it ended.
@@ -70,6 +74,21 @@ impl Report {
                 };
                 self.state
                     .send_modify(|state| state.planned = Some(Arc::new(planned)));
+            }
+            ApplyEvent::Notice(text) => {
+                tracing::warn!(notice = text, "while another plan is put in force");
+                self.state.send_modify(|state| state.notices.push(text));
+            }
+            ApplyEvent::Converting {
+                done_bytes,
+                total_bytes,
+            } => {
+                let conversion = v1::Conversion {
+                    done_bytes,
+                    total_bytes,
+                };
+                self.state
+                    .send_modify(|state| state.conversion = Some(conversion));
             }
             ApplyEvent::Progress { done, steps } => {
                 let progress = v1::Switch {

@@ -1,6 +1,7 @@
 //! The command line: names, defaults and the help that teaches them.
 
 mod help;
+mod plans;
 
 use std::path::PathBuf;
 
@@ -8,6 +9,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use sluice_proto::v1;
 use sluice_shared::policy::PolicyChoice;
+
+pub use plans::{Budget, Plan, Restore, SetBudget, SetLevel, Wish};
 
 /// Talks to sluiced, which runs language models that are bigger than the graphics card.
 #[derive(Debug, Parser)]
@@ -42,6 +45,14 @@ pub enum Command {
     Models(Plain),
     /// Loads a checkpoint in the present model's place
     Load(Load),
+    /// Tells what a level and a budget would lead to, before anything is loaded
+    Plan(Plan),
+    /// Changes how faithful the weights are, while requests run
+    Level(SetLevel),
+    /// Changes how much memory they may take, while requests run
+    Budget(SetBudget),
+    /// Goes back to the checkpoint's own weights
+    Restore(Restore),
     /// Lists requests that wait, run or ended recently
     Requests(Plain),
     /// Follows a request from its first event
@@ -208,11 +219,15 @@ pub struct Plain {
 
 /// `sluice load`.
 #[derive(Debug, Args)]
+#[command(after_help = help::LOAD)]
 pub struct Load {
-    /// The checkpoint's folder, which the daemon's user must be able to read and which must fit in
-    /// memory beside the present model; requests that wait are refused. Left out: the
-    /// model that ships inside the daemon
+    /// The checkpoint's folder, which the daemon's user must be able to read; requests that wait
+    /// are refused. Where the budget has no room for both, the present model goes first. Left out:
+    /// the model that ships inside the daemon
     pub dir: Option<PathBuf>,
+    /// How faithful the weights are, and how much memory they may take, from here on.
+    #[command(flatten)]
+    pub wish: Wish,
 }
 
 /// `sluice watch`.
@@ -371,6 +386,10 @@ mod tests {
         assert!(usage_error(&["generate", "x", "--policy", "fast"]).contains("known are"));
         assert!(usage_error(&["generate", "x", "--pin", "0"]).contains("POS:TEXT"));
         assert!(usage_error(&["edit", "x"]).contains("--replace"));
+        assert!(usage_error(&["level", "fast"]).contains("known are off, standard"));
+        assert!(usage_error(&["plan", "--budget", "much"]).contains("4GiB"));
+        assert!(usage_error(&["budget", "-1"]).contains("-1"));
+        assert!(usage_error(&["plan", "--model", "x", "--preset", "y"]).contains("cannot"));
         assert!(usage_error(&["edit", "x", "--replace", "x", "--span", "0..1"]).contains("cannot"));
     }
 

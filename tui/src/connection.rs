@@ -6,7 +6,8 @@ use sluice_proto::{
     client,
     v1::{
         generation_service_client::GenerationServiceClient,
-        model_service_client::ModelServiceClient, telemetry_service_client::TelemetryServiceClient,
+        model_service_client::ModelServiceClient, optimizer_service_client::OptimizerServiceClient,
+        telemetry_service_client::TelemetryServiceClient,
     },
 };
 use sluice_shared::address::{Surroundings, socket_path};
@@ -59,6 +60,13 @@ impl Daemon {
     #[must_use]
     pub fn models(&self) -> ModelServiceClient<Channel> {
         ModelServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
+    }
+
+    /// Plans, levels and budgets.
+    #[must_use]
+    pub fn optimizer(&self) -> OptimizerServiceClient<Channel> {
+        OptimizerServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 

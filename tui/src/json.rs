@@ -3,13 +3,21 @@
 //! Field names are those of the schema; enums are their short names in lower case; bytes are
 //! read as UTF-8, with U+FFFD where they are not.
 
+mod weights;
+
 use serde_json::{Map, Value, json};
-use sluice_proto::v1::{
-    BlockDone, CanvasToken, Device, Done, FinishReason, Host, LoadProgress, Model, ModelShape,
-    ModelState, Notice, Pass, Policy, Queue, Queued, RequestKind, RequestState, RequestSummary,
-    ScoreResult, Server, ServerState, Snapshot, Started, TokenState, Totals,
-    generation_event::Kind,
+use sluice_proto::{
+    plan_table,
+    v1::{
+        BlockDone, CanvasToken, Device, Done, FinishReason, Host, LoadProgress, Model, ModelShape,
+        ModelState, Notice, Pass, Policy, Queue, Queued, RequestKind, RequestState, RequestSummary,
+        ScoreResult, Server, ServerState, Snapshot, Started, TokenState, Totals,
+        generation_event::Kind,
+    },
 };
+
+pub use weights::applying;
+use weights::{layer_state, measured, settings, switch};
 
 /// One event of a generation.
 #[must_use]
@@ -43,6 +51,9 @@ fn started(started: &Started) -> Value {
         "pinned": tokens(&started.pinned),
         "exact": started.exact,
         "prompt_text": lossy(&started.prompt_text),
+        "level": started.level,
+        "warnings": started.warnings,
+        "estimated_ms": started.estimated_ms,
     })
 }
 
@@ -73,6 +84,9 @@ fn pass(pass: &Pass) -> Value {
         "device_bytes": pass.device_bytes,
         "epoch": pass.epoch,
         "exact": pass.exact,
+        "waited_ms": pass.waited_ms,
+        "streamed_bytes": pass.streamed_bytes,
+        "switch": pass.switch.as_ref().map(switch),
     })
 }
 
@@ -146,6 +160,12 @@ pub fn snapshot(snapshot: &Snapshot) -> Value {
         "queue": snapshot.queue.as_ref().map(queue),
         "requests": snapshot.requests.iter().map(request).collect::<Vec<_>>(),
         "totals": snapshot.totals.as_ref().map(totals),
+        "plan": snapshot.plan.as_ref().map(plan_table::json),
+        "switch": snapshot.switch.as_ref().map(switch),
+        "epoch": snapshot.epoch,
+        "measured": snapshot.measured.as_ref().map(measured),
+        "layers": snapshot.layers.iter().map(layer_state).collect::<Vec<_>>(),
+        "settings": snapshot.settings.as_ref().map(settings),
     })
 }
 
@@ -173,6 +193,9 @@ fn device(device: &Device) -> Value {
         "memory": kinds,
         "used_bytes": device.used_bytes,
         "peak_bytes": device.peak_bytes,
+        "total_bytes": device.total_bytes,
+        "free_bytes": device.free_bytes,
+        "default_budget_bytes": device.default_budget_bytes,
     })
 }
 

@@ -3,7 +3,8 @@
 //! [`cli`] is the command line, [`commands`] what each subcommand does, [`dashboard`] the
 //! screen that a bare `sluice` opens. They share [`canvas`] (tokens to styled text),
 //! [`live`] (a canvas redrawn in place), [`json`] (events for scripts), [`output`] (errors,
-//! exit codes, writing) and [`text`] (making untrusted text safe to show).
+//! exit codes, writing), [`plans`] (figures of plans in words) and [`text`] (making untrusted
+//! text safe to show).
 
 pub mod canvas;
 pub mod cli;
@@ -13,6 +14,7 @@ pub mod dashboard;
 pub mod json;
 pub mod live;
 pub mod output;
+pub mod plans;
 pub mod text;
 
 use std::{ffi::OsString, process::ExitCode};

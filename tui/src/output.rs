@@ -148,6 +148,15 @@ pub fn say(line: &str) {
     let _ = writeln!(io::stderr(), "{}", sanitise(line));
 }
 
+/// The same for what should not draw the eye: dim where standard error is a terminal.
+pub fn dim(line: &str) {
+    if io::stderr().is_terminal() {
+        let _ = writeln!(io::stderr(), "\x1b[2m{}\x1b[0m", sanitise(line));
+    } else {
+        say(line);
+    }
+}
+
 /// A progress line on standard error that the next one replaces; nothing unless that is a
 /// terminal.
 pub struct Progress {

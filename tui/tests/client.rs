@@ -231,8 +231,28 @@ fn a_folder_to_load_is_made_absolute() {
     );
     assert_eq!(code(&fake.output(&["load"])), 0);
     let loaded = &fake.seen.lock().unwrap().loaded;
-    assert!(loaded[0].starts_with('/') && loaded[0].ends_with("some/model"));
-    assert_eq!(loaded[1], "");
+    assert!(loaded[0].path.starts_with('/') && loaded[0].path.ends_with("some/model"));
+    assert_eq!(loaded[1].path, "");
+    assert_eq!((&loaded[1].level, loaded[1].budget_bytes), (&None, None));
+}
+
+#[test]
+fn warnings_come_before_the_text_and_in_json_with_it() {
+    let mut script = story("once");
+    let Step::Send(Kind::Started(started)) = &mut script[1] else {
+        panic!("started");
+    };
+    started.warnings = vec!["this will take about 3 min\x1b[2J".into()];
+    let fake = Fake::start(script);
+    let output = fake.output(&["generate", "hi"]);
+    assert_eq!(stdout(&output), "once\n");
+    assert_eq!(
+        stderr(&output),
+        "warning: this will take about 3 min\u{fffd}[2J\n"
+    );
+    let output = fake.output(&["generate", "hi", "--json"]);
+    assert_eq!(stderr(&output), "");
+    assert!(stdout(&output).contains(r#""warnings":["this will take about 3 min"#));
 }
 
 #[test]
@@ -272,12 +292,15 @@ fn exit_codes_tell_wrong_usage_from_an_absent_daemon() {
         &["generate", "--tokens", "1,x"],
         &["edit", "x", "--span", "3"],
         &["score", "alone"],
+        &["level", "fast"],
+        &["budget", "much"],
+        &["plan", "--model", "x", "--preset", "y"],
         &["frobnicate"],
     ] {
         assert_eq!(code(&run(arguments)), 64, "{arguments:?}");
     }
     let absent = ["--socket", "/nonexistent/sluice.sock"];
-    for command in ["status", "models", "requests"] {
+    for command in ["status", "models", "requests", "plan", "restore"] {
         let output = run(&[&absent[..], &[command]].concat());
         assert_eq!(code(&output), 69);
         let error = stderr(&output);
@@ -292,6 +315,8 @@ fn exit_codes_tell_wrong_usage_from_an_absent_daemon() {
         &["--help"][..],
         &["--version"],
         &["generate", "--help"],
+        &["plan", "--help"],
+        &["level", "--help"],
         &["man"],
     ] {
         let output = run(fine);

@@ -210,3 +210,48 @@ fn an_answer_is_scored() {
         "{score}"
     );
 }
+
+#[test]
+fn a_level_is_planned_put_in_force_and_taken_back() {
+    let daemon = Daemon::start();
+    let generate = ["generate", "Tell me a story.", "--length=16", "--seed=1"];
+    let before = stdout(&daemon.run(&generate));
+    let plan = daemon.done(&["plan", "--level", "moderate", "--json"]);
+    for key in ["peak_bytes", "streamed_bytes_per_pass"] {
+        assert!(plan[key].is_number(), "{key} in {plan}");
+    }
+    assert!(plan["layers"].as_array().is_some_and(|all| !all.is_empty()));
+
+    let applied = daemon.done(&["level", "moderate", "--json"]);
+    assert_eq!(applied["event"], "applied");
+    assert_eq!(applied["plan"]["peak_bytes"], plan["peak_bytes"]);
+    assert_eq!(
+        daemon.done(&["status", "--json"])["plan"]["level"],
+        "moderate"
+    );
+    let status = stdout(&daemon.run(&["status"]));
+    assert!(
+        status.contains("level     moderate, not lossless"),
+        "{status}"
+    );
+
+    let small = daemon.run(&["budget", "1MiB"]);
+    assert_eq!(code(&small), 1);
+    assert!(
+        stderr(&small).contains("needs at least"),
+        "{}",
+        stderr(&small)
+    );
+    let restored = daemon.run(&["restore"]);
+    assert_eq!(code(&restored), 0, "{}", stderr(&restored));
+    assert!(
+        stdout(&restored).contains("moderate → off"),
+        "{}",
+        stdout(&restored)
+    );
+    assert_eq!(
+        stdout(&daemon.run(&generate)),
+        before,
+        "as if it had never left"
+    );
+}

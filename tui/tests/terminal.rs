@@ -16,7 +16,7 @@ use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{Winsize, tcsetwinsize},
 };
-use support::{Fake, Step, eventually, story};
+use support::{Change, Fake, Step, eventually, story, switch};
 
 /// Leaves the alternate screen.
 const GIVEN_BACK: &str = "\x1b[?1049l";
@@ -216,4 +216,45 @@ fn a_conversation_draws_its_answers_and_ends_with_control_d() {
     journey.expect("/reset");
     journey.press("\x04");
     assert!(journey.end().success());
+}
+
+#[test]
+fn the_dashboard_switches_the_level() {
+    let change = Change {
+        apply: switch("moderate"),
+        ..Default::default()
+    };
+    let fake = Fake::with_changes(vec![], change);
+    let mut journey = Journey::start(fake.sluice(&[]));
+    // What was on the screen already is not drawn again, so single words are looked for.
+    journey.expect("budget");
+    journey.press("\tl");
+    journey.expect("STREAMED");
+    eventually("a plan for each level", || {
+        fake.seen.lock().unwrap().planned.len() == 6
+    });
+    journey.press("jj\r");
+    journey.expect("held");
+    let applied = fake.seen.lock().unwrap().applied.clone();
+    assert_eq!(applied[0].level.as_deref(), Some("moderate"));
+    journey.press("\x03");
+    assert!(journey.end().success());
+}
+
+#[test]
+fn a_switch_shows_its_progress_and_takes_it_away() {
+    let change = Change {
+        apply: switch("moderate"),
+        ..Default::default()
+    };
+    let fake = Fake::with_changes(vec![], change);
+    let mut journey = Journey::start(fake.sluice(&["level", "moderate"]));
+    journey.expect("in force  after 2.3 s");
+    assert!(journey.end().success());
+    let screen = journey.screen();
+    assert!(screen.contains("1.00 MiB of 4.00 MiB"), "{screen:?}");
+    let (_, after) = screen
+        .split_once("1 of 2 steps")
+        .expect("the progress line");
+    assert!(after.starts_with("\x1b[K\r\x1b[K"), "{screen:?}");
 }

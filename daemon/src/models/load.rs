@@ -15,6 +15,8 @@ use crate::{failure::Failure, translate};
 pub struct LoadState {
     /// The plan it follows, once there is one.
     pub plan: Option<Arc<v1::Plan>>,
+    /// What the user should hear of, in order.
+    pub notices: Vec<String>,
     /// What it is at.
     pub stage: LoadStage,
 }
@@ -22,6 +24,8 @@ pub struct LoadState {
 /// What a load is at.
 #[derive(Debug, Clone)]
 pub enum LoadStage {
+    /// Bytes of a converted copy so far.
+    Converting(v1::Conversion),
     /// Bytes so far.
     Reading(v1::LoadProgress),
     /// The model serves.
@@ -48,6 +52,7 @@ impl Report {
     ) -> (Self, watch::Receiver<LoadState>) {
         let (state, receiver) = watch::channel(LoadState {
             plan: None,
+            notices: Vec::new(),
             stage: LoadStage::Reading(v1::LoadProgress::default()),
         });
         let report = Self {
@@ -75,6 +80,17 @@ impl Report {
                 self.state
                     .send_modify(|state| state.plan = Some(Arc::new(plan)));
             }
+            LoadEvent::Notice(text) => {
+                tracing::warn!(model = self.name.name, notice = text, "while loading");
+                self.state.send_modify(|state| state.notices.push(text));
+            }
+            LoadEvent::Converting {
+                done_bytes,
+                total_bytes,
+            } => self.go_to(LoadStage::Converting(v1::Conversion {
+                done_bytes,
+                total_bytes,
+            })),
             LoadEvent::Progress {
                 loaded_bytes,
                 total_bytes,

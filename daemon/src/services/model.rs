@@ -80,6 +80,7 @@ impl ModelService for Service {
 struct Told {
     states: watch::Receiver<LoadState>,
     plan: bool,
+    notices: usize,
 }
 
 impl Told {
@@ -87,18 +88,27 @@ impl Told {
         Self {
             states,
             plan: false,
+            notices: 0,
         }
     }
 
     /// What the caller has not heard, and whether that is all there will be.
     fn news(&mut self) -> (Vec<Result<Kind, Status>>, bool) {
-        let LoadState { plan, stage } = self.states.borrow_and_update().clone();
+        let LoadState {
+            plan,
+            notices,
+            stage,
+        } = self.states.borrow_and_update().clone();
         let mut answers = Vec::new();
         if let Some(plan) = plan.filter(|_| !self.plan) {
             self.plan = true;
             answers.push(Ok(Kind::Plan(v1::Plan::clone(&plan))));
         }
+        let told = std::mem::replace(&mut self.notices, notices.len());
+        let notices = notices.into_iter().skip(told);
+        answers.extend(notices.map(|text| Ok(Kind::Notice(text))));
         let (answer, ended) = match stage {
+            LoadStage::Converting(conversion) => (Ok(Kind::Conversion(conversion)), false),
             LoadStage::Reading(progress) => (Ok(Kind::Progress(progress)), false),
             LoadStage::Ready(model) => (Ok(Kind::Model(*model)), true),
             LoadStage::Failed(status) => (Err(status), true),

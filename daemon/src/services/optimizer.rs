@@ -160,6 +160,8 @@ fn begin(daemon: &Arc<Daemon>, change: Change) -> Result<Answers, Status> {
         daemon: daemon.clone(),
         states,
         planned: false,
+        notices: 0,
+        conversion: None,
         progress: None,
     };
     // The change goes on when the caller goes away; a watcher of the daemon sees its end.
@@ -181,6 +183,8 @@ struct Told {
     daemon: Arc<Daemon>,
     states: watch::Receiver<ApplyState>,
     planned: bool,
+    notices: usize,
+    conversion: Option<v1::Conversion>,
     progress: Option<v1::Switch>,
 }
 
@@ -189,6 +193,8 @@ impl Told {
     fn news(&mut self) -> (Vec<Result<Kind, Status>>, bool) {
         let ApplyState {
             planned,
+            notices,
+            conversion,
             progress,
             end,
         } = self.states.borrow_and_update().clone();
@@ -196,6 +202,13 @@ impl Told {
         if let Some(planned) = planned.filter(|_| !self.planned) {
             self.planned = true;
             answers.push(Ok(Kind::Planned(v1::ApplyPlanned::clone(&planned))));
+        }
+        let told = std::mem::replace(&mut self.notices, notices.len());
+        let notices = notices.into_iter().skip(told);
+        answers.extend(notices.map(|text| Ok(Kind::Notice(text))));
+        if conversion != self.conversion {
+            self.conversion = conversion;
+            answers.extend(conversion.map(|conversion| Ok(Kind::Conversion(conversion))));
         }
         if progress != self.progress {
             self.progress = progress;

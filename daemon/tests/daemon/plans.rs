@@ -295,6 +295,34 @@ async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
 }
 
 #[tokio::test]
+async fn what_is_streamed_at_a_lossy_level_is_converted_into_the_cache() {
+    let cache = tempfile::TempDir::new().unwrap();
+    let folder = cache.path().join("copies");
+    let daemon = slow(&["--cache", folder.to_str().unwrap()]).await;
+    let moderate = v1::PlanRequest {
+        level: Some("moderate".to_owned()),
+        ..Default::default()
+    };
+    let all = plan(&daemon, moderate).await.unwrap();
+    let streaming = v1::ApplyRequest {
+        budget_bytes: Some(all.peak_bytes - all.resident_bytes / 3),
+        ..level("moderate")
+    };
+    let (_, mut stream) = daemon.running(long()).await;
+    let kinds = apply(&daemon, streaming).await.unwrap();
+    let mut converted = kinds.iter().filter_map(|kind| match kind {
+        Kind::Conversion(conversion) => Some(conversion),
+        _ => None,
+    });
+    let last = converted.next_back().expect("a conversion");
+    assert_eq!(last.done_bytes, last.total_bytes);
+    let plan = applied(&kinds).plan.as_ref().unwrap();
+    assert!(plan.streamed_bytes_per_pass > 0 && !plan.is_lossless);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+    assert!(!done(&rest(&mut stream).await.unwrap()).exact);
+}
+
+#[tokio::test]
 async fn restore_streams_where_there_is_no_room_for_all() {
     let daemon = slow(&[]).await;
     let less = streaming_budget(&daemon).await;

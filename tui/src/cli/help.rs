@@ -1,6 +1,6 @@
 //! The parts of the help that teach by example, and the policies from their registry.
 
-use sluice_shared::policy::POLICIES;
+use sluice_shared::{level::Level, policy::POLICIES};
 
 pub(super) const PROGRAM: &str = "\
 Without a command, `sluice` opens the dashboard.
@@ -11,6 +11,8 @@ Examples:
   sluice edit \"The cat sat on the mat.\" --replace \"cat sat\"
   sluice chat
   sluice status
+  sluice plan --preset llada-8b --level moderate --budget 4GiB
+  sluice level moderate
 
 Exit codes: 0 done, 1 failed, 64 wrong usage, 69 the daemon can't be reached.
 NO_COLOR, set and not empty, turns colour off.";
@@ -19,6 +21,73 @@ pub(super) const SCORE: &str = "\
 Examples:
   sluice score \"What is the sky?\" \"Blue.\" --draws 64 --seed 1
   sluice score --tokens 1,2 --answer-tokens 3,4 --json";
+
+pub(super) const LOAD: &str = "\
+Examples:
+  sluice load ~/models/LLaDA-8B-Instruct
+  sluice load ~/models/LLaDA-8B-Instruct --level moderate --budget 4GiB
+
+Ctrl-C cancels the load.";
+
+pub(super) const BUDGET: &str = "\
+Examples:
+  sluice budget 4GiB
+  sluice budget default
+
+What the budget has no room for is streamed through a few slots in every pass: any budget from the
+least that works gives the same text, only slower. Where one is too small, the error names the least.
+
+The predicted effect comes first, the measured one last. Ctrl-C stops the watching, not the switch.
+With --json each line is an object whose \"event\" is planned, conversion, switch, notice or applied.";
+
+pub(super) const SWITCH: &str = "\
+Restores level off, or standard where the budget has no room for all weights.
+
+The predicted effect comes first, the measured one last. Ctrl-C stops the watching, not the switch.
+With --json each line is an object whose \"event\" is planned, conversion, switch, notice or applied.";
+
+pub(super) fn plan() -> String {
+    format!(
+        "\
+Examples:
+  sluice plan --level moderate
+  sluice plan --preset llada-8b --level mild --budget 4GiB --canvas 512
+  sluice plan --model ~/models/LLaDA-8B-Instruct --budget 6GiB --json
+
+Without --model or --preset the plan is for the loaded model. Where no daemon runs, `sluiced plan`
+makes it.
+
+{}
+
+With --json: peak_bytes, pass_ms, streamed_bytes_per_pass, layers and the other names of the schema's
+Plan; what is not known is null.",
+        levels()
+    )
+}
+
+pub(super) fn level() -> String {
+    format!(
+        "\
+Examples:
+  sluice level moderate
+  sluice level auto --budget 4GiB
+
+{}
+
+Requests that run go on: weights change between their passes. The predicted effect comes first, the
+measured one last. Ctrl-C stops the watching, not the switch. With --json each line is an object whose
+\"event\" is planned, conversion, switch, notice or applied.",
+        levels()
+    )
+}
+
+fn levels() -> String {
+    let mut help = String::from("Levels:");
+    for level in Level::ALL {
+        help += &format!("\n  {:<10}  {}", level.name(), level.about());
+    }
+    help
+}
 
 pub(super) fn generate() -> String {
     format!(
@@ -85,6 +154,15 @@ mod tests {
         let help = generate.render_long_help().to_string();
         for policy in POLICIES {
             assert!(help.contains(policy.summary), "{help}");
+        }
+    }
+
+    #[test]
+    fn help_lists_every_level() {
+        for help in [plan(), level()] {
+            for level in Level::ALL {
+                assert!(help.contains(level.about()), "{help}");
+            }
         }
     }
 }

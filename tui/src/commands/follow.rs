@@ -16,7 +16,7 @@ use crate::{
     connection::Daemon,
     json,
     live::Live,
-    output::{Failure, Out, colour_allowed, say},
+    output::{Failure, Out, colour_allowed, dim},
 };
 
 /// How long an interrupted client waits for the daemon to confirm the cancellation; its going
@@ -126,11 +126,13 @@ async fn show(
         };
         if json {
             out.line(&json::event(&kind).to_string())?;
-        } else if let Kind::Notice(notice) = &kind {
-            if let Some(live) = &mut live {
-                live.clear(out)?;
+        } else {
+            for line in talk(&kind) {
+                if let Some(live) = &mut live {
+                    live.clear(out)?;
+                }
+                dim(&line);
             }
-            say(&format!("note: {}", notice.text));
         }
         let is_picture = matches!(kind, Kind::Pass(_) | Kind::Notice(_));
         canvas.apply(kind);
@@ -148,6 +150,18 @@ async fn show(
     }
     leave(live, out)?;
     Ok((None, canvas.queued.map(|queued| queued.request_id)))
+}
+
+/// What an event wants the user to know beside the text.
+fn talk(kind: &Kind) -> Vec<String> {
+    match kind {
+        Kind::Started(started) => {
+            let warnings = started.warnings.iter();
+            warnings.map(|text| format!("warning: {text}")).collect()
+        }
+        Kind::Notice(notice) => vec![format!("note: {}", notice.text)],
+        _ => Vec::new(),
+    }
 }
 
 /// Moves below the canvas, which stays as it was last seen.
@@ -194,14 +208,6 @@ fn summary(done: &Done) -> String {
         line += &format!(" · {rate:.1} tokens/s");
     }
     line
-}
-
-/// A line of talk that should not draw the eye.
-fn dim(line: &str) {
-    use std::io::Write as _;
-
-    let line = crate::text::sanitise(line);
-    let _ = writeln!(std::io::stderr(), "\x1b[2m{line}\x1b[0m");
 }
 
 /// Whether the model that answered is there for show only. Not knowing is no reason to fail.

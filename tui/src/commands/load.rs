@@ -1,48 +1,144 @@
 //! `sluice load`.
 
-use std::path::{Path, PathBuf};
-
-use futures_util::StreamExt;
-use sluice_proto::v1::{LoadModelRequest, load_model_response::Kind};
-use sluice_shared::units;
-
-use super::models::describe;
-use crate::{
-    connection::Daemon,
-    output::{Failure, Out, Progress},
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
 };
 
+use futures_util::StreamExt;
+use sluice_proto::v1::{
+    CancelLoadRequest, LoadModelRequest, LoadModelResponse, Model, Plan, load_model_response::Kind,
+};
+use sluice_shared::units;
+use tokio::signal::unix::Signal;
+use tonic::{Code, Streaming};
+
+use super::{follow::interrupts, models::describe};
+use crate::{
+    cli::Load,
+    connection::Daemon,
+    output::{Failure, Out, Progress, dim},
+    plans,
+};
+
+/// How long an interrupted client waits for the daemon to take the cancellation.
+const CANCEL_WAIT: Duration = Duration::from_secs(5);
+
 /// Loads a checkpoint, or the embedded model where no folder is named.
-pub(super) async fn run(socket: PathBuf, dir: Option<&Path>, out: &mut Out) -> Result<(), Failure> {
-    let path = dir.map_or(Ok(String::new()), absolute)?;
+pub(super) async fn run(socket: PathBuf, arguments: &Load, out: &mut Out) -> Result<(), Failure> {
+    let path = arguments.dir.as_deref();
+    let request = LoadModelRequest {
+        path: path.map_or(Ok(String::new()), absolute)?,
+        level: arguments.wish.level.map(|level| level.name().to_owned()),
+        budget_bytes: arguments.wish.budget,
+    };
     let daemon = Daemon::connect(socket).await?;
-    let answer = daemon.models().load_model(LoadModelRequest { path }).await;
-    let mut stream = answer
+    let mut interrupts = interrupts()?;
+    let mut client = daemon.models();
+    let answer = tokio::select! {
+        answer = client.load_model(request) => answer,
+        _ = interrupts.recv() => {
+            cancel(&daemon).await?;
+            return Err(cancelled());
+        }
+    };
+    let stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
+    let model = follow(&daemon, stream, &mut interrupts).await?;
+    out.line(&format!("loaded {}", describe(&model)))
+}
+
+/// Shows a load until the model is there. An interrupt cancels it; what became of that, the stream tells.
+async fn follow(
+    daemon: &Daemon,
+    mut stream: Streaming<LoadModelResponse>,
+    interrupts: &mut Signal,
+) -> Result<Model, Failure> {
     let mut progress = Progress::new();
     let mut model = None;
-    while let Some(answer) = stream.next().await {
-        match answer.map_err(|status| daemon.failure(status))?.kind {
+    let mut was_interrupted = false;
+    loop {
+        let next = tokio::select! {
+            next = stream.next() => next,
+            _ = interrupts.recv() => {
+                progress.clear();
+                if was_interrupted {
+                    return Err(unconfirmed());
+                }
+                was_interrupted = true;
+                cancel(daemon).await?;
+                continue;
+            }
+        };
+        let kind = match next {
+            Some(Ok(answer)) => answer.kind,
+            Some(Err(status)) if was_interrupted && status.code() == Code::Cancelled => {
+                return Err(cancelled());
+            }
+            Some(Err(status)) => return Err(daemon.failure(status)),
+            None => break,
+        };
+        match kind {
+            Some(Kind::Plan(plan)) => {
+                progress.clear();
+                dim(&prediction(&plan));
+            }
+            Some(Kind::Conversion(step)) => progress.show(&format!(
+                "converting {} {} of {}",
+                bar(step.done_bytes, step.total_bytes),
+                units::bytes(step.done_bytes),
+                units::bytes(step.total_bytes)
+            )),
             Some(Kind::Progress(step)) => progress.show(&format!(
                 "loading {} {} of {}",
                 bar(step.loaded_bytes, step.total_bytes),
                 units::bytes(step.loaded_bytes),
                 units::bytes(step.total_bytes)
             )),
+            Some(Kind::Notice(text)) => {
+                progress.clear();
+                dim(&format!("note: {text}"));
+            }
             Some(Kind::Model(loaded)) => model = Some(loaded),
             None => {}
         }
     }
-    progress.clear();
-    match model {
-        Some(model) => out.line(&format!("loaded {}", describe(&model))),
-        None => Err(Failure::new("the daemon ended the stream without a model")),
+    model.ok_or_else(|| Failure::new("the daemon ended the stream without a model"))
+}
+
+async fn cancel(daemon: &Daemon) -> Result<(), Failure> {
+    let mut client = daemon.models();
+    let call = client.cancel_load(CancelLoadRequest {});
+    match tokio::time::timeout(CANCEL_WAIT, call).await {
+        Ok(answer) => answer.map(|_| ()).map_err(|status| daemon.failure(status)),
+        Err(_) => Err(unconfirmed()),
     }
 }
 
+fn cancelled() -> Failure {
+    Failure::new("interrupted; the load was cancelled")
+}
+
+fn unconfirmed() -> Failure {
+    Failure::new("interrupted; the daemon has not confirmed the end of the load")
+        .with_hint("`sluice status` shows whether it still loads")
+}
+
+/// The plan in one line.
+fn prediction(plan: &Plan) -> String {
+    format!(
+        "plan: level {}, peak {} of {}, a pass {}, streamed {}",
+        plan.level,
+        units::bytes(plan.peak_bytes),
+        units::bytes(plan.budget_bytes),
+        plans::pass_time(plan),
+        plans::streamed(plan)
+    )
+}
+
 /// The daemon has another working folder, so the path is made absolute here.
-fn absolute(dir: &Path) -> Result<String, Failure> {
+pub(super) fn absolute(dir: &Path) -> Result<String, Failure> {
     let shown = dir.display();
     let path = std::path::absolute(dir)
         .map_err(|error| Failure::new(format!("make '{shown}' absolute: {error}")))?;
@@ -53,7 +149,8 @@ fn absolute(dir: &Path) -> Result<String, Failure> {
 /// Columns of the bar.
 const BAR_COLUMNS: u64 = 24;
 
-fn bar(part: u64, whole: u64) -> String {
+/// How much of something is done.
+pub(super) fn bar(part: u64, whole: u64) -> String {
     let filled = match whole {
         0 => 0,
         whole => (u128::from(part.min(whole)) * u128::from(BAR_COLUMNS) / u128::from(whole)) as u64,
@@ -80,6 +177,21 @@ mod tests {
         assert!(
             path.starts_with('/') && path.ends_with("models/x"),
             "{path}"
+        );
+    }
+
+    #[test]
+    fn the_plan_of_a_load_fits_a_line() {
+        let plan = Plan {
+            level: "moderate".into(),
+            budget_bytes: 4 << 30,
+            peak_bytes: 3 << 30,
+            pass_ms: Some(620.0),
+            ..Default::default()
+        };
+        assert_eq!(
+            prediction(&plan),
+            "plan: level moderate, peak 3.00 GiB of 4.00 GiB, a pass 620 ms, streamed nothing"
         );
     }
 }

@@ -1,5 +1,6 @@
 //! What each subcommand does.
 
+mod apply;
 mod chat;
 mod edit;
 mod follow;
@@ -7,6 +8,7 @@ mod generate;
 mod input;
 mod load;
 mod models;
+mod plan;
 mod requests;
 mod score;
 mod status;
@@ -58,7 +60,20 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             let daemon = Daemon::connect(socket).await?;
             models::run(&daemon, arguments.json, out).await
         }
-        Some(Command::Load(arguments)) => load::run(socket, arguments.dir.as_deref(), out).await,
+        Some(Command::Load(arguments)) => load::run(socket, &arguments, out).await,
+        Some(Command::Plan(arguments)) => plan::run(socket, &arguments, out).await,
+        Some(Command::Level(arguments)) => {
+            let daemon = Daemon::connect(socket).await?;
+            apply::level(&daemon, &arguments, out).await
+        }
+        Some(Command::Budget(arguments)) => {
+            let daemon = Daemon::connect(socket).await?;
+            apply::budget(&daemon, &arguments, out).await
+        }
+        Some(Command::Restore(arguments)) => {
+            let daemon = Daemon::connect(socket).await?;
+            apply::restore(&daemon, arguments.json, out).await
+        }
         Some(Command::Requests(arguments)) => {
             let daemon = Daemon::connect(socket).await?;
             requests::list(&daemon, arguments.json, out).await

@@ -1,6 +1,6 @@
 //! `sluice status`: one snapshot in words.
 
-use sluice_proto::v1::{Device, GetSnapshotRequest, Host, Snapshot};
+use sluice_proto::v1::{Device, GetSnapshotRequest, Host, Measured, Plan, Settings, Snapshot};
 use sluice_shared::units;
 
 use super::models::describe;
@@ -8,6 +8,7 @@ use crate::{
     connection::Daemon,
     json,
     output::{Failure, Out},
+    plans,
 };
 
 /// Prints one snapshot.
@@ -61,6 +62,9 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
             );
         }
     }
+    for (name, value) in plan_facts(snapshot) {
+        fact(name, value);
+    }
     fact("memory", host_line(snapshot.host.as_ref()));
     if let Some(queue) = &snapshot.queue {
         fact(
@@ -96,12 +100,104 @@ fn device_line(device: &Device) -> String {
     if !device.name.is_empty() {
         line += &format!(" ({})", device.name);
     }
-    format!(
-        "{line}, {} threads, {} held, at most {}",
+    line += &format!(
+        ", {} threads, {} held, at most {}",
         device.threads,
         units::bytes(device.used_bytes),
         units::bytes(device.peak_bytes)
+    );
+    if let (Some(free), Some(total)) = (device.free_bytes, device.total_bytes) {
+        line += &format!("; {} of {} free", units::bytes(free), units::bytes(total));
+    }
+    line
+}
+
+/// The plan beside what was measured.
+fn plan_facts(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
+    let mut facts = Vec::new();
+    if let Some(settings) = &snapshot.settings {
+        let plan = snapshot.plan.as_ref();
+        facts.push(("level", level(settings, plan)));
+        let budget = units::bytes(settings.budget_bytes);
+        let whose = if settings.is_default_budget {
+            ", the default"
+        } else {
+            ""
+        };
+        facts.push(("budget", format!("{budget}{whose}")));
+    }
+    if let Some(switch) = &snapshot.switch {
+        let steps = format!("{} of {} steps", switch.done, switch.steps);
+        facts.push(("switch", steps));
+    }
+    let Some(plan) = &snapshot.plan else {
+        return facts;
+    };
+    let measured = snapshot.measured.unwrap_or_default();
+    let peak = match measured.peak_bytes {
+        Some(bytes) => format!("{} measured", units::bytes(bytes)),
+        None => NOT_MEASURED.into(),
+    };
+    let predicted = units::bytes(plan.peak_bytes);
+    facts.push(("peak", format!("{predicted} predicted, {peak}")));
+    facts.push(("a pass", pass(plan, &measured)));
+    facts.push(("streamed", streamed(plan, &measured)));
+    facts
+}
+
+const NOT_MEASURED: &str = "not measured yet";
+
+/// The level that was asked for and, where that left a choice, the one it came to.
+fn level(settings: &Settings, plan: Option<&Plan>) -> String {
+    let Some(plan) = plan else {
+        return settings.level.clone();
+    };
+    let mut words = plan.level.clone();
+    if settings.level != plan.level {
+        words += &format!(", by {}", settings.level);
+    }
+    if !plan.is_lossless {
+        words += ", not lossless";
+    }
+    words
+}
+
+fn pass(plan: &Plan, measured: &Measured) -> String {
+    let predicted = format!(
+        "{} predicted for a canvas of {}",
+        plans::pass_time(plan),
+        units::count(plan.canvas.into())
+    );
+    let (Some(mean_ms), Some(last_ms)) = (measured.mean_pass_ms, measured.last_pass_ms) else {
+        return format!("{predicted}, {NOT_MEASURED}");
+    };
+    format!(
+        "{predicted}, {} measured over {} passes, {} for the last of {} rows",
+        units::duration_ms(mean_ms),
+        units::count(measured.passes),
+        units::duration_ms(last_ms),
+        units::count(measured.last_rows.into())
     )
+}
+
+fn streamed(plan: &Plan, measured: &Measured) -> String {
+    if plan.streamed_bytes_per_pass == 0 && measured.streamed_bytes == 0 {
+        return "nothing".into();
+    }
+    let predicted = units::bytes(plan.streamed_bytes_per_pass);
+    let mut words = format!("{predicted} a pass predicted");
+    if measured.passes > 0 {
+        let passes = measured.passes as f64;
+        let mean = (measured.streamed_bytes as f64 / passes) as u64;
+        let waited = units::duration_ms(measured.waited_ms / passes);
+        words += &format!(", {} measured, {waited} a pass waited", units::bytes(mean));
+    } else {
+        words += &format!(", {NOT_MEASURED}");
+    }
+    if let Some(slots) = &plan.slots {
+        words += &format!("; {}", plans::slots(slots));
+    }
+    words
 }
 
 fn host_line(host: Option<&Host>) -> String {
@@ -118,7 +214,72 @@ fn host_line(host: Option<&Host>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sluice_proto::v1::{Slots, Switch};
+
     use super::*;
+
+    fn measured() -> Measured {
+        Measured {
+            passes: 4,
+            mean_pass_ms: Some(1900.0),
+            last_pass_ms: Some(1850.0),
+            last_rows: 288,
+            waited_ms: 48.0,
+            streamed_bytes: 8 << 30,
+            peak_bytes: Some(3 << 30),
+        }
+    }
+
+    fn streaming() -> Snapshot {
+        Snapshot {
+            plan: Some(Plan {
+                level: "moderate".into(),
+                peak_bytes: 4 << 30,
+                pass_ms: Some(1800.0),
+                canvas: 256,
+                streamed_bytes_per_pass: 2 << 30,
+                slots: Some(Slots {
+                    count: 3,
+                    bytes: 120 << 20,
+                }),
+                ..Default::default()
+            }),
+            settings: Some(Settings {
+                level: "auto".into(),
+                budget_bytes: 4 << 30,
+                is_default_budget: true,
+            }),
+            switch: Some(Switch { done: 3, steps: 9 }),
+            measured: Some(measured()),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn the_plan_stands_beside_the_measurement() {
+        let lines = lines(&streaming());
+        assert_eq!(
+            lines[1..7],
+            [
+                "level     moderate, by auto, not lossless",
+                "budget    4.00 GiB, the default",
+                "switch    3 of 9 steps",
+                "peak      4.00 GiB predicted, 3.00 GiB measured",
+                "a pass    1.8 s predicted for a canvas of 256, 1.9 s measured over 4 passes, 1.9 s for the last of 288 rows",
+                "streamed  2.00 GiB a pass predicted, 2.00 GiB measured, 12 ms a pass waited; 3 slots of 120 MiB",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_was_not_measured_yet_is_said() {
+        let snapshot = Snapshot {
+            measured: None,
+            ..streaming()
+        };
+        let text = lines(&snapshot).join("\n");
+        assert_eq!(text.matches(NOT_MEASURED).count(), 3, "{text}");
+    }
 
     #[test]
     fn an_unknown_figure_reads_as_unknown() {

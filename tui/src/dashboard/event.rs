@@ -1,7 +1,8 @@
 //! Everything that can wake the dashboard, and everything it can ask for.
 
 use crossterm::event::KeyEvent;
-use sluice_proto::v1::{Snapshot, generation_event::Kind};
+use sluice_proto::v1::{Plan, Snapshot, generation_event::Kind};
+use sluice_shared::level::Level;
 
 /// What happened.
 #[derive(Debug, Clone)]
@@ -41,8 +42,17 @@ pub enum Event {
         /// Why.
         message: String,
     },
-    /// A cancellation was answered, or failed.
+    /// A cancellation or a change was answered, or failed.
     Told(String),
+    /// The daemon said what a level would lead to, or why it can't be.
+    Planned {
+        /// Which.
+        level: Level,
+        /// What it said.
+        answer: Result<Box<Plan>, String>,
+    },
+    /// How far weights are converted for the level that we asked for; nothing once they are.
+    Converting(Option<String>),
     /// Somebody asked the process to end.
     Terminate,
 }
@@ -56,6 +66,10 @@ pub enum Effect {
     Cancel(u64),
     /// Follow this request and no other.
     Watch(Option<u64>),
+    /// Ask what each level would lead to.
+    AskPlans,
+    /// Put a level in force.
+    Apply(Level),
     /// Hand the terminal back and stop the process until it is continued.
     Suspend,
     /// End.

@@ -13,6 +13,8 @@ pub enum Mode {
     Help,
     /// A question that wants a yes or a no.
     Confirm,
+    /// The list of levels.
+    Levels,
 }
 
 /// What a key does.
@@ -34,10 +36,16 @@ pub enum Action {
     HelpIfEmpty,
     /// Close the help.
     CloseHelp,
-    /// Select the request above, or scroll the help.
+    /// Select what is above, or scroll the help.
     SelectPrevious,
-    /// Select the request below, or scroll the help.
+    /// Select what is below, or scroll the help.
     SelectNext,
+    /// Show the levels.
+    OpenLevels,
+    /// Put the selected level in force.
+    ApplyLevel,
+    /// Close the levels.
+    CloseLevels,
     /// Recall the prompt before.
     RecallPrevious,
     /// Recall the prompt after.
@@ -122,6 +130,7 @@ pub const PROMPT: &[Binding] = &[
         Escape
     ),
     binding!([KeyCode::F(1), NONE], "F1", "help", Help),
+    binding!([KeyCode::F(2), NONE], "F2", "levels", OpenLevels),
     binding!(
         [KeyCode::Char('?'), NONE],
         "?",
@@ -143,6 +152,7 @@ pub const REQUESTS: &[Binding] = &[
         "cancel the selected, asks first",
         AskCancel
     ),
+    binding!([KeyCode::Char('l'), NONE; KeyCode::F(2), NONE], "l", "choose a level", OpenLevels),
     binding!(
         [KeyCode::Char('u'), CONTROL],
         "Ctrl-U",
@@ -176,10 +186,25 @@ pub const CONFIRM: &[Binding] = &[
     binding!([KeyCode::Char('n'), NONE; KeyCode::Esc, NONE], "n, Esc", "no", No),
 ];
 
+/// Keys of the list of levels.
+pub const LEVELS: &[Binding] = &[
+    binding!([KeyCode::Esc, NONE; KeyCode::Char('L'), NONE; KeyCode::Char('q'), NONE; KeyCode::F(2), NONE], "Esc, L", "close the levels", CloseLevels),
+    binding!(
+        [KeyCode::Enter, NONE],
+        "Enter",
+        "put it in force",
+        ApplyLevel
+    ),
+    binding!([KeyCode::Up, NONE; KeyCode::Char('k'), NONE], "Up, k", "select the one above", SelectPrevious),
+    binding!([KeyCode::Down, NONE; KeyCode::Char('j'), NONE], "Down, j", "select the one below", SelectNext),
+    binding!([KeyCode::Char('?'), NONE; KeyCode::F(1), NONE], "?", "help", Help),
+];
+
 /// Every table with its heading, as the help shows them.
 pub const TABLES: &[(&str, &[Binding])] = &[
     ("In the prompt", PROMPT),
     ("In the requests", REQUESTS),
+    ("In the levels", LEVELS),
     ("In a question", CONFIRM),
     ("In this help", HELP),
     ("Anywhere", ANYWHERE),
@@ -194,6 +219,7 @@ impl Mode {
             Self::Requests => REQUESTS,
             Self::Help => HELP,
             Self::Confirm => CONFIRM,
+            Self::Levels => LEVELS,
         }
     }
 
@@ -219,13 +245,21 @@ impl Mode {
 mod tests {
     use super::*;
 
+    const MODES: [Mode; 5] = [
+        Mode::Prompt,
+        Mode::Requests,
+        Mode::Help,
+        Mode::Confirm,
+        Mode::Levels,
+    ];
+
     fn key(code: KeyCode, modifiers: KeyModifiers) -> KeyEvent {
         KeyEvent::new(code, modifiers)
     }
 
     #[test]
     fn no_table_binds_a_key_twice() {
-        for mode in [Mode::Prompt, Mode::Requests, Mode::Help, Mode::Confirm] {
+        for mode in MODES {
             let all = mode.bindings().iter().chain(ANYWHERE);
             let keys: Vec<_> = all.flat_map(|binding| binding.keys).collect();
             for (index, a) in keys.iter().enumerate() {
@@ -236,7 +270,7 @@ mod tests {
 
     #[test]
     fn control_c_quits_everywhere_and_q_only_outside_the_prompt() {
-        for mode in [Mode::Prompt, Mode::Requests, Mode::Help, Mode::Confirm] {
+        for mode in MODES {
             let action = mode.action(&key(KeyCode::Char('c'), CONTROL));
             assert_eq!(action, Some(Action::Quit));
         }
@@ -250,6 +284,16 @@ mod tests {
     fn a_question_mark_with_shift_is_a_question_mark() {
         let shifted = key(KeyCode::Char('?'), KeyModifiers::SHIFT);
         assert_eq!(Mode::Requests.action(&shifted), Some(Action::Help));
+    }
+
+    #[test]
+    fn a_capital_letter_is_told_from_a_small_one() {
+        let capital = key(KeyCode::Char('L'), KeyModifiers::SHIFT);
+        assert_eq!(Mode::Levels.action(&capital), Some(Action::CloseLevels));
+        assert_eq!(Mode::Requests.action(&capital), None);
+        let small = key(KeyCode::Char('l'), NONE);
+        assert_eq!(Mode::Requests.action(&small), Some(Action::OpenLevels));
+        assert_eq!(Mode::Prompt.action(&small), None);
     }
 
     #[test]

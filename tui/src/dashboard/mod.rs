@@ -1,11 +1,13 @@
 //! The dashboard: what a bare `sluice` shows.
 //!
 //! [`event`] lists all that can happen, [`keys`] what keys do, [`state`] holds what is known,
-//! [`mod@update`] is the one function that changes it, [`view`] draws it. This module runs them: it waits
+//! [`levels`] the list of
+//! levels, [`mod@update`] is the one function that changes it, [`view`] draws it. This module runs them: it waits
 //! for the next event, and carries out what the update asks for.
 
 pub mod event;
 pub mod keys;
+pub mod levels;
 mod panels;
 pub mod state;
 mod tasks;
@@ -107,6 +109,8 @@ pub async fn run(socket: PathBuf) -> Result<(), Failure> {
                 Effect::Generate(prompt) => tasks.generate(prompt),
                 Effect::Cancel(request_id) => tasks.cancel(request_id),
                 Effect::Watch(request_id) => tasks.watch(request_id),
+                Effect::AskPlans => tasks.ask_plans(),
+                Effect::Apply(level) => tasks.apply(level),
             }
         }
     }

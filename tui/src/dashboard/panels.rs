@@ -7,10 +7,11 @@ use ratatui::{
     text::{Line, Span},
     widgets::Paragraph,
 };
-use sluice_proto::v1::{Host, RequestState, RequestSummary};
+use sluice_proto::v1::{Device, Host, RequestState, RequestSummary};
 use sluice_shared::units;
 
 use super::{
+    levels,
     state::{Own, State},
     view::{Paint, bold, dim, framed},
 };
@@ -41,19 +42,25 @@ pub(super) fn memory(state: &State, columns: usize, paint: Paint) -> Vec<Line<'s
             known(host.resident_peak_bytes)
         )),
     ];
-    let Some(device) = snapshot.and_then(|s| s.device.as_ref()) else {
-        lines.push(Line::raw(format!("device   {UNKNOWN}")));
-        return lines;
-    };
-    lines.push(Line::raw(clip(
-        &sanitise_line(&format!(
-            "device   {}: {}, peak {}",
-            device.kind,
-            units::bytes(device.used_bytes),
-            units::bytes(device.peak_bytes)
-        )),
-        columns,
-    )));
+    match snapshot.and_then(|s| s.device.as_ref()) {
+        Some(device) => lines.extend(device_lines(device, columns)),
+        None => lines.push(Line::raw(format!("device   {UNKNOWN}"))),
+    }
+    for (name, value) in levels::facts(state) {
+        let words = format!("{name:<8} {value}");
+        lines.push(Line::raw(clip(&sanitise_line(&words), columns)));
+    }
+    lines
+}
+
+fn device_lines(device: &Device, columns: usize) -> Vec<Line<'static>> {
+    let words = format!(
+        "device   {}: {}, peak {}",
+        device.kind,
+        units::bytes(device.used_bytes),
+        units::bytes(device.peak_bytes)
+    );
+    let mut lines = vec![Line::raw(clip(&sanitise_line(&words), columns))];
     for kind in &device.memory {
         let share = ratio(kind.bytes, device.used_bytes);
         let words = format!(
@@ -68,7 +75,7 @@ pub(super) fn memory(state: &State, columns: usize, paint: Paint) -> Vec<Line<'s
     lines
 }
 
-/// The same in two lines.
+/// The same in three lines.
 pub(super) fn memory_brief(state: &State, columns: usize, paint: Paint) -> Vec<Line<'static>> {
     let snapshot = state.snapshot.as_ref().map(|(snapshot, _)| snapshot);
     let host = snapshot.and_then(|s| s.host).unwrap_or_default();
@@ -90,7 +97,14 @@ pub(super) fn memory_brief(state: &State, columns: usize, paint: Paint) -> Vec<L
         known(host.resident_bytes)
     );
     let second = Line::raw(clip(&sanitise_line(&second), columns));
-    vec![first, second]
+    let facts = levels::facts(state).into_iter();
+    let facts = facts.map(|(name, value)| match name {
+        "level" => format!("level    {value}"),
+        name => format!("{name} {value}"),
+    });
+    let third = facts.collect::<Vec<_>>().join(" · ");
+    let third = Line::raw(clip(&sanitise_line(&third), columns));
+    vec![first, second, third]
 }
 
 fn host_line(host: &Host, columns: usize, paint: Paint) -> Line<'static> {

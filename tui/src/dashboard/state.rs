@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sluice_proto::v1::{FinishReason, RequestKind, RequestState, RequestSummary, Snapshot};
 use tui_input::Input;
 
-use super::keys::Mode;
+use super::{keys::Mode, levels::Levels};
 use crate::canvas::Canvas;
 
 /// Snapshots come twice a second; after this long without one the age is shown.
@@ -54,12 +54,18 @@ pub struct State {
     pub message: Option<(String, u64)>,
     /// The request that a question is about.
     pub asked: Option<u64>,
+    /// The list of levels, as it was last opened.
+    pub levels: Levels,
+    /// How far weights are converted for the level that we asked for.
+    pub converting: Option<String>,
     /// First line of the help that is shown, where not all of it fits.
     pub help_line: usize,
     /// Whether the user chose the selection; else it follows what runs.
     pub(super) chosen: bool,
     /// Where closing the help leads back to.
     pub(super) below_help: Mode,
+    /// Where closing the levels leads back to.
+    pub(super) below_levels: Mode,
     pub(super) watched: Option<u64>,
     pub(super) escape_at_ms: Option<u64>,
     pub(super) history: Vec<String>,
@@ -94,9 +100,12 @@ impl State {
             input: Input::default(),
             message: None,
             asked: None,
+            levels: Levels::default(),
+            converting: None,
             help_line: 0,
             chosen: false,
             below_help: Mode::Prompt,
+            below_levels: Mode::Prompt,
             watched: None,
             escape_at_ms: None,
             history: Vec::new(),

@@ -4,14 +4,16 @@ use std::{path::PathBuf, time::Duration};
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
-    CancelRequestRequest, Chat, GenerateRequest, GenerationEvent, Message, WatchRequestRequest,
-    WatchSnapshotsRequest, generate_request::Input, generation_event::Kind,
+    ApplyPlanned, ApplyRequest, CancelRequestRequest, Chat, GenerateRequest, GenerationEvent,
+    Message, PlanRequest, WatchRequestRequest, WatchSnapshotsRequest, apply_response,
+    generate_request::Input, generation_event::Kind,
 };
+use sluice_shared::{level::Level, units};
 use tokio::{sync::mpsc::Sender, task::JoinHandle};
 use tonic::Status;
 
 use super::event::Event;
-use crate::{connection::Daemon, output::Failure};
+use crate::{connection::Daemon, output::Failure, plans};
 
 /// First wait before a lost daemon is looked for again; it doubles up to the longest.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
@@ -24,6 +26,8 @@ pub(super) struct Tasks {
     connection: JoinHandle<()>,
     own: Option<JoinHandle<()>>,
     watch: Option<JoinHandle<()>>,
+    plans: Option<JoinHandle<()>>,
+    apply: Option<JoinHandle<()>>,
 }
 
 impl Tasks {
@@ -36,6 +40,8 @@ impl Tasks {
             connection,
             own: None,
             watch: None,
+            plans: None,
+            apply: None,
         }
     }
 
@@ -73,6 +79,35 @@ impl Tasks {
         }));
     }
 
+    /// Asks what each level would lead to, in the place of an earlier asking.
+    pub(super) fn ask_plans(&mut self) {
+        let (socket, events) = (self.socket.clone(), self.events.clone());
+        let plans = tokio::spawn(async move {
+            if let Err(failure) = ask_plans(socket, &events).await {
+                let _ = events.send(Event::Told(words(&failure))).await;
+            }
+        });
+        if let Some(earlier) = self.plans.replace(plans) {
+            earlier.abort();
+        }
+    }
+
+    /// Puts a level in force. The daemon lets it take over from one that is on its way.
+    pub(super) fn apply(&mut self, level: Level) {
+        let (socket, events) = (self.socket.clone(), self.events.clone());
+        let apply = tokio::spawn(async move {
+            let told = match apply(socket, level, &events).await {
+                Ok(told) => told,
+                Err(failure) => words(&failure),
+            };
+            let _ = events.send(Event::Converting(None)).await;
+            let _ = events.send(Event::Told(told)).await;
+        });
+        if let Some(earlier) = self.apply.replace(apply) {
+            earlier.abort();
+        }
+    }
+
     /// Stops a request.
     pub(super) fn cancel(&self, request_id: u64) {
         let (socket, events) = (self.socket.clone(), self.events.clone());
@@ -90,6 +125,7 @@ impl Tasks {
 impl Drop for Tasks {
     fn drop(&mut self) {
         let others = self.own.iter().chain(&self.watch);
+        let others = others.chain(&self.plans).chain(&self.apply);
         for task in others.chain([&self.connection]) {
             task.abort();
         }
@@ -193,6 +229,75 @@ async fn forward(
         }
     }
     Err(Failure::new("the daemon ended the stream without a result"))
+}
+
+async fn ask_plans(socket: PathBuf, events: &Sender<Event>) -> Result<(), Failure> {
+    let daemon = Daemon::connect(socket).await?;
+    let mut client = daemon.optimizer();
+    for level in Level::ALL {
+        let call = PlanRequest {
+            level: Some(level.name().to_owned()),
+            ..Default::default()
+        };
+        let answer = match client.plan(call).await {
+            Ok(answer) => match answer.into_inner().plan {
+                Some(plan) => Ok(Box::new(plan)),
+                None => Err("the daemon's answer has no plan".to_owned()),
+            },
+            Err(status) => Err(words(&daemon.failure(status))),
+        };
+        let _ = events.send(Event::Planned { level, answer }).await;
+    }
+    Ok(())
+}
+
+/// Follows a change until it is in force, and says how it turned out.
+async fn apply(socket: PathBuf, level: Level, events: &Sender<Event>) -> Result<String, Failure> {
+    use apply_response::Kind;
+
+    let daemon = Daemon::connect(socket).await?;
+    let call = ApplyRequest {
+        level: Some(level.name().to_owned()),
+        ..Default::default()
+    };
+    let answer = daemon.optimizer().apply(call).await;
+    let mut stream = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner();
+    while let Some(answer) = stream.next().await {
+        let event = match answer.map_err(|status| daemon.failure(status))?.kind {
+            Some(Kind::Planned(planned)) => Event::Told(prediction(&planned)),
+            Some(Kind::Conversion(conversion)) => Event::Converting(Some(format!(
+                "{} of {}",
+                units::bytes(conversion.done_bytes),
+                units::bytes(conversion.total_bytes)
+            ))),
+            // The snapshots tell the same, for changes that others ask for too.
+            Some(Kind::Progress(_)) => Event::Converting(None),
+            Some(Kind::Notice(text)) => Event::Told(text),
+            Some(Kind::Applied(applied)) => {
+                return Ok(format!(
+                    "level {} is in force after {}: {} held",
+                    applied.plan.map_or(level.to_string(), |plan| plan.level),
+                    units::duration_ms(applied.elapsed_ms),
+                    units::bytes(applied.device_bytes)
+                ));
+            }
+            None => continue,
+        };
+        let _ = events.send(event).await;
+    }
+    Err(Failure::new("the daemon ended the stream without a result"))
+}
+
+fn prediction(planned: &ApplyPlanned) -> String {
+    let plan = planned.plan.clone().unwrap_or_default();
+    let pass = plans::pass_time(&plan);
+    let peak = units::bytes(plan.peak_bytes);
+    format!(
+        "level {}: peak {peak}, a pass {pass}, predicted",
+        plan.level
+    )
 }
 
 async fn cancel(socket: PathBuf, request_id: u64) -> Result<bool, Failure> {

@@ -7,10 +7,12 @@ use ratatui::{
     style::{Color, Modifier},
 };
 use sluice_proto::v1::{
-    BlockDone, CanvasToken, Device, Done, FinishReason, Host, MemoryKind, Model, ModelShape,
-    ModelState, Notice, Pass, Queue, Queued, RequestKind, RequestState, RequestSummary, Server,
-    ServerState, Snapshot, Started, TokenState, generation_event::Kind,
+    BlockDone, CanvasToken, Device, Done, FinishReason, Host, Measured, MemoryKind, Model,
+    ModelShape, ModelState, Notice, Pass, Plan, Queue, Queued, RequestKind, RequestState,
+    RequestSummary, Server, ServerState, Settings, Snapshot, Started, Switch, TokenState,
+    generation_event::Kind,
 };
+use sluice_shared::level::Level;
 
 use super::{
     event::{Effect, Event},
@@ -72,6 +74,7 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
             ],
             used_bytes: 1000 << 20,
             peak_bytes: 1200 << 20,
+            ..Default::default()
         }),
         host: Some(Host {
             total_bytes: Some(32 * gib),
@@ -96,8 +99,52 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
             running,
         }),
         requests,
-        totals: None,
+        plan: Some(plan(Level::Standard)),
+        settings: Some(Settings {
+            level: "standard".into(),
+            budget_bytes: 4 * gib,
+            is_default_budget: true,
+        }),
+        measured: Some(Measured {
+            passes: 8,
+            mean_pass_ms: Some(1_900.0),
+            peak_bytes: Some(1200 << 20),
+            ..Default::default()
+        }),
+        ..Default::default()
     }))
+}
+
+fn plan(level: Level) -> Plan {
+    let index = Level::ALL.iter().position(|other| *other == level);
+    let smaller = index.expect("one of all") as u64;
+    Plan {
+        level: level.name().into(),
+        budget_bytes: 4 << 30,
+        peak_bytes: (1200 << 20) / (smaller + 1),
+        pass_ms: Some(1_800.0 / (smaller + 1) as f64),
+        streamed_bytes_per_pass: u64::from(level == Level::Standard) << 30,
+        is_loadable: level != Level::Mild,
+        not_loadable: "this version has no lossless format yet".into(),
+        ..Default::default()
+    }
+}
+
+/// The list of levels with all answers but the last.
+fn choosing() -> State {
+    let mut state = busy();
+    press(&mut state, KeyCode::Tab);
+    assert_eq!(press(&mut state, KeyCode::Char('l')), [Effect::AskPlans]);
+    let refusal = "a budget of 4294967296 bytes is too small: level off needs at least 17179869184";
+    for level in Level::ALL {
+        let answer = match level {
+            Level::Off => Err(refusal.to_owned()),
+            Level::Auto => continue,
+            other => Ok(Box::new(plan(other))),
+        };
+        feed(&mut state, Event::Planned { level, answer });
+    }
+    state
 }
 
 fn summary(request_id: u64, state: RequestState) -> RequestSummary {
@@ -274,6 +321,11 @@ fn a_lost_connection_keeps_what_was_known() {
 }
 
 #[test]
+fn levels_with_what_each_would_lead_to() {
+    pictures("levels", &choosing());
+}
+
+#[test]
 fn help_over_everything() {
     let mut state = idle();
     press(&mut state, KeyCode::Char('?'));
@@ -354,7 +406,7 @@ fn a_selection_and_a_loss_stand_out() {
 
 #[test]
 fn no_colour_means_none_anywhere() {
-    for state in [state(), busy(), lost()] {
+    for state in [state(), busy(), lost(), choosing()] {
         let terminal = draw(&state, (120, 40), false);
         let cells = terminal.backend().buffer().content();
         assert!(
@@ -417,6 +469,86 @@ fn escape_cancels_our_request_the_second_time() {
     press(&mut state, KeyCode::Esc);
     update(&mut state, Event::Tick, 10_000);
     assert_eq!(press(&mut state, KeyCode::Esc), []);
+}
+
+#[test]
+fn a_level_is_chosen_with_enter_and_the_list_closes() {
+    let mut state = choosing();
+    assert_eq!(state.levels.level(), Level::Standard, "the one in force");
+    press(&mut state, KeyCode::Char('j'));
+    press(&mut state, KeyCode::Down);
+    let effects = press(&mut state, KeyCode::Enter);
+    assert_eq!(effects, [Effect::Apply(Level::Moderate)]);
+    assert_eq!(state.mode, Mode::Requests);
+    for close in ['L', 'q'] {
+        press(&mut state, KeyCode::Char('l'));
+        assert_eq!(state.mode, Mode::Levels);
+        assert_eq!(press(&mut state, KeyCode::Char(close)), []);
+        assert_eq!(state.mode, Mode::Requests);
+    }
+}
+
+#[test]
+fn the_prompt_writes_an_l_and_opens_levels_with_f2() {
+    let mut state = idle();
+    write(&mut state, "l");
+    assert_eq!((state.mode, state.input.value()), (Mode::Prompt, "l"));
+    assert_eq!(press(&mut state, KeyCode::F(2)), [Effect::AskPlans]);
+    press(&mut state, KeyCode::Esc);
+    assert_eq!((state.mode, state.input.value()), (Mode::Prompt, "l"));
+}
+
+#[test]
+fn levels_of_a_lost_daemon_are_not_asked_for() {
+    let mut state = lost();
+    assert_eq!(press(&mut state, KeyCode::F(2)), []);
+    assert_eq!(state.mode, Mode::Prompt);
+    let mut state = choosing();
+    let gone = Event::Lost {
+        cause: "gone".into(),
+        retry_ms: 1_000,
+    };
+    feed(&mut state, gone);
+    assert_eq!(press(&mut state, KeyCode::Enter), []);
+}
+
+#[test]
+fn a_switch_shows_how_far_it_is() {
+    let mut state = idle();
+    let shows = |state: &State, words: &str| {
+        for size in &SIZES[..2] {
+            let screen = draw(state, *size, true).backend().to_string();
+            assert!(screen.contains(words), "{screen}");
+        }
+    };
+    feed(
+        &mut state,
+        Event::Converting(Some("1.00 MiB of 4.00 MiB".into())),
+    );
+    shows(&state, "1.00 MiB of 4.00 MiB");
+    let Event::Snapshot(mut next) = snapshot(vec![]) else {
+        unreachable!("it is a snapshot");
+    };
+    next.switch = Some(Switch { done: 3, steps: 9 });
+    feed(&mut state, Event::Snapshot(next));
+    shows(&state, "3 of 9 steps");
+    feed(&mut state, Event::Converting(None));
+    feed(&mut state, snapshot(vec![]));
+    let screen = draw(&state, SIZES[0], true).backend().to_string();
+    assert!(!screen.contains("switch  "), "{screen}");
+}
+
+#[test]
+fn warnings_of_a_request_are_told() {
+    let mut state = idle();
+    let started = Started {
+        request_id: 3,
+        warnings: vec!["this will take about 3 min".into()],
+        ..Default::default()
+    };
+    feed(&mut state, request(3, Kind::Started(started)));
+    let screen = draw(&state, (80, 24), true).backend().to_string();
+    assert!(screen.contains("about 3 min"), "{screen}");
 }
 
 #[test]

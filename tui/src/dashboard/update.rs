@@ -10,6 +10,7 @@ use tui_input::{Input, InputRequest};
 use super::{
     event::{Effect, Event},
     keys::{self, Action, Mode},
+    levels::Levels,
     state::{Link, Own, State},
 };
 
@@ -91,6 +92,10 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
             }
         }
         Event::Told(message) => state.tell(message),
+        Event::Planned { level, answer } => {
+            state.levels.answers.insert(level, answer);
+        }
+        Event::Converting(words) => state.converting = words,
         Event::Terminate => effects.push(Effect::Quit),
     }
     select(state, &mut effects);
@@ -121,8 +126,12 @@ fn follow(state: &mut State, request_id: u64, kind: Kind) {
         state.chosen = false;
         state.scroll_lines = 0;
     }
-    if let Kind::Notice(notice) = &kind {
-        state.tell(notice.text.clone());
+    match &kind {
+        Kind::Notice(notice) => state.tell(notice.text.clone()),
+        Kind::Started(started) if !started.warnings.is_empty() => {
+            state.tell(started.warnings.join("; "));
+        }
+        _ => {}
     }
     state.canvases.entry(request_id).or_default().apply(kind);
     if ends && state.own == Own::Active(request_id) {
@@ -201,6 +210,8 @@ fn press(state: &mut State, key: KeyEvent) -> Option<Effect> {
             let lines: usize = keys::TABLES.iter().map(|(_, table)| table.len() + 1).sum();
             state.help_line = (state.help_line + 1).min(lines - 1);
         }
+        Action::SelectPrevious if state.mode == Mode::Levels => state.levels.step(-1),
+        Action::SelectNext if state.mode == Mode::Levels => state.levels.step(1),
         Action::SelectPrevious => step(state, -1),
         Action::SelectNext => step(state, 1),
         Action::RecallPrevious => recall(state, -1),
@@ -214,6 +225,9 @@ fn press(state: &mut State, key: KeyEvent) -> Option<Effect> {
             state.mode = Mode::Requests;
             state.asked = None;
         }
+        Action::OpenLevels => return open_levels(state),
+        Action::CloseLevels => state.mode = state.below_levels,
+        Action::ApplyLevel => return apply_level(state),
         Action::ScrollUp => state.scroll_lines = state.scroll_lines.saturating_add(SCROLL_LINES),
         Action::ScrollDown => state.scroll_lines = state.scroll_lines.saturating_sub(SCROLL_LINES),
     }
@@ -224,6 +238,30 @@ fn open_help(state: &mut State) {
     state.below_help = state.mode;
     state.help_line = 0;
     state.mode = Mode::Help;
+}
+
+fn open_levels(state: &mut State) -> Option<Effect> {
+    if !matches!(state.link, Link::Connected) {
+        state.tell("not connected; what levels would lead to is not known");
+        return None;
+    }
+    let snapshot = state.snapshot.as_ref().map(|(snapshot, _)| &**snapshot);
+    state.levels = Levels::open(snapshot);
+    state.below_levels = state.mode;
+    state.mode = Mode::Levels;
+    Some(Effect::AskPlans)
+}
+
+fn apply_level(state: &mut State) -> Option<Effect> {
+    if !matches!(state.link, Link::Connected) {
+        state.tell("not connected; the level stays");
+        return None;
+    }
+    state.mode = state.below_levels;
+    let level = state.levels.level();
+    state.converting = None;
+    state.tell(format!("level {level} was asked for"));
+    Some(Effect::Apply(level))
 }
 
 fn escape(state: &mut State) -> Option<Effect> {

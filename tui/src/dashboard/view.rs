@@ -14,7 +14,7 @@ use sluice_shared::units;
 
 use super::{
     keys::{ANYWHERE, Action, Binding, Mode, TABLES},
-    panels,
+    levels, panels,
     state::{Link, State},
 };
 use crate::{
@@ -66,7 +66,7 @@ pub fn view(frame: &mut Frame<'_>, state: &State, colour: bool) {
     } else if is_tall {
         let facts = panels::memory_brief(state, usize::from(area.width), paint);
         let [top, middle, bottom] = Layout::vertical([
-            Constraint::Length(2),
+            Constraint::Length(3),
             Constraint::Length(5),
             Constraint::Min(0),
         ])
@@ -83,6 +83,7 @@ pub fn view(frame: &mut Frame<'_>, state: &State, colour: bool) {
     match state.mode {
         Mode::Help => draw_help(frame, area, state.help_line),
         Mode::Confirm => draw_question(frame, area, state),
+        Mode::Levels => levels::draw(frame, area, state),
         Mode::Prompt | Mode::Requests => {}
     }
 }
@@ -295,7 +296,12 @@ fn footer_line(state: &State, columns: usize, paint: Paint) -> Line<'static> {
     let (first, rest): (Vec<&Binding>, Vec<&Binding>) = all.partition(|binding| {
         matches!(
             binding.action,
-            Action::Help | Action::CloseHelp | Action::Quit | Action::Yes | Action::No
+            Action::Help
+                | Action::CloseHelp
+                | Action::CloseLevels
+                | Action::Quit
+                | Action::Yes
+                | Action::No
         )
     });
     for binding in first.into_iter().chain(rest) {
@@ -341,7 +347,8 @@ fn draw_question(frame: &mut Frame<'_>, area: Rect, state: &State) {
     popup(frame, area, (columns, 3), "Sure?", vec![line]);
 }
 
-fn popup(
+/// Lines in a frame in the middle of `area`.
+pub(super) fn popup(
     frame: &mut Frame<'_>,
     area: Rect,
     (columns, rows): (u16, u16),

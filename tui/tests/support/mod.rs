@@ -17,6 +17,7 @@ use std::{
 use sluice_proto::v1::{
     generation_service_server::{GenerationService, GenerationServiceServer},
     model_service_server::{ModelService, ModelServiceServer},
+    optimizer_service_server::{OptimizerService, OptimizerServiceServer},
     telemetry_service_server::{TelemetryService, TelemetryServiceServer},
     *,
 };
@@ -61,6 +62,7 @@ pub fn stderr(output: &Output) -> String {
 
 /// One step of what the fake does when asked to generate.
 #[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant, reason = "a script has but a few steps")]
 pub enum Step {
     Send(generation_event::Kind),
     Fail(Status),
@@ -68,6 +70,15 @@ pub enum Step {
     Hang,
     /// The whole daemon goes, with its connections.
     Die,
+}
+
+/// What the fake does when asked to load a model, or to change its level or budget.
+#[derive(Debug, Clone, Default)]
+pub struct Change {
+    pub load: Vec<load_model_response::Kind>,
+    pub apply: Vec<apply_response::Kind>,
+    /// Never come to the end; a load waits for its cancellation.
+    pub hangs: bool,
 }
 
 /// A daemon that plays `script` for every generation and watch.
@@ -83,17 +94,28 @@ pub struct Fake {
 pub struct Seen {
     pub generate: Vec<GenerateRequest>,
     pub cancelled: Vec<u64>,
-    pub loaded: Vec<String>,
+    pub loaded: Vec<LoadModelRequest>,
+    pub loads_cancelled: u32,
+    pub planned: Vec<PlanRequest>,
+    pub applied: Vec<ApplyRequest>,
+    pub restored: u32,
 }
 
 impl Fake {
     pub fn start(script: Vec<Step>) -> Self {
+        Self::with_changes(script, Change::default())
+    }
+
+    /// One that plays `change` for every load and every change of level or budget too.
+    pub fn with_changes(script: Vec<Step>, change: Change) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let socket = folder.path().join("fake.sock");
         let seen = Arc::new(Mutex::new(Seen::default()));
         let (stop, stopped) = mpsc::channel();
         let service = Service {
             script: script.into(),
+            change: Arc::new(change),
+            cancelled: Arc::default(),
             seen: seen.clone(),
             stop: stop.clone(),
         };
@@ -106,6 +128,7 @@ impl Fake {
             transport::Server::builder()
                 .add_service(GenerationServiceServer::new(service.clone()))
                 .add_service(ModelServiceServer::new(service.clone()))
+                .add_service(OptimizerServiceServer::new(service.clone()))
                 .add_service(TelemetryServiceServer::new(service))
                 .serve_with_incoming(UnixListenerStream::new(listener)),
         );
@@ -155,6 +178,8 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 #[derive(Clone)]
 struct Service {
     script: Arc<[Step]>,
+    change: Arc<Change>,
+    cancelled: Arc<tokio::sync::Notify>,
     seen: Arc<Mutex<Seen>>,
     stop: mpsc::Sender<()>,
 }
@@ -248,12 +273,83 @@ impl ModelService for Service {
     async fn load_model(&self, request: Request<LoadModelRequest>) -> Answers<LoadModelResponse> {
         {
             let mut seen = self.seen.lock().expect("no test panics with it");
-            seen.loaded.push(request.into_inner().path);
+            seen.loaded.push(request.into_inner());
         }
-        let (sender, receiver) = tokio::sync::mpsc::channel(1);
-        let kind = Some(load_model_response::Kind::Model(model()));
-        let _ = sender.send(Ok(LoadModelResponse { kind })).await;
+        let (sender, receiver) = tokio::sync::mpsc::channel(4);
+        let (change, cancelled) = (self.change.clone(), self.cancelled.clone());
+        tokio::spawn(async move {
+            for kind in &change.load {
+                let kind = Some(kind.clone());
+                let _ = sender.send(Ok(LoadModelResponse { kind })).await;
+            }
+            let last = if change.hangs {
+                cancelled.notified().await;
+                Err(Status::cancelled("the load was cancelled"))
+            } else {
+                let kind = Some(load_model_response::Kind::Model(model()));
+                Ok(LoadModelResponse { kind })
+            };
+            let _ = sender.send(last).await;
+        });
         Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn cancel_load(
+        &self,
+        _: Request<CancelLoadRequest>,
+    ) -> Result<Response<CancelLoadResponse>, Status> {
+        let mut seen = self.seen.lock().expect("no test panics with it");
+        seen.loads_cancelled += 1;
+        self.cancelled.notify_one();
+        Ok(Response::new(CancelLoadResponse { was_loading: true }))
+    }
+}
+
+impl Service {
+    fn change(&self) -> Answers<ApplyResponse> {
+        let (sender, receiver) = tokio::sync::mpsc::channel(4);
+        let change = self.change.clone();
+        tokio::spawn(async move {
+            for kind in &change.apply {
+                let kind = Some(kind.clone());
+                let _ = sender.send(Ok(ApplyResponse { kind })).await;
+            }
+            if change.hangs {
+                sender.closed().await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+#[tonic::async_trait]
+impl OptimizerService for Service {
+    type ApplyStream = ReceiverStream<Result<ApplyResponse, Status>>;
+    type RestoreStream = ReceiverStream<Result<ApplyResponse, Status>>;
+
+    async fn plan(&self, request: Request<PlanRequest>) -> Result<Response<PlanResponse>, Status> {
+        let mut seen = self.seen.lock().expect("no test panics with it");
+        let request = request.into_inner();
+        let level = request.level.clone();
+        seen.planned.push(request);
+        let plan = Some(plan(level.as_deref().unwrap_or("standard")));
+        Ok(Response::new(PlanResponse { plan }))
+    }
+
+    async fn apply(&self, request: Request<ApplyRequest>) -> Answers<ApplyResponse> {
+        {
+            let mut seen = self.seen.lock().expect("no test panics with it");
+            seen.applied.push(request.into_inner());
+        }
+        self.change()
+    }
+
+    async fn restore(&self, _: Request<RestoreRequest>) -> Answers<ApplyResponse> {
+        {
+            let mut seen = self.seen.lock().expect("no test panics with it");
+            seen.restored += 1;
+        }
+        self.change()
     }
 }
 
@@ -297,8 +393,60 @@ fn snapshot() -> Snapshot {
             ..Default::default()
         }),
         model: Some(model()),
+        plan: Some(plan("standard")),
+        settings: Some(Settings {
+            level: "standard".into(),
+            budget_bytes: 4 << 30,
+            is_default_budget: true,
+        }),
         ..Default::default()
     }
+}
+
+/// A plan that needs 3 of 4 GiB and streams nothing.
+pub fn plan(level: &str) -> Plan {
+    Plan {
+        model: "fake".into(),
+        level: level.into(),
+        budget_bytes: 4 << 30,
+        canvas: 256,
+        block: 32,
+        requests: 1,
+        peak_bytes: 3 << 30,
+        pass_ms: Some(620.0),
+        is_loadable: true,
+        ..Default::default()
+    }
+}
+
+/// The events of a change from `standard` to `level` that succeeds.
+pub fn switch(level: &str) -> Vec<apply_response::Kind> {
+    use apply_response::Kind;
+
+    let before = Plan {
+        peak_bytes: 4 << 30,
+        pass_ms: Some(1800.0),
+        streamed_bytes_per_pass: 2 << 30,
+        ..plan("standard")
+    };
+    vec![
+        Kind::Planned(ApplyPlanned {
+            plan: Some(plan(level)),
+            before: Some(before),
+            steps: 2,
+        }),
+        Kind::Conversion(Conversion {
+            done_bytes: 1 << 20,
+            total_bytes: 4 << 20,
+        }),
+        Kind::Notice("a copy is written\x1b[2J".into()),
+        Kind::Progress(Switch { done: 1, steps: 2 }),
+        Kind::Applied(Applied {
+            plan: Some(plan(level)),
+            device_bytes: 2 << 30,
+            elapsed_ms: 2_300.0,
+        }),
+    ]
 }
 
 fn model() -> Model {

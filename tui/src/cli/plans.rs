@@ -1,0 +1,114 @@
+//! The commands that ask for plans and put them in force.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use sluice_shared::{level::Level, units};
+
+use super::help;
+
+/// `sluice plan`.
+#[derive(Debug, Args)]
+#[command(after_long_help = help::plan())]
+pub struct Plan {
+    /// A checkpoint's folder; only its headers are read
+    #[arg(long, value_name = "DIR", conflicts_with = "preset")]
+    pub model: Option<PathBuf>,
+    /// A published shape, such as llada-8b; needs no weights
+    #[arg(long, value_name = "NAME")]
+    pub preset: Option<String>,
+    /// How faithful the weights are, and how much memory they may take.
+    #[command(flatten)]
+    pub wish: Wish,
+    /// Positions of a canvas, prompt included [default: 256, or what the context leaves]
+    #[arg(long, value_name = "N")]
+    pub canvas: Option<u32>,
+    /// Requests that share a pass [default: 1]
+    #[arg(long, value_name = "N")]
+    pub requests: Option<u32>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A level and a budget, either of which may be left as it is.
+#[derive(Debug, Default, Args)]
+pub struct Wish {
+    /// How faithful the weights are: off, standard, mild, moderate, aggressive or auto [default:
+    /// the daemon's]
+    #[arg(long, value_name = "LEVEL")]
+    pub level: Option<Level>,
+    /// Most memory of the device, such as 4GiB [default: the daemon's]
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
+    pub budget: Option<u64>,
+}
+
+/// `sluice level`.
+#[derive(Debug, Args)]
+#[command(after_long_help = help::level())]
+pub struct SetLevel {
+    /// off, standard, mild, moderate, aggressive or auto
+    pub level: Level,
+    /// Another budget along with it, such as 4GiB
+    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
+    pub budget: Option<u64>,
+    /// Print each event as a JSON object on its own line; the last is "applied"
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `sluice budget`.
+#[derive(Debug, Args)]
+#[command(after_long_help = help::BUDGET)]
+pub struct SetBudget {
+    /// Most memory of the device, such as 4GiB; `default` is what was free when the daemon started,
+    /// less a margin
+    #[arg(value_name = "BYTES|default", value_parser = parse_budget)]
+    pub budget: Budget,
+    /// Print each event as a JSON object on its own line; the last is "applied"
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `sluice restore`.
+#[derive(Debug, Args)]
+#[command(after_long_help = help::SWITCH)]
+pub struct Restore {
+    /// Print each event as a JSON object on its own line; the last is "applied"
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A budget as it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Budget {
+    /// The one that holds where nobody sets one.
+    Default,
+    /// This many bytes.
+    Bytes(u64),
+}
+
+fn parse_budget(text: &str) -> Result<Budget, String> {
+    if text == "default" {
+        return Ok(Budget::Default);
+    }
+    units::parse_bytes(text)
+        .map(Budget::Bytes)
+        .map_err(|problem| format!("{problem}, or `default`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_an_amount_or_the_default() {
+        assert_eq!(parse_budget("default"), Ok(Budget::Default));
+        assert_eq!(parse_budget("4GiB"), Ok(Budget::Bytes(4 << 30)));
+        let problem = parse_budget("much").unwrap_err();
+        assert!(
+            problem.contains("4GiB") && problem.contains("`default`"),
+            "{problem}"
+        );
+    }
+}
