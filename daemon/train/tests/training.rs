@@ -1,6 +1,11 @@
 //! Training for real, with a model small enough for a test.
 
-use std::{collections::BTreeMap, path::Path, sync::atomic::AtomicBool, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use candle_core::{Device, Tensor};
 use half::bf16;
@@ -9,10 +14,15 @@ use sluice_engine::{
     checkpoint::{Checkpoint, Source},
     device,
     ledger::Ledger,
-    model::llada::{Config, Llada, Sequence},
+    model::{
+        llada::{Config, Llada, Sequence},
+        shape::Shape,
+    },
     ops::Ops,
-    residency::{Group, Part},
+    plan::{self, Machine, Plan, Question, Working, Workload},
+    residency::{LoadOutcome, Part, Reader, Residency},
 };
+use sluice_shared::level::Level;
 use sluice_train::{
     batch::{Batch, BatchOptions},
     config::ModelConfig,
@@ -281,8 +291,10 @@ fn the_engine_computes_the_same_logits() {
     let checkpoint = Checkpoint::open(&Source::Folder(output)).expect("open");
     let config = Config::read(&checkpoint.config().expect("config"), None).expect("config");
     let ledger = Ledger::default();
-    let model = Llada::load(config, &checkpoint, &ledger, &mut |_, _| {}).expect("load");
+    let shape = Shape::of(&config);
+    let model = Llada::new(config, &ledger).expect("model");
     let ops = Ops::new(device::Device::cpu(2).expect("device"), ledger).expect("ops");
+    let weights = weights(checkpoint, &shape, &ops);
     let wanted: Vec<Vec<usize>> = part
         .pack
         .sequences()
@@ -298,22 +310,54 @@ fn the_engine_computes_the_same_logits() {
         })
         .collect();
     let hidden = model
-        .forward(&ops, &sequences, &AtomicBool::new(false))
+        .forward(&ops, &weights, &sequences, &AtomicBool::new(false))
         .expect("forward");
-    let hidden = model.final_norm(&ops, &hidden).expect("norm");
-    let head = model.weights().acquire(0, Group::Head);
-    let logits = ops
-        .linear(&hidden, &head.weight(Part::Head))
-        .expect("logits");
+    let hidden = model.final_norm(&ops, &weights, &hidden).expect("norm");
+    let mut logits = vec![0.0; hidden.len() * shape.embedding_rows];
+    for (unit, first) in weights.head_parts() {
+        let head = weights.acquire(unit).expect("head");
+        let part = ops
+            .linear(&hidden, &head.weight(Part::Head))
+            .expect("logits");
+        for (row, logits) in logits.chunks_exact_mut(shape.embedding_rows).enumerate() {
+            logits[first..first + part.width()].copy_from_slice(part.row(row));
+        }
+    }
 
-    assert_eq!(logits.values().len(), expected.len());
+    assert_eq!(logits.len(), expected.len());
     let largest = logits
-        .values()
         .iter()
         .zip(&expected)
         .map(|(ours, theirs)| (ours - theirs).abs())
         .fold(0.0, f32::max);
     assert!(largest < 5e-4, "largest difference {largest}");
+}
+
+/// All weights of a checkpoint, as it has them.
+fn weights(checkpoint: Checkpoint, shape: &Shape, ops: &Ops) -> Residency {
+    let sources = plan::sources(&checkpoint, shape.tensors()).expect("tensors");
+    let plan = Plan::new(&Question {
+        shape,
+        sources: &sources,
+        level: Level::Off,
+        budget_bytes: u64::MAX,
+        workload: Workload::default(),
+        working: Working::default(),
+        machine: &Machine {
+            threads: 2,
+            rates: None,
+            disk_bytes_per_s: None,
+            cache_bytes: 0,
+        },
+    })
+    .expect("plan");
+    let reader = Arc::new(Reader::new(Arc::new(checkpoint), &sources));
+    let never = AtomicBool::new(false);
+    let (device, ledger) = (ops.device(), ops.ledger());
+    match Residency::load(&plan, reader, device, ledger, &never, &mut |_| {}).expect("load") {
+        LoadOutcome::Done(weights) => weights,
+        LoadOutcome::Cancelled => unreachable!("nobody cancels"),
+    }
 }
 
 #[test]

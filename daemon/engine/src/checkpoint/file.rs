@@ -141,6 +141,14 @@ impl CheckpointFile {
         }
     }
 
+    /// The bytes of a file inside the program; none of one on disk.
+    pub(super) fn embedded(&self) -> &'static [u8] {
+        match self.content {
+            Content::Disk { .. } => &[],
+            Content::Memory(bytes) => bytes,
+        }
+    }
+
     /// The descriptor that reads past the page cache.
     pub(super) fn direct(&self) -> Option<&File> {
         match &self.content {

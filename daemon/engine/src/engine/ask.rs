@@ -4,18 +4,14 @@ use sluice_shared::level::Level;
 
 use super::{Engine, current::Planner};
 use crate::{
-    checkpoint::{Checkpoint, Source, disk_rate},
-    device::{self, Device, MemoryFacts},
+    checkpoint::{Checkpoint, Source},
+    device::{self, Device},
     error::EngineError,
     format::Format,
     ledger::Ledger,
-    model::{
-        llada::Config,
-        rehearse::Rehearsal,
-        shape::{Preset, Shape},
-    },
+    model::{llada::Config, shape::Preset},
     ops::Ops,
-    plan::{self, CANVAS_DEFAULT, Machine, Plan, PlanError, SourceTensor, Workload},
+    plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, SourceTensor, Workload},
 };
 
 /// A model as plans see it: everything but its weights.
@@ -39,7 +35,9 @@ impl Outline {
             disk_bytes_per_s: None,
             ..machine
         };
-        Self::new(shape, sources, machine)
+        Self {
+            planner: Planner::new(shape, sources, machine),
+        }
     }
 
     /// A checkpoint's: its headers are read, and how fast its disk is is tried for a moment.
@@ -52,24 +50,9 @@ impl Outline {
             &checkpoint.config()?,
             checkpoint.generation_config()?.as_ref(),
         )?;
-        let shape = Shape::of(&config);
-        let sources = plan::sources(&checkpoint, shape.tensors())?;
-        let machine = Machine {
-            disk_bytes_per_s: disk_rate(&checkpoint),
-            ..machine
-        };
-        Ok(Self::new(shape, sources, machine))
-    }
-
-    fn new(shape: Shape, sources: Vec<SourceTensor>, machine: Machine) -> Self {
-        Self {
-            planner: Planner {
-                rehearsal: Rehearsal::new(&shape, &sources, machine.threads),
-                shape,
-                sources,
-                machine,
-            },
-        }
+        Ok(Self {
+            planner: Planner::of_checkpoint(&checkpoint, &config, machine)?,
+        })
     }
 
     /// Most positions of prompt and answer together.
@@ -114,12 +97,10 @@ pub fn default_canvas(context_length: usize) -> usize {
 /// When threads or their memory can't be had.
 pub fn machine(threads: usize) -> Result<Machine, EngineError> {
     let ops = Ops::new(Device::cpu(threads)?, Ledger::default())?;
-    Ok(Machine {
-        threads: ops.device().threads(),
-        rates: Some(device::measure(&ops)?),
-        disk_bytes_per_s: None,
-        cache_bytes: MemoryFacts::read().free_bytes.unwrap_or(0),
-    })
+    Ok(Machine::here(
+        ops.device().threads(),
+        device::measure(&ops)?,
+    ))
 }
 
 impl Engine {

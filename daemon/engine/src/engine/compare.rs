@@ -28,13 +28,15 @@ impl Worker {
         cancel: &AtomicBool,
         emit: &mut dyn FnMut(Event),
     ) -> Result<Outcome, EngineError> {
-        self.finish_switch()?;
+        self.finish_switch(cancel)?;
         let before = self.current_mut()?.plan.clone();
         let result = self.compare_levels(request, &before, cancel, emit);
-        self.switch_now(Plan::clone(&before))?;
+        // Even when cancelled.
+        self.switch_now(Plan::clone(&before), &AtomicBool::new(false))?;
         match result {
             Ok(compared) => Ok(Outcome::Compared(compared)),
             Err(Interrupt::Cancelled) => Ok(Outcome::Cancelled),
+            Err(Interrupt::Failed(_)) if cancel.load(Ordering::Relaxed) => Ok(Outcome::Cancelled),
             Err(Interrupt::Failed(error)) => Err(error),
         }
     }
@@ -82,7 +84,7 @@ impl Worker {
             .planner
             .plan(level, before.budget_bytes, before.workload)?;
         plan.check_loadable().map_err(EngineError::from)?;
-        self.switch_now(plan)?;
+        self.switch_now(plan, cancel)?;
         let Self { current, ops, .. } = self;
         let current = current.as_ref().ok_or(EngineError::NoModel)?;
         let count = canvases.iter().map(|masked| masked.wanted.len()).sum();

@@ -6,14 +6,15 @@ use sluice_shared::level::Level;
 
 use super::switch::Switch;
 use crate::{
+    checkpoint::{Checkpoint, disk_rate},
     decode::Vocabulary,
     error::EngineError,
     model::{
-        llada::{Llada, MLP_ROWS},
+        llada::{Config, Llada, MLP_ROWS},
         rehearse::Rehearsal,
         shape::Shape,
     },
-    plan::{Machine, Plan, Question, SourceTensor, Working, Workload},
+    plan::{self, Machine, Plan, Question, SourceTensor, Working, Workload},
     request::ModelId,
     residency::{Reader, Residency},
 };
@@ -28,6 +29,31 @@ pub(super) struct Planner {
 }
 
 impl Planner {
+    /// For a model with these tensors.
+    pub(super) fn new(shape: Shape, sources: Vec<SourceTensor>, machine: Machine) -> Self {
+        Self {
+            rehearsal: Rehearsal::new(&shape, &sources, machine.threads),
+            shape,
+            sources,
+            machine,
+        }
+    }
+
+    /// For a checkpoint, whose headers are checked, and whose disk is tried for a moment.
+    pub(super) fn of_checkpoint(
+        checkpoint: &Checkpoint,
+        config: &Config,
+        machine: Machine,
+    ) -> Result<Self, EngineError> {
+        let shape = Shape::of(config);
+        let sources = plan::sources(checkpoint, shape.tensors())?;
+        let machine = Machine {
+            disk_bytes_per_s: disk_rate(checkpoint),
+            ..machine
+        };
+        Ok(Self::new(shape, sources, machine))
+    }
+
     /// A plan for the loaded model.
     pub(super) fn plan(
         &self,
@@ -65,7 +91,7 @@ pub(super) struct Current {
     pub(super) weights: Residency,
     pub(super) vocabulary: Vocabulary,
     pub(super) planner: Arc<Planner>,
-    /// What weights are read with, before any derivative is known.
+    /// What weights are read with.
     pub(super) reader: Arc<Reader>,
     /// In force, or being put there.
     pub(super) plan: Arc<Plan>,

@@ -2,7 +2,7 @@
 //! request does.
 
 use std::{
-    sync::{Arc, atomic::AtomicBool},
+    sync::atomic::{AtomicBool, Ordering},
     time::Instant,
 };
 
@@ -45,10 +45,19 @@ impl<'a> Served<'a> {
         };
         served.worker.current_mut()?.set_mlp_rows(MLP_ROWS);
         served.fit_plan()?;
-        while let Err(error) = served.reserve() {
-            served.give_way(error)?;
+        if let Err(error) = served.reserve() {
+            served.make_room(error)?;
         }
         Ok(served)
+    }
+
+    /// Gives way until the request's activations have room.
+    fn make_room(&mut self, refused: EngineError) -> Result<(), EngineError> {
+        self.give_way(refused)?;
+        while let Err(error) = self.reserve() {
+            self.give_way(error)?;
+        }
+        Ok(())
     }
 
     /// Takes another plan when the present one has no room for this request.
@@ -66,7 +75,7 @@ impl<'a> Served<'a> {
         let plan = current
             .planner
             .plan_with(level, budget, workload, current.mlp_rows)?;
-        self.worker.switch_now(plan)?;
+        self.worker.switch_now(plan, self.cancel)?;
         let more = self.worker.current_mut()?.plan.streamed_bytes();
         if more > streamed {
             self.notices.push(format!(
@@ -115,7 +124,7 @@ impl<'a> Served<'a> {
             Err(error) => return Err(error),
         };
         let streamed = sluice_shared::units::bytes(plan.streamed_bytes());
-        self.worker.switch_now(plan)?;
+        self.worker.switch_now(plan, self.cancel)?;
         self.notices.push(format!(
             "memory is short: {streamed} of weights are streamed in each pass"
         ));
@@ -159,10 +168,11 @@ impl Denoiser for Served<'_> {
             let begun = Instant::now();
             match self.try_pass(pass) {
                 Err(Interrupt::Failed(error @ EngineError::OutOfMemory { .. })) => {
-                    self.give_way(error)?;
-                    while let Err(error) = self.reserve() {
-                        self.give_way(error)?;
+                    let made_room = self.make_room(error);
+                    if made_room.is_err() && self.cancel.load(Ordering::Relaxed) {
+                        return Err(Interrupt::Cancelled);
                     }
+                    made_room?;
                 }
                 Err(interrupt) => return Err(interrupt),
                 Ok(candidates) => {
@@ -215,11 +225,5 @@ impl Worker {
             self.begin_switch(apply);
         }
         self.advance_switch();
-    }
-
-    /// Goes over to a plan at once.
-    pub(super) fn switch_now(&mut self, plan: crate::plan::Plan) -> Result<(), EngineError> {
-        self.start_switch(Arc::new(plan), None)?;
-        self.finish_switch()
     }
 }

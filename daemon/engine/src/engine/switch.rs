@@ -3,7 +3,13 @@
 
 mod steps;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use self::steps::Steps;
 use super::{
@@ -188,20 +194,33 @@ impl Worker {
         }
     }
 
-    /// Goes to the end of a transition. One that was postponed for it is under way again then.
-    pub(super) fn finish_switch(&mut self) -> Result<(), EngineError> {
-        let target = self.switch().map(|switch| Arc::clone(&switch.target));
-        let Some(target) = target else {
-            return Ok(());
-        };
+    /// Goes over to a plan at once, because a request needs it. A transition that was asked for is under way again
+    /// afterwards.
+    pub(super) fn switch_now(
+        &mut self,
+        plan: Plan,
+        cancel: &AtomicBool,
+    ) -> Result<(), EngineError> {
+        self.start_switch(Arc::new(plan), None)?;
+        let finished = self.finish_switch(cancel);
+        if finished.is_err() {
+            self.retract_switch();
+        }
+        finished
+    }
+
+    /// Goes to the end of the transition under way. Cancelled, it says [`EngineError::Stopped`] and leaves it there.
+    pub(super) fn finish_switch(&mut self, cancel: &AtomicBool) -> Result<(), EngineError> {
+        let is_postponed = |switch: &Switch| switch.postponed.is_some();
+        let had_postponed = self.switch().is_some_and(is_postponed);
         while self
             .switch()
-            .is_some_and(|switch| Arc::ptr_eq(&switch.target, &target))
+            .is_some_and(|switch| is_postponed(switch) == had_postponed)
         {
-            if let Err(error) = self.advance(true) {
-                self.retract_switch();
-                return Err(error);
+            if cancel.load(Ordering::Relaxed) {
+                return Err(EngineError::Stopped);
             }
+            self.advance(true)?;
         }
         Ok(())
     }

@@ -183,7 +183,7 @@ fn a_level_changes_while_text_is_made() {
     let (tell, passes) = mpsc::channel();
     let finished = world.submit(world.request(48), move |report| {
         // The command is to meet the run, not its end.
-        std::thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(2));
         let _ = tell.send(report.clone());
     });
     let before = passes.recv().unwrap();
@@ -214,7 +214,7 @@ fn a_budget_changes_while_text_is_made_and_the_text_does_not() {
     let least = world.least_bytes();
     let (tell, passes) = mpsc::channel();
     let finished = world.submit(world.request(48), move |_| {
-        std::thread::sleep(Duration::from_millis(2));
+        thread::sleep(Duration::from_millis(2));
         let _ = tell.send(());
     });
     passes.recv().unwrap();

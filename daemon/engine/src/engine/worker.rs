@@ -7,13 +7,14 @@ use std::{
 
 use super::{
     LoadEvent, LoadedModel, Settings, Shared,
+    ask::default_canvas,
     current::{Current, Planner},
     derive::Keeping,
     serve::Served,
     state::{InForce, Measured},
 };
 use crate::{
-    checkpoint::{Checkpoint, disk_rate},
+    checkpoint::Checkpoint,
     decode::{Vocabulary, diffusion, score},
     device::{self, Rates},
     error::EngineError,
@@ -21,7 +22,6 @@ use crate::{
     model::{
         ModelInfo,
         llada::{Config, Llada, MLP_ROWS},
-        rehearse::Rehearsal,
         shape::Shape,
     },
     ops::Ops,
@@ -138,25 +138,12 @@ impl Worker {
 
     /// What plans for a checkpoint are made from.
     fn planner(&mut self, opened: &Opened) -> Result<Planner, EngineError> {
-        let shape = Shape::of(&opened.config);
-        let sources = plan::sources(&opened.checkpoint, shape.tensors())?;
-        let threads = self.ops.device().threads();
         let rates = match &self.rates {
             Some(rates) => rates.clone(),
             None => self.rates.insert(device::measure(&self.ops)?).clone(),
         };
-        let memory = device::MemoryFacts::read();
-        Ok(Planner {
-            rehearsal: Rehearsal::new(&shape, &sources, threads),
-            machine: Machine {
-                threads,
-                rates: Some(rates),
-                disk_bytes_per_s: disk_rate(&opened.checkpoint),
-                cache_bytes: memory.cache_bytes.unwrap_or(0),
-            },
-            shape,
-            sources,
-        })
+        let machine = Machine::here(self.ops.device().threads(), rates);
+        Planner::of_checkpoint(&opened.checkpoint, &opened.config, machine)
     }
 
     /// Lets the present model go when there is no room for two.
@@ -260,7 +247,10 @@ impl Worker {
         }
         self.shared.ledger.mark();
         let ledger = self.shared.ledger.clone();
-        let mut served = Served::start(self, work.workload(), cancel)?;
+        let mut served = match Served::start(self, work.workload(), cancel) {
+            Err(_) if cancel.load(Ordering::Relaxed) => return Ok(Outcome::Cancelled),
+            served => served?,
+        };
         match work {
             Work::Compare(request) => self.compare(request, cancel, sink),
             Work::Generate(request) => {
@@ -305,7 +295,7 @@ impl Opened {
 fn default_workload(shape: &Shape) -> Workload {
     let usual = Workload::default();
     Workload {
-        canvas: usual.canvas.min(shape.context_length),
+        canvas: default_canvas(shape.context_length),
         ..usual
     }
 }

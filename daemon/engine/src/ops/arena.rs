@@ -102,8 +102,9 @@ struct Layout {
 
 impl Layout {
     fn new(len: usize) -> Self {
+        let whole = 0..len;
         Self {
-            free: vec![0..len],
+            free: vec![whole],
             high_water: 0,
         }
     }
@@ -166,7 +167,8 @@ mod tests {
             for range in taken {
                 layout.give_back(range);
             }
-            prop_assert_eq!(&layout.free, &vec![0..4096]);
+            let whole = 0..4096;
+            prop_assert_eq!(&layout.free, &vec![whole]);
         }
     }
 

@@ -268,8 +268,8 @@ mod tests {
                 "{} for {kl}",
                 found.kl
             );
-            for side in 0..2 {
-                assert!((found.target[side] - logs[side][row * 7]).abs() < 1e-4);
+            for (target, logs) in found.target.iter().zip(&logs) {
+                assert!((target - logs[row * 7]).abs() < 1e-4);
             }
         }
         assert!(found.iter().any(|found| !found.same_top));

@@ -8,7 +8,7 @@ use super::{
     unit::{Storage, TensorPlan, Tier, UnitPlan},
 };
 use crate::{
-    device::Rates,
+    device::{MemoryFacts, Rates},
     format::Format,
     model::shape::Shape,
     residency::{Part, Unit},
@@ -25,6 +25,19 @@ pub struct Machine {
     pub disk_bytes_per_s: Option<f64>,
     /// File pages that the system can keep for us, in bytes.
     pub cache_bytes: u64,
+}
+
+impl Machine {
+    /// This one, with what the system can keep of files at this moment; where the checkpoint lies is not known yet.
+    #[must_use]
+    pub fn here(threads: usize, rates: Rates) -> Self {
+        Self {
+            threads,
+            rates: Some(rates),
+            disk_bytes_per_s: None,
+            cache_bytes: MemoryFacts::read().cache_bytes.unwrap_or(0),
+        }
+    }
 }
 
 /// The time of a pass by resource, in seconds.
@@ -69,7 +82,7 @@ pub(super) fn predict(
             Tier::Device => {}
             // One thread copies while the others compute; it takes that share of the cores.
             Tier::Host => {
-                time.copy_s += streamed() / rates.copy_bytes_per_s / machine.threads as f64
+                time.copy_s += streamed() / rates.copy_bytes_per_s / machine.threads as f64;
             }
             Tier::Disk => time.disk_s += streamed() / machine.disk_bytes_per_s?,
         }

@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc, sync::mpsc};
 
 use anyhow::{Context, Result, bail};
 use sluice_engine::{
-    Engine, Event, Generate, LoadEvent, LoadedModel, Options, Settings, Outcome, Slot, Work,
+    Engine, Event, Generate, LoadEvent, LoadedModel, Options, Outcome, Settings, Slot, Work,
     checkpoint::Source, event::Finish, text::Text,
 };
 use sluice_shared::{
@@ -65,7 +65,11 @@ impl Session {
                 drop(send.send(result));
             }
         });
-        engine.load(Source::Folder(folder.to_owned()), Settings::default(), report);
+        engine.load(
+            Source::Folder(folder.to_owned()),
+            Settings::default(),
+            report,
+        );
         let model = receive
             .recv()
             .context("the engine is gone")?

@@ -34,10 +34,13 @@ impl Checkpoint {
         let mut sum = Sum::default();
         for (file, stamp) in self.files.iter().zip(&self.stamps) {
             sum.number(file.len);
-            // Files inside the program have no times.
-            if let Some(Stamp { modified, .. }) = stamp {
-                sum.number(modified.0.cast_unsigned());
-                sum.number(modified.1.cast_unsigned());
+            match (stamp, file.embedded()) {
+                (Some(Stamp { modified, .. }), _) => {
+                    sum.number(modified.0.cast_unsigned());
+                    sum.number(modified.1.cast_unsigned());
+                }
+                // Files inside the program have no times, and are small.
+                (None, bytes) => sum.bytes(bytes),
             }
         }
         for (name, entry) in &self.tensors {
