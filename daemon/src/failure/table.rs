@@ -92,7 +92,7 @@ fn row(failure: &Failure) -> Row {
         Failure::Engine(error) => engine(error),
         Failure::Text(error) => text(error),
         Failure::NoTokenizer { model } => Row::new(Code::FailedPrecondition, "NO_TOKENIZER")
-            .hint("give ids with --tokens")
+            .hint("give ids in place of text; sluice generate and score take them with --tokens")
             .figure("model", model),
         Failure::TooLong {
             field, found, max, ..
@@ -289,6 +289,12 @@ fn request(error: &RequestError) -> Row {
         RequestError::TooManyDraws { draws, max } => Row::invalid("TOO_MANY_DRAWS", "draws")
             .figure("draws", draws)
             .figure("max", max),
+        RequestError::TooManySamples { samples, max } => {
+            Row::invalid("TOO_MANY_SAMPLES", "max_samples")
+                .hint("ask for fewer samples, or leave their number out for the default")
+                .figure("samples", samples)
+                .figure("max", max)
+        }
     }
 }
 
