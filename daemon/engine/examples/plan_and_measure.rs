@@ -7,8 +7,10 @@
 use std::{error::Error, fs, path::PathBuf, sync::mpsc};
 
 use sluice_engine::{
-    Change, Engine, Event, Generate, LoadEvent, Options, Settings, Slot, Work, checkpoint::Source,
-    event::PassReport, plan::Workload,
+    Change, Engine, Event, Generate, LoadEvent, Options, Settings, Slot, Work,
+    checkpoint::Source,
+    event::PassReport,
+    plan::{Plan, Workload},
 };
 use sluice_shared::{
     policy::PolicyChoice,
@@ -48,7 +50,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         block: BLOCK.min(canvas),
         requests: 1,
     };
-    let plan = engine.plan(&Change::default(), workload)?;
+    // The plan in force, which was made for the usual canvas, with the activations of this one.
+    let loaded_with = engine.in_force().ok_or("no plan is in force")?.plan;
+    let plan = Plan {
+        working: engine.plan(&Change::default(), workload)?.working,
+        ..Plan::clone(&loaded_with)
+    };
+    let asked = engine.plan(&Change::default(), workload)?;
     println!(
         "level {}  budget {}  canvas {canvas}",
         plan.level,
@@ -67,7 +75,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         units::bytes(memory.peak_bytes),
         memory.peak_bytes as f64 / plan.peak_bytes() as f64
     );
-    let predicted = plan.pass.map(|pass| 1000.0 * pass.total_s());
+    let predicted = asked.pass.map(|pass| 1000.0 * pass.total_s());
     for report in &reports {
         let measured = 1000.0 * report.pass_time.as_secs_f64();
         println!(
@@ -79,7 +87,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             units::duration_ms(1000.0 * report.waited.as_secs_f64()),
         );
     }
-    if let Some(pass) = plan.pass {
+    if let Some(pass) = asked.pass {
         println!(
             "of these by the plan: compute {}  copy {}  disk {}",
             units::duration_ms(1000.0 * pass.compute_s),

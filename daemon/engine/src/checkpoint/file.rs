@@ -175,21 +175,12 @@ impl CheckpointFile {
         }
     }
 
-    /// Tells the system that these bytes needn't stay in the page cache.
-    pub(super) fn drop_cached(&self, offset: u64, len: u64) {
-        self.advise(offset, len, Advice::DontNeed);
-    }
-
     /// Tells the system that these bytes will be read soon, through the page cache.
     pub(super) fn will_need(&self, offset: u64, len: u64) {
-        self.advise(offset, len, Advice::WillNeed);
-    }
-
-    fn advise(&self, offset: u64, len: u64, advice: Advice) {
         // To the system, no length means "to the end".
         if let (Content::Disk { file, .. }, Some(len)) = (&self.content, NonZeroU64::new(len)) {
             // Advice: a file system that takes none loses time, nothing else.
-            let _ = rustix::fs::fadvise(file, offset, Some(len), advice);
+            let _ = rustix::fs::fadvise(file, offset, Some(len), Advice::WillNeed);
         }
     }
 

@@ -199,14 +199,14 @@ impl Checkpoint {
         self.files[entry.file].check_unchanged()
     }
 
-    /// Tells the system that a tensor needn't stay in the page cache.
-    pub fn drop_cached(&self, entry: &TensorEntry) {
-        self.files[entry.file].drop_cached(entry.offset, entry.bytes);
-    }
-
-    /// Tells the system that a tensor will soon be read through the page cache.
-    pub fn will_need(&self, entry: &TensorEntry) {
-        self.files[entry.file].will_need(entry.offset, entry.bytes);
+    /// Tells the system that the bytes `part` of a tensor will be read at once, through the page cache: it then fetches
+    /// them in large pieces, where its own guess of what comes next stays far below a disk's speed.
+    ///
+    /// # Panics
+    /// When `part` lies outside the tensor.
+    pub fn will_need(&self, entry: &TensorEntry, part: Range<u64>) {
+        let (file, offset) = self.place(entry, &part);
+        file.will_need(offset, part.end - part.start);
     }
 
     /// Where the bytes `part` of a tensor lie.

@@ -225,7 +225,9 @@ fn read_in_pieces(
     /// Some milliseconds of a disk.
     const PIECE_BYTES: usize = 8 << 20;
     checkpoint.check_unchanged(entry)?;
-    let mut at = part_of(tensor).start;
+    let part = part_of(tensor);
+    let mut at = part.start;
+    checkpoint.will_need(entry, part);
     for piece in out.chunks_mut(PIECE_BYTES) {
         if cancel.load(std::sync::atomic::Ordering::Relaxed) {
             return Ok(false);
