@@ -10,7 +10,7 @@ use clap_complete::Shell;
 use sluice_proto::v1;
 use sluice_shared::policy::PolicyChoice;
 
-pub use plans::{Budget, Plan, Restore, SetBudget, SetLevel, Wish};
+pub use plans::{Budget, Fidelity, Levels, Plan, Restore, SetBudget, SetLevel, Wish};
 
 /// Talks to sluiced, which runs language models that are bigger than the graphics card.
 #[derive(Debug, Parser)]
@@ -49,6 +49,8 @@ pub enum Command {
     Plan(Plan),
     /// Changes how faithful the weights are, while requests run
     Level(SetLevel),
+    /// Measures how close levels come to the checkpoint's own weights
+    Fidelity(Fidelity),
     /// Changes how much memory they may take, while requests run
     Budget(SetBudget),
     /// Goes back to the checkpoint's own weights

@@ -16,7 +16,7 @@ use sluice_proto::{
     },
 };
 
-pub use weights::applying;
+pub use weights::{applying, fidelity};
 use weights::{layer_state, measured, settings, switch};
 
 /// One event of a generation.

@@ -212,6 +212,32 @@ fn an_answer_is_scored() {
 }
 
 #[test]
+fn levels_are_measured_on_the_sample_that_comes_with_the_model() {
+    let daemon = Daemon::start();
+    let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/../daemon/model/sample.txt");
+    let arguments = ["fidelity", sample, "--samples=8", "--seed=1"];
+    let all = [&arguments[..], &["--level", "all"]].concat();
+    let output = daemon.run(&all);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let table = stdout(&output);
+    let levels: Vec<_> = table
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    assert_eq!(levels, ["level", "standard", "moderate", "aggressive", "8"]);
+    let json = daemon.run(&[&all[..], &["--json"]].concat());
+    let rows: Vec<Value> = stdout(&json)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("an object"))
+        .collect();
+    let kl = |row: usize| rows[row]["mean_kl_nats"].as_f64().expect("a number");
+    assert!(kl(0) < 1e-9 && kl(1) > kl(0) && kl(2) > kl(1), "{rows:?}");
+    let mild = daemon.run(&[&arguments[..], &["--level", "mild"]].concat());
+    assert_eq!(code(&mild), 1);
+    assert!(stderr(&mild).contains("mild"), "{}", stderr(&mild));
+}
+
+#[test]
 fn a_level_is_planned_put_in_force_and_taken_back() {
     let daemon = Daemon::start();
     let generate = ["generate", "Tell me a story.", "--length=16", "--seed=1"];

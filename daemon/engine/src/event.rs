@@ -30,7 +30,7 @@ pub enum Event {
     },
     /// Something the user should hear of.
     Notice(String),
-    /// Some draws of an estimate are done.
+    /// Some draws of an estimate, or some passes of a comparison, are done.
     ScoreProgress {
         /// So far.
         done: usize,

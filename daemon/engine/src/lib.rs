@@ -29,7 +29,7 @@ pub mod request;
 pub use engine::{ApplyEvent, Change, Engine, LoadEvent, LoadedModel, Options, Settings};
 pub use error::{EngineError, RequestError};
 pub use event::{Event, Outcome};
-pub use request::{Generate, ModelId, Score, Slot, Work};
+pub use request::{Compare, Generate, ModelId, Score, Slot, Work};
 
 #[cfg(target_endian = "big")]
 compile_error!("checkpoints are little-endian and are used as they lie on disk");

@@ -118,13 +118,13 @@ pub enum Failure {
         /// What was asked for.
         id: u64,
     },
-    /// An estimate has no canvas to watch.
-    #[error("request {id} is an estimate and can't be watched")]
+    /// Only a generation has a canvas to watch.
+    #[error("request {id} is no generation and can't be watched")]
     NotAGeneration {
         /// What was asked for.
         id: u64,
     },
-    /// Somebody stopped an estimate.
+    /// Somebody stopped a request that has nothing to show before its end.
     #[error("the request was cancelled")]
     Cancelled,
     /// The system has no random numbers.

@@ -92,7 +92,7 @@ fn row(failure: &Failure) -> Row {
         Failure::Engine(error) => engine(error),
         Failure::Text(error) => text(error),
         Failure::NoTokenizer { model } => Row::new(Code::FailedPrecondition, "NO_TOKENIZER")
-            .hint("give ids with --tokens")
+            .hint("give ids in place of text; sluice generate and score take them with --tokens")
             .figure("model", model),
         Failure::TooLong {
             field, found, max, ..

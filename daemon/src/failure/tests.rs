@@ -78,6 +78,7 @@ fn request_name(error: &RequestError) -> &'static str {
         R::UnknownToken { .. } => "token",
         R::MaskGiven { .. } => "mask",
         R::TooManyDraws { .. } => "draws",
+        R::TooManySamples { .. } => "samples",
     }
 }
 
@@ -104,7 +105,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 64;
+const VARIANTS: usize = 65;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -369,6 +370,7 @@ fn wrong_requests() -> Vec<RequestError> {
         },
         R::MaskGiven { id: 7 },
         R::TooManyDraws { draws: 2, max: 1 },
+        R::TooManySamples { samples: 2, max: 1 },
     ]
 }
 

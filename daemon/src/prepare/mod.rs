@@ -2,12 +2,14 @@
 //! figures, pins and edits become a canvas.
 
 mod canvas;
+mod samples;
 
 use sluice_engine::{Generate, Score, Slot, text::Text};
 use sluice_proto::model::{
     Cache, EosPolicy, Generation, Input, InvalidField, PinContent, Prompt, Scoring, Turn,
 };
 
+pub use self::samples::measuring;
 use crate::{failure::Failure, models::Serving};
 
 /// Text in one request, in bytes: several times any context, and tokenized in under a second.

@@ -8,9 +8,9 @@ use sluice_proto::v1;
 use super::*;
 use crate::models::ModelName;
 
-const CONTEXT: usize = 200;
+pub(super) const CONTEXT: usize = 200;
 
-fn serving(with_text: bool) -> Serving {
+pub(super) fn serving(with_text: bool) -> Serving {
     let text = Text::new(
         include_bytes!("../../model/tokenizer.json"),
         Some(include_bytes!("../../model/tokenizer_config.json")),

@@ -22,6 +22,8 @@ pub enum Item {
     Generation(v1::GenerationEvent),
     /// Of an estimate.
     Score(v1::ScoreResponse),
+    /// Of a measurement of a level.
+    Fidelity(v1::MeasureFidelityResponse),
 }
 
 impl Item {
@@ -29,6 +31,7 @@ impl Item {
         match self {
             Self::Generation(event) => event.encoded_len(),
             Self::Score(response) => response.encoded_len(),
+            Self::Fidelity(response) => response.encoded_len(),
         }
     }
 }
@@ -45,6 +48,12 @@ impl From<v1::score_response::Kind> for Item {
     }
 }
 
+impl From<v1::measure_fidelity_response::Kind> for Item {
+    fn from(kind: v1::measure_fidelity_response::Kind) -> Self {
+        Self::Fidelity(v1::MeasureFidelityResponse { kind: Some(kind) })
+    }
+}
+
 /// What never changes about a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Facts {
@@ -52,9 +61,9 @@ pub struct Facts {
     pub kind: v1::RequestKind,
     /// Tokens of its prompt.
     pub prompt_tokens: usize,
-    /// Positions to fill, or tokens of the answer.
+    /// Positions to fill, or tokens of the answer or of all samples.
     pub length: usize,
-    /// Blocks of the canvas; 0 for an estimate.
+    /// Blocks of the canvas; 0 for all but generations.
     pub blocks: usize,
 }
 

@@ -60,7 +60,7 @@ async fn read(reader: &mut Reader) -> String {
                     Kind::Notice(notice) => notice.text.clone(),
                     other => format!("{other:?}"),
                 },
-                Item::Score(_) => "score".to_owned(),
+                Item::Score(_) | Item::Fidelity(_) => "figures".to_owned(),
             },
         };
         let last = word == "end";

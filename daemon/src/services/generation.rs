@@ -1,11 +1,8 @@
 //! `GenerationService`: requests are made, listed, watched and cancelled.
 
-use std::{pin::Pin, sync::Arc};
+use std::sync::Arc;
 
-use futures_util::{
-    StreamExt,
-    stream::{self, Stream},
-};
+use futures_util::{StreamExt, stream};
 use sluice_engine::Work;
 use sluice_proto::{
     model::{Generation, Scoring},
@@ -13,10 +10,13 @@ use sluice_proto::{
 };
 use tonic::{Request, Response, Status};
 
-use super::{Daemon, deadline::Deadline};
+use super::{
+    Daemon,
+    deadline::Deadline,
+    requests::{self, Answers},
+};
 use crate::{
     failure::Failure,
-    models::Serving,
     prepare,
     registry::{Facts, Item, Reader, Record},
     translate,
@@ -24,8 +24,6 @@ use crate::{
 
 /// The service; clones share the daemon.
 pub(super) struct Service(pub(super) Arc<Daemon>);
-
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl GenerationService for Service {
@@ -39,16 +37,11 @@ impl GenerationService for Service {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let deadline = Deadline::of(request.metadata());
         let admission = self.0.admit_generation(request.into_inner());
-        let record = self
-            .0
-            .admitted(Deadline::limit(deadline, admission).await)?;
-        let items = owned(self.0.clone(), record, deadline);
-        let answers = items.map(|item| {
-            item.map(|item| v1::GenerateResponse {
-                event: generation_event(&item),
-            })
-        });
-        Ok(Response::new(answers.boxed()))
+        requests::run(&self.0, deadline, admission, |item| {
+            let event = generation_event(item);
+            event.map(|event| v1::GenerateResponse { event: Some(event) })
+        })
+        .await
     }
 
     async fn score(
@@ -57,21 +50,12 @@ impl GenerationService for Service {
     ) -> Result<Response<Self::ScoreStream>, Status> {
         let deadline = Deadline::of(request.metadata());
         let admission = self.0.admit_scoring(request.into_inner());
-        let record = self
-            .0
-            .admitted(Deadline::limit(deadline, admission).await)?;
-        let items = owned(self.0.clone(), record, deadline);
-        let answers = items.filter_map(|item| async {
-            match item {
-                Ok(item) => match &*item {
-                    Item::Score(response) => Some(Ok(*response)),
-                    // Queued, which estimates have no message for.
-                    Item::Generation(_) => None,
-                },
-                Err(status) => Some(Err(status)),
-            }
-        });
-        Ok(Response::new(answers.boxed()))
+        requests::run(&self.0, deadline, admission, |item| match item {
+            Item::Score(response) => Some(*response),
+            // Queued, which estimates have no message for.
+            Item::Generation(_) | Item::Fidelity(_) => None,
+        })
+        .await
     }
 
     async fn list_requests(
@@ -90,7 +74,7 @@ impl GenerationService for Service {
     ) -> Result<Response<Self::WatchRequestStream>, Status> {
         let id = request.into_inner().request_id;
         let record = self.0.find(id)?;
-        if record.kind() == v1::RequestKind::Score {
+        if record.kind() != v1::RequestKind::Generate {
             return Err(Failure::NotAGeneration { id }.into());
         }
         let closing = self.0.closing.clone().cancelled_owned();
@@ -120,15 +104,6 @@ impl GenerationService for Service {
 impl Daemon {
     fn find(&self, id: u64) -> Result<Arc<Record>, Failure> {
         self.requests.find(id).ok_or(Failure::UnknownRequest { id })
-    }
-
-    /// Counts a refusal on its way to the caller.
-    fn admitted(&self, result: Result<Arc<Record>, Failure>) -> Result<Arc<Record>, Status> {
-        result.map_err(|failure| {
-            self.requests.totals().refused();
-            tracing::debug!(reason = %failure, "request refused");
-            failure.into()
-        })
     }
 
     async fn admit_generation(&self, message: v1::GenerateRequest) -> Result<Arc<Record>, Failure> {
@@ -172,94 +147,14 @@ impl Daemon {
             seed: work.seed,
             ..Default::default()
         };
-        let sink = translate::scoring(self.requests.clone(), record.clone(), facts);
+        let sink = translate::figures::figures(self.requests.clone(), record.clone(), facts);
         self.submit(record, Work::Score(work), sink)
-    }
-
-    /// Tokenizes on a thread that may take its time, few at once.
-    async fn prepare<T: Send + 'static>(
-        &self,
-        serving: Serving,
-        prepare: impl FnOnce(&Serving) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<(T, Serving), Failure> {
-        let place = self.preparing.clone().acquire_owned().await;
-        let place = place.expect("the semaphore is never closed");
-        tokio::task::spawn_blocking(move || {
-            let work = prepare(&serving)?;
-            // Held to here even when the caller went away meanwhile.
-            drop(place);
-            Ok((work, serving))
-        })
-        .await?
-    }
-
-    fn submit(
-        &self,
-        record: Arc<Record>,
-        work: Work,
-        sink: sluice_engine::event::Sink,
-    ) -> Result<Arc<Record>, Failure> {
-        // Tokenizing may have taken until after the shutdown began.
-        self.check_open()?;
-        let ticket = self.engine.submit(work, sink)?;
-        self.requests.admit(&record, ticket);
-        tracing::info!(request = record.id(), ahead = ticket.ahead, "admitted");
-        Ok(record)
     }
 }
 
 fn generation_event(item: &Item) -> Option<v1::GenerationEvent> {
     match item {
         Item::Generation(event) => Some(event.clone()),
-        Item::Score(_) => None,
+        Item::Score(_) | Item::Fidelity(_) => None,
     }
-}
-
-/// A stream that a request belongs to: when it is dropped before its end, or the deadline
-/// passes, the request is cancelled.
-struct Owner {
-    daemon: Arc<Daemon>,
-    reader: Reader,
-    deadline: Option<Deadline>,
-    expired: bool,
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        let record = self.reader.record();
-        if record.cancel(&self.daemon.engine) && !self.expired {
-            tracing::info!(request = record.id(), "cancelled: its caller went away");
-        }
-    }
-}
-
-fn owned(
-    daemon: Arc<Daemon>,
-    record: Arc<Record>,
-    deadline: Option<Deadline>,
-) -> impl Stream<Item = Result<Arc<Item>, Status>> {
-    let owner = Owner {
-        daemon,
-        reader: Reader::new(record),
-        deadline,
-        expired: false,
-    };
-    stream::unfold(owner, |mut owner| async {
-        if owner.expired {
-            return None;
-        }
-        let item = tokio::select! {
-            // A caller whose time is over gets nothing more, however much there is.
-            biased;
-            failure = Deadline::passed(owner.deadline) => {
-                owner.expired = true;
-                let record = owner.reader.record();
-                tracing::info!(request = record.id(), "cancelled: its deadline has passed");
-                record.cancel(&owner.daemon.engine);
-                Err(failure.into())
-            }
-            item = owner.reader.next() => item?,
-        };
-        Some((item, owner))
-    })
 }

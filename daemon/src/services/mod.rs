@@ -6,6 +6,7 @@ mod generation;
 mod incoming;
 mod model;
 mod optimizer;
+mod requests;
 mod telemetry;
 
 use std::{

@@ -1,36 +1,41 @@
-//! `OptimizerService`: plans, and putting them in force.
+//! `OptimizerService`: plans, putting them in force, and measuring what they cost in fidelity.
 
-use std::{pin::Pin, sync::Arc};
+use std::sync::Arc;
 
-use futures_util::{
-    StreamExt,
-    stream::{self, Stream},
+use futures_util::{StreamExt, stream};
+use sluice_engine::{
+    Change, EngineError, Work, engine::Outline, model::shape::Preset, plan::PlanError,
 };
-use sluice_engine::{Change, EngineError, engine::Outline, model::shape::Preset, plan::PlanError};
 use sluice_proto::{
-    model::{Adjustment, Planned, Planning},
+    model::{Adjustment, Measuring, Planned, Planning},
     v1::{self, apply_response::Kind, optimizer_service_server::OptimizerService},
 };
 use sluice_shared::level::Level;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::{Daemon, deadline::Deadline, model::model_name};
+use super::{
+    Daemon,
+    deadline::Deadline,
+    model::model_name,
+    requests::{self, Answers},
+};
 use crate::{
     applies::{self, Applied, ApplyState},
     failure::Failure,
+    prepare,
+    registry::{Facts, Item, Record},
     translate,
 };
 
 /// The service; clones share the daemon.
 pub(super) struct Service(pub(super) Arc<Daemon>);
 
-type Answers = Pin<Box<dyn Stream<Item = Result<v1::ApplyResponse, Status>> + Send>>;
-
 #[tonic::async_trait]
 impl OptimizerService for Service {
-    type ApplyStream = Answers;
-    type RestoreStream = Answers;
+    type ApplyStream = Answers<v1::ApplyResponse>;
+    type RestoreStream = Answers<v1::ApplyResponse>;
+    type MeasureFidelityStream = Answers<v1::MeasureFidelityResponse>;
 
     async fn plan(
         &self,
@@ -68,6 +73,20 @@ impl OptimizerService for Service {
         };
         Ok(Response::new(begin(&self.0, change)?))
     }
+
+    async fn measure_fidelity(
+        &self,
+        request: Request<v1::MeasureFidelityRequest>,
+    ) -> Result<Response<Self::MeasureFidelityStream>, Status> {
+        let deadline = Deadline::of(request.metadata());
+        let admission = self.0.admit_measurement(request.into_inner());
+        requests::run(&self.0, deadline, admission, |item| match item {
+            Item::Fidelity(response) => Some(response.clone()),
+            // Queued, which measurements have no message for.
+            Item::Generation(_) | Item::Score(_) => None,
+        })
+        .await
+    }
 }
 
 /// Planning rehearses a pass and may read headers: not for a thread that answers calls.
@@ -87,6 +106,30 @@ async fn blocking<T: Send + 'static>(
 }
 
 impl Daemon {
+    async fn admit_measurement(
+        &self,
+        message: v1::MeasureFidelityRequest,
+    ) -> Result<Arc<Record>, Failure> {
+        self.check_open()?;
+        let checked = Measuring::try_from(message)?;
+        let serving = self.models.serving()?;
+        let (work, _) = self
+            .prepare(serving, move |serving| prepare::measuring(checked, serving))
+            .await?;
+        let record = self.requests.create(Facts {
+            kind: v1::RequestKind::Fidelity,
+            prompt_tokens: 0,
+            length: work.samples.iter().map(Vec::len).sum(),
+            blocks: 0,
+        });
+        let facts = v1::FidelityResult {
+            seed: work.seed,
+            ..Default::default()
+        };
+        let sink = translate::figures::figures(self.requests.clone(), record.clone(), facts);
+        self.submit(record, Work::Compare(work), sink)
+    }
+
     fn plan(&self, asked: Planning) -> Result<v1::Plan, Failure> {
         let (name, outline) = match &asked.model {
             Planned::Loaded => return self.plan_loaded(&asked),
@@ -147,7 +190,7 @@ fn preset(name: &str) -> Result<&'static Preset, Failure> {
     })
 }
 
-fn begin(daemon: &Arc<Daemon>, change: Change) -> Result<Answers, Status> {
+fn begin(daemon: &Arc<Daemon>, change: Change) -> Result<Answers<v1::ApplyResponse>, Status> {
     let serving = daemon.models.serving()?;
     tracing::info!(level = ?change.level, budget_bytes = ?change.budget_bytes, "a client asks for another plan");
     let states = applies::apply(

@@ -2,6 +2,7 @@
 //! grows from the left. Runs on the engine's thread and never waits.
 
 mod advice;
+pub mod figures;
 pub mod plan;
 
 use std::sync::{Arc, Weak};
@@ -9,10 +10,10 @@ use std::sync::{Arc, Weak};
 use sluice_engine::{
     Engine, EngineError, Event, Generate, Outcome, Slot,
     engine::SwitchState,
-    event::{Finish, Generated, PassReport, Position, Scored, Sink, TokenState},
+    event::{Finish, Generated, PassReport, Position, Sink, TokenState},
     plan::PlanError,
 };
-use sluice_proto::v1::{self, generation_event::Kind, score_response};
+use sluice_proto::v1::{self, generation_event::Kind};
 use sluice_shared::sampling::EosPolicy;
 
 use self::advice::Advised;
@@ -35,28 +36,10 @@ pub fn generation(
         advised: Advised::of(work),
         engine,
         saw_lossy: false,
-        home: Home {
-            registry,
-            record,
-            ended: false,
-        },
+        home: Home::new(registry, record),
         stable: Stable::new(&serving, work),
         started: started(&serving, work),
         serving,
-    };
-    Box::new(move |event| translator.take(event))
-}
-
-/// Takes the events of an estimate into its record.
-#[must_use]
-pub fn scoring(registry: Arc<Registry>, record: Arc<Record>, facts: v1::ScoreResult) -> Sink {
-    let mut translator = Scoring {
-        home: Home {
-            registry,
-            record,
-            ended: false,
-        },
-        facts,
     };
     Box::new(move |event| translator.take(event))
 }
@@ -79,6 +62,14 @@ struct Home {
 }
 
 impl Home {
+    fn new(registry: Arc<Registry>, record: Arc<Record>) -> Self {
+        Self {
+            registry,
+            record,
+            ended: false,
+        }
+    }
+
     fn id(&self) -> u64 {
         self.record.id()
     }
@@ -140,7 +131,7 @@ impl Generation {
                 positions,
             } => self.block_done(block, passes, &positions),
             Event::Notice(text) => self.home.record.notice(&text),
-            // Of estimates only.
+            // Of estimates and comparisons only.
             Event::ScoreProgress { .. } => {}
             Event::Finished(Ok(Outcome::Generated(generated))) => self.done(generated),
             Event::Finished(Ok(Outcome::Cancelled)) => self.cancelled_waiting(),
@@ -370,56 +361,4 @@ fn canvas_tokens(positions: &[Position], serving: &Serving) -> Vec<v1::CanvasTok
 fn piece(serving: &Serving, id: u32) -> &[u8] {
     let text = serving.loaded.text.as_ref();
     text.map_or(&[], |text| text.piece(id))
-}
-
-struct Scoring {
-    home: Home,
-    /// What is known of the result beforehand.
-    facts: v1::ScoreResult,
-}
-
-impl Scoring {
-    fn take(&mut self, event: Event) {
-        match event {
-            Event::Started { .. } => {
-                self.home.record.start(None);
-                self.home.registry.touched();
-            }
-            Event::ScoreProgress { done, total } => {
-                let progress = v1::ScoreProgress {
-                    request_id: self.home.id(),
-                    draws_done: done as u32,
-                    draws_total: total as u32,
-                };
-                let item = score_response::Kind::Progress(progress).into();
-                self.home.record.picture(item, done, 0);
-            }
-            // Of generations only.
-            Event::Pass(_) | Event::BlockDone { .. } => {}
-            // An estimate's readers have no message for it.
-            Event::Notice(text) => {
-                tracing::info!(request = self.home.id(), text, "notice of an estimate");
-            }
-            Event::Finished(Ok(Outcome::Scored(scored))) => self.done(&scored),
-            Event::Finished(Ok(Outcome::Cancelled)) => {
-                let state = v1::RequestState::Cancelled;
-                self.home.end(state, None, Some(&Failure::Cancelled));
-            }
-            Event::Finished(Ok(other)) => self.home.fail(&Failure::WrongOutcome(Box::new(other))),
-            Event::Finished(Err(error)) => self.home.fail(&of_request(error)),
-        }
-    }
-
-    fn done(&mut self, scored: &Scored) {
-        let result = v1::ScoreResult {
-            request_id: self.home.id(),
-            log_likelihood: scored.log_likelihood,
-            standard_error: scored.standard_error,
-            is_greedy: scored.is_greedy,
-            elapsed_ms: scored.elapsed.as_secs_f64() * 1000.0,
-            ..self.facts
-        };
-        let item = score_response::Kind::Result(result).into();
-        self.home.end_with(v1::RequestState::Done, item);
-    }
 }

@@ -129,7 +129,7 @@ async fn text_without_a_tokenizer_is_refused_with_the_way_out() {
     let error = generate(&daemon, chat("hello")).await.unwrap_err();
     assert_eq!(error.code, Code::FailedPrecondition);
     assert_eq!(error.reason.as_deref(), Some("NO_TOKENIZER"));
-    assert_eq!(error.hint.as_deref(), Some("give ids with --tokens"));
+    assert!(error.hint.unwrap().contains("--tokens"));
 }
 
 #[tokio::test]

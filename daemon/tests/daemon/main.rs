@@ -5,6 +5,7 @@ mod support;
 mod bad_checkpoints;
 mod bad_requests;
 mod configuration;
+mod fidelity;
 mod generating;
 mod planning;
 mod plans;

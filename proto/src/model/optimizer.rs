@@ -1,4 +1,4 @@
-//! Levels, budgets and workloads as they are asked for.
+//! Levels, budgets, workloads and measurements as they are asked for.
 
 use sluice_shared::level::Level;
 
@@ -45,6 +45,28 @@ pub struct Adjustment {
     pub level: Option<Level>,
     /// The new budget, at least 1; `Some(None)`: the default one.
     pub budget_bytes: Option<Option<u64>>,
+}
+
+/// What a level is measured on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Samples {
+    /// Texts with at least one line that is not blank.
+    Texts(Vec<String>),
+    /// At least one sample, none of them empty.
+    Ids(Vec<Vec<u32>>),
+}
+
+/// A checked [`v1::MeasureFidelityRequest`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Measuring {
+    /// What it is measured on.
+    pub samples: Samples,
+    /// The level; `None`: the one in force.
+    pub level: Option<Level>,
+    /// Seed of the masks.
+    pub seed: Option<u64>,
+    /// Most samples, at least 1.
+    pub max_samples: Option<u32>,
 }
 
 /// A checked [`v1::LoadModelRequest`].
@@ -106,6 +128,39 @@ impl TryFrom<v1::ApplyRequest> for Adjustment {
         Ok(Self {
             level,
             budget_bytes,
+        })
+    }
+}
+
+impl TryFrom<v1::MeasureFidelityRequest> for Measuring {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::MeasureFidelityRequest) -> Result<Self, InvalidField> {
+        use v1::measure_fidelity_request::Samples as Wire;
+
+        let samples = match wire.samples {
+            None => return Err(invalid("samples", "are missing")),
+            Some(Wire::Texts(v1::Texts { texts })) => {
+                if texts.iter().all(|text| text.trim().is_empty()) {
+                    return Err(invalid("texts", "have no line that is not blank"));
+                }
+                Samples::Texts(texts)
+            }
+            Some(Wire::Ids(v1::SampleIds { samples })) => {
+                if samples.is_empty() {
+                    return Err(invalid("ids", "has no samples"));
+                }
+                if let Some(at) = samples.iter().position(|sample| sample.ids.is_empty()) {
+                    return Err(invalid("ids", format!("sample {at} is empty")));
+                }
+                Samples::Ids(samples.into_iter().map(|sample| sample.ids).collect())
+            }
+        };
+        Ok(Self {
+            samples,
+            level: level(wire.level)?,
+            seed: wire.seed,
+            max_samples: at_least_one("max_samples", wire.max_samples)?,
         })
     }
 }
@@ -190,6 +245,39 @@ mod tests {
         assert!(error.problem.contains("moderate, aggressive"), "{error}");
         for bytes in [0, u64::MAX] {
             assert_eq!(load(None, Some(bytes)).unwrap_err().field, "budget_bytes");
+        }
+    }
+
+    #[test]
+    fn a_measurement_has_samples() {
+        use v1::measure_fidelity_request::Samples as Wire;
+
+        let measure = |samples| {
+            Measuring::try_from(v1::MeasureFidelityRequest {
+                samples,
+                ..Default::default()
+            })
+            .map_err(|error| error.to_string())
+        };
+        let texts = |texts: &[&str]| {
+            let texts = texts.iter().map(|text| (*text).to_owned()).collect();
+            Some(Wire::Texts(v1::Texts { texts }))
+        };
+        let ids = |samples: &[&[u32]]| {
+            let sample = |ids: &&[u32]| v1::Sample { ids: ids.to_vec() };
+            let samples = samples.iter().map(sample).collect();
+            Some(Wire::Ids(v1::SampleIds { samples }))
+        };
+        assert!(measure(texts(&["", "\n a"])).is_ok());
+        let checked = measure(ids(&[&[1, 2], &[3]])).unwrap();
+        assert_eq!(checked.samples, Samples::Ids(vec![vec![1, 2], vec![3]]));
+        for (samples, problem) in [
+            (None, "samples: are missing"),
+            (texts(&["", " \n"]), "texts: have no line that is not blank"),
+            (ids(&[]), "ids: has no samples"),
+            (ids(&[&[1], &[]]), "ids: sample 1 is empty"),
+        ] {
+            assert_eq!(measure(samples).unwrap_err(), problem);
         }
     }
 

@@ -13,6 +13,7 @@ Examples:
   sluice status
   sluice plan --preset llada-8b --level moderate --budget 4GiB
   sluice level moderate
+  sluice fidelity stories.txt --level all
 
 Exit codes: 0 done, 1 failed, 64 wrong usage, 69 the daemon can't be reached.
 NO_COLOR, set and not empty, turns colour off.";
@@ -77,6 +78,35 @@ Examples:
 Requests that run go on: weights change between their passes. The predicted effect comes first, the
 measured one last. Ctrl-C stops the watching, not the switch. With --json each line is an object whose
 \"event\" is planned, conversion, switch, notice or applied.",
+        levels()
+    )
+}
+
+pub(super) fn fidelity() -> String {
+    format!(
+        "\
+Examples:
+  sluice fidelity daemon/model/sample.txt --level all
+  sluice fidelity --level moderate --level aggressive --seed 1 < stories.txt
+  sluice fidelity notes.txt --samples 16 --json
+
+Some tokens of each line are masked, and the model says what may stand there: once at the level,
+once with the checkpoint's own weights. The same seed masks the same tokens.
+
+  mean KL        how far the level's probabilities are from the checkpoint's; 0 is no difference
+  same top       how often both have the same most probable token
+  source, level  upper bounds of a token's negative log-likelihood, with the checkpoint's own
+                 weights and with the level's
+  peak, a pass   most memory of the device and the time of a pass, as planned
+
+KL and bounds are in nats a token. They depend on the text: take one that the model should know but
+was not trained on. Lines are cut to 256 tokens. Other requests wait meanwhile. Ctrl-C stops the
+measurement; what was in force is again afterwards.
+
+{}
+
+With --json: level, samples, rows, mean_kl_nats, top_agreement (0 to 1), source_bound_nats,
+level_bound_nats, seed, ms, request_id, peak_bytes, pass_ms.",
         levels()
     )
 }
@@ -159,7 +189,7 @@ mod tests {
 
     #[test]
     fn help_lists_every_level() {
-        for help in [plan(), level()] {
+        for help in [plan(), level(), fidelity()] {
             for level in Level::ALL {
                 assert!(help.contains(level.about()), "{help}");
             }

@@ -1,4 +1,4 @@
-//! The commands that ask for plans and put them in force.
+//! The commands that ask for plans, put them in force and measure them.
 
 use std::path::PathBuf;
 
@@ -79,6 +79,36 @@ pub struct Restore {
     pub json: bool,
 }
 
+/// `sluice fidelity`.
+#[derive(Debug, Args)]
+#[command(after_long_help = help::fidelity())]
+pub struct Fidelity {
+    /// A text of the model's language, of which each line that is not blank is a sample; left out or
+    /// `-`: standard input
+    pub file: Option<PathBuf>,
+    /// The level to measure, or `all` that can be loaded; may be repeated [default: the one in force]
+    #[arg(long = "level", value_name = "LEVEL|all", value_parser = parse_levels)]
+    pub levels: Vec<Levels>,
+    /// Most samples; of more lines, so many are taken, evenly spread [default: 64]
+    #[arg(long, value_name = "N")]
+    pub samples: Option<u32>,
+    /// Seed of the masks [default: drawn by the daemon, and reported]
+    #[arg(long, value_name = "S")]
+    pub seed: Option<u64>,
+    /// Print each level's result as a JSON object on its own line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which levels are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Levels {
+    /// All that can be loaded, and differ.
+    All,
+    /// This one.
+    One(Level),
+}
+
 /// A budget as it is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Budget {
@@ -86,6 +116,15 @@ pub enum Budget {
     Default,
     /// This many bytes.
     Bytes(u64),
+}
+
+fn parse_levels(text: &str) -> Result<Levels, String> {
+    if text == "all" {
+        return Ok(Levels::All);
+    }
+    text.parse()
+        .map(Levels::One)
+        .map_err(|problem: String| format!("{problem}, or `all`"))
 }
 
 fn parse_budget(text: &str) -> Result<Budget, String> {
@@ -100,6 +139,17 @@ fn parse_budget(text: &str) -> Result<Budget, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_level_is_measured_by_its_name_or_with_all_others() {
+        assert_eq!(parse_levels("all"), Ok(Levels::All));
+        assert_eq!(parse_levels("mild"), Ok(Levels::One(Level::Mild)));
+        let problem = parse_levels("every").unwrap_err();
+        assert!(
+            problem.contains("moderate") && problem.contains("`all`"),
+            "{problem}"
+        );
+    }
 
     #[test]
     fn a_budget_is_an_amount_or_the_default() {

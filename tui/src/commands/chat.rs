@@ -172,7 +172,7 @@ fn next_line(reader: &mut impl BufRead) -> Result<Option<String>, Failure> {
         .map_err(|error| Failure::new(format!("read standard input: {error}")))?;
     match read {
         0 => Ok(None),
-        _ => input::read(&bytes[..]).map(Some),
+        _ => input::read(&bytes[..], input::STANDARD_INPUT).map(Some),
     }
 }
 

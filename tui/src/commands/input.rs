@@ -1,34 +1,53 @@
-//! Text arguments, where `-` stands for standard input.
+//! Text arguments and files, where `-` stands for standard input.
 
-use std::io::Read;
+use std::{fs::File, io::Read, path::Path};
 
 use crate::output::Failure;
 
-/// Most bytes read from standard input: far more than any context holds.
+/// Most bytes read of a text: far more than any context holds, and all that the daemon takes.
 pub(super) const INPUT_BYTES_MAX: usize = 1 << 20;
+
+pub(super) const STANDARD_INPUT: &str = "standard input";
 
 /// The argument, or what standard input holds where it is `-`.
 pub(super) fn text(argument: &str) -> Result<String, Failure> {
     if argument == "-" {
-        read(std::io::stdin().lock())
+        read(std::io::stdin().lock(), STANDARD_INPUT)
     } else {
         Ok(argument.to_owned())
     }
 }
 
+/// What a file holds, or standard input where there is none or it is `-`; with the name that messages call it by.
+pub(super) fn file(path: Option<&Path>) -> Result<(String, String), Failure> {
+    let (text, name) = match path.filter(|path| *path != Path::new("-")) {
+        None => (
+            read(std::io::stdin().lock(), STANDARD_INPUT),
+            STANDARD_INPUT.to_owned(),
+        ),
+        Some(path) => {
+            let name = path.display().to_string();
+            let file =
+                File::open(path).map_err(|error| Failure::new(format!("open {name}: {error}")))?;
+            (read(file, &name), name)
+        }
+    };
+    Ok((text?, name))
+}
+
 /// Reads a bounded text, less one newline at its end, which `echo` and editors add.
-pub(super) fn read(reader: impl Read) -> Result<String, Failure> {
+pub(super) fn read(reader: impl Read, name: &str) -> Result<String, Failure> {
     let mut bytes = Vec::new();
     reader
         .take(INPUT_BYTES_MAX as u64 + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| Failure::new(format!("read standard input: {error}")))?;
+        .map_err(|error| Failure::new(format!("read {name}: {error}")))?;
     if bytes.len() > INPUT_BYTES_MAX {
-        return Err(Failure::new("standard input holds more than 1 MiB"));
+        return Err(Failure::new(format!("{name} holds more than 1 MiB")));
     }
     let mut text = String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
-        Failure::new(format!("standard input is not UTF-8 at byte {at}"))
+        Failure::new(format!("{name} is not UTF-8 at byte {at}"))
     })?;
     if text.ends_with('\n') {
         text.pop();
@@ -44,21 +63,21 @@ mod tests {
     use super::*;
 
     fn problem(bytes: &[u8]) -> String {
-        format!("{:?}", read(bytes).unwrap_err())
+        format!("{:?}", read(bytes, "x").unwrap_err())
     }
 
     #[test]
     fn one_newline_at_the_end_is_dropped() {
-        assert_eq!(read(&b"a\nb\n"[..]).unwrap(), "a\nb");
-        assert_eq!(read(&b"a\r\n"[..]).unwrap(), "a");
-        assert_eq!(read(&b"a\n\n"[..]).unwrap(), "a\n");
-        assert_eq!(read(&b""[..]).unwrap(), "");
+        assert_eq!(read(&b"a\nb\n"[..], "x").unwrap(), "a\nb");
+        assert_eq!(read(&b"a\r\n"[..], "x").unwrap(), "a");
+        assert_eq!(read(&b"a\n\n"[..], "x").unwrap(), "a\n");
+        assert_eq!(read(&b""[..], "x").unwrap(), "");
     }
 
     #[test]
     fn what_is_not_text_or_too_much_is_refused() {
         assert!(problem(b"ab\xff").contains("byte 2"));
-        assert!(read(&vec![b'a'; INPUT_BYTES_MAX][..]).is_ok());
+        assert!(read(&vec![b'a'; INPUT_BYTES_MAX][..], "x").is_ok());
         assert!(problem(&vec![b'a'; INPUT_BYTES_MAX + 1]).contains("1 MiB"));
     }
 }

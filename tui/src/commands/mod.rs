@@ -3,6 +3,7 @@
 mod apply;
 mod chat;
 mod edit;
+mod fidelity;
 mod follow;
 mod generate;
 mod input;
@@ -74,6 +75,7 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             let daemon = Daemon::connect(socket).await?;
             apply::restore(&daemon, arguments.json, out).await
         }
+        Some(Command::Fidelity(arguments)) => fidelity::run(socket, &arguments, out).await,
         Some(Command::Requests(arguments)) => {
             let daemon = Daemon::connect(socket).await?;
             requests::list(&daemon, arguments.json, out).await

@@ -231,7 +231,7 @@ pub(super) fn request(frame: &mut Frame<'_>, area: Rect, state: &State, paint: P
     let rows = usize::from(area.height.saturating_sub(2));
     let Some(canvas) = state.canvas() else {
         let words = match state.selected {
-            Some(id) if state.is_scoring(id) => "a scoring, which fills no canvas",
+            Some(id) if state.fills_no_canvas(id) => "a measurement, which fills no canvas",
             Some(_) => "nothing seen of it yet",
             None => "no request; write a prompt below",
         };

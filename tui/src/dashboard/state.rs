@@ -135,14 +135,14 @@ impl State {
         self.canvases.get(&self.selected?)
     }
 
-    /// Whether a request is a scoring, which fills no canvas.
+    /// Whether a request is known to be no generation.
     #[must_use]
-    pub fn is_scoring(&self, request_id: u64) -> bool {
+    pub fn fills_no_canvas(&self, request_id: u64) -> bool {
         let Some((snapshot, _)) = &self.snapshot else {
             return false;
         };
         let mut requests = snapshot.requests.iter();
-        requests.any(|row| row.request_id == request_id && row.kind() == RequestKind::Score)
+        requests.any(|row| row.request_id == request_id && row.kind() != RequestKind::Generate)
     }
 
     /// How old the shown figures are, when that is worth saying.

@@ -170,7 +170,7 @@ fn select(state: &mut State, effects: &mut Vec<Effect>) {
     }
     // Our own request comes over its own stream, and one that ended has nothing to add.
     let wanted = state.selected.filter(|id| {
-        state.own != Own::Active(*id) && !state.has_ended(*id) && !state.is_scoring(*id)
+        state.own != Own::Active(*id) && !state.has_ended(*id) && !state.fills_no_canvas(*id)
     });
     if matches!(state.link, Link::Connected) && wanted != state.watched {
         state.watched = wanted;

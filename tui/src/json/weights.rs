@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use sluice_proto::{
     plan_table,
     v1::{
-        Applied, ApplyPlanned, Conversion, LayerState, Measured, Settings, Switch, UnitState,
-        apply_response::Kind,
+        Applied, ApplyPlanned, Conversion, FidelityResult, LayerState, Measured, Plan, Settings,
+        Switch, UnitState, apply_response::Kind,
     },
 };
 
@@ -46,6 +46,25 @@ fn applied(applied: &Applied) -> Value {
         "plan": applied.plan.as_ref().map(plan_table::json),
         "device_bytes": applied.device_bytes,
         "ms": applied.elapsed_ms,
+    })
+}
+
+/// What a level came to, beside its plan.
+#[must_use]
+pub fn fidelity(result: &FidelityResult, plan: &Plan) -> Value {
+    json!({
+        "level": result.level,
+        "samples": result.samples,
+        "rows": result.rows,
+        "mean_kl_nats": result.mean_kl_nats,
+        "top_agreement": result.top_agreement,
+        "source_bound_nats": result.source_bound_nats,
+        "level_bound_nats": result.level_bound_nats,
+        "seed": result.seed,
+        "ms": result.elapsed_ms,
+        "request_id": result.request_id,
+        "peak_bytes": plan.peak_bytes,
+        "pass_ms": plan.pass_ms,
     })
 }
 

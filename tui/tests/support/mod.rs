@@ -99,6 +99,7 @@ pub struct Seen {
     pub planned: Vec<PlanRequest>,
     pub applied: Vec<ApplyRequest>,
     pub restored: u32,
+    pub measured: Vec<MeasureFidelityRequest>,
 }
 
 impl Fake {
@@ -326,6 +327,7 @@ impl Service {
 impl OptimizerService for Service {
     type ApplyStream = ReceiverStream<Result<ApplyResponse, Status>>;
     type RestoreStream = ReceiverStream<Result<ApplyResponse, Status>>;
+    type MeasureFidelityStream = ReceiverStream<Result<MeasureFidelityResponse, Status>>;
 
     async fn plan(&self, request: Request<PlanRequest>) -> Result<Response<PlanResponse>, Status> {
         let mut seen = self.seen.lock().expect("no test panics with it");
@@ -350,6 +352,34 @@ impl OptimizerService for Service {
             seen.restored += 1;
         }
         self.change()
+    }
+
+    async fn measure_fidelity(
+        &self,
+        request: Request<MeasureFidelityRequest>,
+    ) -> Answers<MeasureFidelityResponse> {
+        use measure_fidelity_response::Kind;
+
+        let request = request.into_inner();
+        let kinds = [
+            Kind::Progress(FidelityProgress {
+                request_id: 7,
+                done: 1,
+                total: 6,
+            }),
+            Kind::Result(fidelity(&request)),
+        ];
+        let mut seen = self.seen.lock().expect("no test panics with it");
+        seen.measured.push(request);
+        drop(seen);
+        let (sender, receiver) = tokio::sync::mpsc::channel(kinds.len());
+        // Without its end, the stream is as one of a daemon that broke.
+        let sent = if self.change.hangs { 1 } else { kinds.len() };
+        for kind in kinds.into_iter().take(sent) {
+            let answer = MeasureFidelityResponse { kind: Some(kind) };
+            sender.try_send(Ok(answer)).expect("room for all");
+        }
+        Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
 
@@ -403,7 +433,23 @@ fn snapshot() -> Snapshot {
     }
 }
 
-/// A plan that needs 3 of 4 GiB and streams nothing.
+/// What a level comes to: near the checkpoint's own weights.
+fn fidelity(request: &MeasureFidelityRequest) -> FidelityResult {
+    FidelityResult {
+        request_id: 7,
+        level: request.level.clone().unwrap_or("standard".into()),
+        samples: 3,
+        rows: 1_234,
+        mean_kl_nats: 0.00125,
+        top_agreement: 0.9875,
+        source_bound_nats: 1.5,
+        level_bound_nats: 1.625,
+        seed: request.seed.unwrap_or(99),
+        elapsed_ms: 1_500.0,
+    }
+}
+
+/// A plan that needs 3 of 4 GiB and streams nothing. Level `mild` can only be planned.
 pub fn plan(level: &str) -> Plan {
     Plan {
         model: "fake".into(),
@@ -414,7 +460,11 @@ pub fn plan(level: &str) -> Plan {
         requests: 1,
         peak_bytes: 3 << 30,
         pass_ms: Some(620.0),
-        is_loadable: true,
+        is_loadable: level != "mild",
+        not_loadable: match level {
+            "mild" => "level mild can only be planned".into(),
+            _ => String::new(),
+        },
         ..Default::default()
     }
 }

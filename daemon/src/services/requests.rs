@@ -1,0 +1,131 @@
+//! The way of every request that computes: prepared aside, admitted, owned by the stream that answers it.
+
+use std::{
+    future::{Future, ready},
+    pin::Pin,
+    sync::Arc,
+};
+
+use futures_util::{
+    StreamExt,
+    stream::{self, Stream},
+};
+use sluice_engine::{Work, event::Sink};
+use tonic::{Response, Status};
+
+use super::{Daemon, deadline::Deadline};
+use crate::{
+    failure::Failure,
+    models::Serving,
+    registry::{Item, Reader, Record},
+};
+
+/// What a request's caller gets.
+pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Admits a request and answers with its items, as far as `answer` has a message for them.
+pub(super) async fn run<T: Send + 'static>(
+    daemon: &Arc<Daemon>,
+    deadline: Option<Deadline>,
+    admission: impl Future<Output = Result<Arc<Record>, Failure>>,
+    answer: fn(&Item) -> Option<T>,
+) -> Result<Response<Answers<T>>, Status> {
+    let admitted = Deadline::limit(deadline, admission).await;
+    let record = admitted.map_err(|failure| {
+        // Counted on its way to the caller.
+        daemon.requests.totals().refused();
+        tracing::debug!(reason = %failure, "request refused");
+        Status::from(failure)
+    })?;
+    let items = owned(daemon.clone(), record, deadline);
+    let answers = items.filter_map(move |item| {
+        ready(match item {
+            Ok(item) => answer(&item).map(Ok),
+            Err(status) => Some(Err(status)),
+        })
+    });
+    Ok(Response::new(answers.boxed()))
+}
+
+impl Daemon {
+    /// Tokenizes on a thread that may take its time, few at once.
+    pub(super) async fn prepare<T: Send + 'static>(
+        &self,
+        serving: Serving,
+        prepare: impl FnOnce(&Serving) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<(T, Serving), Failure> {
+        let place = self.preparing.clone().acquire_owned().await;
+        let place = place.expect("the semaphore is never closed");
+        tokio::task::spawn_blocking(move || {
+            let work = prepare(&serving)?;
+            // Held to here even when the caller went away meanwhile.
+            drop(place);
+            Ok((work, serving))
+        })
+        .await?
+    }
+
+    /// Hands a prepared request to the engine.
+    pub(super) fn submit(
+        &self,
+        record: Arc<Record>,
+        work: Work,
+        sink: Sink,
+    ) -> Result<Arc<Record>, Failure> {
+        // Tokenizing may have taken until after the shutdown began.
+        self.check_open()?;
+        let ticket = self.engine.submit(work, sink)?;
+        self.requests.admit(&record, ticket);
+        tracing::info!(request = record.id(), ahead = ticket.ahead, "admitted");
+        Ok(record)
+    }
+}
+
+/// A stream that a request belongs to: when it is dropped before its end, or the deadline
+/// passes, the request is cancelled.
+struct Owner {
+    daemon: Arc<Daemon>,
+    reader: Reader,
+    deadline: Option<Deadline>,
+    expired: bool,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let record = self.reader.record();
+        if record.cancel(&self.daemon.engine) && !self.expired {
+            tracing::info!(request = record.id(), "cancelled: its caller went away");
+        }
+    }
+}
+
+fn owned(
+    daemon: Arc<Daemon>,
+    record: Arc<Record>,
+    deadline: Option<Deadline>,
+) -> impl Stream<Item = Result<Arc<Item>, Status>> {
+    let owner = Owner {
+        daemon,
+        reader: Reader::new(record),
+        deadline,
+        expired: false,
+    };
+    stream::unfold(owner, |mut owner| async {
+        if owner.expired {
+            return None;
+        }
+        let item = tokio::select! {
+            // A caller whose time is over gets nothing more, however much there is.
+            biased;
+            failure = Deadline::passed(owner.deadline) => {
+                owner.expired = true;
+                let record = owner.reader.record();
+                tracing::info!(request = record.id(), "cancelled: its deadline has passed");
+                record.cancel(&owner.daemon.engine);
+                Err(failure.into())
+            }
+            item = owner.reader.next() => item?,
+        };
+        Some((item, owner))
+    })
+}

@@ -1,0 +1,253 @@
+//! Measuring how close levels are to the checkpoint's own weights.
+
+use std::time::Duration;
+
+use sluice_proto::{
+    client::CallError,
+    v1::{self, measure_fidelity_request::Samples, measure_fidelity_response::Kind},
+};
+use tonic::{Code, Request, Streaming};
+
+use crate::support::{Daemon, checkpoints, generate, tokens, until, within};
+
+const STORIES: &str = include_str!("../../model/sample.txt");
+
+fn texts(texts: &[&str]) -> v1::MeasureFidelityRequest {
+    let texts = texts.iter().map(|text| (*text).to_owned()).collect();
+    v1::MeasureFidelityRequest {
+        samples: Some(Samples::Texts(v1::Texts { texts })),
+        seed: Some(3),
+        ..Default::default()
+    }
+}
+
+fn ids(samples: &[Vec<u32>]) -> v1::MeasureFidelityRequest {
+    let sample = |ids: &Vec<u32>| v1::Sample { ids: ids.clone() };
+    let samples = samples.iter().map(sample).collect();
+    v1::MeasureFidelityRequest {
+        samples: Some(Samples::Ids(v1::SampleIds { samples })),
+        ..texts(&[])
+    }
+}
+
+fn at(level: &str, request: v1::MeasureFidelityRequest) -> v1::MeasureFidelityRequest {
+    v1::MeasureFidelityRequest {
+        level: Some(level.to_owned()),
+        ..request
+    }
+}
+
+/// A measurement that takes seconds on [`checkpoints::slow`].
+fn long() -> v1::MeasureFidelityRequest {
+    let samples = vec![(1..400).collect(); 200];
+    v1::MeasureFidelityRequest {
+        max_samples: Some(200),
+        ..at("moderate", ids(&samples))
+    }
+}
+
+async fn start(
+    daemon: &Daemon,
+    request: impl tonic::IntoRequest<v1::MeasureFidelityRequest>,
+) -> Result<Streaming<v1::MeasureFidelityResponse>, CallError> {
+    let answer = daemon.optimizer().await.measure_fidelity(request).await?;
+    Ok(answer.into_inner())
+}
+
+/// Reads until the first sign of progress.
+async fn id_of(stream: &mut Streaming<v1::MeasureFidelityResponse>) -> u64 {
+    let answer = within("progress", stream.message()).await.unwrap();
+    match answer.unwrap().kind {
+        Some(Kind::Progress(progress)) => progress.request_id,
+        other => panic!("the first answer is {other:?}"),
+    }
+}
+
+async fn measure(
+    daemon: &Daemon,
+    request: impl tonic::IntoRequest<v1::MeasureFidelityRequest>,
+) -> Result<v1::FidelityResult, CallError> {
+    let mut stream = start(daemon, request).await?;
+    let mut done = 0;
+    loop {
+        let answer = within("an answer", stream.message()).await?;
+        match answer.and_then(|answer| answer.kind) {
+            Some(Kind::Progress(progress)) => {
+                assert!(progress.done > done && progress.done <= progress.total);
+                done = progress.done;
+            }
+            Some(Kind::Result(result)) => {
+                assert!(done > 0, "no progress was told");
+                assert_eq!(within("the end", stream.message()).await?, None);
+                return Ok(result);
+            }
+            None => panic!("the stream ended without a result"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn fewer_bits_are_further_from_the_checkpoints_own_weights() {
+    let daemon = Daemon::embedded().await;
+    let before = daemon.snapshot().await;
+    let request = v1::MeasureFidelityRequest {
+        max_samples: Some(12),
+        ..texts(&[STORIES])
+    };
+    let own = measure(&daemon, request.clone()).await.unwrap();
+    assert_eq!(
+        (own.level.as_str(), own.samples, own.seed),
+        ("standard", 12, 3)
+    );
+    assert!(own.mean_kl_nats.abs() < 1e-9 && own.top_agreement == 1.0);
+    assert_eq!(own.source_bound_nats, own.level_bound_nats);
+    // The model knows its language: of 1,024 tokens, a blind guess costs 6.9 nats.
+    assert!(own.source_bound_nats > 0.0 && own.source_bound_nats < 4.0);
+
+    let moderate = measure(&daemon, at("moderate", request.clone()))
+        .await
+        .unwrap();
+    let aggressive = measure(&daemon, at("aggressive", request)).await.unwrap();
+    assert_eq!(aggressive.level, "aggressive");
+    assert_eq!(aggressive.rows, own.rows, "the same masks");
+    assert_eq!(aggressive.source_bound_nats, own.source_bound_nats);
+    assert!(moderate.mean_kl_nats > 0.0);
+    assert!(aggressive.mean_kl_nats > 2.0 * moderate.mean_kl_nats);
+    assert!(aggressive.top_agreement > 0.5 && aggressive.top_agreement < 1.0);
+    assert!(aggressive.elapsed_ms > 0.0);
+
+    let line = daemon.request(aggressive.request_id).await;
+    assert_eq!(line.kind(), v1::RequestKind::Fidelity);
+    assert_eq!(line.state(), v1::RequestState::Done);
+    let watch = v1::WatchRequestRequest {
+        request_id: aggressive.request_id,
+    };
+    let refused = daemon.generation().await.watch_request(watch).await;
+    let refused = CallError::from(refused.unwrap_err());
+    assert_eq!(refused.reason.as_deref(), Some("NOT_A_GENERATION"));
+    let after = daemon.snapshot().await;
+    assert_eq!((after.plan, after.settings), (before.plan, before.settings));
+}
+
+#[tokio::test]
+async fn each_wrong_measurement_is_explained_and_the_daemon_lives_on() {
+    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
+    let good = || ids(&[vec![1, 2, 3]]);
+    let crowd = v1::MeasureFidelityRequest {
+        max_samples: Some(257),
+        ..ids(&vec![vec![1]; 300])
+    };
+    let invalid = Code::InvalidArgument;
+    for (request, code, reason, message) in [
+        (
+            v1::MeasureFidelityRequest::default(),
+            invalid,
+            "INVALID_FIELD",
+            "samples: are missing",
+        ),
+        (
+            texts(&[" \n"]),
+            invalid,
+            "INVALID_FIELD",
+            "texts: have no line that is not blank",
+        ),
+        (
+            texts(&["a fox"]),
+            Code::FailedPrecondition,
+            "NO_TOKENIZER",
+            "the model llada-tiny has no tokenizer and can't read text",
+        ),
+        (
+            texts(&["x".repeat(2 << 20).as_str()]),
+            invalid,
+            "TOO_LONG",
+            "the request has 2097152 bytes of text; at most 1048576 are taken",
+        ),
+        (
+            ids(&[vec![1], vec![1; 257]]),
+            invalid,
+            "INVALID_FIELD",
+            "ids: sample 1 of 257 tokens exceeds the model's context of 256",
+        ),
+        (
+            ids(&[vec![256]]),
+            invalid,
+            "UNKNOWN_TOKEN",
+            "token id 256 lies outside the vocabulary of 256",
+        ),
+        (
+            crowd,
+            invalid,
+            "TOO_MANY_SAMPLES",
+            "257 texts exceed the 256 of one comparison",
+        ),
+        (
+            v1::MeasureFidelityRequest {
+                max_samples: Some(0),
+                ..good()
+            },
+            invalid,
+            "INVALID_FIELD",
+            "max_samples: must be at least 1, not 0",
+        ),
+    ] {
+        let error = measure(&daemon, request).await.unwrap_err();
+        assert_eq!(
+            (error.code, error.reason.as_deref(), error.message.as_str()),
+            (code, Some(reason), message)
+        );
+    }
+    assert_eq!(daemon.snapshot().await.totals.unwrap().requests_refused, 8);
+    let extreme = measure(&daemon, at("extreme", good())).await.unwrap_err();
+    assert!(extreme.message.starts_with("level: "), "{extreme}");
+    // Ids need no tokenizer.
+    let result = measure(&daemon, good()).await.unwrap();
+    assert_eq!((result.samples, result.rows > 0), (1, true));
+}
+
+#[tokio::test]
+async fn a_level_that_can_not_be_loaded_can_not_be_measured() {
+    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny-bf16"), &[]).await;
+    let error = measure(&daemon, at("mild", ids(&[vec![1, 2, 3]])))
+        .await
+        .unwrap_err();
+    assert_eq!(error.code, Code::FailedPrecondition);
+    assert_eq!(error.reason.as_deref(), Some("NOT_LOADABLE_YET"));
+    generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lost_caller_stops_its_measurement_and_the_level_is_as_before() {
+    let daemon = Daemon::with_model(checkpoints::slow(), &["--threads", "1"]).await;
+    let before = daemon.snapshot().await;
+    let mut stream = start(&daemon, long()).await.unwrap();
+    let id = id_of(&mut stream).await;
+    drop(stream);
+    until("the cancel", || async {
+        daemon.request(id).await.state() == v1::RequestState::Cancelled
+    })
+    .await;
+    assert!(daemon.request(id).await.passes < 400);
+    generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
+    let after = daemon.snapshot().await;
+    assert_eq!((after.plan, after.settings), (before.plan, before.settings));
+
+    // Cancelled by its id, and by its deadline.
+    let mut stream = start(&daemon, long()).await.unwrap();
+    let cancel = v1::CancelRequestRequest {
+        request_id: id_of(&mut stream).await,
+    };
+    let answer = daemon.generation().await.cancel_request(cancel).await;
+    assert!(answer.unwrap().into_inner().was_active);
+    let error = loop {
+        if let Err(status) = within("the cancel", stream.message()).await {
+            break CallError::from(status);
+        }
+    };
+    assert_eq!(error.reason.as_deref(), Some("CANCELLED"));
+
+    let mut hasty = Request::new(long());
+    hasty.set_timeout(Duration::from_millis(300));
+    let error = measure(&daemon, hasty).await.unwrap_err();
+    assert_eq!(error.code, Code::DeadlineExceeded);
+}
