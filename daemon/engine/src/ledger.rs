@@ -50,6 +50,15 @@ impl Kind {
     }
 }
 
+/// Since when a peak is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    /// The present request began.
+    Request,
+    /// The present plan was put in force.
+    Plan,
+}
+
 /// The account itself; clones share it.
 #[derive(Clone, Default)]
 pub struct Ledger {
@@ -59,8 +68,8 @@ pub struct Ledger {
 struct Accounts {
     total: Account,
     kinds: [Account; Kind::ALL.len()],
-    /// Largest total since [`Ledger::mark`].
-    marked_peak: AtomicU64,
+    /// Largest totals since [`Ledger::mark`].
+    marked_peaks: [AtomicU64; 2],
     /// Most that may be held at once.
     limit: AtomicU64,
     /// Buffers are counted, and hold nothing.
@@ -74,7 +83,7 @@ impl Default for Accounts {
         Self {
             total: Account::default(),
             kinds: Default::default(),
-            marked_peak: AtomicU64::default(),
+            marked_peaks: Default::default(),
             limit: AtomicU64::new(u64::MAX),
             is_rehearsal: false,
             #[cfg(test)]
@@ -162,9 +171,9 @@ impl Ledger {
             })
             .map_err(|_| self.refusal(kind, bytes))?;
         total.peak.fetch_max(before + bytes, Ordering::Relaxed);
-        self.accounts
-            .marked_peak
-            .fetch_max(before + bytes, Ordering::Relaxed);
+        for peak in &self.accounts.marked_peaks {
+            peak.fetch_max(before + bytes, Ordering::Relaxed);
+        }
         self.accounts.kinds[kind as usize].add(bytes);
         Ok(Entry {
             kind,
@@ -173,7 +182,8 @@ impl Ledger {
         })
     }
 
-    fn refusal(&self, kind: Kind, bytes: u64) -> EngineError {
+    /// What is said when `bytes` can't be had.
+    pub(crate) fn refusal(&self, kind: Kind, bytes: u64) -> EngineError {
         EngineError::OutOfMemory {
             purpose: kind.name(),
             needed_bytes: bytes,
@@ -199,16 +209,16 @@ impl Ledger {
         self.accounts.total.bytes.load(Ordering::Relaxed)
     }
 
-    /// Starts a new measurement of the peak.
-    pub fn mark(&self) {
+    /// Starts a new measurement of a peak.
+    pub fn mark(&self, mark: Mark) {
         let now = self.used_bytes();
-        self.accounts.marked_peak.store(now, Ordering::Relaxed);
+        self.accounts.marked_peaks[mark as usize].store(now, Ordering::Relaxed);
     }
 
     /// Most bytes held since [`Ledger::mark`].
     #[must_use]
-    pub fn peak_since_mark(&self) -> u64 {
-        self.accounts.marked_peak.load(Ordering::Relaxed)
+    pub fn peak_since(&self, mark: Mark) -> u64 {
+        self.accounts.marked_peaks[mark as usize].load(Ordering::Relaxed)
     }
 
     /// All figures.
@@ -342,10 +352,10 @@ mod tests {
     fn what_is_dropped_leaves_the_account() {
         let ledger = Ledger::default();
         let kept = ledger.buffer::<f32>(Kind::Weights, 100).unwrap();
-        ledger.mark();
+        ledger.mark(Mark::Request);
         drop(ledger.buffer::<u8>(Kind::Head, 50).unwrap());
         assert_eq!(ledger.used_bytes(), 400);
-        assert_eq!(ledger.peak_since_mark(), 450);
+        assert_eq!(ledger.peak_since(Mark::Request), 450);
         drop(kept);
         let report = ledger.report();
         assert_eq!((report.used_bytes, report.peak_bytes), (0, 450));

@@ -20,6 +20,21 @@ use crate::{
     residency::{LoadOutcome, Part, Unit},
 };
 
+/// Memory that a comparison takes beside a plan: both sides' rows, a converted part of the head, and a second piece of
+/// logits.
+fn extra_bytes(plan: &Plan, canvases: &[Masked]) -> u64 {
+    let rows: usize = canvases.iter().map(|masked| masked.wanted.len()).sum();
+    let heads = || {
+        let is_head = |unit: &&UnitPlan| matches!(unit.unit, Unit::Head(_));
+        plan.units.iter().filter(is_head)
+    };
+    let width = heads().map(|unit| unit.tensors[0].width).max().unwrap_or(0);
+    let head = heads().map(|unit| unit.tensors[0].numbers()).max();
+    let both_rows = (2 * rows * width * size_of::<f32>()) as u64;
+    // At most as many bytes as the source has, and it may be `f32`.
+    both_rows + head.unwrap_or(0) * size_of::<f32>() as u64 + (8 << 20)
+}
+
 impl Worker {
     /// Runs the comparison. Between its passes no settings change.
     pub(super) fn compare(
@@ -28,7 +43,13 @@ impl Worker {
         cancel: &AtomicBool,
         emit: &mut dyn FnMut(Event),
     ) -> Result<Outcome, EngineError> {
-        self.finish_switch(cancel)?;
+        while self.current_mut()?.switch.is_some() {
+            if cancel.load(Ordering::Relaxed) {
+                return Ok(Outcome::Cancelled);
+            }
+            // Whoever asked for it is told how it ends.
+            self.advance_switch_idle();
+        }
         let before = self.current_mut()?.plan.clone();
         let result = self.compare_levels(request, &before, cancel, emit);
         // Even when cancelled.
@@ -80,9 +101,10 @@ impl Worker {
         tell: &mut dyn FnMut(),
     ) -> Result<Activation, Interrupt> {
         let current = self.current_mut()?;
-        let plan = current
-            .planner
-            .plan(level, before.budget_bytes, before.workload)?;
+        let budget = before
+            .budget_bytes
+            .saturating_sub(extra_bytes(before, canvases));
+        let plan = current.planner.plan(level, budget, before.workload)?;
         plan.check_loadable().map_err(EngineError::from)?;
         self.switch_now(plan, cancel)?;
         let Self { current, ops, .. } = self;

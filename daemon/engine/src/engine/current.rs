@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sluice_shared::level::Level;
 
-use super::switch::Switch;
+use super::{ask::default_canvas, switch::Switch};
 use crate::{
     checkpoint::{Checkpoint, disk_rate},
     decode::Vocabulary,
@@ -84,6 +84,14 @@ impl Planner {
     }
 }
 
+/// What a model is planned for before anybody asks it anything.
+pub(super) fn usual_workload(shape: &Shape) -> Workload {
+    Workload {
+        canvas: default_canvas(shape.context_length),
+        ..Workload::default()
+    }
+}
+
 /// The loaded model.
 pub(super) struct Current {
     pub(super) id: ModelId,
@@ -93,9 +101,11 @@ pub(super) struct Current {
     pub(super) planner: Arc<Planner>,
     /// What weights are read with.
     pub(super) reader: Arc<Reader>,
-    /// In force, or being put there.
+    /// In force; while a switch is under way, the one before it.
     pub(super) plan: Arc<Plan>,
     pub(super) switch: Option<Switch>,
+    /// The request that runs.
+    pub(super) serving: Option<Workload>,
     /// Rows that go through an MLP together: fewer when memory ran short.
     pub(super) mlp_rows: usize,
 }
@@ -113,10 +123,28 @@ impl Current {
 
     /// The present state as a plan: in the middle of a transition it is neither of the two.
     pub(super) fn as_it_stands(&self) -> Plan {
+        // A running request has reserved what it takes, whatever the plan was made for.
+        let serving = self
+            .serving
+            .and_then(|workload| self.working(&workload).ok());
         Plan {
             units: self.weights.unit_plans(),
             slots: self.weights.slots(),
+            working: serving.unwrap_or(self.plan.working),
             ..Plan::clone(&self.plan)
         }
+    }
+
+    /// What plans are made for: the usual canvas, and the request that runs.
+    pub(super) fn workload(&self) -> Workload {
+        let usual = usual_workload(&self.planner.shape);
+        self.serving.map_or(usual, |serving| usual.widest(&serving))
+    }
+
+    /// The plan that a switch leads to, once it has begun to take effect.
+    pub(super) fn target(&self) -> Option<&Plan> {
+        let switch = self.switch.as_ref()?;
+        switch.stepping_towards()?;
+        Some(switch.target())
     }
 }

@@ -10,10 +10,14 @@ use super::{SwitchState, worker::Worker};
 use crate::{
     decode::{Denoiser, ModelDenoiser, Pass, Vocabulary, WeightsState},
     error::EngineError,
+    event::{Event, Outcome},
+    ledger::Mark,
     model::llada::{Interrupt, MLP_ROWS},
     ops::Candidate,
-    plan::{PlanError, Workload},
+    plan::{Plan, PlanError, Workload},
+    request::Compare,
 };
+use sluice_shared::{level::Level, units};
 
 /// The least rows that go through an MLP together when memory is short.
 const MLP_ROWS_MIN: usize = 64;
@@ -43,7 +47,9 @@ impl<'a> Served<'a> {
             notices: Vec::new(),
             frugal_plans: 0,
         };
-        served.worker.current_mut()?.set_mlp_rows(MLP_ROWS);
+        let current = served.worker.current_mut()?;
+        current.set_mlp_rows(MLP_ROWS);
+        current.serving = Some(workload);
         served.fit_plan()?;
         if let Err(error) = served.reserve() {
             served.make_room(error)?;
@@ -51,7 +57,16 @@ impl<'a> Served<'a> {
         Ok(served)
     }
 
-    /// Gives way until the request's activations have room.
+    /// Measures a level.
+    pub(super) fn compare(
+        &mut self,
+        request: &Compare,
+        emit: &mut dyn FnMut(Event),
+    ) -> Result<Outcome, EngineError> {
+        self.worker.compare(request, self.cancel, emit)
+    }
+
+    /// Gives way until the request's activations have room, and the weights their slots.
     fn make_room(&mut self, refused: EngineError) -> Result<(), EngineError> {
         self.give_way(refused)?;
         while let Err(error) = self.reserve() {
@@ -60,35 +75,65 @@ impl<'a> Served<'a> {
         Ok(())
     }
 
-    /// Takes another plan when the present one has no room for this request.
+    /// Takes another plan when the present one, or the one it is giving way to, has no room for this request.
     fn fit_plan(&mut self) -> Result<(), EngineError> {
+        let (level, budget) = self.worker.aim();
         let current = self.worker.current_mut()?;
-        let working = current.working(&self.workload)?;
-        let held = current.plan.peak_bytes() - current.plan.working.total_bytes();
-        let budget = current.plan.budget_bytes;
-        if held + working.total_bytes() <= budget {
+        let working = current.working(&self.workload)?.total_bytes();
+        let has_room = |plan: &Plan| plan.weight_bytes() + working <= budget;
+        let stands = current.as_it_stands();
+        if has_room(&stands) && current.target().is_none_or(has_room) {
             return Ok(());
         }
-        let workload = current.plan.workload.widest(&self.workload);
-        let level = current.plan.level;
-        let streamed = current.plan.streamed_bytes();
-        let plan = current
-            .planner
-            .plan_with(level, budget, workload, current.mlp_rows)?;
+        let plan = self.plan_within(level, budget)?;
+        let streamed = plan.streamed_bytes();
         self.worker.switch_now(plan, self.cancel)?;
-        let more = self.worker.current_mut()?.plan.streamed_bytes();
-        if more > streamed {
+        let more = streamed.saturating_sub(stands.streamed_bytes());
+        if more > 0 {
             self.notices.push(format!(
                 "a canvas of {} leaves less room for weights: {} more are streamed in each pass",
                 self.workload.canvas,
-                sluice_shared::units::bytes(more - streamed)
+                units::bytes(more)
             ));
         }
         Ok(())
     }
 
+    /// A plan with room for this request: with fewer rows at once where that is needed, and where not even streaming
+    /// helps at `off`, at the level that gives the same results.
+    fn plan_within(&mut self, level: Level, budget: u64) -> Result<Plan, EngineError> {
+        let current = self.worker.current_mut()?;
+        let workload = current.plan.workload.widest(&self.workload);
+        let mut refused = None;
+        for rows in [current.mlp_rows, MLP_ROWS_MIN] {
+            for level in [level, Level::Standard] {
+                let is_same = level == Level::Standard;
+                let planned = current.planner.plan_with(level, budget, workload, rows);
+                match planned {
+                    Ok(plan) => {
+                        if rows < current.mlp_rows {
+                            current.set_mlp_rows(rows);
+                            self.notices.push(fewer_rows());
+                        }
+                        return Ok(plan);
+                    }
+                    Err(error @ EngineError::Plan(PlanError::BudgetTooSmall { .. })) => {
+                        refused.get_or_insert(error);
+                    }
+                    Err(error) => return Err(error),
+                }
+                if is_same || level != Level::Off {
+                    break;
+                }
+            }
+        }
+        Err(refused.expect("a plan was made or refused"))
+    }
+
     fn reserve(&mut self) -> Result<(), EngineError> {
-        let working = self.worker.current_mut()?.working(&self.workload)?;
+        let current = self.worker.current_mut()?;
+        current.weights.ensure_stream()?;
+        let working = current.working(&self.workload)?;
         self.worker.ops.reserve(working.activation_bytes)
     }
 
@@ -99,31 +144,26 @@ impl<'a> Served<'a> {
             return Err(refused);
         };
         self.worker.ops.release();
+        let (level, budget) = self.worker.aim();
         let current = self.worker.current_mut()?;
         if current.mlp_rows > MLP_ROWS_MIN {
             current.set_mlp_rows(MLP_ROWS_MIN);
-            self.notices.push(format!(
-                "memory is short: {MLP_ROWS_MIN} rows at once go through an MLP"
-            ));
+            self.notices.push(fewer_rows());
             return Ok(());
         }
         if self.frugal_plans == FRUGAL_PLANS_MAX {
             return Err(refused);
         }
         self.frugal_plans += 1;
-        let budget = current.plan.peak_bytes().saturating_sub(needed_bytes);
-        let workload = current.plan.workload.widest(&self.workload);
-        let plan =
-            current
-                .planner
-                .plan_with(current.plan.level, budget, workload, current.mlp_rows);
-        let plan = match plan {
+        let peak = current.as_it_stands().peak_bytes();
+        let budget = budget.min(peak.saturating_sub(needed_bytes));
+        let plan = match self.plan_within(level, budget) {
             Ok(plan) => plan,
             // The figures of what was refused say more than those of a plan nobody asked for.
             Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) => return Err(refused),
             Err(error) => return Err(error),
         };
-        let streamed = sluice_shared::units::bytes(plan.streamed_bytes());
+        let streamed = units::bytes(plan.streamed_bytes());
         self.worker.switch_now(plan, self.cancel)?;
         self.notices.push(format!(
             "memory is short: {streamed} of weights are streamed in each pass"
@@ -156,9 +196,21 @@ impl<'a> Served<'a> {
         measured.last_rows = rows;
         measured.waited = stream.waited;
         measured.streamed_bytes = stream.bytes;
-        measured.peak_bytes = self.worker.shared.ledger.peak_since_mark();
+        measured.peak_bytes = self.worker.shared.ledger.peak_since(Mark::Plan);
         self.worker.tell_state();
     }
+}
+
+impl Drop for Served<'_> {
+    fn drop(&mut self) {
+        if let Some(current) = &mut self.worker.current {
+            current.serving = None;
+        }
+    }
+}
+
+fn fewer_rows() -> String {
+    format!("memory is short: {MLP_ROWS_MIN} rows at once go through an MLP")
 }
 
 impl Denoiser for Served<'_> {
@@ -217,6 +269,17 @@ impl Denoiser for Served<'_> {
 impl Worker {
     pub(super) fn current_mut(&mut self) -> Result<&mut super::current::Current, EngineError> {
         self.current.as_mut().ok_or(EngineError::NoModel)
+    }
+
+    /// The level and budget that requests are to keep to: those a change under way leads to, once it has begun to take
+    /// effect, else those in force.
+    fn aim(&self) -> (Level, u64) {
+        let asked = self
+            .current
+            .as_ref()
+            .and_then(|current| current.switch.as_ref()?.stepping_towards());
+        let settings = asked.unwrap_or_else(|| self.shared.state.settings());
+        (settings.level, self.shared.state.budget_bytes(&settings))
     }
 
     /// What may happen between two passes: a change of the settings begins, or goes a step further.

@@ -13,7 +13,7 @@ use std::{
 
 use self::steps::Steps;
 use super::{
-    ApplyEvent, ApplyReport, Measured, Settings, SwitchState, current::Current, derive::Conversion,
+    ApplyEvent, ApplyReport, Settings, SwitchState, current::Current, derive::Conversion,
     worker::Worker,
 };
 use crate::{
@@ -53,6 +53,17 @@ impl Switch {
         }
     }
 
+    /// The settings that it leads to, once it has begun to take effect.
+    pub(super) fn stepping_towards(&self) -> Option<Settings> {
+        let (settings, _) = self.asked.as_ref()?;
+        (!self.is_converting()).then_some(*settings)
+    }
+
+    /// The plan that it leads to.
+    pub(super) fn target(&self) -> &Plan {
+        &self.target
+    }
+
     fn is_converting(&self) -> bool {
         matches!(self.stage, Stage::Converting(_))
     }
@@ -79,7 +90,7 @@ impl Worker {
         let budget = self.shared.state.budget_bytes(&settings);
         let planned = current
             .planner
-            .plan(settings.level, budget, current.plan.workload)
+            .plan(settings.level, budget, current.workload())
             .and_then(|plan| {
                 plan.check_loadable()?;
                 Ok(plan)
@@ -163,7 +174,10 @@ impl Worker {
             return Ok(());
         };
         // A wider request may have come while weights were converted.
-        let workload = switch.target.workload.widest(&stands.workload);
+        let workload = match current.serving {
+            Some(serving) => switch.target.workload.widest(&serving),
+            None => switch.target.workload,
+        };
         if switch.asked.is_some() && workload != switch.target.workload {
             let Plan {
                 level,
@@ -279,7 +293,7 @@ impl Worker {
         };
         current.plan = Arc::clone(&switch.target);
         current.switch = switch.postponed.map(|postponed| *postponed);
-        self.measured = Measured::default();
+        self.start_measuring();
         if let Some((settings, _)) = &switch.asked {
             self.shared.state.set_settings(*settings);
         }
@@ -305,9 +319,25 @@ impl Worker {
         }
     }
 
+    /// Tells whoever asked, and goes back to the settings in force.
     fn fail_switch(&mut self, error: EngineError) {
+        let was_asked = self.switch().is_some_and(|switch| switch.asked.is_some());
         self.abandon_switch(error);
         self.settle_failure();
+        let settings = self.shared.state.settings();
+        let budget = self.shared.state.budget_bytes(&settings);
+        let Some(current) = self.current.as_ref().filter(|_| was_asked) else {
+            return;
+        };
+        let back = current
+            .planner
+            .plan(settings.level, budget, current.workload());
+        // When even that can't be had, the weights stay as they are: mixed, and whole.
+        if let Ok(plan) = back
+            && self.start_switch(Arc::new(plan), None).is_err()
+        {
+            self.settle_failure();
+        }
     }
 
     /// Takes back what a request needed and couldn't have; the request is told.

@@ -7,8 +7,7 @@ use std::{
 
 use super::{
     LoadEvent, LoadedModel, Settings, Shared,
-    ask::default_canvas,
-    current::{Current, Planner},
+    current::{Current, Planner, usual_workload},
     derive::Keeping,
     serve::Served,
     state::{InForce, Measured},
@@ -19,13 +18,13 @@ use crate::{
     device::{self, Rates},
     error::EngineError,
     event::{Event, Outcome, Sink},
+    ledger::Mark,
     model::{
         ModelInfo,
         llada::{Config, Llada, MLP_ROWS},
-        shape::Shape,
     },
     ops::Ops,
-    plan::{self, Machine, Plan, Workload},
+    plan::{self, Machine, Plan},
     request::{ModelId, Work},
     residency::{LoadOutcome, Reader, Residency},
     schedule::{Command, Job, Load},
@@ -95,18 +94,18 @@ impl Worker {
             mut report,
             cancel,
         } = load;
-        self.abandon_switch(EngineError::Superseded);
         let result = catch_unwind(AssertUnwindSafe(|| -> Result<_, EngineError> {
             let opened = Opened::new(&source)?;
             let planner = Arc::new(self.planner(&opened)?);
             let budget = self.shared.state.budget_bytes(&settings);
-            let workload = default_workload(&planner.shape);
+            let workload = usual_workload(&planner.shape);
             let plan = planner.plan(settings.level, budget, workload)?;
             plan.check_loadable()?;
             let plan = Arc::new(plan);
             report(LoadEvent::Planned(Arc::clone(&plan)));
             // Before the present model may have to go: this takes long, and a full disk leaves it there.
             let reader = self.reader(&opened.checkpoint, &planner, &plan, &cancel, &mut report)?;
+            self.abandon_switch(EngineError::Superseded);
             self.make_room(&plan);
             self.shared.ledger.set_limit(budget);
             let total_bytes: u64 = plan.units.iter().map(plan::UnitPlan::bytes).sum();
@@ -182,6 +181,7 @@ impl Worker {
             reader,
             plan,
             switch: None,
+            serving: None,
             mlp_rows: MLP_ROWS,
         });
         let loaded = Arc::new(LoadedModel {
@@ -191,7 +191,7 @@ impl Worker {
         });
         self.shared.state.set_settings(settings);
         self.shared.state.set_model(Arc::clone(&loaded), planner);
-        self.measured = Measured::default();
+        self.start_measuring();
         self.tell_state();
         Ok(loaded)
     }
@@ -202,6 +202,12 @@ impl Worker {
         self.shared
             .ledger
             .set_limit(state.budget_bytes(&state.settings()));
+    }
+
+    /// Another plan is in force: what was measured under the one before says nothing of it.
+    pub(super) fn start_measuring(&mut self) {
+        self.measured = Measured::default();
+        self.shared.ledger.mark(Mark::Plan);
     }
 
     /// Tells everybody how the weights stand.
@@ -245,17 +251,17 @@ impl Worker {
         if current.id != work.model() {
             return Err(EngineError::ModelReplaced);
         }
-        self.shared.ledger.mark();
+        self.shared.ledger.mark(Mark::Request);
         let ledger = self.shared.ledger.clone();
         let mut served = match Served::start(self, work.workload(), cancel) {
             Err(_) if cancel.load(Ordering::Relaxed) => return Ok(Outcome::Cancelled),
             served => served?,
         };
         match work {
-            Work::Compare(request) => self.compare(request, cancel, sink),
+            Work::Compare(request) => served.compare(request, sink),
             Work::Generate(request) => {
                 let mut generated = diffusion::generate(request, &mut served, sink)?;
-                generated.peak_device_bytes = ledger.peak_since_mark();
+                generated.peak_device_bytes = ledger.peak_since(Mark::Request);
                 Ok(Outcome::Generated(generated))
             }
             Work::Score(request) => score::score(request, &mut served, sink),
@@ -288,15 +294,6 @@ impl Opened {
             config,
             text,
         })
-    }
-}
-
-/// What a model is planned for before anybody asks it anything.
-fn default_workload(shape: &Shape) -> Workload {
-    let usual = Workload::default();
-    Workload {
-        canvas: default_canvas(shape.context_length),
-        ..usual
     }
 }
 

@@ -216,7 +216,13 @@ impl Plan {
     /// Most bytes of the device's memory that are held at once.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {
-        self.resident_bytes() + self.slots.total_bytes() + self.working.total_bytes()
+        self.weight_bytes() + self.working.total_bytes()
+    }
+
+    /// Bytes for weights: those that stay on the device, and the slots of the others.
+    #[must_use]
+    pub fn weight_bytes(&self) -> u64 {
+        self.resident_bytes() + self.slots.total_bytes()
     }
 
     /// Bytes of weights that stay on the device.

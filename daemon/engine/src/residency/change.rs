@@ -1,6 +1,13 @@
 //! Changes of what lives where, made between passes: the steps of a transition.
 
-use std::sync::{Arc, atomic::AtomicBool, mpsc};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+};
 
 use super::{Held, LoadOutcome, Place, Residency, reader::Loaded};
 use crate::{
@@ -17,6 +24,8 @@ pub(crate) struct Preparation {
     result: mpsc::Receiver<Result<Option<Loaded>, EngineError>>,
     /// Set to give it up.
     cancel: Arc<AtomicBool>,
+    /// None once it was waited for.
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Preparation {
@@ -42,9 +51,13 @@ impl Preparation {
 }
 
 impl Drop for Preparation {
+    /// Its memory is back when this returns: whoever gave it up counts on that.
     fn drop(&mut self) {
-        self.cancel
-            .store(true, std::sync::atomic::Ordering::Relaxed);
+        self.cancel.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A panic was told to whoever asked.
+            drop(thread.join());
+        }
     }
 }
 
@@ -61,7 +74,7 @@ impl Residency {
         let cancel = Arc::new(AtomicBool::new(false));
         let reader = Arc::clone(self.reader());
         let (unit, ops, flag) = (unit.clone(), Arc::clone(ops), Arc::clone(&cancel));
-        std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("sluice-prepare".to_owned())
             .spawn(move || {
                 let loaded = reader.load(&unit, memory, ops.device(), &flag);
@@ -69,23 +82,29 @@ impl Residency {
                 let _ = sender.send(loaded);
             })
             .map_err(|error| EngineError::Threads(error.to_string()))?;
-        Ok(Preparation { result, cancel })
+        Ok(Preparation {
+            result,
+            cancel,
+            thread: Some(thread),
+        })
     }
 
-    /// Puts what was made ready in the place of the present form.
+    /// Puts what was made ready in the place of the units' present forms.
     pub(crate) fn swap(
         &mut self,
-        index: usize,
-        unit: &UnitPlan,
-        loaded: Loaded,
+        ready: Vec<(usize, Loaded)>,
+        units: &[UnitPlan],
     ) -> Result<(), EngineError> {
-        let was_streamed = self.held[index].plan.is_streamed();
-        self.held[index] = Held {
-            plan: unit.clone(),
-            place: Place::Resident(loaded),
-        };
-        self.epoch += 1;
-        if was_streamed {
+        let mut were_streamed = false;
+        for (index, loaded) in ready {
+            were_streamed |= self.held[index].plan.is_streamed();
+            self.held[index] = Held {
+                plan: units[index].clone(),
+                place: Place::Resident(loaded),
+            };
+            self.epoch += 1;
+        }
+        if were_streamed {
             self.start_stream()?;
         }
         Ok(())

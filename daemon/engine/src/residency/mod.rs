@@ -199,10 +199,23 @@ impl Residency {
         Ok(())
     }
 
+    /// Starts the stream again where its slots could not be had before.
+    pub(crate) fn ensure_stream(&mut self) -> Result<(), EngineError> {
+        let is_streamed = |held: &Held| held.plan.is_streamed();
+        match self.stream.is_none() && self.held.iter().any(is_streamed) {
+            true => self.start_stream(),
+            false => Ok(()),
+        }
+    }
+
+    fn no_slots(&self) -> EngineError {
+        self.ledger.refusal(Kind::Slots, self.slots.total_bytes())
+    }
+
     /// Waits for a unit and holds it until the guard is dropped.
     ///
     /// # Errors
-    /// When it is streamed and can't be read.
+    /// When it is streamed and can't be read, or there was no memory for slots.
     ///
     /// # Panics
     /// When the model has no such unit.
@@ -211,7 +224,7 @@ impl Residency {
         let bytes = match &held.place {
             Place::Resident(loaded) => Bytes::Resident(loaded),
             Place::Streamed(place) => {
-                let stream = self.stream.as_ref().expect("streamed units have a stream");
+                let stream = self.stream.as_ref().ok_or_else(|| self.no_slots())?;
                 Bytes::Streamed(stream.take(*place)?)
             }
             Place::Rows | Place::Rehearsed => Bytes::None,

@@ -15,9 +15,13 @@ use crate::{
 pub(super) struct Steps {
     left: VecDeque<Step>,
     done: usize,
-    /// The next step's unit, being made ready.
-    preparing: Option<Preparation>,
+    /// Units of the next steps, being made ready.
+    preparing: VecDeque<Preparation>,
 }
+
+/// Units that are made ready at once: enough for a step in every gap between passes, few enough to leave those the
+/// threads.
+const PREPARATIONS_MAX: usize = 4;
 
 impl Steps {
     pub(super) fn new(steps: Vec<Step>) -> Self {
@@ -39,40 +43,84 @@ impl Steps {
         self.left.is_empty()
     }
 
-    /// Makes the next step if it is ready, or with `wait` as soon as it is; whether there was one.
+    /// Makes the steps that are ready, with `wait` at least one; whether there were any.
     pub(super) fn step(
         &mut self,
         target: &Plan,
         weights: &mut Residency,
         ops: &Arc<Ops>,
-        wait: bool,
+        mut wait: bool,
     ) -> Result<bool, EngineError> {
+        let done_before = self.done;
+        let mut swapped = Vec::new();
+        loop {
+            self.prepare_ahead(target, weights, ops)?;
+            let Some(&Step::Bring { unit, beside: true }) = self.left.front() else {
+                break;
+            };
+            let Some(first) = self.preparing.front() else {
+                break;
+            };
+            let loaded = match wait {
+                true => Some(first.wait()),
+                false => first.poll(),
+            };
+            let Some(loaded) = loaded else { break };
+            self.preparing.pop_front();
+            swapped.push((unit, loaded?));
+            self.advance();
+            wait = false;
+        }
+        if !swapped.is_empty() {
+            weights.swap(swapped, &target.units)?;
+        } else if self.preparing.is_empty() {
+            self.step_in_place(target, weights, ops)?;
+        }
+        Ok(self.done > done_before)
+    }
+
+    /// Begins to make ready what comes next, as far as there is room for it.
+    fn prepare_ahead(
+        &mut self,
+        target: &Plan,
+        weights: &Residency,
+        ops: &Arc<Ops>,
+    ) -> Result<(), EngineError> {
+        while self.preparing.len() < PREPARATIONS_MAX
+            && let Some(&Step::Bring { unit, beside: true }) = self.left.get(self.preparing.len())
+        {
+            match weights.prepare(&target.units[unit], ops) {
+                Ok(preparing) => self.preparing.push_back(preparing),
+                // The steps count on one at a time; those ahead of it make room first.
+                Err(EngineError::OutOfMemory { .. }) if !self.preparing.is_empty() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the next step where it can't be made ready beside the passes.
+    fn step_in_place(
+        &mut self,
+        target: &Plan,
+        weights: &mut Residency,
+        ops: &Arc<Ops>,
+    ) -> Result<(), EngineError> {
         let units = &target.units;
         match self.left.front() {
-            None => return Ok(false),
-            Some(&Step::Bring { unit, beside: true }) => {
-                let preparing = match self.preparing.take() {
-                    Some(preparing) => preparing,
-                    None => weights.prepare(&units[unit], ops)?,
-                };
-                let loaded = match wait {
-                    true => Some(preparing.wait()),
-                    false => preparing.poll(),
-                };
-                let Some(loaded) = loaded else {
-                    self.preparing = Some(preparing);
-                    return Ok(false);
-                };
-                weights.swap(unit, &units[unit], loaded?)?;
-            }
+            None | Some(Step::Bring { beside: true, .. }) => return Ok(()),
             Some(&Step::Bring { unit, .. }) => weights.replace(unit, &units[unit], ops)?,
             Some(Step::Stream { evicted, slots }) => weights.stream(evicted, units, *slots)?,
             Some(Step::Settle { evicted, brought }) => {
                 weights.settle(evicted, brought, units, target.slots, ops)?;
             }
         }
+        self.advance();
+        Ok(())
+    }
+
+    fn advance(&mut self) {
         self.left.pop_front();
         self.done += 1;
-        Ok(true)
     }
 }
