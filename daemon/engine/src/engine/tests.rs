@@ -108,8 +108,16 @@ impl World {
     }
 
     fn least_bytes(&self) -> u64 {
+        self.least_bytes_of(self.engine.settings().level)
+    }
+
+    fn least_bytes_of(&self, level: Level) -> u64 {
         let workload = self.engine.in_force().unwrap().plan.workload;
-        match self.engine.plan(&budget(1), workload).unwrap_err() {
+        let change = Change {
+            level: Some(level),
+            ..budget(1)
+        };
+        match self.engine.plan(&change, workload).unwrap_err() {
             EngineError::Plan(PlanError::BudgetTooSmall { least_bytes, .. }) => least_bytes,
             error => panic!("{error}"),
         }
@@ -375,4 +383,84 @@ fn every_reservation_may_fail() {
         assert_eq!(world.engine.memory().used_bytes, before);
         assert_eq!(short().unwrap().tokens, expected.tokens);
     }
+}
+
+/// The same for what streams and what changes: slots, units that come and go.
+#[test]
+fn every_reservation_of_a_change_may_fail() {
+    let world = world(Level::Off, None);
+    let short = || {
+        let finished = world.submit(world.request(12), |_| {});
+        finished.recv().unwrap()
+    };
+    let expected = short().unwrap().tokens;
+    let least = world.least_bytes_of(Level::Standard);
+    let to_little = Change {
+        level: Some(Level::Standard),
+        budget_bytes: Some(Some(least * 5 / 4)),
+    };
+    let back = Change {
+        level: Some(Level::Off),
+        budget_bytes: Some(None),
+    };
+    let ledger = &world.engine.shared.ledger;
+    for change in [to_little, back, level(Level::Aggressive)] {
+        let start = if change == back { to_little } else { back };
+        for number in 1.. {
+            world.apply(start).recv().unwrap().unwrap();
+            ledger.fail_at(number);
+            let result = world.apply(change).recv().unwrap();
+            let has_failed = ledger.has_failed();
+            ledger.fail_at(0);
+            if let Err(error) = &result {
+                assert!(matches!(error, EngineError::OutOfMemory { .. }), "{error}");
+            }
+            let generated = short().unwrap();
+            if result.is_err() || change != level(Level::Aggressive) {
+                assert_eq!(generated.tokens, expected, "{change:?}, {number}");
+            }
+            if !has_failed {
+                break;
+            }
+        }
+        // And in requests, whatever is in force now.
+        let expected = short().unwrap().tokens;
+        for number in 1.. {
+            ledger.fail_at(number);
+            let result = short();
+            let has_failed = ledger.has_failed();
+            ledger.fail_at(0);
+            match result {
+                Ok(generated) => assert_eq!(generated.tokens, expected),
+                Err(error) => {
+                    assert!(matches!(error, EngineError::OutOfMemory { .. }), "{error}");
+                }
+            }
+            assert!(world.engine.is_alive() && short().is_ok());
+            if !has_failed {
+                break;
+            }
+        }
+    }
+}
+
+/// A wide request meets a change that has begun: it gets its room, and the change its end.
+#[test]
+fn a_wide_request_and_a_change_both_get_what_they_asked_for() {
+    let world = world(Level::Off, None);
+    let least = world.least_bytes_of(Level::Moderate);
+    let change = Change {
+        level: Some(Level::Moderate),
+        budget_bytes: Some(Some(least * 2)),
+    };
+    let running = world.submit(world.request(400), |_| {});
+    let plan = world.apply(change).recv().unwrap().unwrap();
+    assert_eq!(plan.level, Level::Moderate);
+    assert!(
+        world.engine.memory().used_bytes <= least * 2,
+        "the running request is in the plan"
+    );
+    running.recv().unwrap().unwrap();
+    assert_eq!(world.engine.settings().level, Level::Moderate);
+    assert_eq!(world.engine.in_force().unwrap().plan.level, Level::Moderate);
 }

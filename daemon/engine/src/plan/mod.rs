@@ -8,7 +8,10 @@ mod time;
 mod transition;
 mod unit;
 
-use sluice_shared::level::{AUTO_FACTOR, Level};
+use sluice_shared::{
+    level::{AUTO_FACTOR, Level},
+    units,
+};
 
 pub use self::{
     time::{Machine, PassTime},
@@ -148,7 +151,9 @@ pub struct Plan {
 pub enum PlanError {
     /// Not even the least that works fits.
     #[error(
-        "a budget of {budget_bytes} bytes is too small: level {level} needs at least {least_bytes} for a canvas of {canvas}"
+        "a budget of {budget} is too small: level {level} needs at least {least} for a canvas of {canvas}",
+        budget = units::bytes(*budget_bytes),
+        least = units::bytes_to_type(*least_bytes)
     )]
     BudgetTooSmall {
         /// What was allowed.
