@@ -53,8 +53,9 @@ impl Steps {
     ) -> Result<bool, EngineError> {
         let done_before = self.done;
         let mut swapped = Vec::new();
-        loop {
-            self.prepare_ahead(target, weights, ops)?;
+        self.prepare_ahead(target, weights, ops)?;
+        // Those that are begun here are for a later gap: passes are not to wait for them.
+        for _ in 0..self.preparing.len() {
             let Some(&Step::Bring { unit, beside: true }) = self.left.front() else {
                 break;
             };
@@ -73,6 +74,8 @@ impl Steps {
         }
         if !swapped.is_empty() {
             weights.swap(swapped, &target.units)?;
+            // What they replaced has made room.
+            self.prepare_ahead(target, weights, ops)?;
         } else if self.preparing.is_empty() {
             self.step_in_place(target, weights, ops)?;
         }
