@@ -69,12 +69,15 @@ impl Converted {
 
 impl Derivative {
     /// The copy with all that the plan's level converts, whatever is streamed; `None` where it converts nothing.
+    ///
+    /// # Errors
+    /// When the source can't be read.
     pub(crate) fn new(
         folder: &Path,
         source: &Arc<Checkpoint>,
         sources: &[SourceTensor],
         plan: &Plan,
-    ) -> Option<Self> {
+    ) -> Result<Option<Self>, CheckpointError> {
         let mut tensors: Vec<Converted> = Vec::new();
         let mut known = vec![false; sources.len()];
         for tensor in plan.units.iter().flat_map(|unit| &unit.tensors) {
@@ -93,14 +96,17 @@ impl Derivative {
                 });
             }
         }
-        (!tensors.is_empty()).then(|| Self {
+        if tensors.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Self {
             folder: folder.to_owned(),
             name: model_name(&source.source),
-            fingerprint: source.fingerprint(),
+            fingerprint: source.fingerprint()?,
             level: plan.level,
             source: Arc::clone(source),
             tensors,
-        })
+        }))
     }
 
     /// Where it lies.

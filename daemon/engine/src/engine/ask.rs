@@ -100,6 +100,7 @@ pub fn machine(threads: usize) -> Result<Machine, EngineError> {
     Ok(Machine::here(
         ops.device().threads(),
         device::measure(&ops)?,
+        0,
     ))
 }
 

@@ -47,7 +47,7 @@ impl Keeping {
         let checkpoint = reader.checkpoint();
         // What it was when it was opened is what its copy is found by.
         checkpoint.check_all_unchanged()?;
-        let derivative = Derivative::new(folder, checkpoint, &planner.sources, plan);
+        let derivative = Derivative::new(folder, checkpoint, &planner.sources, plan)?;
         let Some(derivative) = derivative else {
             return Ok((reader, None));
         };

@@ -141,7 +141,8 @@ impl Worker {
             Some(rates) => rates.clone(),
             None => self.rates.insert(device::measure(&self.ops)?).clone(),
         };
-        let machine = Machine::here(self.ops.device().threads(), rates);
+        let held_bytes = self.shared.ledger.used_bytes();
+        let machine = Machine::here(self.ops.device().threads(), rates, held_bytes);
         Planner::of_checkpoint(&opened.checkpoint, &opened.config, machine)
     }
 

@@ -336,23 +336,32 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
     if question.level == Level::Off {
         return Err(too_small(needed));
     }
-    for count in [DISK_SLOTS, HOST_SLOTS] {
+    // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency.
+    for (count, only) in [
+        (HOST_SLOTS, Some(Tier::Host)),
+        (DISK_SLOTS, None),
+        (HOST_SLOTS, None),
+    ] {
         let fitting = spread::streamed_set(units, count, needed, question.budget_bytes);
         let Some(streamed) = fitting else { continue };
-        let bytes: u64 = streamed.iter().map(|&index| units[index].bytes()).sum();
-        let tier = match bytes <= question.machine.cache_bytes {
-            true => Tier::Host,
-            false => Tier::Disk,
-        };
-        // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency.
-        if tier == Tier::Host && count > HOST_SLOTS {
-            continue;
-        }
         let slot = streamed.iter().map(|&index| units[index].slot_bytes());
         let slots = Slots {
             count,
             bytes: slot.max().unwrap_or(0),
         };
+        let sum = |bytes: fn(&UnitPlan) -> u64| -> u64 {
+            streamed.iter().map(|&index| bytes(&units[index])).sum()
+        };
+        // The cache gets what the plan leaves of the machine's memory.
+        let peak_bytes = needed + slots.total_bytes() - sum(UnitPlan::resident_bytes);
+        let cache_bytes = question.machine.cache_bytes.saturating_sub(peak_bytes);
+        let tier = match sum(UnitPlan::bytes) <= cache_bytes {
+            true => Tier::Host,
+            false => Tier::Disk,
+        };
+        if only.is_some_and(|only| only != tier) {
+            continue;
+        }
         for index in streamed {
             units[index].tier = tier;
         }

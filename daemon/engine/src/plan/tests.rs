@@ -33,6 +33,15 @@ fn machine(cache_bytes: u64) -> Machine {
 }
 
 fn plan(shape: &Shape, level: Level, budget_bytes: u64) -> Result<Plan, PlanError> {
+    plan_with_cache(shape, level, budget_bytes, 0)
+}
+
+fn plan_with_cache(
+    shape: &Shape,
+    level: Level,
+    budget_bytes: u64,
+    cache_bytes: u64,
+) -> Result<Plan, PlanError> {
     Plan::new(&Question {
         shape,
         sources: &sources_of(shape),
@@ -46,7 +55,7 @@ fn plan(shape: &Shape, level: Level, budget_bytes: u64) -> Result<Plan, PlanErro
             activation_bytes: 4 << 20,
             ..Working::default()
         },
-        machine: &machine(0),
+        machine: &machine(cache_bytes),
     })
 }
 
@@ -98,6 +107,24 @@ fn what_the_budget_has_no_room_for_is_streamed_evenly() {
     for third in inner.chunks(inner.len() / 3) {
         let share = streamed(third) as f64 / all as f64;
         assert!((share - 1.0 / 3.0).abs() < 0.05, "{share}");
+    }
+}
+
+#[test]
+fn what_the_plan_takes_itself_is_no_cache() {
+    let with_cache =
+        |cache_bytes| plan_with_cache(&llada_8b(), Level::Standard, 8 * GIB, cache_bytes).unwrap();
+    let tiers =
+        |plan: &Plan| -> HashSet<&str> { plan.streamed().map(|unit| unit.tier.name()).collect() };
+    let host = with_cache(u64::MAX);
+    assert_eq!(tiers(&host), HashSet::from([Tier::Host.name()]));
+    assert_eq!(host.slots.count, 3);
+    let least_bytes = host.streamed_bytes() + host.peak_bytes();
+    assert!(with_cache(least_bytes) == host);
+    // Enough for what is streamed, not for the plan beside it.
+    for cache_bytes in [host.streamed_bytes(), least_bytes - 1] {
+        let disk = with_cache(cache_bytes);
+        assert_eq!(tiers(&disk), HashSet::from([Tier::Disk.name()]));
     }
 }
 

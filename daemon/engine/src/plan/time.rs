@@ -23,19 +23,23 @@ pub struct Machine {
     pub rates: Option<Rates>,
     /// Reads past the system's cache from where the checkpoint lies, in bytes a second.
     pub disk_bytes_per_s: Option<f64>,
-    /// File pages that the system can keep for us, in bytes.
+    /// What the engine holds and, beside it, file pages that the system can keep for us, in bytes: a plan's own memory is
+    /// taken from it.
     pub cache_bytes: u64,
 }
 
 impl Machine {
-    /// This one, with what the system can keep of files at this moment; where the checkpoint lies is not known yet.
+    /// This one, with what the system can keep of files at this moment, while the engine holds `held_bytes`; where the
+    /// checkpoint lies is not known yet.
     #[must_use]
-    pub fn here(threads: usize, rates: Rates) -> Self {
+    pub fn here(threads: usize, rates: Rates, held_bytes: u64) -> Self {
+        let cache_bytes = MemoryFacts::read().cache_bytes;
         Self {
             threads,
             rates: Some(rates),
             disk_bytes_per_s: None,
-            cache_bytes: MemoryFacts::read().cache_bytes.unwrap_or(0),
+            // Where nothing is known of the cache, there is none, whatever the engine may give up.
+            cache_bytes: cache_bytes.map_or(0, |cache| cache.saturating_add(held_bytes)),
         }
     }
 }

@@ -93,7 +93,8 @@ impl Setup {
         });
         let plan = plan.unwrap();
         let derivative = Derivative::new(&self.copies(), &checkpoint, &sources, &plan);
-        (derivative.unwrap(), Reader::new(checkpoint, &sources))
+        let derivative = derivative.unwrap().expect("the level converts some");
+        (derivative, Reader::new(checkpoint, &sources))
     }
 }
 
@@ -221,6 +222,27 @@ fn a_source_is_known_again_until_it_is_written_anew() {
     let (after, _) = setup.derivative(Level::Moderate);
     assert_ne!(after.path(), before.path());
     assert!(after.open().unwrap().is_none());
+}
+
+#[test]
+fn sources_of_the_same_lengths_and_times_are_told_apart_by_their_weights() {
+    let setups = [1, 2].map(|seed| {
+        let setup = Setup::new();
+        let model = setup.folder.path().join("model");
+        fs::remove_dir_all(&model).unwrap();
+        write_source(&model, seed);
+        let file = fs::File::options()
+            .write(true)
+            .open(model.join("model.safetensors"))
+            .unwrap();
+        file.set_modified(std::time::UNIX_EPOCH).unwrap();
+        (setup, file.metadata().unwrap().len())
+    });
+    let [(one, one_bytes), (other, other_bytes)] = setups;
+    assert_eq!(one_bytes, other_bytes);
+    let fingerprint = |setup: &Setup| setup.derivative(Level::Moderate).0.fingerprint;
+    assert_ne!(fingerprint(&one), fingerprint(&other));
+    assert_eq!(fingerprint(&one), fingerprint(&one));
 }
 
 #[test]
