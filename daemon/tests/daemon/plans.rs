@@ -382,6 +382,21 @@ async fn a_change_that_makes_no_sense_leaves_all_as_it_was() {
 }
 
 #[tokio::test]
+async fn without_a_model_a_change_is_refused_and_settings_stay() {
+    let broken = tempfile::TempDir::new().unwrap();
+    let model = broken.path().to_str().unwrap();
+    let daemon = Daemon::start(&["--model", model]).await;
+    daemon.model_state(v1::ModelState::Failed).await;
+    let error = apply(&daemon, level("moderate")).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("MODEL_FAILED"), "{error}");
+    assert!(error.message.ends_with("level and budget stay as they are"));
+    assert!(error.hint.unwrap().contains("--level"));
+    let error = restore(&daemon).await.unwrap_err();
+    assert!(error.message.ends_with("level and budget stay as they are"));
+    assert_eq!(daemon.snapshot().await.settings.unwrap().level, "standard");
+}
+
+#[tokio::test]
 async fn a_request_too_large_for_the_budget_is_refused_with_the_figures() {
     let daemon = slow(&[]).await;
     let tight = v1::PlanRequest {
