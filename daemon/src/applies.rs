@@ -1,8 +1,11 @@
 //! Changes of level and budget, as those who asked for them see them.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Instant,
+};
 
-use sluice_engine::{ApplyEvent, Change, Engine};
+use sluice_engine::{ApplyEvent, Change, Engine, EngineError};
 use sluice_proto::v1;
 use sluice_shared::units;
 use tokio::sync::watch;
@@ -24,6 +27,26 @@ pub struct ApplyState {
     pub end: Option<Result<Applied, tonic::Status>>,
 }
 
+/// Where the change under way leads.
+#[derive(Debug, Clone, Default)]
+pub struct Target(Arc<Mutex<Option<v1::SwitchTarget>>>);
+
+impl Target {
+    /// That of the change under way, if there is one.
+    #[must_use]
+    pub fn get(&self) -> Option<v1::SwitchTarget> {
+        self.lock().clone()
+    }
+
+    fn set(&self, target: Option<v1::SwitchTarget>) {
+        *self.lock() = target;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<v1::SwitchTarget>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The plan that is in force, and how long it took to get there.
 #[derive(Debug, Clone)]
 pub struct Applied {
@@ -35,17 +58,22 @@ pub struct Applied {
 
 /// Begins a change; what happens is told through the receiver, whether it is read or not.
 pub fn apply(
-    engine: &Engine,
+    engine: &Arc<Engine>,
     change: Change,
     model: String,
     changes: Changes,
+    target: Target,
 ) -> watch::Receiver<ApplyState> {
     let before = engine.in_force();
     let (state, receiver) = watch::channel(ApplyState::default());
     let mut report = Report {
+        engine: Arc::downgrade(engine),
+        change,
         before: before.map(|in_force| translate::plan::plan(&in_force.plan, &model)),
         model,
         changes,
+        target,
+        is_under_way: false,
         state,
         begun: Instant::now(),
     };
@@ -55,10 +83,16 @@ pub fn apply(
 
 /// Carries the engine's word on one change to who asked.
 struct Report {
+    /// Asked what became of the settings when there was no model.
+    engine: Weak<Engine>,
+    change: Change,
     /// What was in force when it was asked for.
     before: Option<v1::Plan>,
     model: String,
     changes: Changes,
+    target: Target,
+    /// The target is this change's. One that is refused leaves that of another alone.
+    is_under_way: bool,
     state: watch::Sender<ApplyState>,
     begun: Instant,
 }
@@ -67,6 +101,11 @@ impl Report {
     fn take(&mut self, event: ApplyEvent) {
         match event {
             ApplyEvent::Planned { plan, steps } => {
+                self.is_under_way = true;
+                self.target.set(Some(v1::SwitchTarget {
+                    level: plan.level.name().to_owned(),
+                    budget_bytes: plan.budget_bytes,
+                }));
                 let planned = v1::ApplyPlanned {
                     plan: Some(translate::plan::plan(&plan, &self.model)),
                     before: self.before.take(),
@@ -111,9 +150,18 @@ impl Report {
                 let plan = Arc::new(translate::plan::plan(&plan, &self.model));
                 self.end(Ok(Applied { plan, elapsed_ms }));
             }
+            ApplyEvent::Finished(Err(EngineError::NoModel)) if self.is_held() => {
+                self.fail(&Failure::HeldForNextLoad);
+            }
             ApplyEvent::Finished(Err(error)) => self.fail(&error.into()),
         }
         self.changes.tell();
+    }
+
+    /// Whether the settings are as the change wants them.
+    fn is_held(&self) -> bool {
+        let settings = self.engine.upgrade().map(|engine| engine.settings());
+        settings.is_some_and(|settings| settings.with(&self.change) == settings)
     }
 
     fn fail(&self, failure: &Failure) {
@@ -122,6 +170,9 @@ impl Report {
     }
 
     fn end(&self, end: Result<Applied, tonic::Status>) {
+        if self.is_under_way {
+            self.target.set(None);
+        }
         self.state.send_modify(|state| state.end = Some(end));
     }
 }
@@ -132,5 +183,82 @@ impl Drop for Report {
         if self.state.borrow().end.is_none() {
             self.fail(&Failure::EngineLost);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_engine::{
+        engine::{Options, Outline},
+        model::shape::Preset,
+        plan::Workload,
+    };
+    use sluice_shared::level::Level;
+
+    use super::*;
+
+    fn engine() -> Arc<Engine> {
+        let options = Options {
+            threads: 1,
+            ..Options::default()
+        };
+        Arc::new(Engine::start(options).unwrap())
+    }
+
+    fn to(level: Level) -> Change {
+        Change {
+            level: Some(level),
+            budget_bytes: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn without_a_model_the_next_load_has_the_level_and_the_caller_hears_so() {
+        let engine = engine();
+        let (changes, target) = (Changes::default(), Target::default());
+        let change = to(Level::Moderate);
+        let mut states = apply(&engine, change, "m".to_owned(), changes, target);
+        let ended = states.wait_for(|state| state.end.is_some()).await.unwrap();
+        let error = ended.end.clone().unwrap().unwrap_err();
+        assert!(error.message().contains("the next one is loaded with"));
+        assert_eq!(engine.settings().level, Level::Moderate);
+    }
+
+    #[test]
+    fn a_change_that_is_refused_leaves_the_target_of_the_one_under_way() {
+        let engine = engine();
+        let target = Target::default();
+        let report = |change| Report {
+            engine: Arc::downgrade(&engine),
+            change,
+            before: None,
+            model: "m".to_owned(),
+            changes: Changes::default(),
+            target: target.clone(),
+            is_under_way: false,
+            state: watch::channel(ApplyState::default()).0,
+            begun: Instant::now(),
+        };
+        let machine = engine.machine().unwrap();
+        let outline = Outline::of_preset(Preset::find("tinyllama-1.1b").unwrap(), machine);
+        let plan = outline.plan(Level::Moderate, u64::MAX, Workload::default());
+        let plan = Arc::new(plan.unwrap());
+        let planned = ApplyEvent::Planned {
+            plan: plan.clone(),
+            steps: 9,
+        };
+        let mut under_way = report(to(Level::Moderate));
+        under_way.take(planned);
+        let is_moderate = || {
+            target
+                .get()
+                .is_some_and(|target| target.level == "moderate")
+        };
+        assert!(is_moderate());
+        let refused = ApplyEvent::Finished(Err(EngineError::Superseded));
+        report(to(Level::Off)).take(refused);
+        assert!(is_moderate());
+        under_way.take(ApplyEvent::Finished(Ok(plan)));
+        assert_eq!(target.get(), None);
     }
 }

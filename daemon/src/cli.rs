@@ -68,6 +68,17 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
 
+    /// Write a converted copy at a load even when nothing is streamed from it, so that the next load
+    /// needn't convert [default: false] [env: SLUICE_KEEP_CONVERTED]
+    #[arg(
+        long,
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub keep_converted: Option<bool>,
+
     /// Requests that may wait while one runs [default: 16] [env: SLUICE_QUEUE]
     #[arg(long, value_name = "N", value_parser = limits::queue)]
     pub queue: Option<usize>,

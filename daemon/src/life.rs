@@ -89,7 +89,7 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
             budget_bytes: config.budget.value.bytes(),
         },
         derivatives: config.cache.value.clone(),
-        keep_converted: false,
+        keep_converted: config.keep_converted.value,
     })?);
     let daemon = Arc::new(Daemon::new(engine, listening.path.clone()));
     load_configured_model(&daemon, config);

@@ -120,6 +120,7 @@ fn weights(daemon: &Daemon) -> v1::Snapshot {
     v1::Snapshot {
         plan: Some(translate::plan::plan(&in_force.plan, &name)),
         switch: in_force.switch.map(translate::plan::switch),
+        switch_target: in_force.switch.and_then(|_| daemon.switch_target.get()),
         epoch: Some(in_force.epoch),
         measured: Some(translate::plan::measured(&in_force.measured)),
         layers: translate::plan::states(&in_force.units),

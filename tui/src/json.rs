@@ -17,7 +17,7 @@ use sluice_proto::{
 };
 
 pub use weights::{applying, fidelity};
-use weights::{layer_state, measured, settings, switch};
+use weights::{layer_state, measured, settings, switch, switch_target};
 
 /// One event of a generation.
 #[must_use]
@@ -162,6 +162,7 @@ pub fn snapshot(snapshot: &Snapshot) -> Value {
         "totals": snapshot.totals.as_ref().map(totals),
         "plan": snapshot.plan.as_ref().map(plan_table::json),
         "switch": snapshot.switch.as_ref().map(switch),
+        "switch_target": snapshot.switch_target.as_ref().map(switch_target),
         "epoch": snapshot.epoch,
         "measured": snapshot.measured.as_ref().map(measured),
         "layers": snapshot.layers.iter().map(layer_state).collect::<Vec<_>>(),

@@ -1,6 +1,6 @@
 //! The figures of a plan in words, as commands and dashboard show them.
 
-use sluice_proto::v1::{Plan, Slots};
+use sluice_proto::v1::{Plan, Slots, Snapshot};
 use sluice_shared::units;
 
 /// The predicted time of a pass: `1.8 s`, or `unknown`.
@@ -16,6 +16,31 @@ pub fn streamed(plan: &Plan) -> String {
         0 => "nothing".into(),
         bytes => format!("{} a pass", units::bytes(bytes)),
     }
+}
+
+/// Where a switch leads, and how far it is: `to moderate, step 4 of 9`.
+#[must_use]
+pub fn switching(snapshot: &Snapshot) -> Option<String> {
+    let switch = snapshot.switch.as_ref()?;
+    let mut words = String::new();
+    if let Some(target) = &snapshot.switch_target {
+        words += &format!("to {}", target.level);
+        // Another budget at the same level is a switch as well.
+        if snapshot
+            .plan
+            .as_ref()
+            .is_some_and(|plan| plan.level == target.level)
+        {
+            words += &format!(" within {}", units::bytes(target.budget_bytes));
+        }
+        words += ", ";
+    }
+    words += &match switch.steps {
+        // Before the first step, what will be streamed is written.
+        0 => "converting".to_owned(),
+        steps => format!("step {} of {steps}", steps.min(switch.done + 1)),
+    };
+    Some(words)
 }
 
 /// What streamed weights pass through: `3 slots of 120 MiB`.

@@ -23,6 +23,7 @@ pub(super) struct FileLayer {
     #[serde(default, deserialize_with = "from_text")]
     pub(super) budget: Option<Budget>,
     pub(super) cache: Option<PathBuf>,
+    pub(super) keep_converted: Option<bool>,
     pub(super) queue: Option<usize>,
     pub(super) drain_seconds: Option<u64>,
     pub(super) log: Option<Filter>,

@@ -32,6 +32,8 @@ pub struct Config {
     pub budget: Setting<Budget>,
     /// Folder for converted copies of checkpoints; `None`: nowhere.
     pub cache: Setting<Option<PathBuf>>,
+    /// Whether a converted copy is written even when nothing is streamed from it.
+    pub keep_converted: Setting<bool>,
     /// Requests that may wait.
     pub queue: Setting<usize>,
     /// Seconds that running requests get on shutdown.
@@ -221,6 +223,13 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             Budget::default(),
         )?,
         cache: layers.cache(arguments.cache.as_deref()),
+        keep_converted: layers.value(
+            ("--keep-converted", arguments.keep_converted),
+            "keep_converted",
+            "SLUICE_KEEP_CONVERTED",
+            |file| file.keep_converted,
+            false,
+        )?,
         queue: layers.number(
             ("--queue", arguments.queue),
             &limits::QUEUE,
@@ -264,6 +273,14 @@ impl Config {
                 &self.model.source,
                 format!("{} does not exist", path.display()),
                 Some("name a checkpoint's folder, or none for the demonstration model"),
+            ));
+        }
+        if self.keep_converted.value && self.cache.value.is_none() {
+            return Err(wrong(
+                "keep_converted",
+                &self.keep_converted.source,
+                "there is no folder to keep converted copies in".to_owned(),
+                Some("name one with --cache"),
             ));
         }
         let socket = &self.socket.value.path;

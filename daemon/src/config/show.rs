@@ -38,6 +38,8 @@ impl fmt::Display for Config {
                 writeln!(f, "# cache = \"/path/to/folder\"")?;
             }
         }
+        let keep_converted = self.keep_converted.value.to_string();
+        key(f, "keep_converted", &self.keep_converted, &keep_converted)?;
         key(f, "queue", &self.queue, &self.queue.value.to_string())?;
         let drain = self.drain_seconds.value.to_string();
         key(f, "drain_seconds", &self.drain_seconds, &drain)?;

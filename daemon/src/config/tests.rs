@@ -223,6 +223,34 @@ fn converted_copies_lie_where_caches_do() {
 }
 
 #[test]
+fn converted_copies_are_kept_when_a_layer_says_so_until_one_above_says_no() {
+    let kept = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().keep_converted;
+    let flag = || Source::Flag("--keep-converted");
+    let fixture = Fixture::new();
+    let nowhere = fixture.resolve(&["--keep-converted"]).unwrap_err();
+    assert!(nowhere.contains("there is no folder"), "{nowhere}");
+    let fixture = fixture.variable("HOME", "/home/me");
+    assert_eq!(kept(&fixture, &[]), set(false, Source::Default));
+    assert_eq!(kept(&fixture, &["--keep-converted"]), set(true, flag()));
+
+    let fixture = fixture.file("system.toml", "keep_converted = true\n");
+    let system = Source::File(fixture.environment.system_file.clone());
+    assert_eq!(kept(&fixture, &[]), set(true, system));
+    let line = ["--keep-converted=false"];
+    assert_eq!(kept(&fixture, &line), set(false, flag()));
+
+    let fixture = fixture.variable("SLUICE_KEEP_CONVERTED", "false");
+    let variable = Source::Variable("SLUICE_KEEP_CONVERTED");
+    assert_eq!(kept(&fixture, &[]), set(false, variable));
+    let fixture = fixture.variable("SLUICE_KEEP_CONVERTED", "perhaps");
+    let error = fixture.resolve(&[]).unwrap_err();
+    assert!(
+        error.starts_with("keep_converted (from $SLUICE_KEEP_CONVERTED): "),
+        "{error}"
+    );
+}
+
+#[test]
 fn the_sockets_folder_is_ours_only_by_default() {
     let address = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().socket.value;
     let fixture = Fixture::new();
@@ -248,6 +276,7 @@ fn the_printed_configuration_reads_back_as_it_is() {
         "1000",
         "--cache",
         "c",
+        "--keep-converted",
     ];
     let printed = fixture.resolve(&line).unwrap().to_string();
     assert!(printed.contains("# --threads\nthreads = 3\n"), "{printed}");
@@ -264,4 +293,5 @@ fn the_printed_configuration_reads_back_as_it_is() {
     assert_eq!(again.level.value, Level::Standard);
     assert_eq!(again.budget.value.bytes(), Some(1000));
     assert!(again.cache.value.unwrap().ends_with("c"));
+    assert!(again.keep_converted.value);
 }

@@ -103,6 +103,12 @@ pub enum Failure {
     /// No plan within the budget has room for a request.
     #[error(transparent)]
     TooLargeForBudget(PlanError),
+    /// Level and budget can't change, since no model is there to change with them.
+    #[error("{0}; level and budget stay as they are")]
+    NothingToChange(Box<Failure>),
+    /// The model went away before the engine could change it: the next one is loaded with what was asked for.
+    #[error("no model is loaded; the next one is loaded with the level and the budget asked for")]
+    HeldForNextLoad,
     /// The daemon is shutting down.
     #[error("sluiced is shutting down")]
     Draining,

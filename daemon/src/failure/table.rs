@@ -135,6 +135,19 @@ fn row(failure: &Failure) -> Row {
             code: Code::ResourceExhausted,
             ..plan(error)
         },
+        Failure::NothingToChange(cause) => {
+            let row = row(cause);
+            match row.retry {
+                // It only has to be waited for.
+                true => row,
+                false => {
+                    row.hint("name them with the model: sluice load DIR --level L --budget BYTES")
+                }
+            }
+        }
+        Failure::HeldForNextLoad => {
+            Row::new(Code::FailedPrecondition, "NO_MODEL").hint("load one with sluice load")
+        }
         // No retry delay: it will not come back by itself.
         Failure::Draining => {
             Row::new(Code::Unavailable, "DRAINING").hint("start sluiced again and repeat")

@@ -46,6 +46,8 @@ fn name(failure: &Failure) -> &'static str {
         F::PathNotAbsolute { .. } => "path",
         F::UnknownPreset { .. } => "preset",
         F::TooLargeForBudget(_) => "too large for the budget",
+        F::NothingToChange(_) => "nothing to change",
+        F::HeldForNextLoad => "held for the next load",
         F::Draining => "draining",
         F::DeadlineExceeded { .. } => "deadline",
         F::UnknownRequest { .. } => "unknown request",
@@ -105,7 +107,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 65;
+const VARIANTS: usize = 67;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -243,6 +245,11 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (F::LoadInProgress { model: text() }, Unavailable),
         (F::PathNotAbsolute { path: text() }, InvalidArgument),
+        (
+            F::NothingToChange(Box::new(engine(EngineError::NoModel))),
+            FailedPrecondition,
+        ),
+        (F::HeldForNextLoad, FailedPrecondition),
         (F::Draining, Unavailable),
         (
             F::DeadlineExceeded {

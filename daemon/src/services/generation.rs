@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
-use sluice_engine::Work;
+use sluice_engine::{Change, Work};
 use sluice_proto::{
     model::{Generation, Scoring},
     v1::{self, generation_service_server::GenerationService},
@@ -110,21 +110,29 @@ impl Daemon {
         self.check_open()?;
         let checked = Generation::try_from(message)?;
         let serving = self.models.serving()?;
-        let (work, serving) = self
+        let engine = self.engine.clone();
+        let ((work, expected), serving) = self
             .prepare(serving, move |serving| {
-                prepare::generation(checked, serving)
+                let work = prepare::generation(checked, serving)?;
+                let asked = Work::Generate(work.clone());
+                // What is planned is rehearsed, so no canvas beyond the model's context.
+                asked.check(&serving.loaded.info)?;
+                // Only for advice: without a plan the request goes on.
+                let expected = engine.plan(&Change::default(), asked.workload()).ok();
+                Ok((work, expected))
             })
             .await?;
         let record = self.requests.create(Facts {
             kind: v1::RequestKind::Generate,
             prompt_tokens: work.prompt.len(),
             length: work.canvas.len(),
-            // A block length of 0 never gets past the checks, one too long is refused below.
-            blocks: work.canvas.len().div_ceil(work.block_length.max(1)),
+            // A block length of 0 never gets past the checks.
+            blocks: work.canvas.len().div_ceil(work.block_length),
         });
         let requests = self.requests.clone();
         let engine = Arc::downgrade(&self.engine);
-        let sink = translate::generation(requests, record.clone(), serving, engine, &work);
+        let sink =
+            translate::generation(requests, record.clone(), serving, engine, &work, expected);
         self.submit(record, Work::Generate(work), sink)
     }
 

@@ -34,6 +34,7 @@ use tonic::transport::Server;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
+    applies::Target,
     failure::Failure,
     models::Models,
     registry::{Changes, Registry},
@@ -63,6 +64,8 @@ pub struct Daemon {
     pub requests: Arc<Registry>,
     /// Told whenever one of the two changes.
     pub changes: Changes,
+    /// Where the change of the plan under way leads.
+    pub switch_target: Target,
     /// Ends every stream that would not end by itself.
     pub closing: CancellationToken,
     /// Where clients find it.
@@ -86,6 +89,7 @@ impl Daemon {
             models: Arc::new(models),
             requests: Arc::new(Registry::new(changes.clone())),
             changes,
+            switch_target: Target::default(),
             closing: CancellationToken::new(),
             socket,
             started: Instant::now(),

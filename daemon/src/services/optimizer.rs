@@ -23,6 +23,7 @@ use super::{
 use crate::{
     applies::{self, Applied, ApplyState},
     failure::Failure,
+    models::Serving,
     prepare,
     registry::{Facts, Item, Record},
     translate,
@@ -66,6 +67,7 @@ impl OptimizerService for Service {
         _: Request<v1::RestoreRequest>,
     ) -> Result<Response<Self::RestoreStream>, Status> {
         self.0.check_open()?;
+        changeable(&self.0)?;
         let level = blocking(&self.0, Daemon::most_faithful).await?;
         let change = Change {
             level: Some(level),
@@ -190,14 +192,21 @@ fn preset(name: &str) -> Result<&'static Preset, Failure> {
     })
 }
 
+/// The model that a change is for. Without one the engine isn't asked, and its settings stay.
+fn changeable(daemon: &Daemon) -> Result<Serving, Failure> {
+    let serving = daemon.models.serving();
+    serving.map_err(|failure| Failure::NothingToChange(Box::new(failure)))
+}
+
 fn begin(daemon: &Arc<Daemon>, change: Change) -> Result<Answers<v1::ApplyResponse>, Status> {
-    let serving = daemon.models.serving()?;
+    let serving = changeable(daemon)?;
     tracing::info!(level = ?change.level, budget_bytes = ?change.budget_bytes, "a client asks for another plan");
     let states = applies::apply(
         &daemon.engine,
         change,
         serving.name.name,
         daemon.changes.clone(),
+        daemon.switch_target.clone(),
     );
     let told = Told {
         daemon: daemon.clone(),

@@ -1,7 +1,7 @@
 //! What a client is told of a request before its first pass: advice, never a change of what was asked.
 
-use sluice_engine::{Generate, Slot, plan::Plan};
-use sluice_shared::units;
+use sluice_engine::{Generate, Slot, plan::PassTime};
+use sluice_shared::{level::Level, units};
 
 /// Below this nobody needs to be told how long it will take.
 const TOLD_FROM_MS: f64 = 30_000.0;
@@ -39,22 +39,22 @@ impl Advised {
     }
 
     /// The passes' predicted time, at most.
-    pub(super) fn estimated_ms(&self, plan: &Plan) -> Option<f64> {
-        let pass = plan.pass.as_ref()?;
-        Some(pass.total_s() * 1000.0 * self.passes() as f64)
+    pub(super) fn estimated_ms(&self, pass: &PassTime) -> f64 {
+        pass.total_s() * 1000.0 * self.passes() as f64
     }
 
-    pub(super) fn warnings(&self, plan: &Plan) -> Vec<String> {
-        let slow = self.estimated_ms(plan).filter(|ms| *ms > TOLD_FROM_MS);
+    /// What to know of the request at this level, with the time it is expected to take, if that is known.
+    pub(super) fn warnings(&self, level: Level, estimated_ms: Option<f64>) -> Vec<String> {
+        let slow = estimated_ms.filter(|ms| *ms > TOLD_FROM_MS);
         let slow = slow.map(|ms| match self.is_scheduled {
             true => format!("this will take about {}", units::about_ms(ms)),
             false => format!("this will take {} at most", units::about_ms(ms)),
         });
-        self.beyond_limits(plan).into_iter().chain(slow).collect()
+        self.beyond_limits(level).into_iter().chain(slow).collect()
     }
 
-    fn beyond_limits(&self, plan: &Plan) -> Option<String> {
-        let limits = plan.level.advised_limits()?;
+    fn beyond_limits(&self, level: Level) -> Option<String> {
+        let limits = level.advised_limits()?;
         let beyond: Vec<_> = [
             ("tokens", self.length, limits.length),
             ("tokens a block", self.block_length, limits.block_length),
@@ -64,44 +64,21 @@ impl Advised {
         .filter(|&(_, asked, limit)| asked > limit as usize)
         .map(|(what, asked, limit)| format!("{limit} {what} (asked for: {asked})"))
         .collect();
-        (!beyond.is_empty()).then(|| {
-            format!(
-                "level {} is meant for at most {}",
-                plan.level,
-                beyond.join(", ")
-            )
-        })
+        (!beyond.is_empty())
+            .then(|| format!("level {level} is meant for at most {}", beyond.join(", ")))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use sluice_engine::{
-        engine::Outline,
-        model::shape::Preset,
-        plan::{Machine, PassTime, Workload},
-    };
-    use sluice_shared::level::Level;
-
     use super::*;
 
-    /// A plan whose pass takes so long.
-    fn plan(level: Level, pass_s: f64) -> Plan {
-        let machine = Machine {
-            threads: 1,
-            rates: None,
-            disk_bytes_per_s: None,
-            cache_bytes: 0,
-        };
-        let outline = Outline::of_preset(Preset::find("tinyllama-1.1b").unwrap(), machine);
-        let plan = outline.plan(level, u64::MAX, Workload::default()).unwrap();
-        Plan {
-            pass: Some(PassTime {
-                compute_s: pass_s,
-                copy_s: 0.0,
-                disk_s: 0.0,
-            }),
-            ..plan
+    /// A pass that takes so long.
+    fn pass(compute_s: f64) -> PassTime {
+        PassTime {
+            compute_s,
+            copy_s: 0.0,
+            disk_s: 0.0,
         }
     }
 
@@ -117,7 +94,7 @@ mod tests {
 
     #[test]
     fn only_the_aggressive_level_has_limits_and_names_those_passed() {
-        let warnings = |level, request: Advised| request.warnings(&plan(level, 0.01));
+        let warnings = |level, request: Advised| request.warnings(level, Some(10.0));
         assert_eq!(
             warnings(Level::Aggressive, request(128, 64)),
             ["level aggressive is meant for at most 64 tokens (asked for: 128)"]
@@ -139,19 +116,19 @@ mod tests {
 
     #[test]
     fn what_takes_long_is_said_beforehand() {
-        let plan = plan(Level::Standard, 3.0);
-        assert_eq!(
-            request(64, 64).warnings(&plan),
-            ["this will take about 3 min"]
-        );
-        assert_eq!(request(64, 9).warnings(&plan), [""; 0], "27 s");
-        assert_eq!(request(64, 9).estimated_ms(&plan), Some(27_000.0));
+        let level = Level::Standard;
+        let told = |request: Advised| {
+            let estimated_ms = request.estimated_ms(&pass(3.0));
+            request.warnings(level, Some(estimated_ms))
+        };
+        assert_eq!(told(request(64, 64)), ["this will take about 3 min"]);
+        assert_eq!(told(request(64, 9)), [""; 0], "27 s");
+        assert_eq!(request(64, 9).estimated_ms(&pass(3.0)), 27_000.0);
         let free = Advised {
             is_scheduled: false,
             ..request(64, 9)
         };
-        assert_eq!(free.warnings(&plan), ["this will take 3 min at most"]);
-        let unknown = Plan { pass: None, ..plan };
-        assert!(request(64, 64).warnings(&unknown).is_empty());
+        assert_eq!(told(free), ["this will take 3 min at most"]);
+        assert!(request(64, 64).warnings(level, None).is_empty());
     }
 }

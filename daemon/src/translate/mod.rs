@@ -11,7 +11,7 @@ use sluice_engine::{
     Engine, EngineError, Event, Generate, Outcome, Slot,
     engine::SwitchState,
     event::{Finish, Generated, PassReport, Position, Sink, TokenState},
-    plan::PlanError,
+    plan::{Plan, PlanError},
 };
 use sluice_proto::v1::{self, generation_event::Kind};
 use sluice_shared::sampling::EosPolicy;
@@ -23,7 +23,8 @@ use crate::{
     registry::{Ending, Item, Record, Registry},
 };
 
-/// Takes the events of a generation into its record.
+/// Takes the events of a generation into its record. How long it will take is told from the plan that is expected for
+/// its canvas.
 #[must_use]
 pub fn generation(
     registry: Arc<Registry>,
@@ -31,9 +32,11 @@ pub fn generation(
     serving: Serving,
     engine: Weak<Engine>,
     work: &Generate,
+    expected: Option<Plan>,
 ) -> Sink {
     let mut translator = Generation {
         advised: Advised::of(work),
+        expected,
         engine,
         saw_lossy: false,
         home: Home::new(registry, record),
@@ -114,6 +117,8 @@ struct Generation {
     started: v1::Started,
     /// What advice is given on.
     advised: Advised,
+    /// A plan for a canvas like this one's, if there is one.
+    expected: Option<Plan>,
     /// Asked for the plan in force when the request starts.
     engine: Weak<Engine>,
     /// A pass met other weights than the checkpoint's own.
@@ -149,8 +154,12 @@ impl Generation {
             let plan = &in_force.plan;
             started.level = plan.level.name().to_owned();
             started.exact &= plan::is_lossless(plan);
-            started.estimated_ms = self.advised.estimated_ms(plan);
-            started.warnings = self.advised.warnings(plan);
+            // The level may have changed while the request waited.
+            let expected = self.expected.as_ref();
+            let expected = expected.filter(|expected| expected.level == plan.level);
+            let pass = expected.and_then(|expected| expected.pass.as_ref());
+            started.estimated_ms = pass.map(|pass| self.advised.estimated_ms(pass));
+            started.warnings = self.advised.warnings(plan.level, started.estimated_ms);
         }
         self.home.record.start(Some(Kind::Started(started).into()));
         self.home.registry.touched();

@@ -295,6 +295,31 @@ async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
 }
 
 #[tokio::test]
+async fn how_long_it_takes_is_told_for_the_canvas_that_was_asked_for() {
+    let daemon = slow(&[]).await;
+    let expected = v1::PlanRequest {
+        canvas: Some(3 + 96),
+        ..Default::default()
+    };
+    let expected = plan(&daemon, expected).await.unwrap().pass_ms.unwrap();
+    let usual = plan(&daemon, v1::PlanRequest::default()).await.unwrap();
+    let events = generate(&daemon, tokens(&[1, 2, 3], 96)).await.unwrap();
+    let told = events.iter().find_map(|event| match event {
+        generation_event::Kind::Started(started) => started.estimated_ms,
+        _ => None,
+    });
+    let told = told.unwrap();
+    assert!((told / 96.0 - expected).abs() < 1e-6, "{told} {expected}");
+    assert!(told / 96.0 < usual.pass_ms.unwrap(), "{told} {usual:?}");
+
+    // Too much for the context is refused as ever, and before it is rehearsed.
+    let mut wide = tokens(&[1, 2, 3], 96);
+    wide.block_length = Some(97);
+    let error = generate(&daemon, wide).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("BLOCK_TOO_LONG"), "{error}");
+}
+
+#[tokio::test]
 async fn what_is_streamed_at_a_lossy_level_is_converted_into_the_cache() {
     let cache = tempfile::TempDir::new().unwrap();
     let folder = cache.path().join("copies");
@@ -354,6 +379,21 @@ async fn a_change_that_makes_no_sense_leaves_all_as_it_was() {
     assert_eq!(after.settings, before.settings);
     assert_eq!((after.plan, after.epoch), (before.plan, before.epoch));
     generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
+}
+
+#[tokio::test]
+async fn without_a_model_a_change_is_refused_and_settings_stay() {
+    let broken = tempfile::TempDir::new().unwrap();
+    let model = broken.path().to_str().unwrap();
+    let daemon = Daemon::start(&["--model", model]).await;
+    daemon.model_state(v1::ModelState::Failed).await;
+    let error = apply(&daemon, level("moderate")).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("MODEL_FAILED"), "{error}");
+    assert!(error.message.ends_with("level and budget stay as they are"));
+    assert!(error.hint.unwrap().contains("--level"));
+    let error = restore(&daemon).await.unwrap_err();
+    assert!(error.message.ends_with("level and budget stay as they are"));
+    assert_eq!(daemon.snapshot().await.settings.unwrap().level, "standard");
 }
 
 #[tokio::test]

@@ -126,9 +126,8 @@ fn plan_facts(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
         };
         facts.push(("budget", format!("{budget}{whose}")));
     }
-    if let Some(switch) = &snapshot.switch {
-        let steps = format!("{} of {} steps", switch.done, switch.steps);
-        facts.push(("switch", steps));
+    if let Some(switching) = plans::switching(snapshot) {
+        facts.push(("switching", switching));
     }
     let Some(plan) = &snapshot.plan else {
         return facts;
@@ -214,7 +213,7 @@ fn host_line(host: Option<&Host>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{Slots, Switch};
+    use sluice_proto::v1::{Slots, Switch, SwitchTarget};
 
     use super::*;
 
@@ -250,6 +249,10 @@ mod tests {
                 is_default_budget: true,
             }),
             switch: Some(Switch { done: 3, steps: 9 }),
+            switch_target: Some(SwitchTarget {
+                level: "aggressive".into(),
+                budget_bytes: 4 << 30,
+            }),
             measured: Some(measured()),
             ..Default::default()
         }
@@ -263,12 +266,34 @@ mod tests {
             [
                 "level     moderate, by auto, not lossless",
                 "budget    4.00 GiB, the default",
-                "switch    3 of 9 steps",
+                "switching to aggressive, step 4 of 9",
                 "peak      4.00 GiB predicted, 3.00 GiB measured",
                 "a pass    1.8 s predicted for a canvas of 256, 1.9 s measured over 4 passes, 1.9 s for the last of 288 rows",
                 "streamed  2.00 GiB a pass predicted, 2.00 GiB measured, 12 ms a pass waited; 3 slots of 120 MiB",
             ]
         );
+    }
+
+    #[test]
+    fn a_switch_says_what_is_known_of_it() {
+        let shown = |snapshot: &Snapshot| lines(snapshot)[3].clone();
+        let snapshot = Snapshot {
+            switch_target: None,
+            ..streaming()
+        };
+        assert_eq!(shown(&snapshot), "switching step 4 of 9");
+        let mut snapshot = streaming();
+        snapshot.switch = Some(Switch { done: 9, steps: 9 });
+        snapshot.switch_target = Some(SwitchTarget {
+            level: "moderate".into(),
+            budget_bytes: 6 << 30,
+        });
+        assert_eq!(
+            shown(&snapshot),
+            "switching to moderate within 6.00 GiB, step 9 of 9"
+        );
+        snapshot.switch = Some(Switch { done: 0, steps: 0 });
+        assert!(shown(&snapshot).ends_with(", converting"));
     }
 
     #[test]

@@ -53,13 +53,13 @@ impl Levels {
 pub(super) fn facts(state: &State) -> Vec<(&'static str, String)> {
     let snapshot = state.snapshot.as_ref().map(|(snapshot, _)| &**snapshot);
     let mut facts = vec![("level", in_force(snapshot))];
-    if let Some(switch) = snapshot.and_then(|snapshot| snapshot.switch) {
-        facts.push((
-            "switch",
-            format!("{} of {} steps", switch.done, switch.steps),
-        ));
-    } else if let Some(words) = &state.converting {
-        facts.push(("convert", words.clone()));
+    let switching = snapshot.and_then(plans::switching);
+    let is_stepping = snapshot.and_then(|s| s.switch).is_some_and(|s| s.steps > 0);
+    match (switching, &state.converting) {
+        // Before the first step, how much is converted says more.
+        (_, Some(words)) if !is_stepping => facts.push(("convert", words.clone())),
+        (Some(words), _) => facts.push(("switching", words)),
+        (None, _) => {}
     }
     if let Some(plan) = snapshot.and_then(|snapshot| snapshot.plan.as_ref()) {
         let measured = snapshot.and_then(|s| s.measured).unwrap_or_default();

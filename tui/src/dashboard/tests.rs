@@ -9,8 +9,8 @@ use ratatui::{
 use sluice_proto::v1::{
     BlockDone, CanvasToken, Device, Done, FinishReason, Host, Measured, MemoryKind, Model,
     ModelShape, ModelState, Notice, Pass, Plan, Queue, Queued, RequestKind, RequestState,
-    RequestSummary, Server, ServerState, Settings, Snapshot, Started, Switch, TokenState,
-    generation_event::Kind,
+    RequestSummary, Server, ServerState, Settings, Snapshot, Started, Switch, SwitchTarget,
+    TokenState, generation_event::Kind,
 };
 use sluice_shared::level::Level;
 
@@ -529,13 +529,21 @@ fn a_switch_shows_how_far_it_is() {
     let Event::Snapshot(mut next) = snapshot(vec![]) else {
         unreachable!("it is a snapshot");
     };
+    let mut converting = next.clone();
+    converting.switch = Some(Switch { done: 0, steps: 0 });
+    feed(&mut state, Event::Snapshot(converting));
+    shows(&state, "1.00 MiB of 4.00 MiB");
     next.switch = Some(Switch { done: 3, steps: 9 });
+    next.switch_target = Some(SwitchTarget {
+        level: "aggressive".into(),
+        budget_bytes: 4 << 30,
+    });
     feed(&mut state, Event::Snapshot(next));
-    shows(&state, "3 of 9 steps");
+    shows(&state, "switching to aggressive, step 4 of 9");
     feed(&mut state, Event::Converting(None));
     feed(&mut state, snapshot(vec![]));
     let screen = draw(&state, SIZES[0], true).backend().to_string();
-    assert!(!screen.contains("switch  "), "{screen}");
+    assert!(!screen.contains("switching"), "{screen}");
 }
 
 #[test]

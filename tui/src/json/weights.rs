@@ -5,7 +5,7 @@ use sluice_proto::{
     plan_table,
     v1::{
         Applied, ApplyPlanned, Conversion, FidelityResult, LayerState, Measured, Plan, Settings,
-        Switch, UnitState, apply_response::Kind,
+        Switch, SwitchTarget, UnitState, apply_response::Kind,
     },
 };
 
@@ -70,6 +70,10 @@ pub fn fidelity(result: &FidelityResult, plan: &Plan) -> Value {
 
 pub(super) fn switch(switch: &Switch) -> Value {
     json!({"done": switch.done, "steps": switch.steps})
+}
+
+pub(super) fn switch_target(target: &SwitchTarget) -> Value {
+    json!({"level": target.level, "budget_bytes": target.budget_bytes})
 }
 
 pub(super) fn measured(measured: &Measured) -> Value {
