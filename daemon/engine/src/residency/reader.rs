@@ -66,22 +66,39 @@ impl Reader {
         &self.checkpoint
     }
 
-    /// Reads converted tensors from `derivative`, too, where it has them.
+    /// Reads converted tensors from `derivative`, too, where it has them; no more from one that it has all of.
     pub(crate) fn with_derivative(
         mut self,
         derivative: Arc<Checkpoint>,
         sources: &[SourceTensor],
     ) -> Self {
-        let entries = entries(&derivative, sources).collect();
+        let entries: Vec<_> = entries(&derivative, sources).collect();
+        let format = |entry: &Option<TensorEntry>| entry.as_ref().map(|entry| entry.format.clone());
+        let has_all_of = |old: &[Option<TensorEntry>]| {
+            let mut pairs = old.iter().zip(&entries);
+            pairs.all(|(old, new)| old.is_none() || format(old) == format(new))
+        };
+        self.derivatives.retain(|(_, old)| !has_all_of(old));
         self.derivatives.push((derivative, entries));
         self
     }
 
-    /// Whether all of a unit lies on disk as it is kept for computing, so that it can be streamed.
+    /// Whether all of a unit lies on disk as it is kept for computing, so that it can be streamed. What lies in a copy
+    /// that has changed since it was opened doesn't.
     pub(crate) fn has_stored(&self, unit: &UnitPlan) -> bool {
+        let is_sound = |(file, entry): (&Checkpoint, &TensorEntry)| {
+            // Nothing can take the place of the checkpoint itself: who reads it is told.
+            std::ptr::eq(file, &*self.checkpoint) || file.check_unchanged(entry).is_ok()
+        };
         unit.tensors
             .iter()
-            .all(|tensor| self.stored(tensor).is_some())
+            .all(|tensor| self.stored(tensor).is_some_and(is_sound))
+    }
+
+    /// How many converted copies have changed since they were opened.
+    pub(crate) fn changed_derivatives(&self) -> usize {
+        let changed = |(copy, _): &&(Arc<Checkpoint>, _)| copy.check_all_unchanged().is_err();
+        self.derivatives.iter().filter(changed).count()
     }
 
     /// Reads a unit to where it stays, converting what is stored otherwise; `None` when cancelled.
