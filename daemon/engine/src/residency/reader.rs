@@ -140,7 +140,9 @@ impl Reader {
         let entry = &self.entries[tensor.tensor];
         self.checkpoint.check_unchanged(entry)?;
         let read = |part, out: &mut [u8]| self.checkpoint.read_part(entry, part, out);
-        convert::convert(device, tensor, read, out, cancel)
+        let done = convert::convert(device, tensor, read, out, cancel)?;
+        self.checkpoint.check_unchanged(entry)?;
+        Ok(done)
     }
 
     /// Reads a unit into a slot; `None`, with the slot's memory lost to nobody, when cancelled.
@@ -159,7 +161,6 @@ impl Reader {
             let (checkpoint, entry) = self
                 .stored(tensor)
                 .expect("what is streamed is stored as it is kept");
-            checkpoint.check_unchanged(entry)?;
             let start = match unit.tier == Tier::Disk && place.is_direct {
                 true => read_direct(checkpoint, entry, tensor, place, memory, cancel)?,
                 false => {
@@ -188,7 +189,7 @@ impl Reader {
         let start = (row * out.len()) as u64;
         self.checkpoint
             .read_part(entry, start..start + out.len() as u64, out)?;
-        Ok(())
+        Ok(self.checkpoint.check_unchanged(entry)?)
     }
 
     /// Whether the file behind a tensor of the checkpoint is still what it was.
@@ -253,6 +254,8 @@ fn read_in_pieces(
         checkpoint.read_part(entry, at..end, piece)?;
         at = end;
     }
+    // Half of it may be of what was written meanwhile.
+    checkpoint.check_unchanged(entry)?;
     Ok(true)
 }
 
@@ -265,12 +268,14 @@ fn read_direct(
     memory: &mut [Page],
     cancel: &AtomicBool,
 ) -> Result<Option<usize>, EngineError> {
+    checkpoint.check_unchanged(entry)?;
     let page = size_of::<Page>();
     let first = place.offset as usize / page;
     let pages = &mut memory[first..first + place.bytes as usize / page];
     let Some(start) = checkpoint.read_direct(entry, part_of(tensor), pages, cancel)? else {
         return Ok(None);
     };
+    checkpoint.check_unchanged(entry)?;
     let len = tensor.bytes() as usize;
     // A file with an odd header leaves numbers across the borders that arithmetic wants.
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(pages);
