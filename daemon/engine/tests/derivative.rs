@@ -289,6 +289,37 @@ fn a_damaged_copy_is_told_and_written_anew() {
 }
 
 #[test]
+fn a_copy_overwritten_while_it_is_streamed_is_replaced_when_the_level_is_applied_again() {
+    let folder = setup();
+    let engine = start(&folder, false);
+    load(&engine, &folder, resident(Level::Aggressive));
+    let settings = streaming(&engine, Level::Aggressive);
+    load(&engine, &folder, settings);
+    let expected = tokens(&engine);
+    let (path, _) = copies(&folder).remove(0);
+    let whole = fs::read(&path).unwrap();
+    // Garbage is written anew; the same bytes, under another time, are opened anew.
+    for overwritten in [&b"garbage in its place"[..], &whole] {
+        fs::write(&path, overwritten).unwrap();
+        let (send, outcome) = mpsc::channel();
+        let sink = Box::new(move |event| {
+            if let Event::Finished(result) = event {
+                send.send(result).unwrap();
+            }
+        });
+        engine.submit(request(&engine, 16), sink).unwrap();
+        let error = outcome.recv().unwrap().unwrap_err();
+        assert!(
+            error.to_string().contains(path.to_str().unwrap()),
+            "{error}"
+        );
+        applied(&apply(&engine, settings)).unwrap();
+        assert_eq!(tokens(&engine), expected);
+        assert!(fs::read(&path).unwrap() == whole);
+    }
+}
+
+#[test]
 fn without_a_folder_nothing_converted_is_streamed() {
     let folder = setup();
     let engine = Engine::start(Options {

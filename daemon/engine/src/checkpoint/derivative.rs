@@ -20,7 +20,10 @@ use serde_json::{Map, Value, json};
 use sluice_shared::level::Level;
 
 pub(super) use self::fingerprint::Stamp;
-use super::{Checkpoint, CheckpointError, Source, TensorEntry, file::CheckpointFile};
+use super::{
+    Checkpoint, CheckpointError, Source, TensorEntry, file::CheckpointFile,
+    safetensors::HEADER_BYTES_MAX,
+};
 use crate::{
     page::PAGE_BYTES,
     plan::{Plan, SourceTensor, TensorPlan},
@@ -236,7 +239,9 @@ fn read_metadata(file: &CheckpointFile) -> Result<HashMap<String, String>, Check
     let mut length = [0; 8];
     file.read_at(0, &mut length)?;
     // It may be another header by now, of any length.
-    let length = u64::from_le_bytes(length).min(file.len);
+    let length = u64::from_le_bytes(length)
+        .min(file.len)
+        .min(HEADER_BYTES_MAX);
     let mut header = vec![0; length as usize];
     file.read_at(8, &mut header)?;
     let parsed: Metadata =

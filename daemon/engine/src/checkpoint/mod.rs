@@ -21,10 +21,7 @@ use serde::Deserialize;
 
 use self::{derivative::Stamp, file::CheckpointFile};
 pub use self::{error::CheckpointError, rate::disk_rate};
-use crate::{
-    format::Format,
-    page::{Page, pages_of},
-};
+use crate::{format::Format, page::Page};
 
 /// Where a checkpoint is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,15 +130,6 @@ impl Checkpoint {
         Ok(format)
     }
 
-    /// Reads a tensor's bytes into `out`, which must have its size.
-    ///
-    /// # Errors
-    /// When the file gives fewer bytes than its header promised.
-    pub fn read(&self, entry: &TensorEntry, out: &mut [u8]) -> Result<(), CheckpointError> {
-        debug_assert_eq!(entry.bytes, out.len() as u64);
-        self.files[entry.file].read_at(entry.offset, out)
-    }
-
     /// Reads the bytes `part` of a tensor into `out`, which must have their number.
     ///
     /// # Errors
@@ -158,16 +146,6 @@ impl Checkpoint {
         debug_assert_eq!(part.end - part.start, out.len() as u64);
         let (file, offset) = self.place(entry, &part);
         file.read_at(offset, out)
-    }
-
-    /// Pages that [`Checkpoint::read_direct`] needs for the bytes `part` of a tensor.
-    ///
-    /// # Panics
-    /// When `part` lies outside the tensor.
-    #[must_use]
-    pub fn direct_pages(&self, entry: &TensorEntry, part: Range<u64>) -> usize {
-        let (_, offset) = self.place(entry, &part);
-        pages_of(offset, (part.end - part.start) as usize)
     }
 
     /// Reads the bytes `part` of a tensor past the page cache, in the whole pages that hold

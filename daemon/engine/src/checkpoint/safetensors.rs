@@ -6,7 +6,7 @@ use super::{CheckpointError, TensorEntry, file::CheckpointFile};
 use crate::format::Format;
 
 /// The crate's own limit, checked before anything is allocated for a header.
-const HEADER_BYTES_MAX: u64 = 100_000_000;
+pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// Every tensor of the file with its absolute place in it.
 pub(super) fn read_header(

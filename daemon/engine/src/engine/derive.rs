@@ -142,7 +142,10 @@ impl Worker {
             None if is_needed => return Err(no_derivatives(plan)),
             _ => None,
         };
-        current.set_reader(reader);
+        if let Err(error) = current.set_reader(reader) {
+            self.lose_stream(error);
+            return Err(EngineError::NoModel);
+        }
         Ok(conversion)
     }
 
@@ -153,14 +156,30 @@ impl Worker {
         };
         let reader = Reader::clone(&current.reader);
         let reader = reader.with_derivative(Arc::new(copy), &current.planner.sources);
-        current.set_reader(Arc::new(reader));
+        if let Err(error) = current.set_reader(Arc::new(reader)) {
+            self.lose_stream(error);
+        }
+    }
+
+    /// The model goes: it can't compute without what it streams. Whoever asked for a change is told why.
+    fn lose_stream(&mut self, error: EngineError) {
+        self.abandon_switch(error);
+        self.current = None;
+        self.shared.state.clear();
     }
 }
 
 impl super::current::Current {
-    fn set_reader(&mut self, reader: Arc<Reader>) {
+    /// Reads with another one from now on. When it has a sound copy in the place of one that has changed, so does what is
+    /// streamed already.
+    fn set_reader(&mut self, reader: Arc<Reader>) -> Result<(), EngineError> {
+        let is_sounder = reader.changed_derivatives() < self.reader.changed_derivatives();
         self.weights.set_reader(Reader::clone(&reader));
         self.reader = reader;
+        match is_sounder {
+            true => self.weights.stream(&[], &[], self.weights.slots()),
+            false => Ok(()),
+        }
     }
 }
 

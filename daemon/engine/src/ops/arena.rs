@@ -12,7 +12,8 @@ use crate::{
     ledger::{Buffer, Kind, Ledger},
 };
 
-/// Parts start on cache lines.
+/// Numbers: parts start at multiples of 64 bytes from the beginning of the memory, which itself may lie anywhere that a
+/// number may.
 const ALIGNMENT: usize = 16;
 
 /// A number that the owner of its part may write.

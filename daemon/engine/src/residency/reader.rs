@@ -66,22 +66,39 @@ impl Reader {
         &self.checkpoint
     }
 
-    /// Reads converted tensors from `derivative`, too, where it has them.
+    /// Reads converted tensors from `derivative`, too, where it has them; no more from one that it has all of.
     pub(crate) fn with_derivative(
         mut self,
         derivative: Arc<Checkpoint>,
         sources: &[SourceTensor],
     ) -> Self {
-        let entries = entries(&derivative, sources).collect();
+        let entries: Vec<_> = entries(&derivative, sources).collect();
+        let format = |entry: &Option<TensorEntry>| entry.as_ref().map(|entry| entry.format.clone());
+        let has_all_of = |old: &[Option<TensorEntry>]| {
+            let mut pairs = old.iter().zip(&entries);
+            pairs.all(|(old, new)| old.is_none() || format(old) == format(new))
+        };
+        self.derivatives.retain(|(_, old)| !has_all_of(old));
         self.derivatives.push((derivative, entries));
         self
     }
 
-    /// Whether all of a unit lies on disk as it is kept for computing, so that it can be streamed.
+    /// Whether all of a unit lies on disk as it is kept for computing, so that it can be streamed. What lies in a copy
+    /// that has changed since it was opened doesn't.
     pub(crate) fn has_stored(&self, unit: &UnitPlan) -> bool {
+        let is_sound = |(file, entry): (&Checkpoint, &TensorEntry)| {
+            // Nothing can take the place of the checkpoint itself: who reads it is told.
+            std::ptr::eq(file, &*self.checkpoint) || file.check_unchanged(entry).is_ok()
+        };
         unit.tensors
             .iter()
-            .all(|tensor| self.stored(tensor).is_some())
+            .all(|tensor| self.stored(tensor).is_some_and(is_sound))
+    }
+
+    /// How many converted copies have changed since they were opened.
+    pub(crate) fn changed_derivatives(&self) -> usize {
+        let changed = |(copy, _): &&(Arc<Checkpoint>, _)| copy.check_all_unchanged().is_err();
+        self.derivatives.iter().filter(changed).count()
     }
 
     /// Reads a unit to where it stays, converting what is stored otherwise; `None` when cancelled.
@@ -123,7 +140,9 @@ impl Reader {
         let entry = &self.entries[tensor.tensor];
         self.checkpoint.check_unchanged(entry)?;
         let read = |part, out: &mut [u8]| self.checkpoint.read_part(entry, part, out);
-        convert::convert(device, tensor, read, out, cancel)
+        let done = convert::convert(device, tensor, read, out, cancel)?;
+        self.checkpoint.check_unchanged(entry)?;
+        Ok(done)
     }
 
     /// Reads a unit into a slot; `None`, with the slot's memory lost to nobody, when cancelled.
@@ -142,7 +161,6 @@ impl Reader {
             let (checkpoint, entry) = self
                 .stored(tensor)
                 .expect("what is streamed is stored as it is kept");
-            checkpoint.check_unchanged(entry)?;
             let start = match unit.tier == Tier::Disk && place.is_direct {
                 true => read_direct(checkpoint, entry, tensor, place, memory, cancel)?,
                 false => {
@@ -171,7 +189,7 @@ impl Reader {
         let start = (row * out.len()) as u64;
         self.checkpoint
             .read_part(entry, start..start + out.len() as u64, out)?;
-        Ok(())
+        Ok(self.checkpoint.check_unchanged(entry)?)
     }
 
     /// Whether the file behind a tensor of the checkpoint is still what it was.
@@ -236,6 +254,8 @@ fn read_in_pieces(
         checkpoint.read_part(entry, at..end, piece)?;
         at = end;
     }
+    // Half of it may be of what was written meanwhile.
+    checkpoint.check_unchanged(entry)?;
     Ok(true)
 }
 
@@ -248,12 +268,14 @@ fn read_direct(
     memory: &mut [Page],
     cancel: &AtomicBool,
 ) -> Result<Option<usize>, EngineError> {
+    checkpoint.check_unchanged(entry)?;
     let page = size_of::<Page>();
     let first = place.offset as usize / page;
     let pages = &mut memory[first..first + place.bytes as usize / page];
     let Some(start) = checkpoint.read_direct(entry, part_of(tensor), pages, cancel)? else {
         return Ok(None);
     };
+    checkpoint.check_unchanged(entry)?;
     let len = tensor.bytes() as usize;
     // A file with an odd header leaves numbers across the borders that arithmetic wants.
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(pages);

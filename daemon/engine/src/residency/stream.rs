@@ -49,15 +49,15 @@ struct State {
     filling: Option<usize>,
     /// To be filled next.
     next: usize,
-    /// What could not be read. The reader pauses until somebody has heard of it.
-    failed: Option<EngineError>,
+    /// What could not be read, with its place in the cycle. The reader pauses until somebody asks for a unit.
+    failed: Option<(usize, EngineError)>,
     stopped: bool,
     waited: Duration,
     streamed_bytes: u64,
 }
 
 impl State {
-    /// What is to be read, and the slot to read it into, if there is both and nobody has to hear of a failure first.
+    /// What is to be read, and the slot to read it into, if there is both and no failure to be heard of first.
     fn start_next(&mut self, cycle: usize) -> Option<(usize, Buffer<Page>)> {
         if self.failed.is_some() {
             return None;
@@ -127,13 +127,20 @@ impl Stream {
     pub(super) fn take(&self, place: usize) -> Result<Slot, EngineError> {
         let begun = Instant::now();
         let mut state = self.shared.state();
+        if let Some((failed, _)) = state.failed.take() {
+            // Nobody waited for it then, and the file may be whole again.
+            state.next = failed;
+            self.shared.changed.notify_all();
+        }
         let loaded = loop {
             if let Some(index) = state.ready.iter().position(|(ready, _)| *ready == place) {
                 break state.ready.swap_remove(index).1;
             }
-            if let Some(error) = state.failed.take() {
+            if let Some((failed, error)) = state.failed.take() {
                 state.next = place;
-                return Err(error);
+                if failed == place {
+                    return Err(error);
+                }
             }
             if state.filling != Some(place) && state.next != place {
                 // Out of turn: a pass was given up. Begin anew from here.
@@ -241,7 +248,7 @@ impl Shared {
                 Ok(None) => state.free.push(memory),
                 Err(error) => {
                     state.free.push(memory);
-                    state.failed = Some(error);
+                    state.failed = Some((next, error));
                 }
             }
             self.changed.notify_all();
@@ -271,3 +278,6 @@ impl Drop for Slot {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -151,7 +151,8 @@ fn a_copy_is_a_safetensors_file_of_what_storing_gives() {
             assert_eq!(entry.format, Ok(format));
             assert_eq!(entry.shape, [tensor.plan.rows, tensor.plan.width]);
             let mut read = vec![0; expected.len()];
-            copy.read(entry, &mut read).unwrap();
+            copy.read_part(entry, 0..read.len() as u64, &mut read)
+                .unwrap();
             assert_eq!(read, expected, "{}", tensor.name);
         }
     }

@@ -48,7 +48,9 @@ fn numbers(checkpoint: &Checkpoint, format: Format, name: &str) -> Vec<f32> {
     let count = entry.shape.iter().product();
     let mut bytes = vec![0u64; format.bytes(count).div_ceil(8)];
     let bytes = &mut bytemuck::cast_slice_mut(&mut bytes)[..format.bytes(count)];
-    checkpoint.read(entry, bytes).unwrap();
+    checkpoint
+        .read_part(entry, 0..bytes.len() as u64, bytes)
+        .unwrap();
     let mut values = vec![0.0; count];
     format.widen(bytes, &mut values);
     values

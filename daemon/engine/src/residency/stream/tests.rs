@@ -1,0 +1,130 @@
+//! A reader that fails: who is told, and who isn't.
+
+use std::{fs, path::PathBuf, time::SystemTime};
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    checkpoint::{
+        Checkpoint, Source,
+        synth::{Element, Synthesis},
+    },
+    model::shape::{Naming, Shape},
+    plan::{self, Tier, layout},
+};
+
+/// A file that can be cut short and made whole again, as if nothing had been.
+struct Weights {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    modified: SystemTime,
+}
+
+impl Weights {
+    fn cut(&self) {
+        fs::write(&self.path, b"short").unwrap();
+    }
+
+    fn restore(&self) {
+        fs::write(&self.path, &self.bytes).unwrap();
+        let file = fs::File::options().write(true).open(&self.path).unwrap();
+        file.set_modified(self.modified).unwrap();
+    }
+}
+
+/// A stream through three slots, and its file.
+fn setup() -> (TempDir, Weights, Stream) {
+    let folder = TempDir::new().unwrap();
+    let shape = Shape {
+        naming: Naming::Llada,
+        layers: 2,
+        width: 64,
+        heads: 2,
+        kv_heads: 2,
+        head_dim: 32,
+        mlp_width: 128,
+        embedding_rows: 256,
+        context_length: 64,
+        tied: false,
+        biases: false,
+    };
+    let synthesis = Synthesis {
+        shape: shape.clone(),
+        element: Element::Bf16,
+        seed: 1,
+        threads: 1,
+    };
+    let model = folder.path().join("model");
+    let never = AtomicBool::new(false);
+    synthesis.write(&model, &never, &mut |_, _| {}).unwrap();
+    let path = model.join("model.safetensors");
+    let weights = Weights {
+        bytes: fs::read(&path).unwrap(),
+        modified: fs::metadata(&path).unwrap().modified().unwrap(),
+        path,
+    };
+    let checkpoint = Arc::new(Checkpoint::open(&Source::Folder(model)).unwrap());
+    let sources = plan::sources(&checkpoint, shape.tensors()).unwrap();
+    let mut cycle = plan::units(&sources);
+    cycle.retain(|unit| unit.unit.layer().is_some());
+    for unit in &mut cycle {
+        unit.tier = Tier::Host;
+    }
+    assert_eq!(cycle.len(), 6);
+    let largest = cycle.iter().map(|unit| layout::slot(&unit.tensors).bytes);
+    let slots = Slots {
+        count: 3,
+        bytes: largest.max().unwrap(),
+    };
+    let slots = Stream::slots(slots, &Ledger::default()).unwrap();
+    let reader = Arc::new(Reader::new(checkpoint, &sources));
+    let stream = Stream::start(reader, cycle, slots).unwrap();
+    (folder, weights, stream)
+}
+
+/// Waits until the reader has nothing to do.
+fn wait_for(stream: &Stream, is_met: impl Fn(&State) -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_met(&stream.shared.state()) {
+        assert!(Instant::now() < end, "{:?}", stream.shared.state());
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Goes through places 0 to 2; the file is cut before the reader comes to 3, and whole again after it failed there.
+fn fail_ahead(weights: &Weights, stream: &Stream) {
+    let held = [0, 1, 2].map(|place| stream.take(place).unwrap());
+    weights.cut();
+    drop(held);
+    wait_for(stream, |state| matches!(state.failed, Some((3, _))));
+    weights.restore();
+}
+
+#[test]
+fn a_failure_that_nobody_waited_for_fails_nobody() {
+    let (_folder, weights, stream) = setup();
+    // The unit that failed, the one after it, and one that the next pass begins with.
+    for wanted in [3, 4, 0] {
+        fail_ahead(&weights, &stream);
+        drop(stream.take(wanted).unwrap());
+        for place in [3, 4, 5] {
+            drop(stream.take(place).unwrap());
+        }
+    }
+}
+
+#[test]
+fn whoever_waits_for_what_cannot_be_read_is_told() {
+    let (_folder, weights, stream) = setup();
+    fail_ahead(&weights, &stream);
+    weights.cut();
+    for wanted in [3, 3, 0] {
+        let error = stream.take(wanted).unwrap_err();
+        assert!(matches!(error, EngineError::Checkpoint(_)), "{error}");
+    }
+    weights.restore();
+    for place in 0..6 {
+        drop(stream.take(place).unwrap());
+    }
+}
