@@ -28,7 +28,7 @@ struct Present {
 /// The plan in force and what came of it.
 #[derive(Debug, Clone)]
 pub struct InForce {
-    /// The plan, or the one that a transition leads to.
+    /// The plan; while a transition is under way, the one before it.
     pub plan: Arc<Plan>,
     /// How far that transition is, while there is one.
     pub switch: Option<SwitchState>,
