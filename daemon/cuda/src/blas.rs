@@ -8,8 +8,8 @@ use std::{
 
 use crate::{
     CudaError, Number, Span,
+    context::Context,
     driver::Handle,
-    gpu::Context,
     library::{self, Code, functions},
 };
 

@@ -11,11 +11,13 @@
 //! - [`Unavailable`] says why there is no card to use, [`CudaError`] what failed on one.
 
 mod blas;
+mod context;
 mod driver;
 mod error;
 mod facts;
 mod gpu;
 mod kernels;
+mod launch;
 mod library;
 mod memory;
 mod number;

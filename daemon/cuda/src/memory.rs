@@ -7,7 +7,7 @@ use std::{
     slice,
 };
 
-use crate::{CudaError, Gpu, error::code, gpu::Context};
+use crate::{CudaError, Gpu, context::Context, error::code};
 
 /// Bytes on the card: an address and a length. It says nothing about who owns them: one that outlives its [`GpuMemory`]
 /// gives wrong numbers or the driver's error, and never touches the host's memory.
