@@ -52,7 +52,7 @@ struct Function {
     handle: Handle,
     /// Sizes of what it takes.
     parameters: Vec<usize>,
-    /// Dynamic shared memory that it may be launched with.
+    /// Dynamic shared memory that it was allowed. Without asking it may have what its own arrays leave of 48 KiB.
     shared_bytes: u32,
 }
 
@@ -113,8 +113,6 @@ impl Kernels {
     }
 
     fn find(&mut self, kernel: &str, capability: (u32, u32)) -> Result<Function, CudaError> {
-        /// What a kernel may have without being asked for more.
-        const SHARED_BYTES: u32 = 48 << 10;
         let module =
             module_of(kernel).unwrap_or_else(|| panic!("there is no kernel named {kernel}"));
         let ptx = match module.ptx_75 {
@@ -142,7 +140,7 @@ impl Kernels {
             0 => Ok(Function {
                 handle,
                 parameters,
-                shared_bytes: SHARED_BYTES,
+                shared_bytes: 0,
             }),
             code => Err(self.failed(module.name, code, "")),
         }
