@@ -28,5 +28,9 @@ pub use facts::{
     Bus, Clocks, DeviceName, Facts, LinkRates, Live, PROBE_BYTES, Utilization, devices,
 };
 pub use gpu::{CAPABILITY_NEEDED, Gpu, Timer};
+pub use kernels::{
+    ATTEND_QUERIES, Attend, CUDA_NEEDED, CompareState, HEAD_DIM_MAX, HEAD_TOKENS, HeadChoice,
+    HeadRow, HeadState, NO_TOKEN, Segment, Task,
+};
 pub use memory::{GpuMemory, MemoryInfo, PinnedMemory, Span};
 pub use number::{Format, Number};
