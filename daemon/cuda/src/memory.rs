@@ -10,8 +10,8 @@ use std::{
 use crate::{CudaError, Gpu, context::Context, error::code};
 
 /// Bytes on the card: an address and a length. It says nothing about who owns them: one that outlives its [`GpuMemory`]
-/// gives wrong numbers or the driver's error, and never touches the host's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// gives wrong numbers or the driver's error, and never touches the host's memory. The default one is empty.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Span {
     address: u64,
     bytes: usize,
