@@ -17,11 +17,9 @@ use crate::{
     CudaError, Unavailable,
     error::code,
     facts::nvml,
+    kernels::CUDA_NEEDED,
     library::{self, Code, functions},
 };
-
-/// CUDA's version that a driver must know. The PTX that is embedded is of its time.
-pub(crate) const CUDA_NEEDED: (u32, u32) = (12, 0);
 
 const LIBRARY: &str = "libcuda.so.1";
 
@@ -187,11 +185,10 @@ impl Driver {
             let mut words = ptr::null();
             // SAFETY: `words` outlives the call.
             let known = unsafe { function(code, &raw mut words) } == 0 && !words.is_null();
-            // SAFETY: the driver answers with a text of its own, which stays.
             known.then(|| {
-                unsafe { CStr::from_ptr(words) }
-                    .to_string_lossy()
-                    .into_owned()
+                // SAFETY: the driver answers with a text of its own, which stays.
+                let words = unsafe { CStr::from_ptr(words) };
+                words.to_string_lossy().into_owned()
             })
         };
         (

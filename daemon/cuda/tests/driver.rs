@@ -397,6 +397,68 @@ fn a_card_serves_many_threads() {
 }
 
 #[test]
+fn a_kernel_that_fails_is_told_by_whoever_waits() {
+    let settings = [("STAND_IN_FAIL_KERNEL", "2")];
+    stand_in::run(
+        "a_kernel_that_fails_is_told_by_whoever_waits",
+        &settings,
+        || {
+            let gpu = Gpu::open(0).unwrap();
+            let memory = gpu.allocate(64).unwrap();
+            gpu.fill(memory.span(), 0).unwrap();
+            let add = || gpu.add(Number::F32, memory.span(), memory.span(), 16);
+            add().unwrap();
+            gpu.synchronize().unwrap();
+            add().unwrap();
+            let error = gpu.download(memory.span(), &mut [0; 64]).unwrap_err();
+            assert!(matches!(&error, CudaError::Driver { code: 700, .. }));
+            assert!(error.to_string().ends_with(
+                ": an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)"
+            ));
+            // The card is lost to this process, and everything says so.
+            assert!(gpu.allocate(1).is_err() && gpu.memory().is_err());
+        },
+    );
+}
+
+#[test]
+fn each_generation_gets_its_kernels() {
+    for capability in ["7.5", "8.0", "9.0", "12.0"] {
+        let settings = [("STAND_IN_CAPABILITY", capability)];
+        stand_in::run("each_generation_gets_its_kernels", &settings, || {
+            let gpu = Gpu::open(0).unwrap();
+            let numbers = [Number::F32, Number::F16, Number::Bf16];
+            let count = if gpu.facts().has_bf16 { 3 } else { 2 };
+            for number in &numbers[..count] {
+                let x = gpu.allocate(64).unwrap();
+                gpu.upload(x.span(), &encode(Number::F32, &[1.0; 16]))
+                    .unwrap();
+                let y = gpu.allocate(64).unwrap();
+                gpu.convert(*number, y.span(), x.span(), 16).unwrap();
+                gpu.add(*number, x.span(), y.span(), 16).unwrap();
+                let mut sums = [0; 64];
+                gpu.download(x.span(), &mut sums).unwrap();
+                assert_eq!(sums[..], encode(Number::F32, &[2.0; 16]), "{number:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn time_on_the_card_is_measured() {
+    stand_in::run("time_on_the_card_is_measured", &[], || {
+        let gpu = Gpu::open(0).unwrap();
+        let memory = gpu.allocate(64 * MIB).unwrap();
+        let timer = gpu.start_timer().unwrap();
+        gpu.fill(memory.span(), 1).unwrap();
+        let whole = timer.stop().unwrap();
+        let timer = gpu.start_timer().unwrap();
+        let nothing = timer.stop().unwrap();
+        assert!(nothing < whole, "{nothing:?} {whole:?}");
+    });
+}
+
+#[test]
 fn cublas_multiplies() {
     stand_in::run("cublas_multiplies", &[], || {
         const ROWS: usize = 5;
