@@ -1,5 +1,6 @@
 //! The driver, memory and cuBLAS: against the stand-in, each test in a process with the environment it needs.
 
+mod apart;
 mod stand_in;
 
 use std::thread;
@@ -18,10 +19,9 @@ fn refusal() -> Unavailable {
 
 #[test]
 fn a_driver_that_cannot_be_opened_is_said() {
-    let folder = stand_in::libraries_without(&["libcuda.so.1"]);
-    stand_in::run_with_libraries(
+    apart::run_without(
+        &["libcuda.so.1"],
         "a_driver_that_cannot_be_opened_is_said",
-        folder.path(),
         &[],
         || {
             let refusal = refusal();
@@ -41,7 +41,7 @@ fn a_driver_that_cannot_be_opened_is_said() {
 #[test]
 fn an_old_driver_is_refused() {
     let settings = [("STAND_IN_DRIVER_VERSION", "11080")];
-    stand_in::run("an_old_driver_is_refused", &settings, || {
+    apart::run("an_old_driver_is_refused", &settings, || {
         let refusal = refusal();
         assert_eq!(
             refusal,
@@ -60,7 +60,7 @@ fn an_old_driver_is_refused() {
 #[test]
 fn a_machine_without_a_card_is_refused() {
     let settings = [("STAND_IN_DEVICES", "0")];
-    stand_in::run("a_machine_without_a_card_is_refused", &settings, || {
+    apart::run("a_machine_without_a_card_is_refused", &settings, || {
         assert_eq!(refusal(), Unavailable::NoDevice);
         assert_eq!(devices().unwrap_err(), Unavailable::NoDevice);
     });
@@ -69,7 +69,7 @@ fn a_machine_without_a_card_is_refused() {
 #[test]
 fn cards_that_are_hidden_are_told_from_none() {
     let settings = [("CUDA_VISIBLE_DEVICES", "")];
-    stand_in::run(
+    apart::run(
         "cards_that_are_hidden_are_told_from_none",
         &settings,
         || {
@@ -87,7 +87,7 @@ fn cards_that_are_hidden_are_told_from_none() {
 #[test]
 fn a_card_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
     let settings = [("STAND_IN_DEVICES", "2")];
-    stand_in::run(
+    apart::run(
         "a_card_that_is_not_there_is_refused_with_the_number_of_those_that_are",
         &settings,
         || {
@@ -110,7 +110,7 @@ fn a_card_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
 #[test]
 fn an_old_card_is_refused() {
     let settings = [("STAND_IN_CAPABILITY", "7.0")];
-    stand_in::run("an_old_card_is_refused", &settings, || {
+    apart::run("an_old_card_is_refused", &settings, || {
         let refusal = refusal();
         assert!(matches!(
             &refusal,
@@ -134,7 +134,7 @@ fn a_full_card_is_refused() {
         ("STAND_IN_MEMORY", "0x40000000"),
         ("STAND_IN_HELD", "0x3f000000"),
     ];
-    stand_in::run("a_full_card_is_refused", &settings, || {
+    apart::run("a_full_card_is_refused", &settings, || {
         let refusal = refusal();
         assert!(matches!(
             refusal,
@@ -152,7 +152,7 @@ fn a_card_that_is_held_alone_is_refused() {
         ("STAND_IN_CONTEXT_FAILS", "46"),
         ("STAND_IN_COMPUTE_MODE", "3"),
     ];
-    stand_in::run("a_card_that_is_held_alone_is_refused", &settings, || {
+    apart::run("a_card_that_is_held_alone_is_refused", &settings, || {
         let refusal = refusal();
         assert!(matches!(
             &refusal,
@@ -175,7 +175,7 @@ fn a_card_that_is_set_to_accept_nothing_is_refused() {
         ("STAND_IN_CONTEXT_FAILS", "46"),
         ("STAND_IN_COMPUTE_MODE", "2"),
     ];
-    stand_in::run(
+    apart::run(
         "a_card_that_is_set_to_accept_nothing_is_refused",
         &settings,
         || {
@@ -189,7 +189,7 @@ fn a_card_that_is_set_to_accept_nothing_is_refused() {
 #[test]
 fn a_driver_of_another_version_than_its_module_is_named() {
     let settings = [("STAND_IN_INIT_FAILS", "803")];
-    stand_in::run(
+    apart::run(
         "a_driver_of_another_version_than_its_module_is_named",
         &settings,
         || {
@@ -207,7 +207,7 @@ fn a_driver_of_another_version_than_its_module_is_named() {
 #[test]
 fn a_card_that_may_not_be_opened_is_named() {
     let settings = [("STAND_IN_CONTEXT_FAILS", "800")];
-    stand_in::run("a_card_that_may_not_be_opened_is_named", &settings, || {
+    apart::run("a_card_that_may_not_be_opened_is_named", &settings, || {
         let refusal = refusal();
         assert_eq!(
             refusal.to_string(),
@@ -220,7 +220,7 @@ fn a_card_that_may_not_be_opened_is_named() {
 #[test]
 fn a_code_that_nobody_knows_is_an_error_like_others() {
     let settings = [("STAND_IN_INIT_FAILS", "31337")];
-    stand_in::run(
+    apart::run(
         "a_code_that_nobody_knows_is_an_error_like_others",
         &settings,
         || {
@@ -234,7 +234,7 @@ fn a_code_that_nobody_knows_is_an_error_like_others() {
 
 #[test]
 fn bytes_come_back_as_they_went() {
-    stand_in::run("bytes_come_back_as_they_went", &[], || {
+    apart::run("bytes_come_back_as_they_went", &[], || {
         let gpu = Gpu::open(0).unwrap();
         for bytes in [1, 4096, MIB, 3 * MIB + 5] {
             let numbers = numbers(bytes);
@@ -257,7 +257,7 @@ fn bytes_come_back_as_they_went() {
 
 #[test]
 fn what_was_uploaded_may_change_at_once() {
-    stand_in::run("what_was_uploaded_may_change_at_once", &[], || {
+    apart::run("what_was_uploaded_may_change_at_once", &[], || {
         const BYTES: usize = 300_000;
         let gpu = Gpu::open(0).unwrap();
         let memory = gpu.allocate(10 * BYTES).unwrap();
@@ -280,7 +280,7 @@ fn what_was_uploaded_may_change_at_once() {
 
 #[test]
 fn nothing_is_fine() {
-    stand_in::run("nothing_is_fine", &[], || {
+    apart::run("nothing_is_fine", &[], || {
         let gpu = Gpu::open(0).unwrap();
         let (one, other) = (gpu.allocate(0).unwrap(), gpu.allocate(0).unwrap());
         gpu.upload(one.span(), &[]).unwrap();
@@ -303,7 +303,7 @@ fn a_part_lies_inside() {
 #[test]
 fn too_much_is_refused_with_the_figures() {
     let settings = [("STAND_IN_MEMORY", "0x40000000")];
-    stand_in::run("too_much_is_refused_with_the_figures", &settings, || {
+    apart::run("too_much_is_refused_with_the_figures", &settings, || {
         let gpu = Gpu::open(0).unwrap();
         let free_bytes = gpu.memory().unwrap().free_bytes;
         let error = gpu.allocate(1 << 30).unwrap_err();
@@ -328,7 +328,7 @@ fn too_much_is_refused_with_the_figures() {
 fn pinned_memory_that_cannot_be_had_is_said() {
     // The first is the card's own, for small uploads.
     let settings = [("STAND_IN_FAIL_PINNED", "2")];
-    stand_in::run(
+    apart::run(
         "pinned_memory_that_cannot_be_had_is_said",
         &settings,
         || {
@@ -346,7 +346,7 @@ fn pinned_memory_that_cannot_be_had_is_said() {
 
 #[test]
 fn all_memory_is_given_back() {
-    stand_in::run("all_memory_is_given_back", &[], || {
+    apart::run("all_memory_is_given_back", &[], || {
         let gpu = Gpu::open(0).unwrap();
         let before = gpu.memory().unwrap();
         {
@@ -370,7 +370,7 @@ fn all_memory_is_given_back() {
 #[test]
 fn a_card_serves_many_threads() {
     let settings = [("STAND_IN_DEVICES", "2")];
-    stand_in::run("a_card_serves_many_threads", &settings, || {
+    apart::run("a_card_serves_many_threads", &settings, || {
         let before = Gpu::open(0).unwrap().memory().unwrap();
         // A card that was closed and opened again is another one for threads that knew it.
         for _ in 0..3 {
@@ -399,7 +399,7 @@ fn a_card_serves_many_threads() {
 #[test]
 fn a_kernel_that_fails_is_told_by_whoever_waits() {
     let settings = [("STAND_IN_FAIL_KERNEL", "2")];
-    stand_in::run(
+    apart::run(
         "a_kernel_that_fails_is_told_by_whoever_waits",
         &settings,
         || {
@@ -425,7 +425,7 @@ fn a_kernel_that_fails_is_told_by_whoever_waits() {
 fn each_generation_gets_its_kernels() {
     for capability in ["7.5", "8.0", "9.0", "12.0"] {
         let settings = [("STAND_IN_CAPABILITY", capability)];
-        stand_in::run("each_generation_gets_its_kernels", &settings, || {
+        apart::run("each_generation_gets_its_kernels", &settings, || {
             let gpu = Gpu::open(0).unwrap();
             let numbers = [Number::F32, Number::F16, Number::Bf16];
             let count = if gpu.facts().has_bf16 { 3 } else { 2 };
@@ -446,7 +446,7 @@ fn each_generation_gets_its_kernels() {
 
 #[test]
 fn time_on_the_card_is_measured() {
-    stand_in::run("time_on_the_card_is_measured", &[], || {
+    apart::run("time_on_the_card_is_measured", &[], || {
         let gpu = Gpu::open(0).unwrap();
         let memory = gpu.allocate(64 * MIB).unwrap();
         let timer = gpu.start_timer().unwrap();
@@ -460,7 +460,7 @@ fn time_on_the_card_is_measured() {
 
 #[test]
 fn cublas_multiplies() {
-    stand_in::run("cublas_multiplies", &[], || {
+    apart::run("cublas_multiplies", &[], || {
         const ROWS: usize = 5;
         const OUTPUTS: usize = 7;
         const WIDTH: usize = 12;
@@ -528,12 +528,9 @@ fn cublas_multiplies() {
 
 #[test]
 fn without_cublas_there_is_a_reason() {
-    // Whatever this machine has, these are found before it.
-    let absent = ["libcublas.so.13", "libcublas.so.12", "libcublas.so.11"];
-    let folder = stand_in::libraries_without(&absent);
-    stand_in::run_with_libraries(
+    apart::run_without(
+        &["libcublas.so.13", "libcublas.so.12", "libcublas.so.11"],
         "without_cublas_there_is_a_reason",
-        folder.path(),
         &[],
         || {
             let gpu = Gpu::open(0).unwrap();

@@ -1,5 +1,6 @@
 //! What is known of a card, with NVML, without it, and when it tells nothing.
 
+mod apart;
 mod stand_in;
 
 use sluice_cuda::{Bus, Gpu, Live, PROBE_BYTES, devices};
@@ -9,7 +10,7 @@ const GIB: u64 = 1 << 30;
 #[test]
 fn cards_are_named_without_being_opened() {
     let settings = [("STAND_IN_DEVICES", "2")];
-    stand_in::run("cards_are_named_without_being_opened", &settings, || {
+    apart::run("cards_are_named_without_being_opened", &settings, || {
         let devices = devices().unwrap();
         assert_eq!(devices.len(), 2);
         assert_eq!(devices[1].ordinal, 1);
@@ -24,7 +25,7 @@ fn cards_are_named_without_being_opened() {
 #[test]
 fn what_driver_and_nvml_tell_is_known() {
     let settings = [("STAND_IN_HELD", "0x40000000")];
-    stand_in::run("what_driver_and_nvml_tell_is_known", &settings, || {
+    apart::run("what_driver_and_nvml_tell_is_known", &settings, || {
         let gpu = Gpu::open(0).unwrap();
         let facts = gpu.facts();
         assert_eq!(facts.pci_bus_id, "0000:01:00.0");
@@ -66,20 +67,24 @@ fn what_driver_and_nvml_tell_is_known() {
 
 #[test]
 fn what_nobody_tells_is_unknown() {
-    let folder = stand_in::libraries_without(&["libnvidia-ml.so.1"]);
-    stand_in::run_with_libraries("what_nobody_tells_is_unknown", folder.path(), &[], || {
-        let gpu = Gpu::open(0).unwrap();
-        assert_eq!(gpu.facts().driver_version, None);
-        assert_eq!(gpu.context_bytes(), None);
-        let free_bytes = Some(gpu.memory().unwrap().free_bytes);
-        assert_eq!(gpu.live(), only_free(free_bytes));
-    });
+    apart::run_without(
+        &["libnvidia-ml.so.1"],
+        "what_nobody_tells_is_unknown",
+        &[],
+        || {
+            let gpu = Gpu::open(0).unwrap();
+            assert_eq!(gpu.facts().driver_version, None);
+            assert_eq!(gpu.context_bytes(), None);
+            let free_bytes = Some(gpu.memory().unwrap().free_bytes);
+            assert_eq!(gpu.live(), only_free(free_bytes));
+        },
+    );
 }
 
 #[test]
 fn figures_that_a_card_does_not_have_are_unknown() {
     let settings = [("STAND_IN_NVML", "absent-figures")];
-    stand_in::run(
+    apart::run(
         "figures_that_a_card_does_not_have_are_unknown",
         &settings,
         || {
@@ -100,7 +105,7 @@ fn figures_that_a_card_does_not_have_are_unknown() {
 fn a_card_is_the_same_to_driver_and_nvml() {
     // The driver counts from the second card on, and NVML from the first.
     let settings = [("STAND_IN_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES", "1")];
-    stand_in::run("a_card_is_the_same_to_driver_and_nvml", &settings, || {
+    apart::run("a_card_is_the_same_to_driver_and_nvml", &settings, || {
         let gpu = Gpu::open(0).unwrap();
         assert_eq!(gpu.facts().pci_bus_id, "0000:02:00.0");
         // This process holds memory on that card only, and NVML must see it there.
@@ -111,7 +116,7 @@ fn a_card_is_the_same_to_driver_and_nvml() {
 
 #[test]
 fn rates_are_measured_and_leave_nothing_behind() {
-    stand_in::run("rates_are_measured_and_leave_nothing_behind", &[], || {
+    apart::run("rates_are_measured_and_leave_nothing_behind", &[], || {
         let gpu = Gpu::open(0).unwrap();
         let before = gpu.memory().unwrap();
         let rates = gpu.measure_rates().unwrap();
@@ -129,7 +134,7 @@ fn rates_are_measured_and_leave_nothing_behind() {
 #[test]
 fn rates_that_have_no_room_are_refused() {
     let settings = [("STAND_IN_MEMORY", "0x0c000000")];
-    stand_in::run("rates_that_have_no_room_are_refused", &settings, || {
+    apart::run("rates_that_have_no_room_are_refused", &settings, || {
         let gpu = Gpu::open(0).unwrap();
         assert!(gpu.memory().unwrap().free_bytes < PROBE_BYTES as u64);
         assert!(gpu.measure_rates().is_err());
