@@ -18,8 +18,7 @@ flags=(-std=c++17 -O2 -ffp-contract=off -fPIC -fvisibility=hidden -pthread -Wall
 if "$compiler" -march=native -x c++ -fsyntax-only /dev/null 2>/dev/null; then flags+=(-march=native); fi
 
 compile() { "$compiler" "${flags[@]}" "$@"; }
-# The program's own folder is searched too, so that the libraries find each other. They are never unloaded: they have
-# threads that run.
+# They find each other in their own folder, and are never unloaded: their threads go on.
 library() {
     local name=$1
     shift
@@ -35,5 +34,6 @@ compile -c blocks.cpp -o "$out/blocks.o"
 library libcuda.so.1 driver.cpp ptx.cpp "$out/registry.o" "$out/blocks.o"
 library libcublas.so.12 cublas.cpp "$out/libcuda.so.1"
 library libnvidia-ml.so.1 nvml.cpp "$out/libcuda.so.1"
-compile -x c++ self_test.cu -x none "$out/blocks.o" -o "$out/self_test"
+compile -x c++ kernel_test.cu -x none "$out/blocks.o" -o "$out/kernel_test"
+compile library_test.cpp -Wl,-rpath,'$ORIGIN' "$out/libcuda.so.1" "$out/libcublas.so.12" -o "$out/library_test"
 rm "$out/registry.o" "$out/blocks.o"

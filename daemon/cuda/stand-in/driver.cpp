@@ -90,7 +90,7 @@ const Words WORDS[] = {
 class DeviceMemory {
   public:
     explicit DeviceMemory(size_t size) : bytes(size) {
-        static uintptr_t next_mapping = uintptr_t(0x2000) << 32;
+        static uintptr_t next_mapping = FIRST;
         size_t page = size_t(sysconf(_SC_PAGESIZE));
         size_t aligned = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
         mapped_bytes = (aligned + page - 1) / page * page + 2 * page;
@@ -114,6 +114,9 @@ class DeviceMemory {
     }
 
     uint64_t address() const { return reinterpret_cast<uint64_t>(start); }
+
+    // Where no system puts memory of its own accord.
+    static constexpr uintptr_t FIRST = uintptr_t(0x2000) << 32;
 
     const size_t bytes;
 
@@ -229,7 +232,7 @@ thread_local Context *current_context = nullptr;
 // Whether this is the call of its kind, counted from 1, that the environment wants to fail.
 bool fails(const char *setting_name, uint64_t &calls) { return ++calls == setting(setting_name, 0); }
 
-// An access to device memory that is outside of every allocation ends the program. This says whose it was.
+// A kernel's bad access ends the program, and so does the host's to device memory that is not there. This says whose.
 void tell_fault(int, siginfo_t *info, void *) {
     auto address = reinterpret_cast<uint64_t>(info->si_addr);
     std::string nearest = "no allocation is before it";
@@ -237,9 +240,10 @@ void tell_fault(int, siginfo_t *info, void *) {
         auto after = context->memory.upper_bound(address);
         if (after == context->memory.begin()) continue;
         auto &[start, block] = *std::prev(after);
-        nearest = std::to_string(address - start) + " bytes into an allocation of " + std::to_string(block->bytes);
+        nearest = std::to_string(address - start) + " bytes from the start of an allocation of " +
+                  std::to_string(block->bytes);
     }
-    if (address >> 44 == 2 || current)
+    if (current || (address >= DeviceMemory::FIRST && address < DeviceMemory::FIRST * 2))
         std::fprintf(stderr, "stand-in: %s: a bad access at %p: %s\n", place().c_str(), info->si_addr, nearest.c_str());
     // Back in the same place it happens again, and whoever was there before deals with it.
     sigaction(SIGSEGV, &driver.before, nullptr);

@@ -1,7 +1,7 @@
-// Kernels that try what `cuda_on_cpu.h` and `blocks.h` promise. `self_test NAME` runs one test and says by its exit
-// status whether what came out is right; the tests of what stops a program end by that.
+// Kernels that try what `cuda_on_cpu.h` and `blocks.h` promise.
 
 #include "blocks.h"
+#include "test.h"
 
 #include <vector>
 
@@ -10,13 +10,6 @@ namespace {
 using namespace nvcuda;
 
 constexpr unsigned THREADS = 128;
-
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (condition) break;                                                                                          \
-        std::fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                                   \
-        std::exit(1);                                                                                                  \
-    } while (false)
 
 template <class Body> void launch(const char *kernel, uint3 grid, uint3 block, size_t dynamic_shared, Body body) {
     stand_in::run({kernel, grid, block, dynamic_shared, body});
@@ -242,12 +235,6 @@ void bfloat_precision() {
     CHECK(std::isnan(__bfloat162float(__float2bfloat16_rn(NAN))));
 }
 
-struct Test {
-    const char *name;
-    void (*run)();
-};
-
-#define TEST(name) {#name, name}
 const Test TESTS[] = {
     TEST(barrier),
     TEST(every_thread_once),
@@ -266,12 +253,4 @@ const Test TESTS[] = {
 
 } // namespace
 
-int main(int count, char **arguments) {
-    for (const Test &test : TESTS) {
-        if (count != 2 || std::strcmp(test.name, arguments[1]) != 0) continue;
-        test.run();
-        return 0;
-    }
-    std::fprintf(stderr, "usage: self_test NAME\n");
-    return 2;
-}
+int main(int count, char **arguments) { return run_test(TESTS, count, arguments); }
