@@ -53,3 +53,30 @@ pub(crate) fn open_first<'a>(names: &[&'a str]) -> Result<(Library, &'a str), St
     }
     Err(reasons.join("; "))
 }
+
+#[cfg(test)]
+mod tests {
+    use libloading::os::unix::Library as UnixLibrary;
+
+    use super::*;
+
+    functions! {
+        struct Functions {
+            _there: malloc(usize),
+            _missing: cuNoSuchFunction(i32),
+        }
+    }
+
+    #[test]
+    fn a_function_that_is_missing_is_named() {
+        // SAFETY: neither is called.
+        let found = unsafe { Functions::find(&UnixLibrary::this().into()) };
+        assert_eq!(found.err(), Some("cuNoSuchFunction"));
+    }
+
+    #[test]
+    fn each_library_that_is_missing_is_named() {
+        let reason = open_first(&["libnosuch.so.2", "libnosuch.so.1"]).unwrap_err();
+        assert!(reason.contains("libnosuch.so.2: ") && reason.contains("libnosuch.so.1: "));
+    }
+}
