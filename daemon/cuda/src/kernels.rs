@@ -425,8 +425,8 @@ impl Gpu {
         )
     }
 
-    /// `out = x · weightsᵀ`, by what is fastest for the shape: a kernel for few rows, one for tiles, or cuBLAS. Products are
-    /// added up in `f32`.
+    /// `out = x · weightsᵀ`, by what is fastest for the shape: cuBLAS where it is found and the weights are numbers as they
+    /// are computed in, else [our own kernels](Self::multiply_by_kernels). Products are added up in `f32`.
     ///
     /// # Errors
     /// When the card refuses it, or has failed before.
@@ -434,6 +434,28 @@ impl Gpu {
     /// # Panics
     /// When a span is too short, the width is not whole blocks, or results are added to other numbers than `f32`.
     pub fn multiply(
+        &self,
+        number: Number,
+        format: Format,
+        product: Product,
+    ) -> Result<(), CudaError> {
+        if product.rows >= BLAS_ROWS
+            && format.name() == number.name()
+            && let Some(blas) = self.blas()
+        {
+            return blas.multiply(number, product);
+        }
+        self.multiply_by_kernels(number, format, product)
+    }
+
+    /// The same without cuBLAS: a kernel for few rows, or one of two for tiles.
+    ///
+    /// # Errors
+    /// As [`multiply`](Self::multiply).
+    ///
+    /// # Panics
+    /// As [`multiply`](Self::multiply).
+    pub fn multiply_by_kernels(
         &self,
         number: Number,
         format: Format,
@@ -462,14 +484,7 @@ impl Gpu {
         if rows == 0 || outputs == 0 {
             return Ok(());
         }
-        let few = rows <= FEW_ROWS && suits_few(number, format, &product);
-        if rows >= BLAS_ROWS
-            && format.name() == number.name()
-            && let Some(blas) = self.blas()
-        {
-            return blas.multiply(number, product);
-        }
-        let (kind, grid, block) = if few {
+        let (kind, grid, block) = if rows <= FEW_ROWS && suits_few(number, format, &product) {
             ("multiply_few", [outputs.div_ceil(8), 1], 128)
         } else if rows.div_ceil(128) * outputs.div_ceil(128) >= TILES_TO_BE_BUSY && rows > 64 {
             ("multiply", [rows.div_ceil(128), outputs.div_ceil(128)], 256)
@@ -811,3 +826,27 @@ static MODULES: [Module; 18] = modules! {
     from_80:
         "rows_bf16" "widen_bf16" "multiply_bf16" "multiply_few_bf16" "attention_bf16";
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_is_in_the_module_that_the_list_says() {
+        let names = include_str!("../kernels/list.h")
+            .lines()
+            .filter_map(|line| line.strip_prefix("KERNEL(")?.strip_suffix(')'));
+        let mut count = 0;
+        for name in names {
+            let module = module_of(name).unwrap_or_else(|| panic!("{name} is in no module"));
+            let entry = format!(".visible .entry {name}(");
+            assert!(module.ptx_80.contains(&entry), "{}: {name}", module.name);
+            count += 1;
+        }
+        let entries = MODULES
+            .iter()
+            .map(|module| module.ptx_80.matches(".entry ").count());
+        assert_eq!(count, entries.sum(), "kernels that the list doesn't have");
+        assert!(module_of("none").is_none());
+    }
+}
