@@ -1,0 +1,30 @@
+//! What is known of the NVIDIA cards of this machine, or why there are none:
+//! `cargo run --release -p sluice-cuda --example cards`
+
+use std::process::ExitCode;
+
+use sluice_cuda::{Gpu, Unavailable, devices};
+
+fn main() -> ExitCode {
+    match show() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(unavailable) => {
+            eprintln!("{unavailable}\nhint: {}", unavailable.hint());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn show() -> Result<(), Unavailable> {
+    for device in devices()? {
+        let gpu = Gpu::open(device.ordinal)?;
+        println!("{:#?}\n{:#?}", gpu.facts(), gpu.live());
+        println!("context: {:?} bytes", gpu.context_bytes());
+        println!("{:#?}", gpu.measure_rates()?);
+        match gpu.blas() {
+            Some(blas) => println!("cuBLAS: {}", blas.name()),
+            None => println!("cuBLAS: none ({})", gpu.blas_absence().unwrap_or("?")),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,3 @@
+#include "attention_half.cuh"
+
+ATTEND_KERNELS(f16)

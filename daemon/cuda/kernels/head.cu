@@ -1,0 +1,117 @@
+// The head's reduction: a piece of the vocabulary's logits into each row's running state. A block takes a row. It
+// follows `ops/head.rs` and `ops/noise.rs` of the engine number for number.
+
+#include "reduce.cuh"
+
+struct HeadState {
+    // Largest logit so far, and the sum of `exp(logit - max)`.
+    float max;
+    float best_logit;
+    float target_logit;
+    // The token of the best noised logit.
+    u32 best;
+    double sum;
+    double best_score;
+};
+
+struct HeadRow {
+    u32 position;
+    u32 may_end;
+    u32 target;
+};
+
+struct HeadChoice {
+    double temperature;
+    u64 noise_key;
+    u64 pass;
+    float guidance;
+    u32 has_guidance;
+    u32 vocabulary;
+    u32 mask;
+    u32 end_count;
+    u32 suppressed_count;
+    u32 ends[16];
+    u32 suppressed[16];
+};
+
+// The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+DEVICE u64 mix(u64 z) {
+    z += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+// A Gumbel-distributed number; `place` stands for seed, pass and position.
+DEVICE double gumbel(u64 place, u64 token) {
+    const u64 bits = mix(place + token * 0x9e3779b97f4a7c15u);
+    const double uniform = (double(bits >> 11) + 0.5) / double(1ull << 53);
+    return -log(-log(uniform));
+}
+
+KERNEL_FUNCTION head_reduce(HeadState *states, float *all_logits, const HeadRow *rows, u32 row_count, u32 columns,
+                            u32 first, HeadChoice choice) {
+    const HeadRow row = rows[blockIdx.x];
+    float *logits = all_logits + u64(blockIdx.x) * columns;
+    const float minus_infinity = -infinity();
+    // Where in the piece a token is, or beyond it: what lies before wraps around.
+    const auto forbid = [&](u32 token) {
+        if (token - first < columns) logits[token - first] = minus_infinity;
+    };
+
+    if (choice.has_guidance != 0) {
+        const float *plain = all_logits + (u64(row_count) + blockIdx.x) * columns;
+        for (u32 i = threadIdx.x; i < columns; i += REDUCE_THREADS) {
+            logits[i] = plain[i] + (choice.guidance + 1.0f) * (logits[i] - plain[i]);
+        }
+        __syncthreads();
+    }
+    for (u32 i = threadIdx.x; i < choice.suppressed_count; i += REDUCE_THREADS) forbid(choice.suppressed[i]);
+    __syncthreads();
+
+    HeadState state = states[blockIdx.x];
+    if (row.target != Best<float>::NONE && row.target - first < columns) {
+        state.target_logit = logits[row.target - first];
+    }
+
+    float max = minus_infinity;
+    for (u32 i = threadIdx.x; i < columns; i += REDUCE_THREADS) max = fmaxf(max, logits[i]);
+    max = reduce_block(max, [](float a, float b) { return fmaxf(a, b); });
+    if (max > state.max) {
+        state.sum *= double(expf(state.max - max));
+        state.max = max;
+    }
+    double sum = 0.0;
+    for (u32 i = threadIdx.x; i < columns; i += REDUCE_THREADS) sum += double(expf(logits[i] - state.max));
+    sum = sum_of_block(sum);
+    if (state.max != minus_infinity) state.sum += sum;
+
+    // What can't be chosen still counted for the sum.
+    if (threadIdx.x == 0) forbid(choice.mask);
+    if (row.may_end == 0) {
+        for (u32 i = threadIdx.x; i < choice.end_count; i += REDUCE_THREADS) forbid(choice.ends[i]);
+    }
+    __syncthreads();
+
+    const u64 place = choice.noise_key ^ mix(choice.pass << 32 | row.position);
+    const u32 used = min(columns, choice.vocabulary > first ? choice.vocabulary - first : 0);
+    Best<double> best = {minus_infinity, Best<double>::NONE};
+    for (u32 i = threadIdx.x; i < used; i += REDUCE_THREADS) {
+        const float logit = logits[i];
+        double score = logit;
+        if (choice.temperature > 0.0 && logit > minus_infinity) {
+            score += choice.temperature * gumbel(place, first + i);
+        }
+        if (score > best.score) best = {score, first + i};
+    }
+    best = best_of_block(best);
+
+    if (threadIdx.x == 0) {
+        if (best.score > state.best_score) {
+            state.best_score = best.score;
+            state.best = best.token;
+            state.best_logit = logits[best.token - first];
+        }
+        states[blockIdx.x] = state;
+    }
+}

@@ -1,0 +1,3 @@
+#include "multiply_half.cuh"
+
+FOR_EACH_FORMAT(MULTIPLY_KERNEL, bf16)

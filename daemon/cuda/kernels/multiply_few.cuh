@@ -1,0 +1,81 @@
+// The multiplication of up to eight rows, which waits for the weights and for nothing else: a warp reads whole rows of
+// them, decodes each weight once, and multiplies it with every row of `x`. Rows of both are whole times 16 bytes, and
+// aligned so; other shapes are left to the tile kernels.
+
+#pragma once
+
+#include "tile.cuh"
+
+constexpr u32 FEW_ROWS = 8;
+// Rows of weights of a warp: what is read of `x` serves all of them.
+constexpr u32 FEW_OUTPUTS = 2;
+constexpr u32 FEW_SUMS = FEW_OUTPUTS * FEW_ROWS;
+static_assert(2 * FEW_SUMS == WARP, "two lanes end up with a sum");
+
+template <class T, class Format>
+DEVICE void multiply_few(Output<T> out, const T *x, const u8 *weights, u32 rows, u32 outputs, u32 width) {
+    using Numbers = format::Dense<T>;
+    // What a lane takes at a time: whole runs of both.
+    constexpr u32 PIECE = Format::RUN > Numbers::RUN ? Format::RUN : Numbers::RUN;
+
+    const u32 lane = threadIdx.x % WARP;
+    const u32 first = (blockIdx.x * blockDim.x + threadIdx.x) / WARP * FEW_OUTPUTS;
+    const u64 bytes = format::row_bytes<Format>(width);
+    float sums[FEW_SUMS] = {};
+#pragma unroll 1
+    for (u32 at = lane * PIECE; at < width; at += WARP * PIECE) {
+        typename Format::Run runs[FEW_OUTPUTS][PIECE / Format::RUN];
+#pragma unroll
+        for (u32 o = 0; o < FEW_OUTPUTS; o++) {
+            // The last row stands for those beyond it, whose sums nobody takes.
+            const u8 *row = weights + min(first + o, outputs - 1) * bytes;
+#pragma unroll
+            for (u32 i = 0; i < PIECE / Format::RUN; i++) runs[o][i] = Format::fetch(row, at + i * Format::RUN);
+        }
+        float decoded[FEW_OUTPUTS][PIECE / Format::RUN][Format::RUN];
+#pragma unroll
+        for (u32 o = 0; o < FEW_OUTPUTS; o++) {
+#pragma unroll
+            for (u32 i = 0; i < PIECE / Format::RUN; i++) Format::decode(runs[o][i], decoded[o][i]);
+        }
+#pragma unroll
+        for (u32 r = 0; r < FEW_ROWS; r++) {
+            if (r >= rows) continue;
+            const u8 *row = reinterpret_cast<const u8 *>(x + u64(r) * width);
+#pragma unroll
+            for (u32 i = 0; i < PIECE; i += Numbers::RUN) {
+                float values[Numbers::RUN];
+                Numbers::decode(Numbers::fetch(row, at + i), values);
+#pragma unroll
+                for (u32 o = 0; o < FEW_OUTPUTS; o++) {
+#pragma unroll
+                    for (u32 j = 0; j < Numbers::RUN; j++) {
+                        const u32 k = i + j;
+                        const float weight = decoded[o][k / Format::RUN][k % Format::RUN];
+                        sums[o * FEW_ROWS + r] = fmaf(values[j], weight, sums[o * FEW_ROWS + r]);
+                    }
+                }
+            }
+        }
+    }
+    // Lanes add up what they have of each sum, half of the sums each at every turn: in the end two lanes share one.
+#pragma unroll
+    for (u32 count = FEW_SUMS / 2, far = WARP / 2; count > 0; count /= 2, far /= 2) {
+        const bool upper = (lane & far) != 0;
+#pragma unroll
+        for (u32 i = 0; i < count; i++) {
+            const float kept = upper ? sums[i + count] : sums[i];
+            const float given = upper ? sums[i] : sums[i + count];
+            sums[i] = kept + __shfl_xor_sync(0xffffffffu, given, far);
+        }
+    }
+    const float sum = sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 1);
+    const u32 output = first + lane / 2 / FEW_ROWS, row = lane / 2 % FEW_ROWS;
+    if (lane % 2 == 0 && row < rows && output < outputs) out.put(u64(row) * outputs + output, sum);
+}
+
+#define MULTIPLY_FEW_KERNEL(T, F)                                                                                      \
+    KERNEL_FUNCTION multiply_few_##T##_##F(void *out, u32 out_is_f32, const number::T *x, const u8 *weights, u32 rows, \
+                                           u32 outputs, u32 width, float beta) {                                       \
+        multiply_few<number::T, format::F>({out, out_is_f32 != 0, beta}, x, weights, rows, outputs, width);            \
+    }

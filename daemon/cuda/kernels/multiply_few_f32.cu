@@ -1,0 +1,3 @@
+#include "multiply_few.cuh"
+
+FOR_EACH_FORMAT(MULTIPLY_FEW_KERNEL, f32)

@@ -1,0 +1,3 @@
+#include "rows.cuh"
+
+ROW_KERNELS(f32)

@@ -1,0 +1,3 @@
+#include "widen.cuh"
+
+WIDEN_KERNELS(f16)

@@ -1,0 +1,272 @@
+//! cuBLAS, NVIDIA's matrix library, where the machine has it: faster than our own kernels for many rows, and not needed.
+
+use std::{
+    ffi::c_void,
+    ptr,
+    sync::{Mutex, PoisonError},
+};
+
+use crate::{
+    CudaError, Number, Span,
+    context::Context,
+    driver::Handle,
+    library::{self, Code, functions},
+};
+
+/// The versions that are looked for, the newest first: CUDA's major version and the library's name.
+const LIBRARIES: [(u32, &str); 3] = [
+    (13, "libcublas.so.13"),
+    (12, "libcublas.so.12"),
+    (11, "libcublas.so.11"),
+];
+
+functions! {
+    /// cuBLAS's functions.
+    struct Api {
+        create: cublasCreate_v2(*mut Handle),
+        destroy: cublasDestroy_v2(Handle),
+        version: cublasGetVersion_v2(Handle, *mut i32),
+        set_stream: cublasSetStream_v2(Handle, Handle),
+        set_workspace: cublasSetWorkspace_v2(Handle, *mut c_void, usize),
+        set_math_mode: cublasSetMathMode(Handle, i32),
+        multiply: cublasGemmEx(
+            Handle, i32, i32, i32, i32, i32, *const c_void, *const c_void, i32, i32, *const c_void, i32, i32,
+            *const c_void, *mut c_void, i32, i32, i32, i32,
+        ),
+    }
+}
+
+/// cuBLAS on one card, working in its stream.
+pub struct Blas {
+    api: Api,
+    /// One thread at a time may use it.
+    handle: Mutex<Library>,
+    context: Context,
+    name: String,
+}
+
+/// cuBLAS's own state.
+struct Library(Handle);
+
+// SAFETY: the handle is of use in any thread, one at a time.
+unsafe impl Send for Library {}
+
+/// A product of matrices, row after row: `out[rows, outputs] = x[rows, width] · weights[outputs, width]ᵀ`.
+#[derive(Debug, Clone, Copy)]
+pub struct Product {
+    /// The result, in the numbers of `x` or in `f32`.
+    pub out: Span,
+    /// Whether the result is `f32`, whatever `x` is.
+    pub out_is_f32: bool,
+    /// The one factor.
+    pub x: Span,
+    /// The other, of the same numbers.
+    pub weights: Span,
+    /// Rows of `x`.
+    pub rows: usize,
+    /// Rows of the weights.
+    pub outputs: usize,
+    /// Numbers in a row of either.
+    pub width: usize,
+    /// Whether the product is added to what `out` holds.
+    pub accumulate: bool,
+}
+
+impl Blas {
+    /// Opens the library and makes its state. The context must be the current one.
+    pub(crate) fn open(context: Context, stream: Handle) -> Result<Self, String> {
+        // One that is newer than the driver opens and then fails.
+        let names: Vec<&str> = LIBRARIES
+            .iter()
+            .filter(|(major, _)| *major <= context.driver.cuda_version.0)
+            .map(|&(_, name)| name)
+            .collect();
+        let (library, name) = library::open_first(&names)?;
+        // It has state of its own in the process: it stays.
+        let library = Box::leak(Box::new(library));
+        // SAFETY: the types are those of cublas_v2.h, and have been since CUDA 11.
+        let api =
+            unsafe { Api::find(library) }.map_err(|symbol| format!("{name} has no {symbol}"))?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: `handle` outlives the call.
+        check("start", unsafe { (api.create)(&raw mut handle) })
+            .map_err(|cause| format!("{name}: {cause}"))?;
+        let mut blas = Self {
+            api,
+            handle: Mutex::new(Library(handle)),
+            context,
+            name: name.to_owned(),
+        };
+        blas.prepare(handle, stream)
+            .map_err(|cause| format!("{name}: {cause}"))?;
+        Ok(blas)
+    }
+
+    fn prepare(&mut self, handle: Handle, stream: Handle) -> Result<(), CudaError> {
+        /// No TensorFloat-32, and no sums in half precision.
+        const DISALLOW_REDUCED_PRECISION_REDUCTION: i32 = 16;
+        let mut version = 0;
+        // SAFETY: the handle lives, and `version` outlives the call.
+        check("tell its version", unsafe {
+            (self.api.version)(handle, &raw mut version)
+        })?;
+        // 120304 is 12.3.4; it was 11203 for 11.2.3 too.
+        self.name = format!("{} ({version})", self.name);
+        // SAFETY: handle and stream live, in the same context.
+        check("work in a stream", unsafe {
+            (self.api.set_stream)(handle, stream)
+        })?;
+        // SAFETY: the handle lives.
+        check("compute as told", unsafe {
+            (self.api.set_math_mode)(handle, DISALLOW_REDUCED_PRECISION_REDUCTION)
+        })
+    }
+
+    /// The library's file and version.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Gives it memory to work in, in place of some that it would allocate itself. The memory must stay until it is given
+    /// another; none takes it away.
+    ///
+    /// # Errors
+    /// When cuBLAS refuses, as it does memory that isn't aligned to 256 bytes.
+    pub fn set_workspace(&self, workspace: Span) -> Result<(), CudaError> {
+        self.context.make_current()?;
+        let library = self.lock();
+        // SAFETY: an address on the card only.
+        check("take a workspace", unsafe {
+            (self.api.set_workspace)(
+                library.0,
+                ptr::without_provenance_mut(address(workspace)),
+                workspace.bytes(),
+            )
+        })
+    }
+
+    /// Multiplies, after all that was sent to the card before. Sums are `f32`; products of `f32` are strictly that.
+    ///
+    /// # Errors
+    /// When cuBLAS refuses.
+    ///
+    /// # Panics
+    /// When a span is too short.
+    pub fn multiply(&self, number: Number, product: Product) -> Result<(), CudaError> {
+        const TRANSPOSED: i32 = 1;
+        const AS_IT_IS: i32 = 0;
+        const COMPUTE_F32: i32 = 68;
+        const COMPUTE_F32_PEDANTIC: i32 = 69;
+        const ALGORITHM_DEFAULT: i32 = -1;
+        let Product {
+            out,
+            out_is_f32,
+            x,
+            weights,
+            rows,
+            outputs,
+            width,
+            accumulate,
+        } = product;
+        let out_number = if out_is_f32 { Number::F32 } else { number };
+        assert!(
+            out.bytes() >= rows * outputs * out_number.bytes(),
+            "out is too short"
+        );
+        assert!(x.bytes() >= rows * width * number.bytes(), "x is too short");
+        assert!(
+            weights.bytes() >= outputs * width * number.bytes(),
+            "weights are too short"
+        );
+        if rows == 0 || outputs == 0 {
+            return Ok(());
+        }
+        let size = |size: usize| i32::try_from(size).expect("a matrix that fits a card");
+        let alpha = 1.0_f32;
+        let beta = if accumulate { 1.0_f32 } else { 0.0 };
+        let compute = match number {
+            Number::F32 => COMPUTE_F32_PEDANTIC,
+            Number::F16 | Number::Bf16 => COMPUTE_F32,
+        };
+        self.context.make_current()?;
+        let library = self.lock();
+        // cuBLAS counts in columns: it sees each matrix transposed, and computes outᵀ = weights · xᵀ.
+        // SAFETY: addresses on the card, and spans as long as the sizes say; `alpha` and `beta` outlive the call, which
+        // reads them as f32 for these ways to compute.
+        check("multiply", unsafe {
+            (self.api.multiply)(
+                library.0,
+                TRANSPOSED,
+                AS_IT_IS,
+                size(outputs),
+                size(rows),
+                size(width),
+                (&raw const alpha).cast(),
+                ptr::without_provenance(address(weights)),
+                kind(number),
+                size(width),
+                ptr::without_provenance(address(x)),
+                kind(number),
+                size(width),
+                (&raw const beta).cast(),
+                ptr::without_provenance_mut(address(out)),
+                kind(out_number),
+                size(outputs),
+                compute,
+                ALGORITHM_DEFAULT,
+            )
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Library> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        if self.context.make_current().is_ok() {
+            let library = self.lock();
+            // SAFETY: made once, destroyed once.
+            unsafe { (self.api.destroy)(library.0) };
+        }
+    }
+}
+
+fn address(span: Span) -> usize {
+    usize::try_from(span.address()).expect("addresses have 64 bits")
+}
+
+/// cuBLAS's name for a kind of number.
+fn kind(number: Number) -> i32 {
+    match number {
+        Number::F32 => 0,
+        Number::F16 => 2,
+        Number::Bf16 => 14,
+    }
+}
+
+fn check(what: &'static str, code: Code) -> Result<(), CudaError> {
+    let name = match code {
+        0 => return Ok(()),
+        1 => "CUBLAS_STATUS_NOT_INITIALIZED",
+        3 => "CUBLAS_STATUS_ALLOC_FAILED",
+        7 => "CUBLAS_STATUS_INVALID_VALUE",
+        8 => "CUBLAS_STATUS_ARCH_MISMATCH",
+        11 => "CUBLAS_STATUS_MAPPING_ERROR",
+        13 => "CUBLAS_STATUS_EXECUTION_FAILED",
+        14 => "CUBLAS_STATUS_INTERNAL_ERROR",
+        15 => "CUBLAS_STATUS_NOT_SUPPORTED",
+        code => {
+            return Err(CudaError::Blas {
+                what,
+                name: format!("code {code}"),
+            });
+        }
+    };
+    Err(CudaError::Blas {
+        what,
+        name: name.to_owned(),
+    })
+}

@@ -1,0 +1,224 @@
+//! NVIDIA's driver: opened when the program runs, since most machines that Sluice starts on may have none.
+//!
+//! Only what every driver since CUDA 12.0 has is used, all of it looked up at once. Bindings of our own, and no crate's,
+//! because those at hand open other names first (`libcuda.so` may be the toolkit's empty stand-in), lose the system's
+//! words, panic when a function is missing, and take codes for Rust enums, which a newer driver's code breaks.
+
+use std::{
+    env,
+    ffi::{CStr, c_char, c_uint, c_void},
+    ptr,
+    sync::{Mutex, PoisonError},
+};
+
+use libloading::Library;
+
+use crate::{
+    CudaError, Unavailable,
+    error::code,
+    facts::nvml,
+    kernels::CUDA_NEEDED,
+    library::{self, Code, functions},
+};
+
+const LIBRARY: &str = "libcuda.so.1";
+
+/// The driver's number of a card.
+pub(crate) type Device = i32;
+/// What the driver hands out pointers to.
+pub(crate) type Handle = *mut c_void;
+
+functions! {
+    /// The driver's functions.
+    struct Api {
+        init: cuInit(c_uint),
+        error_name: cuGetErrorName(Code, *mut *const c_char),
+        error_text: cuGetErrorString(Code, *mut *const c_char),
+
+        device_count: cuDeviceGetCount(*mut i32),
+        device_get: cuDeviceGet(*mut Device, i32),
+        device_name: cuDeviceGetName(*mut c_char, i32, Device),
+        device_uuid: cuDeviceGetUuid(*mut [u8; 16], Device),
+        device_pci_bus_id: cuDeviceGetPCIBusId(*mut c_char, i32, Device),
+        device_total_memory: cuDeviceTotalMem_v2(*mut usize, Device),
+        device_attribute: cuDeviceGetAttribute(*mut i32, i32, Device),
+
+        context_flags: cuDevicePrimaryCtxSetFlags_v2(Device, c_uint),
+        context_retain: cuDevicePrimaryCtxRetain(*mut Handle, Device),
+        context_release: cuDevicePrimaryCtxRelease_v2(Device),
+        context_set_current: cuCtxSetCurrent(Handle),
+
+        memory_info: cuMemGetInfo_v2(*mut usize, *mut usize),
+        memory_allocate: cuMemAlloc_v2(*mut u64, usize),
+        memory_free: cuMemFree_v2(u64),
+        host_allocate: cuMemHostAlloc(*mut *mut c_void, usize, c_uint),
+        host_free: cuMemFreeHost(*mut c_void),
+        copy_to_device: cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, Handle),
+        copy_to_host: cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, Handle),
+        copy_on_device: cuMemcpyDtoDAsync_v2(u64, u64, usize, Handle),
+        fill: cuMemsetD8Async(u64, u8, usize, Handle),
+
+        stream_create: cuStreamCreate(*mut Handle, c_uint),
+        stream_wait: cuStreamSynchronize(Handle),
+        stream_destroy: cuStreamDestroy_v2(Handle),
+        event_create: cuEventCreate(*mut Handle, c_uint),
+        event_record: cuEventRecord(Handle, Handle),
+        event_wait: cuEventSynchronize(Handle),
+        event_elapsed: cuEventElapsedTime(*mut f32, Handle, Handle),
+        event_destroy: cuEventDestroy_v2(Handle),
+
+        module_load: cuModuleLoadDataEx(*mut Handle, *const c_void, c_uint, *mut i32, *mut *mut c_void),
+        module_function: cuModuleGetFunction(*mut Handle, Handle, *const c_char),
+        module_unload: cuModuleUnload(Handle),
+        function_attribute: cuFuncSetAttribute(Handle, i32, i32),
+        launch: cuLaunchKernel(
+            Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void,
+        ),
+    }
+}
+
+/// The driver, initialized.
+pub(crate) struct Driver {
+    pub(crate) api: Api,
+    /// What it knows of CUDA.
+    pub(crate) cuda_version: (u32, u32),
+}
+
+impl Driver {
+    /// The driver, opened once. A failure is not kept: a driver may be installed while the daemon runs.
+    pub(crate) fn get() -> Result<&'static Self, Unavailable> {
+        static DRIVER: Mutex<Option<&'static Driver>> = Mutex::new(None);
+        let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(driver) = *driver {
+            return Ok(driver);
+        }
+        let opened = Box::leak(Box::new(Self::open()?));
+        *driver = Some(opened);
+        Ok(opened)
+    }
+
+    fn open() -> Result<Self, Unavailable> {
+        let (library, _) =
+            library::open_first(&[LIBRARY]).map_err(|reason| Unavailable::NoDriver { reason })?;
+        // The driver starts threads of its own: it stays for as long as the process does.
+        let library = Box::leak(Box::new(library));
+        let incomplete = |symbol| Unavailable::NoDriver {
+            reason: format!("{LIBRARY} has no {symbol}"),
+        };
+        // Before the other functions are looked up: an old driver lacks some, and its age is the better reason.
+        let cuda_version = cuda_version(library).map_err(incomplete)?;
+        if cuda_version < CUDA_NEEDED {
+            return Err(Unavailable::DriverTooOld {
+                found: cuda_version,
+                needed: CUDA_NEEDED,
+            });
+        }
+        // SAFETY: the types are those of cuda.h, and have been since CUDA 11.
+        let api = unsafe { Api::find(library) }.map_err(incomplete)?;
+        let driver = Self { api, cuda_version };
+        // SAFETY: the flags must be 0.
+        match unsafe { (driver.api.init)(0) } {
+            code::NO_DEVICE => Err(no_device()),
+            code => {
+                driver.check("start NVIDIA's driver", code)?;
+                Ok(driver)
+            }
+        }
+    }
+
+    /// How many cards this process may see: at least one.
+    pub(crate) fn device_count(&self) -> Result<usize, Unavailable> {
+        let mut count = 0;
+        // SAFETY: `count` outlives the call.
+        self.check("count NVIDIA's cards", unsafe {
+            (self.api.device_count)(&raw mut count)
+        })?;
+        match usize::try_from(count) {
+            Ok(count) if count > 0 => Ok(count),
+            _ => Err(no_device()),
+        }
+    }
+
+    /// The driver's number of a card.
+    pub(crate) fn device(&self, ordinal: usize) -> Result<Device, Unavailable> {
+        let count = self.device_count()?;
+        let mut device = 0;
+        match i32::try_from(ordinal) {
+            Ok(number) if ordinal < count => {
+                // SAFETY: `device` outlives the call.
+                self.check("find the card", unsafe {
+                    (self.api.device_get)(&raw mut device, number)
+                })?;
+                Ok(device)
+            }
+            _ => Err(Unavailable::NoSuchDevice { ordinal, count }),
+        }
+    }
+
+    /// What a code means, after the words that say what was tried.
+    pub(crate) fn check(&self, what: &str, code: Code) -> Result<(), CudaError> {
+        if code == 0 {
+            return Ok(());
+        }
+        let (name, text) = self.words(code);
+        Err(CudaError::Driver {
+            what: what.to_owned(),
+            code,
+            name,
+            text,
+        })
+    }
+
+    /// One of a card's whole numbers.
+    pub(crate) fn attribute(&self, device: Device, attribute: i32) -> Result<u32, CudaError> {
+        let mut value = 0;
+        // SAFETY: `value` outlives the call.
+        self.check("ask for the card's facts", unsafe {
+            (self.api.device_attribute)(&raw mut value, attribute, device)
+        })?;
+        Ok(u32::try_from(value).unwrap_or(0))
+    }
+
+    /// The driver's name for a code, and what it means.
+    pub(crate) fn words(&self, code: Code) -> (String, String) {
+        let ask = |function: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
+            let mut words = ptr::null();
+            // SAFETY: `words` outlives the call.
+            let known = unsafe { function(code, &raw mut words) } == 0 && !words.is_null();
+            known.then(|| {
+                // SAFETY: the driver answers with a text of its own, which stays.
+                let words = unsafe { CStr::from_ptr(words) };
+                words.to_string_lossy().into_owned()
+            })
+        };
+        (
+            ask(self.api.error_name).unwrap_or_else(|| format!("code {code}")),
+            ask(self.api.error_text).unwrap_or_else(|| "unknown error".to_owned()),
+        )
+    }
+}
+
+/// CUDA's version that the driver knows, which it tells before it is initialized.
+fn cuda_version(library: &Library) -> Result<(u32, u32), &'static str> {
+    functions! {
+        struct Version {
+            get: cuDriverGetVersion(*mut i32),
+        }
+    }
+    // SAFETY: the type is that of cuda.h.
+    let version = unsafe { Version::find(library) }?;
+    let mut number = 0;
+    // SAFETY: `number` outlives the call. A failure leaves 0, which is too old.
+    unsafe { (version.get)(&raw mut number) };
+    let number = u32::try_from(number).unwrap_or(0);
+    Ok((number / 1000, number % 1000 / 10))
+}
+
+/// Why the driver shows no card. `CUDA_VISIBLE_DEVICES` is the driver's own variable; it is read here only to name it.
+fn no_device() -> Unavailable {
+    let there_are_some = nvml().is_none_or(|nvml| nvml.device_count().is_ok_and(|count| count > 0));
+    match env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(visible) if there_are_some => Unavailable::Hidden { visible },
+        _ => Unavailable::NoDevice,
+    }
+}

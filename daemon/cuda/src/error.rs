@@ -1,0 +1,220 @@
+//! What can go wrong: why there is no card to work with, and what fails on one.
+
+use crate::library::Code;
+
+/// Why no card can be used. [`Unavailable::hint`] says what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unavailable {
+    /// The driver's library is missing or can't be used.
+    #[error("NVIDIA's driver can't be used: {reason}")]
+    NoDriver {
+        /// The system's words, with the name that was looked for.
+        reason: String,
+    },
+    /// The driver is older than what the kernels are made for.
+    #[error(
+        "NVIDIA's driver is too old: it knows CUDA {}.{}, and {}.{} is needed",
+        found.0, found.1, needed.0, needed.1
+    )]
+    DriverTooOld {
+        /// CUDA's version that the driver knows.
+        found: (u32, u32),
+        /// The least that will do.
+        needed: (u32, u32),
+    },
+    /// The driver works and sees no card.
+    #[error("NVIDIA's driver finds no card")]
+    NoDevice,
+    /// There may be cards, but the process may see none of them.
+    #[error("CUDA_VISIBLE_DEVICES={visible:?} hides every NVIDIA card")]
+    Hidden {
+        /// The variable's value.
+        visible: String,
+    },
+    /// There are fewer cards than that.
+    #[error("there is no NVIDIA card {ordinal}: the driver shows {count}, counted from 0")]
+    NoSuchDevice {
+        /// The number asked for.
+        ordinal: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The card's generation is older than what the kernels are made for.
+    #[error(
+        "{name} is too old: its compute capability is {}.{}, and {}.{} is needed",
+        capability.0, capability.1, needed.0, needed.1
+    )]
+    TooOld {
+        /// The card's.
+        name: String,
+        /// The card's.
+        capability: (u32, u32),
+        /// The least that will do.
+        needed: (u32, u32),
+    },
+    /// There is no room on the card to begin with.
+    #[error(
+        "{name} has too little free memory: {needed_bytes} bytes are needed{}",
+        free_bytes.map_or_else(String::new, |free| format!(", {free} are free"))
+    )]
+    TooLittleMemory {
+        /// The card's.
+        name: String,
+        /// Free on the card, where that is known.
+        free_bytes: Option<u64>,
+        /// Needed at least.
+        needed_bytes: u64,
+    },
+    /// The card is another process's alone, or nobody's.
+    #[error(
+        "{name} {}",
+        if *prohibited { "is set to accept no work" } else { "is held by another process alone" }
+    )]
+    Busy {
+        /// The card's.
+        name: String,
+        /// Whether the card's mode forbids any use, rather than a second one.
+        prohibited: bool,
+    },
+    /// The driver is there and doesn't work.
+    #[error(transparent)]
+    Failed(#[from] CudaError),
+}
+
+impl Unavailable {
+    /// What to do about it.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::NoDriver { .. } => {
+                "install NVIDIA's driver, so that `nvidia-smi` lists the card; a container has to be started with its GPUs; \
+                 a library in an unusual folder is found by LD_LIBRARY_PATH"
+            }
+            Self::DriverTooOld { .. } => "update NVIDIA's driver to version 525 or newer",
+            Self::NoDevice => {
+                "see that `nvidia-smi` lists the card, and that this user or service may open /dev/nvidia*"
+            }
+            Self::Hidden { .. } => {
+                "unset CUDA_VISIBLE_DEVICES, or name a card in it as `nvidia-smi -L` lists them"
+            }
+            Self::NoSuchDevice { .. } => {
+                "choose one of those that `nvidia-smi -L` lists; CUDA_VISIBLE_DEVICES narrows and renumbers them"
+            }
+            Self::TooOld { .. } => {
+                "use a card of the Turing generation (GTX 16, RTX 20) or newer, or the CPU"
+            }
+            Self::TooLittleMemory { .. } => {
+                "end other programs on the card, which `nvidia-smi` lists, or use the CPU"
+            }
+            Self::Busy {
+                prohibited: true, ..
+            } => "`nvidia-smi -c DEFAULT`, as root, lets the card work",
+            Self::Busy { .. } => {
+                "end the other process, which `nvidia-smi` lists, or let both use the card with `nvidia-smi -c DEFAULT`, as root"
+            }
+            Self::Failed(cause) => match cause.code() {
+                code::STUB_LIBRARY => {
+                    "libcuda.so.1 is the CUDA toolkit's stand-in for linking: take its folder `stubs` out of LD_LIBRARY_PATH"
+                }
+                code::SYSTEM_DRIVER_MISMATCH => {
+                    "the driver's library and its kernel module are of different versions: restart the machine after an update"
+                }
+                code::COMPAT_NOT_SUPPORTED_ON_DEVICE => {
+                    "CUDA's compatibility package serves data centre cards only: take its folder out of LD_LIBRARY_PATH, or update the driver"
+                }
+                code::SYSTEM_NOT_READY => {
+                    "the driver's services are not up: start nvidia-fabricmanager or nvidia-persistenced, then try again"
+                }
+                code::NOT_PERMITTED | code::OPERATING_SYSTEM => {
+                    "see that this user or service may open /dev/nvidia*"
+                }
+                code::UNKNOWN | code::NOT_INITIALIZED => {
+                    "see that `nvidia-smi` works and that the kernel module nvidia_uvm is loaded; after a suspend, a restart may be needed"
+                }
+                _ => "see that `nvidia-smi` works, and what the kernel's log says of NVRM",
+            },
+        }
+    }
+}
+
+/// What failed on a card.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CudaError {
+    /// The card has no room.
+    #[error(
+        "{needed_bytes} bytes can't be had on the card{}",
+        free_bytes.map_or_else(String::new, |free| format!("; {free} are free"))
+    )]
+    OutOfMemory {
+        /// Asked for.
+        needed_bytes: u64,
+        /// Free on the card, not always in one piece; unknown when the driver doesn't say.
+        free_bytes: Option<u64>,
+    },
+    /// The host has no room that the card could reach.
+    #[error("{needed_bytes} bytes of pinned host memory can't be had")]
+    OutOfPinnedMemory {
+        /// Asked for.
+        needed_bytes: u64,
+    },
+    /// A module's kernels can't be made for this card.
+    #[error("can't make the kernels of {module} for this card: {text} ({name}){}{log}", if log.is_empty() { "" } else { "\n" })]
+    Kernels {
+        /// The module.
+        module: &'static str,
+        /// The driver's name for the code.
+        name: String,
+        /// The driver's words.
+        text: String,
+        /// What the driver's compiler said.
+        log: String,
+    },
+    /// The driver refused something, or work that was sent before has failed: kernels run later than they are launched,
+    /// so their errors come at the next call that waits. After those the card can't be used by this process any more.
+    #[error("can't {what}: {text} ({name})")]
+    Driver {
+        /// What was tried.
+        what: String,
+        /// The driver's code.
+        code: i32,
+        /// The driver's name for the code.
+        name: String,
+        /// The driver's words.
+        text: String,
+    },
+    /// cuBLAS refused something.
+    #[error("cuBLAS can't {what}: {name}")]
+    Blas {
+        /// What was tried.
+        what: &'static str,
+        /// cuBLAS's name for its code.
+        name: String,
+    },
+}
+
+impl CudaError {
+    /// The driver's code, if it gave one.
+    fn code(&self) -> Code {
+        match self {
+            Self::Driver { code, .. } => *code,
+            _ => 0,
+        }
+    }
+}
+
+/// The driver's codes that mean something here.
+pub(crate) mod code {
+    use crate::library::Code;
+
+    pub(crate) const OUT_OF_MEMORY: Code = 2;
+    pub(crate) const NOT_INITIALIZED: Code = 3;
+    pub(crate) const STUB_LIBRARY: Code = 34;
+    pub(crate) const DEVICE_UNAVAILABLE: Code = 46;
+    pub(crate) const NO_DEVICE: Code = 100;
+    pub(crate) const OPERATING_SYSTEM: Code = 304;
+    pub(crate) const NOT_PERMITTED: Code = 800;
+    pub(crate) const SYSTEM_NOT_READY: Code = 802;
+    pub(crate) const SYSTEM_DRIVER_MISMATCH: Code = 803;
+    pub(crate) const COMPAT_NOT_SUPPORTED_ON_DEVICE: Code = 804;
+    pub(crate) const UNKNOWN: Code = 999;
+}

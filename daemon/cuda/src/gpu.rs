@@ -1,0 +1,397 @@
+//! One card: its context, its stream of work, and the kernels on it.
+
+use std::{
+    ffi::c_void,
+    fmt, ptr,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use crate::{
+    Blas, CudaError, Facts, GpuMemory, MemoryInfo, PinnedMemory, Span, Unavailable,
+    context::{Context, Event, OwnedContext, Stream},
+    driver::Driver,
+    facts::NvmlDevice,
+    launch::{Argument, Kernels},
+    memory::Pinned,
+};
+
+/// The least compute capability that the kernels are made for.
+pub const CAPABILITY_NEEDED: (u32, u32) = (7, 5);
+
+/// Uploads up to this size are put aside, so that nobody waits for them. Larger ones are waited for, which is short beside
+/// the copy itself.
+const STAGING_BYTES: usize = 1 << 20;
+
+/// One card. Cheap to clone and of use in any thread. What it is told runs later, in the order in which it was told; what goes
+/// wrong then is the error of the next call that waits.
+#[derive(Clone)]
+pub struct Gpu(Arc<Inner>);
+
+/// The fields are dropped in this order: first the work ends, last the context.
+struct Inner {
+    blas: OnceLock<Result<Blas, String>>,
+    stream: Stream,
+    kernels: Mutex<Kernels>,
+    staging: Mutex<Staging>,
+    facts: Facts,
+    nvml: Option<NvmlDevice>,
+    context_bytes: Option<u64>,
+    context: OwnedContext,
+}
+
+impl Gpu {
+    /// Opens a card, by its number among those that this process may see.
+    ///
+    /// # Errors
+    /// Why it can't be used.
+    pub fn open(ordinal: usize) -> Result<Self, Unavailable> {
+        let driver = Driver::get()?;
+        let device = driver.device(ordinal)?;
+        let facts = Facts::read(driver, device)?;
+        if facts.capability < CAPABILITY_NEEDED {
+            return Err(Unavailable::TooOld {
+                name: facts.name,
+                capability: facts.capability,
+                needed: CAPABILITY_NEEDED,
+            });
+        }
+        let nvml = NvmlDevice::find(&facts.pci_bus_id);
+        let free_bytes = || nvml.as_ref().and_then(NvmlDevice::free_bytes);
+        let free_before = free_bytes();
+        let context = OwnedContext::retain(driver, device, &facts.name, free_before)?;
+        context.0.make_current()?;
+        let stream = Stream::create(context.0)?;
+        let staging = Staging {
+            memory: Pinned::allocate(context.0, STAGING_BYTES)?,
+            used: 0,
+        };
+        let context_bytes = free_before
+            .zip(free_bytes())
+            .map(|(before, after)| before.saturating_sub(after));
+        Ok(Self(Arc::new(Inner {
+            blas: OnceLock::new(),
+            stream,
+            kernels: Mutex::new(Kernels::new(context.0)),
+            staging: Mutex::new(staging),
+            facts,
+            nvml,
+            context_bytes,
+            context,
+        })))
+    }
+
+    /// The card's name, as its maker calls it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.facts.name
+    }
+
+    /// The card's compute capability: the generation of its instructions.
+    #[must_use]
+    pub fn capability(&self) -> (u32, u32) {
+        self.0.facts.capability
+    }
+
+    /// What is known of the card and stays so.
+    #[must_use]
+    pub fn facts(&self) -> &Facts {
+        &self.0.facts
+    }
+
+    /// What the context took on the card when it was opened; unknown without NVML, since the driver tells nothing before
+    /// there is a context. A neighbour's allocation in that moment counts with it.
+    #[must_use]
+    pub fn context_bytes(&self) -> Option<u64> {
+        self.0.context_bytes
+    }
+
+    /// How much memory the card has, and how much of it is free now.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn memory(&self) -> Result<MemoryInfo, CudaError> {
+        let (mut free, mut total) = (0, 0);
+        let context = self.current()?;
+        // SAFETY: both outlive the call.
+        context.driver.check("ask for free memory", unsafe {
+            (context.driver.api.memory_info)(&raw mut free, &raw mut total)
+        })?;
+        Ok(MemoryInfo {
+            free_bytes: free as u64,
+            total_bytes: total as u64,
+        })
+    }
+
+    /// Memory on the card, with whatever lay there. None at all is fine.
+    ///
+    /// # Errors
+    /// When there is no room, with what is free.
+    pub fn allocate(&self, bytes: usize) -> Result<GpuMemory, CudaError> {
+        GpuMemory::allocate(self, bytes)
+    }
+
+    /// Memory of the host that the card copies at the full rate of the bus, filled with zeros.
+    ///
+    /// # Errors
+    /// When the system gives none.
+    pub fn allocate_pinned(&self, bytes: usize) -> Result<PinnedMemory, CudaError> {
+        PinnedMemory::allocate(self, bytes)
+    }
+
+    /// Copies to the card. When this returns, `from` may change.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn upload(&self, to: Span, from: &[u8]) -> Result<(), CudaError> {
+        assert_eq!(to.bytes(), from.len(), "upload: lengths differ");
+        if from.is_empty() {
+            return Ok(());
+        }
+        if from.len() > STAGING_BYTES {
+            self.start_upload(to, from)?;
+            return self.synchronize();
+        }
+        let mut staging = lock(&self.0.staging);
+        if staging.used + from.len() > STAGING_BYTES {
+            self.synchronize()?;
+            staging.used = 0;
+        }
+        let start = staging.used;
+        let aside = &mut staging.memory[start..start + from.len()];
+        aside.copy_from_slice(from);
+        self.start_upload(to, aside)?;
+        staging.used += from.len();
+        Ok(())
+    }
+
+    /// `from` must not change until the stream has been waited for.
+    fn start_upload(&self, to: Span, from: &[u8]) -> Result<(), CudaError> {
+        let context = self.current()?;
+        // SAFETY: `from` is readable for its length; the callers keep it until the copy is done.
+        context.driver.check("copy to the card", unsafe {
+            (context.driver.api.copy_to_device)(
+                to.address(),
+                from.as_ptr().cast(),
+                from.len(),
+                self.0.stream.handle,
+            )
+        })
+    }
+
+    /// Copies from the card, after all that was sent before.
+    ///
+    /// # Errors
+    /// When the driver fails, or what was sent before did.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn download(&self, from: Span, to: &mut [u8]) -> Result<(), CudaError> {
+        assert_eq!(from.bytes(), to.len(), "download: lengths differ");
+        if to.is_empty() {
+            return Ok(());
+        }
+        let context = self.current()?;
+        // SAFETY: `to` is writable for its length, and nobody else's until the copy is done, which is waited for.
+        context.driver.check("copy from the card", unsafe {
+            (context.driver.api.copy_to_host)(
+                to.as_mut_ptr().cast(),
+                from.address(),
+                to.len(),
+                self.0.stream.handle,
+            )
+        })?;
+        self.synchronize()
+    }
+
+    /// Copies on the card. The two must not overlap.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn copy(&self, to: Span, from: Span) -> Result<(), CudaError> {
+        assert_eq!(to.bytes(), from.bytes(), "copy: lengths differ");
+        if to.bytes() == 0 {
+            return Ok(());
+        }
+        let context = self.current()?;
+        // SAFETY: addresses on the card only; it checks them.
+        context.driver.check("copy on the card", unsafe {
+            (context.driver.api.copy_on_device)(
+                to.address(),
+                from.address(),
+                to.bytes(),
+                self.0.stream.handle,
+            )
+        })
+    }
+
+    /// Sets every byte.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn fill(&self, to: Span, byte: u8) -> Result<(), CudaError> {
+        if to.bytes() == 0 {
+            return Ok(());
+        }
+        let context = self.current()?;
+        // SAFETY: an address on the card only; it checks it.
+        context.driver.check("fill memory on the card", unsafe {
+            (context.driver.api.fill)(to.address(), byte, to.bytes(), self.0.stream.handle)
+        })
+    }
+
+    /// Waits until all that was sent is done.
+    ///
+    /// # Errors
+    /// When some of it failed.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        let context = self.current()?;
+        // SAFETY: the stream lives as long as the card.
+        context.driver.check("finish the work on the card", unsafe {
+            (context.driver.api.stream_wait)(self.0.stream.handle)
+        })
+    }
+
+    /// cuBLAS, opened by the first call, where it is found.
+    #[must_use]
+    pub fn blas(&self) -> Option<&Blas> {
+        self.open_blas().as_ref().ok()
+    }
+
+    /// Why there is no cuBLAS, if there is none.
+    #[must_use]
+    pub fn blas_absence(&self) -> Option<&str> {
+        self.open_blas().as_ref().err().map(String::as_str)
+    }
+
+    fn open_blas(&self) -> &Result<Blas, String> {
+        self.0.blas.get_or_init(|| {
+            let context = self.current().map_err(|cause| cause.to_string())?;
+            Blas::open(context, self.0.stream.handle)
+        })
+    }
+
+    /// Begins to measure the time that the card takes for what is sent from now on.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn start_timer(&self) -> Result<Timer, CudaError> {
+        let context = self.current()?;
+        let timer = Timer {
+            start: Event::create(context)?,
+            end: Event::create(context)?,
+            gpu: self.clone(),
+        };
+        timer.start.record(&self.0.stream)?;
+        Ok(timer)
+    }
+
+    /// Runs a kernel after all that was sent before.
+    ///
+    /// # Errors
+    /// When the kernel can't be made or started. What goes wrong in it comes later.
+    ///
+    /// # Panics
+    /// When there is no such kernel, or it takes other arguments.
+    pub(crate) fn launch(
+        &self,
+        kernel: &str,
+        grid: [u32; 3],
+        block: u32,
+        shared_bytes: u32,
+        arguments: &[Argument<'_>],
+    ) -> Result<(), CudaError> {
+        let context = self.current()?;
+        let function = lock(&self.0.kernels).function(
+            kernel,
+            shared_bytes,
+            arguments,
+            self.0.facts.capability,
+        )?;
+        let mut addresses: Vec<*mut c_void> = arguments.iter().map(Argument::address).collect();
+        // SAFETY: the kernel takes as many arguments of these sizes, and each address is readable for its size during the
+        // call, which copies them.
+        let code = unsafe {
+            (context.driver.api.launch)(
+                function,
+                grid[0],
+                grid[1],
+                grid[2],
+                block,
+                1,
+                1,
+                shared_bytes,
+                self.0.stream.handle,
+                addresses.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        match code {
+            0 => Ok(()),
+            code => context.driver.check(&format!("launch {kernel}"), code),
+        }
+    }
+
+    /// Makes the context this thread's.
+    pub(crate) fn current(&self) -> Result<Context, CudaError> {
+        let context = self.0.context.0;
+        context.make_current()?;
+        Ok(context)
+    }
+
+    pub(crate) fn nvml(&self) -> Option<&NvmlDevice> {
+        self.0.nvml.as_ref()
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Gpu").field(&self.name()).finish()
+    }
+}
+
+/// The time that the card takes for what is sent while it runs.
+#[derive(Debug)]
+pub struct Timer {
+    start: Event,
+    end: Event,
+    // Last: events end before their context.
+    gpu: Gpu,
+}
+
+impl Timer {
+    /// Waits until all that was sent is done, and tells how long the card took. It counts in steps of half a microsecond.
+    ///
+    /// # Errors
+    /// When some of it failed.
+    pub fn stop(self) -> Result<Duration, CudaError> {
+        let driver = self.gpu.current()?.driver;
+        self.end.record(&self.gpu.0.stream)?;
+        // SAFETY: the event lives until the end of the function.
+        driver.check("finish the work on the card", unsafe {
+            (driver.api.event_wait)(self.end.handle)
+        })?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both events have been recorded, and `milliseconds` outlives the call.
+        driver.check("measure time on the card", unsafe {
+            (driver.api.event_elapsed)(&raw mut milliseconds, self.start.handle, self.end.handle)
+        })?;
+        Ok(Duration::from_secs_f32(milliseconds.max(0.0) / 1000.0))
+    }
+}
+
+/// Small uploads on their way.
+struct Staging {
+    memory: Pinned,
+    used: usize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,251 @@
+//! Kernels: found in their modules, made for the card by the driver when first used, and checked against what they take.
+
+use std::{
+    collections::HashMap,
+    ffi::{CString, c_void},
+    ptr,
+};
+
+use crate::{CudaError, context::Context, driver::Handle, kernels::module_of};
+
+/// From this capability on, modules are used as compiled for it.
+const CAPABILITY_OF_PTX_80: (u32, u32) = (8, 0);
+
+/// What a kernel is given.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Argument<'a> {
+    Address(u64),
+    U32(u32),
+    F32(f32),
+    U64(u64),
+    /// A structure by value.
+    Bytes(&'a [u8]),
+}
+
+impl Argument<'_> {
+    pub(crate) fn address(&self) -> *mut c_void {
+        match self {
+            Self::Address(value) | Self::U64(value) => ptr::from_ref(value).cast_mut().cast(),
+            Self::U32(value) => ptr::from_ref(value).cast_mut().cast(),
+            Self::F32(value) => ptr::from_ref(value).cast_mut().cast(),
+            Self::Bytes(bytes) => bytes.as_ptr().cast_mut().cast(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Address(_) | Self::U64(_) => 8,
+            Self::U32(_) | Self::F32(_) => 4,
+            Self::Bytes(bytes) => bytes.len(),
+        }
+    }
+}
+
+/// The kernels that have been used, in the modules that hold them.
+pub(crate) struct Kernels {
+    modules: HashMap<&'static str, Handle>,
+    functions: HashMap<String, Function>,
+    context: Context,
+}
+
+struct Function {
+    handle: Handle,
+    /// Sizes of what it takes.
+    parameters: Vec<usize>,
+    /// Dynamic shared memory that it was allowed. Without asking it may have what its own arrays leave of 48 KiB.
+    shared_bytes: u32,
+}
+
+// SAFETY: the driver's handles are of use in any thread.
+unsafe impl Send for Kernels {}
+
+impl Kernels {
+    pub(crate) fn new(context: Context) -> Self {
+        Self {
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            context,
+        }
+    }
+
+    /// A kernel, ready to be launched with these arguments.
+    pub(crate) fn function(
+        &mut self,
+        kernel: &str,
+        shared_bytes: u32,
+        arguments: &[Argument<'_>],
+        capability: (u32, u32),
+    ) -> Result<Handle, CudaError> {
+        if !self.functions.contains_key(kernel) {
+            let function = self.find(kernel, capability)?;
+            self.functions.insert(kernel.to_owned(), function);
+        }
+        let function = self
+            .functions
+            .get_mut(kernel)
+            .expect("it was inserted if it was not there");
+        // The driver can't know how many addresses it is given.
+        assert!(
+            arguments
+                .iter()
+                .map(Argument::bytes)
+                .eq(function.parameters.iter().copied()),
+            "{kernel} takes arguments of {:?} bytes, not {arguments:?}",
+            function.parameters
+        );
+        if shared_bytes > function.shared_bytes {
+            const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
+            let bytes = i32::try_from(shared_bytes).unwrap_or(i32::MAX);
+            // SAFETY: the handle is a function's.
+            let code = unsafe {
+                (self.context.driver.api.function_attribute)(
+                    function.handle,
+                    MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                    bytes,
+                )
+            };
+            self.context
+                .driver
+                .check("give a kernel more shared memory", code)?;
+            function.shared_bytes = shared_bytes;
+        }
+        Ok(function.handle)
+    }
+
+    fn find(&mut self, kernel: &str, capability: (u32, u32)) -> Result<Function, CudaError> {
+        let module =
+            module_of(kernel).unwrap_or_else(|| panic!("there is no kernel named {kernel}"));
+        let ptx = match module.ptx_75 {
+            Some(ptx) if capability < CAPABILITY_OF_PTX_80 => ptx,
+            _ => module.ptx_80,
+        };
+        let parameters = parameters(ptx, kernel).unwrap_or_else(|| {
+            panic!("{} has no {kernel} for this card", module.name);
+        });
+        let loaded = match self.modules.get(module.name) {
+            Some(&loaded) => loaded,
+            None => {
+                let loaded = self.load(module.name, ptx)?;
+                self.modules.insert(module.name, loaded);
+                loaded
+            }
+        };
+        let name = CString::new(kernel).expect("names have no NUL");
+        let mut handle = ptr::null_mut();
+        // SAFETY: the module is loaded, the name ends with a NUL, and `handle` outlives the call.
+        let code = unsafe {
+            (self.context.driver.api.module_function)(&raw mut handle, loaded, name.as_ptr())
+        };
+        match code {
+            0 => Ok(Function {
+                handle,
+                parameters,
+                shared_bytes: 0,
+            }),
+            code => Err(self.failed(module.name, code, "")),
+        }
+    }
+
+    /// Has the driver compile a module for its card, or find it among what it compiled before.
+    fn load(&self, module: &'static str, ptx: &str) -> Result<Handle, CudaError> {
+        const ERROR_LOG_BUFFER: i32 = 5;
+        const ERROR_LOG_BUFFER_BYTES: i32 = 6;
+        let text = CString::new(ptx).expect("PTX has no NUL");
+        let mut log = vec![0_u8; 8 << 10];
+        let mut options = [ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_BYTES];
+        let mut values = [
+            log.as_mut_ptr().cast(),
+            ptr::without_provenance_mut::<c_void>(log.len()),
+        ];
+        let mut handle = ptr::null_mut();
+        // SAFETY: the text ends with a NUL; there are as many values as options, of the types that these want; all outlive
+        // the call.
+        let code = unsafe {
+            (self.context.driver.api.module_load)(
+                &raw mut handle,
+                text.as_ptr().cast(),
+                2,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        if code == 0 {
+            return Ok(handle);
+        }
+        let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
+        Err(self.failed(module, code, &String::from_utf8_lossy(&log[..end])))
+    }
+
+    fn failed(&self, module: &'static str, code: i32, log: &str) -> CudaError {
+        let (name, text) = self.context.driver.words(code);
+        CudaError::Kernels {
+            module,
+            name,
+            text,
+            log: log.trim().to_owned(),
+        }
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        if self.context.make_current().is_ok() {
+            for &module in self.modules.values() {
+                // SAFETY: loaded once, unloaded once, after the work has ended.
+                unsafe { (self.context.driver.api.module_unload)(module) };
+            }
+        }
+    }
+}
+
+/// The sizes of a kernel's parameters, from `.visible .entry name(.param .u64 a, .param .align 8 .b8 b[32])`.
+fn parameters(ptx: &str, kernel: &str) -> Option<Vec<usize>> {
+    let list = ptx.match_indices(".entry").find_map(|(at, entry)| {
+        let rest = ptx[at + entry.len()..].trim_start().strip_prefix(kernel)?;
+        rest.trim_start().strip_prefix('(')?.split(')').next()
+    })?;
+    list.split(',')
+        .filter(|parameter| !parameter.trim().is_empty())
+        .map(|parameter| {
+            let number = parameter.split_whitespace().find_map(|word| {
+                let (kind, bits) = word.strip_prefix('.')?.split_at_checked(1)?;
+                "usbf".contains(kind).then(|| bits.parse::<usize>().ok())?
+            })?;
+            let count = match parameter.split_once('[') {
+                Some((_, count)) => count.split(']').next()?.trim().parse().ok()?,
+                None => 1,
+            };
+            Some(number / 8 * count)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_kernel_takes_is_read_from_its_ptx() {
+        let ptx = "
+.visible .entry embed_f32_wide(
+	.param .u64 embed_f32_wide_param_0
+)
+{ ret; }
+	// .globl	embed_f32
+.visible .entry embed_f32(
+	.param .u64 .ptr .align 1 embed_f32_param_0,
+	.param .u32 embed_f32_param_1,
+	.param .f32 embed_f32_param_2,
+	.param .align 8 .b8 embed_f32_param_3[168]
+)
+.maxntid 256, 1, 1
+{ ret; }
+.visible .entry nothing()
+{ ret; }
+";
+        assert_eq!(parameters(ptx, "embed_f32"), Some(vec![8, 4, 4, 168]));
+        assert_eq!(parameters(ptx, "embed_f32_wide"), Some(vec![8]));
+        assert_eq!(parameters(ptx, "nothing"), Some(vec![]));
+        assert_eq!(parameters(ptx, "embed"), None);
+    }
+}

@@ -1,0 +1,36 @@
+//! NVIDIA cards for Sluice: what computes on them, and nothing of what is computed.
+//!
+//! One program serves machines with a card and without. Nothing of CUDA is needed to build it or to start it: the driver
+//! (`libcuda.so.1`), and where they are found cuBLAS and NVML, are opened when the program runs, and a missing one is a value
+//! that says what is missing and what to do. The kernels are Sluice's own (`kernels/`), compiled to PTX, which the driver
+//! compiles for its card.
+//!
+//! - [`Gpu`] is one card: memory on it, copies, kernels, in one stream of work;
+//! - [`Facts`], [`Live`] and [`LinkRates`] say what is known of it;
+//! - [`Blas`] is cuBLAS, where found;
+//! - [`Unavailable`] says why there is no card to use, [`CudaError`] what failed on one.
+
+mod blas;
+mod context;
+mod driver;
+mod error;
+mod facts;
+mod gpu;
+mod kernels;
+mod launch;
+mod library;
+mod memory;
+mod number;
+
+pub use blas::{Blas, Product};
+pub use error::{CudaError, Unavailable};
+pub use facts::{
+    Bus, Clocks, DeviceName, Facts, LinkRates, Live, PROBE_BYTES, Utilization, devices,
+};
+pub use gpu::{CAPABILITY_NEEDED, Gpu, Timer};
+pub use kernels::{
+    ATTEND_QUERIES, Attend, CUDA_NEEDED, CompareState, HEAD_DIM_MAX, HEAD_TOKENS, HeadChoice,
+    HeadRow, HeadState, NO_TOKEN, Segment, Task,
+};
+pub use memory::{GpuMemory, MemoryInfo, PinnedMemory, Span};
+pub use number::{Format, Number};

@@ -1,0 +1,203 @@
+//! Memory on the card and memory of the host that the card reaches.
+
+use std::{
+    ffi::c_void,
+    ops::{Deref, DerefMut},
+    ptr::{self, NonNull},
+    slice,
+};
+
+use crate::{CudaError, Gpu, context::Context, error::code};
+
+/// Bytes on the card: an address and a length. It says nothing about who owns them: one that outlives its [`GpuMemory`]
+/// gives wrong numbers or the driver's error, and never touches the host's memory. The default one is empty.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Span {
+    address: u64,
+    bytes: usize,
+}
+
+impl Span {
+    /// `bytes` of it, from `offset` on.
+    ///
+    /// # Panics
+    /// When they don't all lie inside.
+    #[must_use]
+    pub fn part(self, offset: usize, bytes: usize) -> Self {
+        assert!(
+            offset <= self.bytes && bytes <= self.bytes - offset,
+            "{bytes} bytes from {offset} on exceed a span of {}",
+            self.bytes
+        );
+        Self {
+            address: self.address + offset as u64,
+            bytes,
+        }
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub fn address(self) -> u64 {
+        self.address
+    }
+
+    /// How long it is.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        self.bytes
+    }
+}
+
+/// Memory on the card, freed when dropped. Its contents are whatever lay there.
+#[derive(Debug)]
+pub struct GpuMemory {
+    span: Span,
+    gpu: Gpu,
+}
+
+impl GpuMemory {
+    pub(crate) fn allocate(gpu: &Gpu, bytes: usize) -> Result<Self, CudaError> {
+        let mut address = 0;
+        // The driver refuses 0 bytes.
+        if bytes > 0 {
+            let context = gpu.current()?;
+            // SAFETY: `address` outlives the call.
+            match unsafe { (context.driver.api.memory_allocate)(&raw mut address, bytes) } {
+                code::OUT_OF_MEMORY => {
+                    return Err(CudaError::OutOfMemory {
+                        needed_bytes: bytes as u64,
+                        free_bytes: gpu.memory().ok().map(|memory| memory.free_bytes),
+                    });
+                }
+                code => context.driver.check("allocate memory on the card", code)?,
+            }
+        }
+        Ok(Self {
+            span: Span { address, bytes },
+            gpu: gpu.clone(),
+        })
+    }
+
+    /// Where it lies.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        self.span
+    }
+}
+
+impl Drop for GpuMemory {
+    fn drop(&mut self) {
+        if self.span.bytes > 0
+            && let Ok(context) = self.gpu.current()
+        {
+            // SAFETY: allocated by this driver and freed once. The driver waits for work that uses it. It fails only when
+            // the context has failed before, which has been told and takes the memory along.
+            unsafe { (context.driver.api.memory_free)(self.span.address) };
+        }
+    }
+}
+
+/// Memory of the host that the card copies from and to at the full rate of the bus; the system can't page it out.
+/// Freed when dropped.
+#[derive(Debug)]
+pub struct PinnedMemory {
+    // Before the card, which it needs when it is freed.
+    pinned: Pinned,
+    _gpu: Gpu,
+}
+
+impl PinnedMemory {
+    pub(crate) fn allocate(gpu: &Gpu, bytes: usize) -> Result<Self, CudaError> {
+        Ok(Self {
+            pinned: Pinned::allocate(gpu.current()?, bytes)?,
+            _gpu: gpu.clone(),
+        })
+    }
+}
+
+impl Deref for PinnedMemory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.pinned
+    }
+}
+
+impl DerefMut for PinnedMemory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.pinned
+    }
+}
+
+/// [`PinnedMemory`] that doesn't keep its context alive, for the [`Gpu`]'s own.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    start: NonNull<u8>,
+    bytes: usize,
+    context: Context,
+}
+
+// SAFETY: it is plain memory with one owner.
+unsafe impl Send for Pinned {}
+// SAFETY: shared, it can only be read.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// The context must be the current one.
+    pub(crate) fn allocate(context: Context, bytes: usize) -> Result<Self, CudaError> {
+        let mut start: *mut c_void = ptr::null_mut();
+        if bytes > 0 {
+            // Plain, not write-combined, which the processor would read very slowly.
+            // SAFETY: `start` outlives the call.
+            match unsafe { (context.driver.api.host_allocate)(&raw mut start, bytes, 0) } {
+                code::OUT_OF_MEMORY => {
+                    return Err(CudaError::OutOfPinnedMemory {
+                        needed_bytes: bytes as u64,
+                    });
+                }
+                code => context.driver.check("allocate pinned memory", code)?,
+            }
+            // SAFETY: the driver gave `bytes` bytes. A slice of them may be made only once they have values.
+            unsafe { ptr::write_bytes(start.cast::<u8>(), 0, bytes) };
+        }
+        Ok(Self {
+            start: NonNull::new(start.cast()).unwrap_or(NonNull::dangling()),
+            bytes,
+            context,
+        })
+    }
+}
+
+impl Deref for Pinned {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `bytes` bytes from `start` on are ours and have values; none may start anywhere.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+    }
+}
+
+impl DerefMut for Pinned {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and nobody else holds a slice of them.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if self.bytes > 0 && self.context.make_current().is_ok() {
+            // SAFETY: allocated by this driver and freed once. Every copy from or to it has been waited for.
+            unsafe { (self.context.driver.api.host_free)(self.start.as_ptr().cast()) };
+        }
+    }
+}
+
+/// How much memory the card has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Free, for this process and others.
+    pub free_bytes: u64,
+    /// All that programs can have.
+    pub total_bytes: u64,
+}

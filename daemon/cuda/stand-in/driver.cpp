@@ -1,0 +1,823 @@
+// libcuda.so.1 on the CPU: as much of NVIDIA's driver as Sluice uses, with a card's rules and none of its speed.
+//
+// Work that is sent to a stream is done when somebody waits for it and not before, so that a wait that was forgotten
+// shows every time. Types and codes are those of cuda.h.
+
+#include "driver.h"
+
+#include "blocks.h"
+#include "card.h"
+#include "ptx.h"
+#include "registry.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace {
+
+using namespace stand_in;
+
+enum Code {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NOT_INITIALIZED = 3,
+    STUB_LIBRARY = 34,
+    DEVICE_UNAVAILABLE = 46,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    INVALID_PTX = 218,
+    UNSUPPORTED_PTX_VERSION = 222,
+    OPERATING_SYSTEM = 304,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700,
+    LAUNCH_OUT_OF_RESOURCES = 701,
+    NOT_PERMITTED = 800,
+    SYSTEM_NOT_READY = 802,
+    SYSTEM_DRIVER_MISMATCH = 803,
+    COMPAT_NOT_SUPPORTED_ON_DEVICE = 804,
+    UNKNOWN = 999,
+};
+
+struct Words {
+    Code code;
+    const char *name, *text;
+};
+const Words WORDS[] = {
+    {SUCCESS, "CUDA_SUCCESS", "no error"},
+    {INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {STUB_LIBRARY, "CUDA_ERROR_STUB_LIBRARY", "CUDA driver is a stub library"},
+    {DEVICE_UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"},
+    {NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {INVALID_PTX, "CUDA_ERROR_INVALID_PTX", "a PTX JIT compilation failed"},
+    {UNSUPPORTED_PTX_VERSION, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+     "the provided PTX was compiled with an unsupported toolchain."},
+    {OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
+    {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
+    {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"},
+    {NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
+    {SYSTEM_NOT_READY, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
+    {SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
+    {COMPAT_NOT_SUPPORTED_ON_DEVICE, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+     "forward compatibility was attempted on non supported HW"},
+    {UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
+};
+
+// ---------------------------------------------------------------------------------------------- memory
+
+// One allocation: pages far from the host's memory, with a page on either side that can't be touched. It ends where its
+// pages end, but for what alignment takes, and its address is never used again.
+class DeviceMemory {
+  public:
+    explicit DeviceMemory(size_t size) : bytes(size) {
+        static uintptr_t next_mapping = FIRST;
+        size_t page = size_t(sysconf(_SC_PAGESIZE));
+        size_t aligned = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        mapped_bytes = (aligned + page - 1) / page * page + 2 * page;
+        mapped = mmap(reinterpret_cast<void *>(next_mapping), mapped_bytes, PROT_NONE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+        if (mapped == MAP_FAILED) stop("can't map %zu bytes", mapped_bytes);
+        next_mapping += mapped_bytes;
+        first = static_cast<unsigned char *>(mapped) + page;
+        last = first + mapped_bytes - 2 * page;
+        start = last - aligned;
+        if (mprotect(first, size_t(last - first), PROT_READ | PROT_WRITE) != 0) stop("no memory for %zu bytes", bytes);
+        std::memset(first, POISON, size_t(last - first));
+    }
+    DeviceMemory(const DeviceMemory &) = delete;
+
+    ~DeviceMemory() {
+        auto written = [](unsigned char byte) { return byte != POISON; };
+        if (std::any_of(first, start, written) || std::any_of(start + bytes, last, written))
+            stop("something has written beside the %zu bytes at %p", bytes, static_cast<void *>(start));
+        munmap(mapped, mapped_bytes);
+    }
+
+    uint64_t address() const { return reinterpret_cast<uint64_t>(start); }
+
+    // Where no system puts memory of its own accord.
+    static constexpr uintptr_t FIRST = uintptr_t(0x2000) << 32;
+
+    const size_t bytes;
+
+  private:
+    // What the driver promises of an address.
+    static constexpr size_t ALIGNMENT = 256;
+
+    void *mapped;
+    size_t mapped_bytes;
+    unsigned char *first, *start, *last;
+};
+
+// ---------------------------------------------------------------------------------------------- objects
+
+struct Stream {
+    std::deque<std::function<void()>> work;
+    uint64_t sent = 0, done = 0;
+
+    void send(std::function<void()> next) {
+        work.push_back(std::move(next));
+        sent++;
+    }
+    void finish(uint64_t until) {
+        while (done < until) {
+            auto next = std::move(work.front());
+            work.pop_front();
+            next();
+            done++;
+        }
+    }
+};
+
+struct Event {
+    bool timed;
+    // The work that it was recorded after, of which stream. One that was never recorded is over.
+    std::shared_ptr<Stream> stream;
+    uint64_t after = 0;
+    std::chrono::steady_clock::time_point time{};
+};
+
+struct Module {
+    Ptx ptx;
+};
+
+struct Function {
+    std::string name;
+    const Kernel *kernel;
+    Ptx::Kernel ptx;
+    size_t dynamic_shared_max;
+};
+
+// What the caller holds as a pointer.
+template <class T> class Handles {
+  public:
+    void *add(std::shared_ptr<T> object) {
+        void *handle = object.get();
+        objects[handle] = std::move(object);
+        return handle;
+    }
+    std::shared_ptr<T> get(void *handle) const {
+        auto found = objects.find(handle);
+        return found == objects.end() ? nullptr : found->second;
+    }
+    bool remove(void *handle) { return objects.erase(handle) == 1; }
+
+    auto begin() const { return objects.begin(); }
+    auto end() const { return objects.end(); }
+
+  private:
+    std::map<void *, std::shared_ptr<T>> objects;
+};
+
+// A card's only context.
+struct Context {
+    int users = 0;
+    uint64_t used_bytes = card::CONTEXT_BYTES;
+    // Of work that failed: what every later call answers.
+    Code failure = SUCCESS;
+    Handles<Stream> streams;
+    Handles<Event> events;
+    Handles<Module> modules;
+    Handles<Function> functions;
+    std::map<uint64_t, std::unique_ptr<DeviceMemory>> memory;
+
+    void finish_all() {
+        for (auto &[handle, stream] : streams) stream->finish(stream->sent);
+    }
+
+    bool holds(uint64_t address, size_t bytes) const {
+        auto after = memory.upper_bound(address);
+        if (after == memory.begin()) return false;
+        auto &[start, block] = *std::prev(after);
+        return address - start <= block->bytes && bytes <= block->bytes - (address - start);
+    }
+};
+
+struct Driver {
+    std::mutex mutex;
+    bool initialized = false;
+    // The cards that the process may see, by their numbers in the machine.
+    std::vector<int> visible;
+    std::map<int, std::unique_ptr<Context>> contexts;
+    std::map<void *, size_t> pinned;
+    struct sigaction before;
+};
+
+// Never destroyed: the program may end while threads of it are at work.
+Driver &driver = *new Driver;
+thread_local Context *current_context = nullptr;
+
+// ---------------------------------------------------------------------------------------------- faults
+
+// Whether this is the call of its kind, counted from 1, that the environment wants to fail.
+bool fails(const char *setting_name, uint64_t &calls) { return ++calls == setting(setting_name, 0); }
+
+// A kernel's bad access ends the program, and so does the host's to device memory that is not there. This says whose.
+void tell_fault(int, siginfo_t *info, void *) {
+    auto address = reinterpret_cast<uint64_t>(info->si_addr);
+    std::string nearest = "no allocation is before it";
+    for (auto &[card, context] : driver.contexts) {
+        auto after = context->memory.upper_bound(address);
+        if (after == context->memory.begin()) continue;
+        auto &[start, block] = *std::prev(after);
+        nearest = std::to_string(address - start) + " bytes from the start of an allocation of " +
+                  std::to_string(block->bytes);
+    }
+    if (current || (address >= DeviceMemory::FIRST && address < DeviceMemory::FIRST * 2))
+        std::fprintf(stderr, "stand-in: %s: a bad access at %p: %s\n", place().c_str(), info->si_addr, nearest.c_str());
+    // Back in the same place it happens again, and whoever was there before deals with it.
+    sigaction(SIGSEGV, &driver.before, nullptr);
+}
+
+// ---------------------------------------------------------------------------------------------- what the cards can do
+
+// The shared memory that a block may have without asking for more.
+constexpr int SHARED_BYTES = 48 << 10;
+
+// The newest PTX that a driver of this version takes.
+unsigned ptx_version_max(int cuda) {
+    int major = cuda / 1000, minor = cuda % 1000 / 10;
+    if (major == 11) return unsigned(70 + minor);
+    if (major == 12) return unsigned(80 + minor - (minor >= 6));
+    return unsigned(90 + minor);
+}
+
+int shared_bytes_max() {
+    auto [major, minor] = card::capability();
+    switch (major * 10 + minor) {
+    case 70: return 96 << 10;
+    case 75: return 64 << 10;
+    case 80: case 87: return 163 << 10;
+    case 86: case 89: case 120: return 99 << 10;
+    case 90: case 100: return 227 << 10;
+    default: return 48 << 10;
+    }
+}
+
+bool attribute(int number, int card, int &value) {
+    switch (number) {
+    case 1: value = 1024; return true;                        // threads of a block
+    case 2: case 3: value = 1024; return true;                // block, x and y
+    case 4: value = 64; return true;                          // block, z
+    case 5: value = 0x7fffffff; return true;                  // grid, x
+    case 6: case 7: value = 65535; return true;               // grid, y and z
+    case 8: value = SHARED_BYTES; return true;                // shared memory of a block
+    case 10: value = WARP; return true;                       // warp
+    case 13: value = 1500000; return true;                    // clock, kHz
+    case 16: value = 2; return true;                          // multiprocessors
+    case 18: value = 0; return true;                          // integrated
+    case 19: value = 1; return true;                          // maps host memory
+    case 20: value = int(setting("STAND_IN_COMPUTE_MODE", 0)); return true;
+    case 33: value = card + 1; return true;                   // PCI bus
+    case 34: case 50: value = 0; return true;                 // PCI device and domain
+    case 36: value = 5000000; return true;                    // memory clock, kHz
+    case 37: value = 128; return true;                        // memory bus, bits
+    case 38: value = 2 << 20; return true;                    // L2 cache
+    case 39: value = 1536; return true;                       // threads of a multiprocessor
+    case 40: value = 2; return true;                          // copy engines
+    case 41: value = 1; return true;                          // unified addresses
+    case 75: value = card::capability().major; return true;
+    case 76: value = card::capability().minor; return true;
+    case 81: value = shared_bytes_max() + 1024; return true;  // shared memory of a multiprocessor
+    case 97: value = shared_bytes_max(); return true;         // shared memory of a block that asks for it
+    default: return false;
+    }
+}
+
+// As the driver reads CUDA_VISIBLE_DEVICES: what follows a wrong one doesn't count.
+std::vector<int> visible_cards() {
+    std::vector<int> cards;
+    const char *list = std::getenv("CUDA_VISIBLE_DEVICES");
+    if (!list) {
+        for (int i = 0; i < card::count(); i++) cards.push_back(i);
+        return cards;
+    }
+    for (char *end; *list; list = *end == ',' ? end + 1 : end) {
+        long card = std::strtol(list, &end, 10);
+        if (end == list || card < 0 || card >= card::count()) break;
+        cards.push_back(int(card));
+    }
+    return cards;
+}
+
+// ---------------------------------------------------------------------------------------------- calls
+
+// Every call: one at a time, and only of a driver that has been initialized.
+template <class Call> int call(Call body) {
+    std::lock_guard<std::mutex> lock(driver.mutex);
+    return driver.initialized ? int(body()) : int(NOT_INITIALIZED);
+}
+
+template <class Call> int on_card(int ordinal, Call body) {
+    return call([&]() -> Code {
+        if (ordinal < 0 || size_t(ordinal) >= driver.visible.size()) return INVALID_DEVICE;
+        return body(driver.visible[size_t(ordinal)]);
+    });
+}
+
+bool is_context(void *handle) {
+    return std::any_of(driver.contexts.begin(), driver.contexts.end(),
+                       [=](auto &entry) { return entry.second.get() == handle; });
+}
+
+// Calls that need this thread's context.
+template <class Call> int in_context(Call body) {
+    return call([&]() -> Code {
+        if (!is_context(current_context)) return INVALID_CONTEXT;
+        if (current_context->failure != SUCCESS) return current_context->failure;
+        Code code = body(*current_context);
+        return current_context->failure != SUCCESS ? current_context->failure : code;
+    });
+}
+
+template <class Call> int on_stream(void *handle, Call body) {
+    return in_context([&](Context &context) -> Code {
+        // There is no default stream here: Sluice has none of its work there.
+        auto stream = context.streams.get(handle);
+        return stream ? body(context, *stream) : INVALID_HANDLE;
+    });
+}
+
+template <class Call> int on_event(void *handle, Call body) {
+    return in_context([&](Context &context) -> Code {
+        auto event = context.events.get(handle);
+        return event ? body(context, event) : INVALID_HANDLE;
+    });
+}
+
+bool is_pinned(const void *start, size_t bytes) {
+    auto after = driver.pinned.upper_bound(const_cast<void *>(start));
+    if (after == driver.pinned.begin()) return false;
+    auto &[first, size] = *std::prev(after);
+    auto offset = size_t(static_cast<const char *>(start) - static_cast<const char *>(first));
+    return offset <= size && bytes <= size - offset;
+}
+
+void *at(uint64_t address) { return reinterpret_cast<void *>(address); }
+
+Code allocate(Context &context, uint64_t *address, size_t bytes) {
+    static uint64_t calls = 0;
+    if (!address || bytes == 0) return INVALID_VALUE;
+    uint64_t taken = context.used_bytes + card::held_bytes(), total = card::total_bytes();
+    if (fails("STAND_IN_FAIL_ALLOCATION", calls) || taken > total || bytes > total - taken) return OUT_OF_MEMORY;
+    auto memory = std::make_unique<DeviceMemory>(bytes);
+    *address = memory->address();
+    context.used_bytes += bytes;
+    context.memory[*address] = std::move(memory);
+    return SUCCESS;
+}
+
+Code load_module(Context &context, void **module, const char *image, std::string &log) {
+    auto [major, minor] = card::capability();
+    Ptx ptx = Ptx::read(image);
+    if (ptx.version == 0) return log = "the image is no PTX", INVALID_IMAGE;
+    if (ptx.version > ptx_version_max(card::driver_version()))
+        return log = "the driver knows no PTX " + std::to_string(ptx.version), UNSUPPORTED_PTX_VERSION;
+    if (ptx.target > unsigned(major * 10 + minor))
+        return log = "the PTX is for sm_" + std::to_string(ptx.target) + " and newer", INVALID_PTX;
+    for (auto &[name, compiled] : ptx.kernels) {
+        const Kernel *kernel = find_kernel(name);
+        if (kernel && kernel->parameter_bytes == compiled.parameter_bytes) continue;
+        log = name + (kernel ? " has other parameters in the PTX than in its source"
+                             : " of the PTX is not in kernels/list.h");
+        std::fprintf(stderr, "stand-in: %s: make the PTX anew\n", log.c_str());
+        return INVALID_PTX;
+    }
+    *module = context.modules.add(std::make_shared<Module>(Module{std::move(ptx)}));
+    return SUCCESS;
+}
+
+Code launch(Context &context, Stream &stream, const Function &function, uint3 grid, uint3 block, size_t shared,
+            void **parameters) {
+    static uint64_t calls = 0;
+    uint64_t threads = uint64_t(block.x) * block.y * block.z;
+    if (threads == 0 || threads > 1024 || block.z > 64) return INVALID_VALUE;
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return INVALID_VALUE;
+    if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) return INVALID_VALUE;
+    if (shared > function.dynamic_shared_max) return INVALID_VALUE;
+    if (function.ptx.threads_max && threads > function.ptx.threads_max) return LAUNCH_OUT_OF_RESOURCES;
+    if (!parameters && !function.kernel->parameter_bytes.empty()) return INVALID_VALUE;
+
+    bool fail = fails("STAND_IN_FAIL_KERNEL", calls);
+    stream.send([&context, fail, name = function.name, grid, block, shared, body = function.kernel->bind(parameters)] {
+        if (fail) context.failure = ILLEGAL_ADDRESS;
+        if (context.failure == SUCCESS) run({name.c_str(), grid, block, shared, body});
+    });
+    return SUCCESS;
+}
+
+} // namespace
+
+// ---------------------------------------------------------------------------------------------- for the other libraries
+
+bool stand_in::send(void *stream, std::function<void()> work) {
+    return on_stream(stream, [&](Context &context, Stream &found) {
+        found.send([&context, work] {
+            if (context.failure == SUCCESS) work();
+        });
+        return SUCCESS;
+    }) == SUCCESS;
+}
+
+uint64_t stand_in::used_bytes(int ordinal) {
+    std::lock_guard<std::mutex> lock(driver.mutex);
+    auto found = driver.contexts.find(ordinal);
+    return found == driver.contexts.end() ? 0 : found->second->used_bytes;
+}
+
+// ---------------------------------------------------------------------------------------------- what libcuda.so.1 has
+
+#define EXPORT extern "C" __attribute__((visibility("default"))) int
+
+EXPORT cuInit(unsigned flags) {
+    std::lock_guard<std::mutex> lock(driver.mutex);
+    if (flags != 0) return INVALID_VALUE;
+    if (int code = int(setting("STAND_IN_INIT_FAILS", 0))) return code;
+    if (driver.initialized) return SUCCESS;
+    driver.visible = visible_cards();
+    if (driver.visible.empty()) return NO_DEVICE;
+    struct sigaction action = {};
+    action.sa_sigaction = tell_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, &driver.before);
+    driver.initialized = true;
+    return SUCCESS;
+}
+
+EXPORT cuDriverGetVersion(int *version) {
+    *version = card::driver_version();
+    return SUCCESS;
+}
+
+EXPORT cuGetErrorName(int code, const char **name) {
+    for (const Words &words : WORDS)
+        if (words.code == code) return *name = words.name, SUCCESS;
+    return *name = nullptr, INVALID_VALUE;
+}
+
+EXPORT cuGetErrorString(int code, const char **text) {
+    for (const Words &words : WORDS)
+        if (words.code == code) return *text = words.text, SUCCESS;
+    return *text = nullptr, INVALID_VALUE;
+}
+
+// ------------------------------------------------------------------ cards
+
+EXPORT cuDeviceGetCount(int *count) {
+    return call([&] { return *count = int(driver.visible.size()), SUCCESS; });
+}
+
+EXPORT cuDeviceGet(int *device, int ordinal) {
+    return on_card(ordinal, [&](int) { return *device = ordinal, SUCCESS; });
+}
+
+EXPORT cuDeviceGetName(char *name, int bytes, int device) {
+    return on_card(device, [&](int) { return std::snprintf(name, size_t(bytes), "%s", card::NAME), SUCCESS; });
+}
+
+EXPORT cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
+    return on_card(device, [&](int number) { return card::uuid(number, uuid), SUCCESS; });
+}
+
+EXPORT cuDeviceGetUuid(unsigned char *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
+
+EXPORT cuDeviceGetPCIBusId(char *id, int bytes, int device) {
+    return on_card(device, [&](int number) {
+        return std::snprintf(id, size_t(bytes), "%s", card::pci_bus_id(number).c_str()), SUCCESS;
+    });
+}
+
+EXPORT cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    return on_card(device, [&](int) { return *bytes = card::total_bytes(), SUCCESS; });
+}
+
+EXPORT cuDeviceGetAttribute(int *value, int number, int device) {
+    return on_card(device, [&](int card) { return attribute(number, card, *value) ? SUCCESS : INVALID_VALUE; });
+}
+
+// ------------------------------------------------------------------ contexts
+
+EXPORT cuDevicePrimaryCtxSetFlags_v2(int device, unsigned) {
+    return on_card(device, [&](int) { return SUCCESS; });
+}
+
+EXPORT cuDevicePrimaryCtxRetain(void **handle, int device) {
+    return on_card(device, [&](int card) {
+        if (Code code = Code(setting("STAND_IN_CONTEXT_FAILS", 0))) return code;
+        auto &context = driver.contexts[card];
+        if (!context) {
+            if (card::held_bytes() + card::CONTEXT_BYTES > card::total_bytes()) {
+                driver.contexts.erase(card);
+                return OUT_OF_MEMORY;
+            }
+            context = std::make_unique<Context>();
+        }
+        context->users++;
+        *handle = context.get();
+        return SUCCESS;
+    });
+}
+
+EXPORT cuDevicePrimaryCtxRelease_v2(int device) {
+    return on_card(device, [&](int card) {
+        auto context = driver.contexts.find(card);
+        if (context == driver.contexts.end()) return INVALID_CONTEXT;
+        if (--context->second->users > 0) return SUCCESS;
+        context->second->finish_all();
+        driver.contexts.erase(context);
+        return SUCCESS;
+    });
+}
+
+EXPORT cuCtxSetCurrent(void *handle) {
+    return call([&] {
+        if (handle && !is_context(handle)) return INVALID_CONTEXT;
+        current_context = static_cast<Context *>(handle);
+        return SUCCESS;
+    });
+}
+
+EXPORT cuCtxGetCurrent(void **handle) {
+    return call([&] { return *handle = current_context, SUCCESS; });
+}
+
+EXPORT cuCtxSynchronize() {
+    return in_context([](Context &context) { return context.finish_all(), SUCCESS; });
+}
+
+// ------------------------------------------------------------------ memory
+
+EXPORT cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
+    return in_context([&](Context &context) {
+        uint64_t taken = context.used_bytes + card::held_bytes();
+        *total_bytes = card::total_bytes();
+        *free_bytes = *total_bytes - std::min<uint64_t>(taken, *total_bytes);
+        return SUCCESS;
+    });
+}
+
+EXPORT cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+    return in_context([&](Context &context) { return allocate(context, address, bytes); });
+}
+
+EXPORT cuMemFree_v2(uint64_t address) {
+    return in_context([&](Context &context) {
+        if (address == 0) return SUCCESS;
+        auto found = context.memory.find(address);
+        if (found == context.memory.end()) return INVALID_VALUE;
+        context.finish_all();
+        context.used_bytes -= found->second->bytes;
+        context.memory.erase(found);
+        return SUCCESS;
+    });
+}
+
+EXPORT cuMemHostAlloc(void **start, size_t bytes, unsigned) {
+    return in_context([&](Context &) {
+        static uint64_t calls = 0;
+        if (bytes == 0) return INVALID_VALUE;
+        if (fails("STAND_IN_FAIL_PINNED", calls)) return OUT_OF_MEMORY;
+        void *mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (mapped == MAP_FAILED) return OUT_OF_MEMORY;
+        driver.pinned[mapped] = bytes;
+        *start = mapped;
+        return SUCCESS;
+    });
+}
+
+EXPORT cuMemFreeHost(void *start) {
+    return in_context([&](Context &context) {
+        auto found = driver.pinned.find(start);
+        if (found == driver.pinned.end()) return INVALID_VALUE;
+        context.finish_all();
+        munmap(start, found->second);
+        driver.pinned.erase(found);
+        return SUCCESS;
+    });
+}
+
+// From pinned memory the bytes are read when the copy runs, and what has been written there until then goes along.
+// Others are read now, as the driver promises.
+EXPORT cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
+    return on_stream(stream, [&](Context &context, Stream &found) {
+        if (!context.holds(to, bytes)) return INVALID_VALUE;
+        if (is_pinned(from, bytes)) {
+            found.send([=] { std::memcpy(at(to), from, bytes); });
+        } else {
+            auto start = static_cast<const char *>(from);
+            found.send([to, kept = std::vector<char>(start, start + bytes)] {
+                std::memcpy(at(to), kept.data(), kept.size());
+            });
+        }
+        return SUCCESS;
+    });
+}
+
+EXPORT cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
+    return on_stream(stream, [&](Context &context, Stream &found) {
+        if (!context.holds(from, bytes)) return INVALID_VALUE;
+        found.send([=] { std::memcpy(to, at(from), bytes); });
+        if (!is_pinned(to, bytes)) found.finish(found.sent);
+        return SUCCESS;
+    });
+}
+
+EXPORT cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
+    return on_stream(stream, [&](Context &context, Stream &found) {
+        if (!context.holds(from, bytes) || !context.holds(to, bytes)) return INVALID_VALUE;
+        // Where they overlap it is not said which bytes come out.
+        if (from < to + bytes && to < from + bytes) stop("a copy between %zu bytes that overlap", bytes);
+        found.send([=] { std::memcpy(at(to), at(from), bytes); });
+        return SUCCESS;
+    });
+}
+
+EXPORT cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void *stream) {
+    return on_stream(stream, [&](Context &context, Stream &found) {
+        if (!context.holds(to, bytes)) return INVALID_VALUE;
+        found.send([=] { std::memset(at(to), value, bytes); });
+        return SUCCESS;
+    });
+}
+
+// ------------------------------------------------------------------ streams and events
+
+EXPORT cuStreamCreate(void **handle, unsigned) {
+    return in_context([&](Context &context) {
+        return *handle = context.streams.add(std::make_shared<Stream>()), SUCCESS;
+    });
+}
+
+EXPORT cuStreamCreateWithPriority(void **handle, unsigned flags, int) { return cuStreamCreate(handle, flags); }
+
+EXPORT cuStreamSynchronize(void *stream) {
+    return on_stream(stream, [](Context &, Stream &found) { return found.finish(found.sent), SUCCESS; });
+}
+
+EXPORT cuStreamDestroy_v2(void *stream) {
+    return on_stream(stream, [&](Context &context, Stream &found) {
+        found.finish(found.sent);
+        context.streams.remove(stream);
+        return SUCCESS;
+    });
+}
+
+EXPORT cuStreamWaitEvent(void *stream, void *handle, unsigned) {
+    return on_stream(stream, [&](Context &context, Stream &found) {
+        auto event = context.events.get(handle);
+        if (!event) return INVALID_HANDLE;
+        // What it stands for now; it may be recorded again later.
+        if (event->stream) found.send([other = event->stream, after = event->after] { other->finish(after); });
+        return SUCCESS;
+    });
+}
+
+EXPORT cuEventCreate(void **handle, unsigned flags) {
+    constexpr unsigned DISABLE_TIMING = 2;
+    return in_context([&](Context &context) {
+        auto event = std::make_shared<Event>();
+        event->timed = !(flags & DISABLE_TIMING);
+        return *handle = context.events.add(event), SUCCESS;
+    });
+}
+
+EXPORT cuEventRecord(void *handle, void *stream) {
+    return on_stream(stream, [&](Context &context, Stream &) {
+        auto event = context.events.get(handle);
+        if (!event) return INVALID_HANDLE;
+        event->stream = context.streams.get(stream);
+        event->stream->send([event] { event->time = std::chrono::steady_clock::now(); });
+        event->after = event->stream->sent;
+        return SUCCESS;
+    });
+}
+
+EXPORT cuEventSynchronize(void *handle) {
+    return on_event(handle, [](Context &, auto &event) {
+        if (event->stream) event->stream->finish(event->after);
+        return SUCCESS;
+    });
+}
+
+// Asking lets a little more of the work be done, so that who asks again and again comes to an end.
+EXPORT cuEventQuery(void *handle) {
+    return on_event(handle, [](Context &, auto &event) {
+        if (!event->stream || event->stream->done >= event->after) return SUCCESS;
+        event->stream->finish(event->stream->done + 1);
+        return event->stream->done >= event->after ? SUCCESS : NOT_READY;
+    });
+}
+
+EXPORT cuEventElapsedTime(float *milliseconds, void *from, void *to) {
+    return on_event(from, [&](Context &context, auto &first) {
+        auto last = context.events.get(to);
+        if (!last || !first->timed || !last->timed || !first->stream || !last->stream) return INVALID_HANDLE;
+        if (first->stream->done < first->after || last->stream->done < last->after) return NOT_READY;
+        *milliseconds = std::chrono::duration<float, std::milli>(last->time - first->time).count();
+        return SUCCESS;
+    });
+}
+
+EXPORT cuEventDestroy_v2(void *handle) {
+    return on_event(handle, [&](Context &context, auto &) { return context.events.remove(handle), SUCCESS; });
+}
+
+// ------------------------------------------------------------------ modules and kernels
+
+EXPORT cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values) {
+    constexpr int LOG = 5, LOG_BYTES = 6;
+    return in_context([&](Context &context) {
+        std::string log;
+        Code code = load_module(context, module, static_cast<const char *>(image), log);
+        char *buffer = nullptr;
+        size_t bytes = 0;
+        for (unsigned i = 0; i < count; i++) {
+            if (options[i] == LOG) buffer = static_cast<char *>(values[i]);
+            if (options[i] == LOG_BYTES) bytes = unsigned(reinterpret_cast<uintptr_t>(values[i]));
+        }
+        if (buffer && bytes) std::snprintf(buffer, bytes, "%s", log.c_str());
+        return code;
+    });
+}
+
+EXPORT cuModuleLoadData(void **module, const void *image) {
+    return cuModuleLoadDataEx(module, image, 0, nullptr, nullptr);
+}
+
+EXPORT cuModuleUnload(void *module) {
+    return in_context([&](Context &context) {
+        context.finish_all();
+        return context.modules.remove(module) ? SUCCESS : INVALID_HANDLE;
+    });
+}
+
+EXPORT cuModuleGetFunction(void **handle, void *module, const char *name) {
+    return in_context([&](Context &context) {
+        auto found = context.modules.get(module);
+        if (!found) return INVALID_HANDLE;
+        auto compiled = found->ptx.kernels.find(name);
+        if (compiled == found->ptx.kernels.end()) return NOT_FOUND;
+        size_t statics = compiled->second.static_shared_bytes;
+        if (statics > SHARED_BYTES) return INVALID_PTX;
+        Function function{name, find_kernel(name), compiled->second, SHARED_BYTES - statics};
+        return *handle = context.functions.add(std::make_shared<Function>(std::move(function))), SUCCESS;
+    });
+}
+
+EXPORT cuFuncGetAttribute(int *value, int number, void *handle) {
+    return in_context([&](Context &context) {
+        auto function = context.functions.get(handle);
+        if (!function) return INVALID_HANDLE;
+        switch (number) {
+        case 0: *value = int(function->ptx.threads_max ? function->ptx.threads_max : 1024); return SUCCESS;
+        case 1: *value = int(function->ptx.static_shared_bytes); return SUCCESS;
+        case 8: *value = int(function->dynamic_shared_max); return SUCCESS;
+        default: return INVALID_VALUE;
+        }
+    });
+}
+
+EXPORT cuFuncSetAttribute(void *handle, int number, int value) {
+    constexpr int DYNAMIC_SHARED_MAX = 8, SHARED_CARVEOUT = 9;
+    return in_context([&](Context &context) {
+        auto function = context.functions.get(handle);
+        if (!function) return INVALID_HANDLE;
+        if (number == SHARED_CARVEOUT) return SUCCESS;
+        int most = shared_bytes_max() - int(function->ptx.static_shared_bytes);
+        if (number != DYNAMIC_SHARED_MAX || value < 0 || value > most) return INVALID_VALUE;
+        function->dynamic_shared_max = size_t(value);
+        return SUCCESS;
+    });
+}
+
+EXPORT cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                      unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
+                      void **extra) {
+    return on_stream(stream, [&](Context &context, Stream &found) {
+        auto function = context.functions.get(handle);
+        if (!function) return INVALID_HANDLE;
+        if (extra) return INVALID_VALUE;
+        return launch(context, found, *function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared,
+                      parameters);
+    });
+}

@@ -1,0 +1,16 @@
+// What the stand-in's other libraries ask of its driver.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace stand_in {
+
+// Appends to a stream's work; false when there is no such stream.
+__attribute__((visibility("default"))) bool send(void *stream, std::function<void()> work);
+
+// What this process has of a card's memory, its context among it.
+__attribute__((visibility("default"))) uint64_t used_bytes(int ordinal);
+
+} // namespace stand_in

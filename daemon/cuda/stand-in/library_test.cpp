@@ -1,0 +1,311 @@
+// Tries what `driver.cpp` and `cublas.cpp` promise, with the kernel `convert_f32(out, x, count)` and PTX of our own.
+
+#include "test.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+extern "C" {
+int cuInit(unsigned);
+int cuDevicePrimaryCtxRetain(void **, int);
+int cuDevicePrimaryCtxRelease_v2(int);
+int cuCtxSetCurrent(void *);
+int cuMemGetInfo_v2(size_t *, size_t *);
+int cuMemAlloc_v2(uint64_t *, size_t);
+int cuMemFree_v2(uint64_t);
+int cuMemHostAlloc(void **, size_t, unsigned);
+int cuMemFreeHost(void *);
+int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
+int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *);
+int cuMemsetD8Async(uint64_t, unsigned char, size_t, void *);
+int cuStreamCreate(void **, unsigned);
+int cuStreamSynchronize(void *);
+int cuStreamWaitEvent(void *, void *, unsigned);
+int cuEventCreate(void **, unsigned);
+int cuEventRecord(void *, void *);
+int cuEventQuery(void *);
+int cuEventElapsedTime(float *, void *, void *);
+int cuModuleLoadData(void **, const void *);
+int cuModuleGetFunction(void **, void *, const char *);
+int cuFuncSetAttribute(void *, int, int);
+int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                   void **);
+int cublasCreate_v2(void **);
+int cublasDestroy_v2(void *);
+int cublasSetStream_v2(void *, void *);
+int cublasGemmEx(void *, int, int, int, int, int, const void *, const void *, int, int, const void *, int, int,
+                 const void *, void *, int, int, int, int);
+}
+
+namespace {
+
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_CONTEXT = 201, INVALID_PTX = 218 };
+enum { UNSUPPORTED_PTX_VERSION = 222, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, TOO_MANY_THREADS = 701 };
+
+constexpr size_t COUNT = 1000, BYTES = COUNT * sizeof(float);
+
+std::string ptx(const char *version, const char *target, const char *name, const char *last_parameter) {
+    return std::string("//\n.version ") + version + "\n.target " + target + "\n.address_size 64\n.visible .entry " + name +
+           "(\n\t.param .u64 .ptr .align 1 " + name + "_param_0,\n\t.param .u64 " + name + "_param_1,\n\t.param " +
+           last_parameter + " " + name + "_param_2\n)\n.maxntid 256, 1, 1\n{\n\tret;\n}\n";
+}
+
+// A card that is open, a stream, and the kernel.
+struct Card {
+    void *context, *stream, *function;
+
+    Card() {
+        CHECK(cuInit(0) == 0);
+        CHECK(cuDevicePrimaryCtxRetain(&context, 0) == 0);
+        CHECK(cuCtxSetCurrent(context) == 0);
+        CHECK(cuStreamCreate(&stream, 1) == 0);
+        void *module;
+        CHECK(cuModuleLoadData(&module, ptx("8.0", "sm_75", "convert_f32", ".u64").c_str()) == 0);
+        CHECK(cuModuleGetFunction(&function, module, "convert_f32") == 0);
+    }
+
+    uint64_t allocate(size_t bytes = BYTES) const {
+        uint64_t address;
+        CHECK(cuMemAlloc_v2(&address, bytes) == 0);
+        return address;
+    }
+
+    int convert(uint64_t to, uint64_t from, uint64_t count, unsigned threads = 256, unsigned shared = 0) const {
+        void *parameters[] = {&to, &from, &count};
+        unsigned blocks = unsigned((count + threads - 1) / threads);
+        return cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared, stream, parameters, nullptr);
+    }
+
+    int wait() const { return cuStreamSynchronize(stream); }
+};
+
+// ---------------------------------------------------------------------------------------------- work
+
+void kernel_runs() {
+    Card card;
+    std::vector<float> in(COUNT), out(COUNT);
+    for (size_t i = 0; i < COUNT; i++) in[i] = float(i);
+    uint64_t from = card.allocate(), to = card.allocate();
+    CHECK(cuMemcpyHtoDAsync_v2(from, in.data(), BYTES, card.stream) == 0);
+    CHECK(card.convert(to, from, COUNT) == 0);
+    CHECK(cuMemcpyDtoHAsync_v2(out.data(), to, BYTES, card.stream) == 0);
+    CHECK(in == out);
+}
+
+// A program that reads before it has waited, or writes to what a copy still needs, gets wrong numbers every time.
+void work_waits() {
+    Card card;
+    void *memory;
+    CHECK(cuMemHostAlloc(&memory, 2 * BYTES, 0) == 0);
+    auto *pinned = static_cast<float *>(memory);
+    std::vector<float> pageable(COUNT, 5);
+    uint64_t from = card.allocate(), to = card.allocate();
+
+    CHECK(cuMemcpyHtoDAsync_v2(from, pageable.data(), BYTES, card.stream) == 0);
+    pageable.assign(COUNT, 6);
+    CHECK(card.convert(to, from, COUNT) == 0);
+    CHECK(cuMemcpyDtoHAsync_v2(pinned, to, BYTES, card.stream) == 0);
+    CHECK(pinned[0] == 0);
+    CHECK(card.wait() == 0);
+    CHECK(pinned[0] == 5 && pinned[COUNT - 1] == 5);
+
+    pinned[0] = 7;
+    CHECK(cuMemcpyHtoDAsync_v2(from, pinned, BYTES, card.stream) == 0);
+    pinned[0] = 8;
+    CHECK(cuMemcpyDtoHAsync_v2(pageable.data(), from, BYTES, card.stream) == 0);
+    CHECK(pageable[0] == 8);
+    CHECK(cuMemFreeHost(memory) == 0);
+}
+
+void streams_wait_for_events() {
+    Card card;
+    void *other, *first, *second, *memory;
+    CHECK(cuStreamCreate(&other, 1) == 0);
+    CHECK(cuEventCreate(&first, 0) == 0 && cuEventCreate(&second, 0) == 0);
+    CHECK(cuMemHostAlloc(&memory, BYTES, 0) == 0);
+    auto *pinned = static_cast<unsigned char *>(memory);
+    uint64_t address = card.allocate();
+    float milliseconds;
+
+    CHECK(cuMemsetD8Async(address, 3, BYTES, card.stream) == 0);
+    CHECK(cuEventRecord(first, card.stream) == 0);
+    CHECK(cuMemsetD8Async(address, 4, BYTES, card.stream) == 0);
+    CHECK(cuStreamWaitEvent(other, first, 0) == 0);
+    CHECK(cuMemcpyDtoHAsync_v2(pinned, address, BYTES, other) == 0);
+    CHECK(cuEventRecord(second, other) == 0);
+    CHECK(cuEventElapsedTime(&milliseconds, first, second) == NOT_READY);
+    int polls = 0;
+    while (cuEventQuery(second) == NOT_READY) polls++;
+    CHECK(polls > 0 && pinned[0] == 3);
+    CHECK(cuEventElapsedTime(&milliseconds, first, second) == 0 && milliseconds >= 0);
+    CHECK(card.wait() == 0);
+}
+
+// ---------------------------------------------------------------------------------------------- memory
+
+void memory_is_counted() {
+    Card card;
+    size_t before, after, total;
+    CHECK(cuMemGetInfo_v2(&before, &total) == 0 && before < total);
+    uint64_t address = card.allocate(1 << 20);
+    CHECK(cuMemGetInfo_v2(&after, &total) == 0 && after == before - (1 << 20));
+    CHECK(cuMemFree_v2(address) == 0 && cuMemFree_v2(address) == INVALID_VALUE);
+    CHECK(cuMemGetInfo_v2(&after, &total) == 0 && after == before);
+    CHECK(cuMemAlloc_v2(&address, before + 1) == OUT_OF_MEMORY);
+}
+
+void fresh_memory_is_poison() {
+    Card card;
+    uint64_t address = card.allocate();
+    std::vector<float> out(COUNT);
+    CHECK(cuMemcpyDtoHAsync_v2(out.data(), address, BYTES, card.stream) == 0);
+    for (float value : out) CHECK(value != value);
+}
+
+void copies_stay_inside() {
+    Card card;
+    std::vector<char> bytes(BYTES + 1);
+    uint64_t address = card.allocate();
+    CHECK(cuMemcpyHtoDAsync_v2(address, bytes.data(), BYTES + 1, card.stream) == INVALID_VALUE);
+    CHECK(cuMemcpyHtoDAsync_v2(address + 1, bytes.data(), BYTES, card.stream) == INVALID_VALUE);
+    CHECK(cuMemcpyDtoHAsync_v2(bytes.data(), address - 1, 1, card.stream) == INVALID_VALUE);
+    CHECK(cuMemcpyHtoDAsync_v2(address + BYTES, bytes.data(), 0, card.stream) == 0);
+}
+
+// STAND_IN_FAIL_ALLOCATION=2
+void second_allocation_fails() {
+    Card card;
+    uint64_t address = card.allocate();
+    CHECK(cuMemAlloc_v2(&address, BYTES) == OUT_OF_MEMORY);
+    card.allocate();
+}
+
+void kernel_reads_far() {
+    Card card;
+    CHECK(card.convert(card.allocate(64 << 10), card.allocate(), 16 << 10) == 0);
+    card.wait();
+}
+
+void kernel_reads_freed() {
+    Card card;
+    uint64_t to = card.allocate(), from = card.allocate();
+    CHECK(cuMemFree_v2(from) == 0);
+    CHECK(card.convert(to, from, COUNT) == 0);
+    card.wait();
+}
+
+// Too near to be caught at once; it is when the memory is freed.
+void kernel_writes_a_little_far() {
+    Card card;
+    uint64_t to = card.allocate(), from = card.allocate(2 * BYTES);
+    CHECK(cuMemsetD8Async(from, 0, 2 * BYTES, card.stream) == 0);
+    CHECK(card.convert(to, from, COUNT + 1) == 0);
+    cuMemFree_v2(to);
+}
+
+// ---------------------------------------------------------------------------------------------- kernels
+
+void stale_ptx_is_refused() {
+    Card card;
+    void *module, *function;
+    CHECK(cuModuleLoadData(&module, "no PTX") != 0);
+    CHECK(cuModuleLoadData(&module, ptx("8.0", "sm_75", "convert_f32", ".u32").c_str()) == INVALID_PTX);
+    CHECK(cuModuleLoadData(&module, ptx("8.0", "sm_75", "no_such_kernel", ".u64").c_str()) == INVALID_PTX);
+    CHECK(cuModuleLoadData(&module, ptx("8.0", "sm_90", "convert_f32", ".u64").c_str()) == INVALID_PTX);
+    CHECK(cuModuleLoadData(&module, ptx("9.0", "sm_75", "convert_f32", ".u64").c_str()) == UNSUPPORTED_PTX_VERSION);
+    CHECK(cuModuleLoadData(&module, ptx("8.0", "sm_75", "convert_f32", ".align 8 .b8 x[8]; //").c_str()) == 0);
+    CHECK(cuModuleGetFunction(&function, module, "convert_f16") == NOT_FOUND);
+}
+
+void launches_have_bounds() {
+    Card card;
+    uint64_t address = card.allocate();
+    CHECK(card.convert(address, address, COUNT, 512) == TOO_MANY_THREADS);
+    CHECK(card.convert(address, address, COUNT, 2048) == INVALID_VALUE);
+    CHECK(card.convert(address, address, 0) == INVALID_VALUE);
+    CHECK(card.convert(address, address, COUNT, 256, 64 << 10) == INVALID_VALUE);
+    CHECK(cuFuncSetAttribute(card.function, 8, 64 << 10) == 0);
+    CHECK(card.convert(address, address, COUNT, 256, 64 << 10) == 0);
+    CHECK(cuFuncSetAttribute(card.function, 8, 128 << 10) == INVALID_VALUE);
+}
+
+// STAND_IN_FAIL_KERNEL=1
+void failure_comes_at_the_wait_and_stays() {
+    Card card;
+    uint64_t address = card.allocate();
+    CHECK(card.convert(address, address, COUNT) == 0);
+    CHECK(card.wait() == ILLEGAL_ADDRESS);
+    CHECK(card.wait() == ILLEGAL_ADDRESS);
+    CHECK(cuMemFree_v2(address) == ILLEGAL_ADDRESS);
+}
+
+// ---------------------------------------------------------------------------------------------- cuBLAS
+
+// Row after row: out[rows, outputs] = x[rows, width] · weights[outputs, width]ᵀ, and once more on top.
+void matrices_multiply() {
+    constexpr int ROWS = 3, OUTPUTS = 5, WIDTH = 7, F32 = 0, COMPUTE_F32 = 68;
+    Card card;
+    void *library;
+    CHECK(cublasCreate_v2(&library) == 0 && cublasSetStream_v2(library, card.stream) == 0);
+    std::vector<float> x(ROWS * WIDTH), weights(OUTPUTS * WIDTH), out(ROWS * OUTPUTS);
+    for (size_t i = 0; i < x.size(); i++) x[i] = float(i * 5 % 11) - 4;
+    for (size_t i = 0; i < weights.size(); i++) weights[i] = float(i * 3 % 13) - 5;
+    auto upload = [&](const std::vector<float> &from) {
+        uint64_t address = card.allocate(from.size() * 4);
+        CHECK(cuMemcpyHtoDAsync_v2(address, from.data(), from.size() * 4, card.stream) == 0);
+        return reinterpret_cast<void *>(address);
+    };
+    void *x_there = upload(x), *weights_there = upload(weights);
+    // It holds no numbers yet, and with a beta of 0 they don't count.
+    auto out_there = reinterpret_cast<void *>(card.allocate(out.size() * 4));
+    for (float beta : {0.0f, 1.0f}) {
+        float alpha = 1;
+        CHECK(cublasGemmEx(library, 1, 0, OUTPUTS, ROWS, WIDTH, &alpha, weights_there, F32, WIDTH, x_there, F32, WIDTH,
+                           &beta, out_there, F32, OUTPUTS, COMPUTE_F32, -1) == 0);
+    }
+    CHECK(cuMemcpyDtoHAsync_v2(out.data(), reinterpret_cast<uint64_t>(out_there), out.size() * 4, card.stream) == 0);
+    for (int r = 0; r < ROWS; r++)
+        for (int o = 0; o < OUTPUTS; o++) {
+            float sum = 0;
+            for (int k = 0; k < WIDTH; k++) sum += x[size_t(r * WIDTH + k)] * weights[size_t(o * WIDTH + k)];
+            CHECK(out[size_t(r * OUTPUTS + o)] == 2 * sum);
+        }
+    CHECK(cublasDestroy_v2(library) == 0);
+}
+
+// ---------------------------------------------------------------------------------------------- cards
+
+// STAND_IN_DEVICES=0 or CUDA_VISIBLE_DEVICES=
+void no_cards() { CHECK(cuInit(0) == NO_DEVICE); }
+
+void contexts_end() {
+    Card card;
+    uint64_t address = card.allocate();
+    CHECK(cuDevicePrimaryCtxRelease_v2(0) == 0);
+    CHECK(cuMemFree_v2(address) == INVALID_CONTEXT);
+    CHECK(cuCtxSetCurrent(card.context) == INVALID_CONTEXT);
+}
+
+const Test TESTS[] = {
+    TEST(kernel_runs),
+    TEST(work_waits),
+    TEST(streams_wait_for_events),
+    TEST(memory_is_counted),
+    TEST(fresh_memory_is_poison),
+    TEST(copies_stay_inside),
+    TEST(second_allocation_fails),
+    TEST(kernel_reads_far),
+    TEST(kernel_reads_freed),
+    TEST(kernel_writes_a_little_far),
+    TEST(stale_ptx_is_refused),
+    TEST(launches_have_bounds),
+    TEST(failure_comes_at_the_wait_and_stays),
+    TEST(matrices_multiply),
+    TEST(no_cards),
+    TEST(contexts_end),
+};
+
+} // namespace
+
+int main(int count, char **arguments) { return run_test(TESTS, count, arguments); }

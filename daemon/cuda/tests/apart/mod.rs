@@ -1,0 +1,57 @@
+//! Tests in processes of their own: libraries are opened once in a process, and the environment says how the stand-in's card is.
+
+use std::{env, fs, os::unix::fs::symlink, process::Command};
+
+use crate::stand_in;
+
+/// Set in the processes that tests start.
+const APART: &str = "SLUICE_TEST_APART";
+
+/// Runs the body of the test `name` in a process where the stand-in is found and `settings` are set.
+pub(crate) fn run(name: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
+    run_without(&[], name, settings, body);
+}
+
+/// The same where some libraries can't be opened, whatever this machine has of them.
+pub(crate) fn run_without(
+    absent: &[&str],
+    name: &str,
+    settings: &[(&str, &str)],
+    body: impl FnOnce(),
+) {
+    if env::var_os(APART).is_some() {
+        return body();
+    }
+    let folder = tempfile::tempdir().expect("make a folder");
+    for library in absent {
+        fs::write(folder.path().join(library), "no library").expect("write a file");
+    }
+    match stand_in::build() {
+        Some(libraries) => {
+            for library in fs::read_dir(libraries).expect("list the stand-in") {
+                let library = library.expect("list the stand-in");
+                let link = folder.path().join(library.file_name());
+                if !link.exists() {
+                    symlink(library.path(), link).expect("link to the stand-in");
+                }
+            }
+        }
+        None if absent.contains(&"libcuda.so.1") => {}
+        None => return,
+    }
+    let output = Command::new(env::current_exe().expect("this program has a file"))
+        .args([name, "--exact", "--nocapture"])
+        .env_remove("CUDA_VISIBLE_DEVICES")
+        .envs(settings.iter().copied())
+        .env("LD_LIBRARY_PATH", folder.path())
+        .env(APART, "1")
+        .output()
+        .expect("start this program again");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{}\n{text}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+}

@@ -1,0 +1,146 @@
+//! The stand-in itself: that it computes right, keeps a card's rules, and ends a program that breaks them.
+
+mod stand_in;
+
+use std::process::Output;
+
+use sluice_cuda::devices;
+
+/// Runs one test of one of its test programs; none where tests do without.
+fn run(program: &str, test: &str, environment: &[(&str, &str)]) -> Option<Output> {
+    let program = stand_in::build()?.join(program);
+    let output = stand_in::command(program)?
+        .arg(test)
+        .envs(environment.iter().copied())
+        .output()
+        .expect("run the test program");
+    Some(output)
+}
+
+fn passes(program: &str, test: &str, environment: &[(&str, &str)]) {
+    if let Some(output) = run(program, test, environment) {
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{test} {environment:?}: {text}");
+    }
+}
+
+/// It ends with a signal, having said this.
+fn is_stopped(program: &str, test: &str, environment: &[(&str, &str)], says: &str) {
+    if let Some(output) = run(program, test, environment) {
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), None, "{test}: {text}");
+        assert!(text.contains(says), "{test}: {text}");
+    }
+}
+
+const ORDERS: [[(&str, &str); 1]; 2] = [
+    [("STAND_IN_ORDER", "forward")],
+    [("STAND_IN_ORDER", "backward")],
+];
+
+#[test]
+fn kernels_compute_as_on_a_card() {
+    for order in ORDERS {
+        for test in [
+            "barrier",
+            "every_thread_once",
+            "shuffle",
+            "matrix",
+            "shared_memory",
+            "half_precision",
+            "bfloat_precision",
+        ] {
+            passes("kernel_test", test, &order);
+        }
+    }
+}
+
+#[test]
+fn threads_that_part_at_a_barrier_are_named() {
+    for order in ORDERS {
+        for (test, says) in [
+            (
+                "leaves_before_barrier",
+                "kernel leaves_early, block (0, 0, 0), thread (40, 0, 0): has left",
+            ),
+            ("leaves_before_shuffle", "thread (5, 0, 0): has left"),
+            ("different_barriers", "waits at __syncthreads"),
+            ("partial_mask", "knows full warps only"),
+            ("misaligned_matrix", "wants 32-byte"),
+            ("shared_memory_overrun", ""),
+        ] {
+            let one_thread = ("STAND_IN_THREADS", "1");
+            // Which of the blocks comes first depends on the order.
+            let says = match order[0].1 {
+                "backward" => &says.replace("block (0, 0, 0)", "block (2, 0, 0)"),
+                _ => says,
+            };
+            is_stopped("kernel_test", test, &[order[0], one_thread], says);
+        }
+    }
+}
+
+#[test]
+fn the_driver_keeps_a_cards_rules() {
+    for test in [
+        "kernel_runs",
+        "work_waits",
+        "streams_wait_for_events",
+        "memory_is_counted",
+        "fresh_memory_is_poison",
+        "copies_stay_inside",
+        "stale_ptx_is_refused",
+        "launches_have_bounds",
+        "matrices_multiply",
+        "contexts_end",
+    ] {
+        passes("library_test", test, &[]);
+    }
+}
+
+#[test]
+fn the_environment_makes_things_fail() {
+    for (test, name, value) in [
+        ("second_allocation_fails", "STAND_IN_FAIL_ALLOCATION", "2"),
+        (
+            "failure_comes_at_the_wait_and_stays",
+            "STAND_IN_FAIL_KERNEL",
+            "1",
+        ),
+        ("no_cards", "STAND_IN_DEVICES", "0"),
+        ("no_cards", "CUDA_VISIBLE_DEVICES", ""),
+        ("no_cards", "CUDA_VISIBLE_DEVICES", "1"),
+    ] {
+        passes("library_test", test, &[(name, value)]);
+    }
+}
+
+#[test]
+fn accesses_outside_of_an_allocation_are_named() {
+    for (test, says) in [
+        (
+            "kernel_reads_far",
+            "a bad access at 0x200000002000: 4096 bytes from the start of an allocation of 4000",
+        ),
+        ("kernel_reads_freed", "kernel convert_f32"),
+        (
+            "kernel_writes_a_little_far",
+            "something has written beside the 4000 bytes",
+        ),
+    ] {
+        is_stopped("library_test", test, &[], says);
+    }
+}
+
+#[test]
+fn this_process_finds_it() {
+    if !stand_in::open() {
+        return;
+    }
+
+    let devices = devices().expect("the stand-in's card");
+
+    assert_eq!(devices.len(), 1);
+    assert_eq!(devices[0].name, "Stand-in (CPU)");
+    assert_eq!(devices[0].capability, (8, 6));
+}

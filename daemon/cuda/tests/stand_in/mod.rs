@@ -1,0 +1,106 @@
+//! The stand-in for NVIDIA's libraries, compiled when a test first wants it: `daemon/cuda/stand-in/README.md`.
+//!
+//! Without a C++ compiler such tests fail, unless `SLUICE_WITHOUT_STAND_IN=1` says to leave them out.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use std::{
+    env,
+    ffi::OsStr,
+    fs::{self, File},
+    hash::{DefaultHasher, Hash, Hasher},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+
+use libloading::os::unix::{Library, RTLD_NOW};
+
+/// NVIDIA's names for what stands in, the first of which the others need.
+const LIBRARIES: [&str; 3] = ["libcuda.so.1", "libcublas.so.12", "libnvidia-ml.so.1"];
+
+/// The folder with the libraries; none where tests do without.
+pub(crate) fn build() -> Option<&'static Path> {
+    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+    FOLDER
+        .get_or_init(|| {
+            let left_out = env::var_os("SLUICE_WITHOUT_STAND_IN").is_some_and(|value| value == "1");
+            (!left_out).then(compile)
+        })
+        .as_deref()
+}
+
+/// Has the stand-in found wherever this process opens NVIDIA's libraries from now on. False where tests do without.
+///
+/// A library that is loaded is known by the name it gives itself, and no other is looked for under that name.
+pub(crate) fn open() -> bool {
+    static LOADED: OnceLock<bool> = OnceLock::new();
+    *LOADED.get_or_init(|| {
+        let Some(folder) = build() else {
+            return false;
+        };
+        for name in LIBRARIES {
+            // SAFETY: the libraries' initializers only set their own variables.
+            let library = unsafe { Library::open(Some(folder.join(name)), RTLD_NOW) };
+            // It stays for as long as the process does.
+            std::mem::forget(library.unwrap_or_else(|cause| panic!("open the stand-in: {cause}")));
+        }
+        true
+    })
+}
+
+/// A program that finds the stand-in as if it were installed; none where tests do without. The environment gives the card
+/// other shapes.
+pub(crate) fn command(program: impl AsRef<OsStr>) -> Option<Command> {
+    let mut command = Command::new(program);
+    command.env("LD_LIBRARY_PATH", build()?);
+    Some(command)
+}
+
+fn compile() -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .map(|folder| folder.join("daemon/cuda"))
+        .find(|folder| folder.join("stand-in").is_dir())
+        .expect("the crate lies in the repository");
+    let temporary = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = temporary.join(format!("stand-in-{:016x}", state(&sources)));
+    // Several test programs may want it at once.
+    let lock = File::create(temporary.join("stand-in.lock")).expect("create the lock");
+    lock.lock().expect("wait for the lock");
+    if folder.is_dir() {
+        return folder;
+    }
+    let unfinished = folder.with_extension("unfinished");
+    let output = Command::new("bash")
+        .arg(sources.join("stand-in/build.sh"))
+        .arg(&unfinished)
+        .output()
+        .expect("run bash, which compiles the stand-in");
+    assert!(
+        output.status.success(),
+        "the stand-in for NVIDIA's libraries can't be compiled, and tests of the card need it; \
+         SLUICE_WITHOUT_STAND_IN=1 leaves them out\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    fs::rename(&unfinished, &folder).expect("name the folder");
+    folder
+}
+
+/// A number for what it is made from.
+fn state(sources: &Path) -> u64 {
+    let mut files: Vec<PathBuf> = ["stand-in", "kernels"]
+        .iter()
+        .flat_map(|folder| fs::read_dir(sources.join(folder)).expect("list the sources"))
+        .map(|entry| entry.expect("list the sources").path())
+        .filter(|path| path.is_file())
+        .collect();
+    files.sort();
+    let mut hasher = DefaultHasher::new();
+    env::var_os("CXX").hash(&mut hasher);
+    for file in files {
+        file.hash(&mut hasher);
+        fs::read(&file).expect("read the sources").hash(&mut hasher);
+    }
+    hasher.finish()
+}
