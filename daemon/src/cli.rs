@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand, error::ErrorKind};
 use sluice_shared::{exit, level::Level};
 
 use crate::{
-    config::{Budget, Device, Filter, limits},
+    config::{Budget, Compute, Device, Filter, limits},
     planning::Planning,
     synth::Synth,
 };
@@ -38,10 +38,15 @@ pub struct Arguments {
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
-    /// Where to compute: auto or cpu; cuda:N is refused by this build [default: auto]
-    /// [env: SLUICE_DEVICE]
+    /// Where to compute: auto (the first NVIDIA card that can be used, else the CPU), cpu, or cuda:N
+    /// (that card and nothing else) [default: auto] [env: SLUICE_DEVICE]
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<Device>,
+
+    /// What a card computes in: f32, f16, bf16, or auto (bf16 where the card has it, else f16); sums
+    /// are f32 [default: auto] [env: SLUICE_COMPUTE]
+    #[arg(long, value_name = "NUMBER")]
+    pub compute: Option<Compute>,
 
     /// Configuration file [default: $XDG_CONFIG_HOME/sluice/sluiced.toml, else
     /// /etc/sluice/sluiced.toml, where they exist] [env: SLUICE_CONFIG]

@@ -73,6 +73,9 @@ pub fn run(config: &Config) -> u8 {
     code.unwrap_or_else(|error| {
         // For people and scripts alike, whatever the log's filter is.
         eprintln!("sluiced: {error}");
+        if let StartError::Engine(EngineError::NoCard(unavailable)) = &error {
+            eprintln!("hint: {}", unavailable.hint());
+        }
         exit::FAILURE
     })
 }
@@ -82,6 +85,8 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
     let mut signals = Signals::new()?;
     let mut listening = listen::open(handed_over, &config.socket.value).await?;
     let engine = Arc::new(Engine::start(Options {
+        device: config.device.value.choice(),
+        number: config.compute.value.number(),
         threads: config.threads.value,
         queue_max: config.queue.value,
         settings: Settings {
@@ -91,6 +96,7 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
         derivatives: config.cache.value.clone(),
         keep_converted: config.keep_converted.value,
     })?);
+    tell_device(&engine);
     let daemon = Arc::new(Daemon::new(engine, listening.path.clone()));
     load_configured_model(&daemon, config);
     let listener = listening
@@ -133,13 +139,35 @@ fn banner(config: &Config) {
         version = env!("CARGO_PKG_VERSION"),
         pid = std::process::id(),
         model = model.map_or_else(|| "embedded".to_owned(), |path| path.display().to_string()),
-        device = "cpu",
+        device = %config.device.value,
         threads = config.threads.value,
         queue = config.queue.value,
         level = config.level.value.name(),
         budget = %config.budget.value,
         "sluiced starts"
     );
+}
+
+/// Whatever computes is said, and why it is no card.
+fn tell_device(engine: &Engine) {
+    if let Some(unavailable) = engine.no_card() {
+        tracing::warn!(
+            "no NVIDIA card computes, the CPU does: {unavailable}; {}",
+            unavailable.hint()
+        );
+    }
+    let device = engine.device();
+    if let Some(gpu) = device.gpu() {
+        let facts = gpu.facts();
+        tracing::info!(
+            card = facts.name,
+            capability = format!("{}.{}", facts.capability.0, facts.capability.1),
+            memory_bytes = facts.total_bytes,
+            compute = device.number().name(),
+            cublas = gpu.blas().map_or("none", |blas| blas.name()),
+            "a card computes"
+        );
+    }
 }
 
 /// In the background: the socket answers meanwhile, and a failure shows in the list of models.

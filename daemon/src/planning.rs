@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 use sluice_engine::{
     checkpoint::CheckpointError,
-    device::{self, MemoryFacts},
+    device,
     engine::{Outline, machine},
     model::shape::Preset,
 };
@@ -17,7 +17,7 @@ use sluice_shared::{exit, level::Level};
 use tonic_types::StatusExt;
 
 use crate::{
-    config::{Budget, limits},
+    config::{Budget, Compute, Device, limits},
     failure::Failure,
     models::ModelName,
     synth::presets,
@@ -49,6 +49,14 @@ pub struct Planning {
     /// Requests that share a pass [default: 1]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     requests: Option<u32>,
+
+    /// Where to compute: auto, cpu, or cuda:N
+    #[arg(long, value_name = "DEVICE", default_value_t = Device::Auto)]
+    device: Device,
+
+    /// What a card computes in: auto, f32, f16 or bf16
+    #[arg(long, value_name = "NUMBER", default_value_t = Compute::Auto)]
+    compute: Compute,
 
     /// Threads that compute [default: one a core]
     #[arg(long, value_name = "N", value_parser = limits::threads)]
@@ -113,8 +121,11 @@ impl Planning {
             requests: self.requests,
             ..Default::default()
         })?;
-        let memory = MemoryFacts::read();
-        let machine = machine(self.threads.unwrap_or(0))?;
+        let threads = self.threads.unwrap_or(0);
+        let opened = device::Device::open(self.device.choice(), self.compute.number(), threads)?;
+        let device = opened.device;
+        let memory = device.memory();
+        let machine = machine(&device)?;
         let (name, outline) = match (self.subject.preset, &self.subject.model) {
             (Some(preset), _) => (preset.name.to_owned(), Outline::of_preset(preset, machine)),
             (None, Some(path)) => {

@@ -5,7 +5,6 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use sluice_engine::device::MemoryFacts;
 use sluice_proto::{PROTOCOL, v1};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
@@ -140,16 +139,25 @@ fn settings(daemon: &Daemon) -> v1::Settings {
 
 fn device(daemon: &Daemon) -> v1::Device {
     let memory = daemon.engine.memory();
-    let facts = MemoryFacts::read();
+    let device = daemon.engine.device();
+    let facts = device.memory();
     let kinds = memory.kinds.iter().map(|kind| v1::MemoryKind {
         kind: kind.kind.name().to_owned(),
         bytes: kind.bytes,
         peak_bytes: kind.peak_bytes,
     });
     v1::Device {
-        kind: "cpu".to_owned(),
-        name: daemon.host.processor.clone(),
-        threads: daemon.engine.threads() as u32,
+        kind: if device.is_card() { "cuda" } else { "cpu" }.to_owned(),
+        name: match device.gpu() {
+            Some(gpu) => gpu.name().to_owned(),
+            None => daemon.host.processor.clone(),
+        },
+        card: device.gpu().map(|gpu| translate::card::card(device, gpu)),
+        no_card: daemon.engine.no_card().map(|why| v1::NoCard {
+            reason: why.to_string(),
+            hint: why.hint().to_owned(),
+        }),
+        threads: daemon.engine.device().threads() as u32,
         memory: kinds.collect(),
         used_bytes: memory.used_bytes,
         peak_bytes: memory.peak_bytes,

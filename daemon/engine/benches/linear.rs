@@ -12,7 +12,7 @@ use sluice_engine::{
     format::Format,
     ledger::Ledger,
     ops::{Noise, Ops},
-    residency::Weight,
+    residency::{Data, Weight},
 };
 
 /// A layer's square projection in LLaDA-8B.
@@ -43,7 +43,7 @@ fn linear(bencher: Bencher<'_, '_>, rows: usize, format: Format) {
         format,
         rows: WIDTH,
         width: WIDTH,
-        bytes,
+        data: Data::Host(bytes),
         epoch: 0,
     };
     let ids: Vec<u32> = (0..rows as u32).collect();

@@ -2,6 +2,7 @@
 
 use std::{io, path::PathBuf};
 
+use sluice_cuda::{CudaError, Unavailable};
 use sluice_shared::level::Level;
 
 use crate::{checkpoint::CheckpointError, plan::PlanError};
@@ -113,6 +114,21 @@ pub enum EngineError {
         /// Bytes that it may hold there, if somebody set a limit.
         limit_bytes: Option<u64>,
     },
+    /// The card that was asked for can't be used.
+    #[error(transparent)]
+    NoCard(Unavailable),
+    /// A card's attention has no kernel for such heads.
+    #[error(
+        "a card computes heads of an even size up to {max}; those of this model have {head_dim}",
+        max = sluice_cuda::HEAD_DIM_MAX
+    )]
+    HeadSize {
+        /// Numbers in one of the model's heads.
+        head_dim: usize,
+    },
+    /// A card refused something, or failed. After a failed kernel this process can't use it any more.
+    #[error("the card failed: {0}")]
+    Card(#[from] CudaError),
     /// There is no such plan.
     #[error(transparent)]
     Plan(#[from] PlanError),

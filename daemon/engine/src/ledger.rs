@@ -15,6 +15,8 @@ use crate::error::EngineError;
 /// What a reservation is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
+    /// What the driver of a card takes before anything is computed.
+    Context,
     /// The model's tensors that stay on the device.
     Weights,
     /// Buffers that streamed weights pass through.
@@ -29,7 +31,8 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, in the order in which they are shown.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
+        Self::Context,
         Self::Weights,
         Self::Slots,
         Self::Activations,
@@ -41,6 +44,7 @@ impl Kind {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Self::Context => "context",
             Self::Weights => "weights",
             Self::Slots => "slots",
             Self::Activations => "activations",
@@ -156,7 +160,10 @@ impl Ledger {
     }
 
     /// Enters `bytes` under `kind` until the entry is dropped.
-    fn reserve(&self, kind: Kind, bytes: u64) -> Result<Entry, EngineError> {
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`] when the limit refuses.
+    pub(crate) fn reserve(&self, kind: Kind, bytes: u64) -> Result<Entry, EngineError> {
         #[cfg(test)]
         if self.accounts.faults.strikes() {
             return Err(self.refusal(kind, bytes));
@@ -263,10 +270,23 @@ pub struct KindReport {
 }
 
 /// What a buffer has in the ledger.
-struct Entry {
+pub struct Entry {
     kind: Kind,
     bytes: u64,
     ledger: Ledger,
+}
+
+impl Entry {
+    /// Bytes it stands for.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Entry({:?}, {} bytes)", self.kind, self.bytes)
+    }
 }
 
 impl Drop for Entry {

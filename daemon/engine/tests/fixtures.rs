@@ -11,15 +11,15 @@ use serde_json::Value;
 use sluice_engine::{
     Engine, Event, Generate, LoadEvent, ModelId, Options, Outcome, Settings, Slot, Work,
     checkpoint::{Checkpoint, Source},
-    device::Device,
+    device::{Device, Profile},
     ledger::Ledger,
     model::{
-        llada::{Config, Llada, Sequence},
+        llada::{Config, Llada, Sequence, logits},
         shape::Shape,
     },
     ops::Ops,
     plan::{self, Machine, Plan, PlanError, Question, Working, Workload},
-    residency::{LoadOutcome, Part, Reader, Residency},
+    residency::{LoadOutcome, Reader, Residency},
 };
 use sluice_shared::{
     level::Level,
@@ -60,7 +60,7 @@ fn weights(
         ..Workload::default()
     };
     let machine = Machine {
-        threads: 2,
+        device: Profile::cpu(2),
         rates: None,
         disk_bytes_per_s: None,
         cache_bytes: cache,
@@ -112,8 +112,8 @@ fn check_logits_with(name: &str, share: f64, cache: u64) -> bool {
     let config = Config::read(&checkpoint.config().unwrap(), None).unwrap();
     let shape = Shape::of(&config);
     let ledger = Ledger::default();
-    let model = Llada::new(config, &ledger).unwrap();
     let ops = Ops::new(Device::cpu(2).unwrap(), ledger).unwrap();
+    let model = Llada::new(config, &ops).unwrap();
     let Some(weights) = weights(checkpoint, &shape, share, cache, &ops) else {
         return false;
     };
@@ -138,14 +138,7 @@ fn check_logits_with(name: &str, share: f64, cache: u64) -> bool {
         let never = AtomicBool::new(false);
         let hidden = model.forward(&ops, &weights, &sequences, &never).unwrap();
         let hidden = model.final_norm(&ops, &weights, &hidden).unwrap();
-        let mut logits: Vec<f32> = vec![0.0; hidden.len() * shape.embedding_rows];
-        for (unit, first) in weights.head_parts() {
-            let head = weights.acquire(unit).unwrap();
-            let part = ops.linear(&hidden, &head.weight(Part::Head)).unwrap();
-            for (row, logits) in logits.chunks_exact_mut(shape.embedding_rows).enumerate() {
-                logits[first..first + part.width()].copy_from_slice(part.row(row));
-            }
-        }
+        let logits = logits(&ops, &weights, &hidden).unwrap();
 
         let case = case["name"].as_str().unwrap();
         let tensor = tensors.tensor(&format!("forward.{case}.logits")).unwrap();

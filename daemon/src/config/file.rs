@@ -8,7 +8,7 @@ use std::{
 use serde::Deserialize;
 use sluice_shared::level::Level;
 
-use super::{Budget, ConfigError, Device, Environment, Filter, values::from_text};
+use super::{Budget, Compute, ConfigError, Device, Environment, Filter, values::from_text};
 
 /// What a file may say.
 #[derive(Debug, Default, Deserialize)]
@@ -17,6 +17,8 @@ pub(super) struct FileLayer {
     pub(super) model: Option<PathBuf>,
     pub(super) socket: Option<PathBuf>,
     pub(super) device: Option<Device>,
+    #[serde(default, deserialize_with = "from_text")]
+    pub(super) compute: Option<Compute>,
     pub(super) threads: Option<usize>,
     #[serde(default, deserialize_with = "from_text")]
     pub(super) level: Option<Level>,

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf};
 use sluice_shared::level::Level;
 
 use self::layers::Layers;
-pub use self::values::{Budget, Device, Filter};
+pub use self::values::{Budget, Compute, Device, Filter};
 use crate::cli::Arguments;
 
 /// Everything the daemon can be told, checked.
@@ -24,6 +24,8 @@ pub struct Config {
     pub socket: Setting<Address>,
     /// Where to compute.
     pub device: Setting<Device>,
+    /// What a card computes in.
+    pub compute: Setting<Compute>,
     /// Threads that compute.
     pub threads: Setting<usize>,
     /// How faithful weights are.
@@ -202,6 +204,13 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             |file| file.device,
             Device::Auto,
         )?,
+        compute: layers.value(
+            ("--compute", arguments.compute),
+            "compute",
+            "SLUICE_COMPUTE",
+            |file| file.compute,
+            Compute::Auto,
+        )?,
         threads: layers.number(
             ("--threads", arguments.threads),
             &limits::THREADS,
@@ -257,14 +266,6 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
 impl Config {
     /// The checks that look at more than one value's form.
     fn check(&self) -> Result<(), ConfigError> {
-        if let Device::Cuda(index) = self.device.value {
-            return Err(wrong(
-                "device",
-                &self.device.source,
-                format!("this build of sluiced runs on the CPU and can't use cuda:{index}"),
-                Some("use --device cpu, or auto"),
-            ));
-        }
         if let Some(path) = &self.model.value
             && matches!(path.try_exists(), Ok(false))
         {

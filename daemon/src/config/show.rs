@@ -27,6 +27,8 @@ impl fmt::Display for Config {
             &self.device,
             &quoted(&self.device.value.to_string()),
         )?;
+        let compute = quoted(&self.compute.value.to_string());
+        key(f, "compute", &self.compute, &compute)?;
         key(f, "threads", &self.threads, &self.threads.value.to_string())?;
         key(f, "level", &self.level, &quoted(self.level.value.name()))?;
         let budget = quoted(&self.budget.value.to_string());

@@ -3,6 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
+use sluice_engine::device::{self, Number};
 use sluice_shared::units;
 use tracing_subscriber::EnvFilter;
 
@@ -10,12 +11,24 @@ use tracing_subscriber::EnvFilter;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum Device {
-    /// The best there is, for now the CPU.
+    /// The first card that can be used, else the CPU.
     Auto,
     /// The CPU.
     Cpu,
     /// A graphics card, by its number.
     Cuda(u32),
+}
+
+impl Device {
+    /// The same as the engine takes it.
+    #[must_use]
+    pub fn choice(self) -> device::Choice {
+        match self {
+            Self::Auto => device::Choice::Auto,
+            Self::Cpu => device::Choice::Cpu,
+            Self::Cuda(index) => device::Choice::Cuda(index as usize),
+        }
+    }
 }
 
 impl FromStr for Device {
@@ -25,6 +38,7 @@ impl FromStr for Device {
         match text {
             "auto" => Ok(Self::Auto),
             "cpu" => Ok(Self::Cpu),
+            "cuda" => Ok(Self::Cuda(0)),
             _ => text
                 .strip_prefix("cuda:")
                 .and_then(|index| index.parse().ok())
@@ -49,6 +63,46 @@ impl fmt::Display for Device {
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(index) => write!(f, "cuda:{index}"),
         }
+    }
+}
+
+/// What a card computes in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compute {
+    /// What suits it best: `bf16`, or `f16` where it has none.
+    Auto,
+    /// This.
+    Number(Number),
+}
+
+impl Compute {
+    /// The numbers, unless the card is to decide.
+    #[must_use]
+    pub fn number(self) -> Option<Number> {
+        match self {
+            Self::Auto => None,
+            Self::Number(number) => Some(number),
+        }
+    }
+}
+
+impl FromStr for Compute {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Auto);
+        }
+        let number = Number::ALL.into_iter().find(|number| number.name() == text);
+        number
+            .map(Self::Number)
+            .ok_or_else(|| format!("'{text}' is none of auto, f32, f16, bf16"))
+    }
+}
+
+impl fmt::Display for Compute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.number().map_or("auto", Number::name))
     }
 }
 

@@ -198,6 +198,15 @@ fn engine(error: &EngineError) -> Row {
             .hint("ask for a smaller length, raise the budget, or choose a more frugal level")
             .figure("needed_bytes", needed_bytes)
             .figure("used_bytes", used_bytes),
+        EngineError::NoCard(unavailable) => {
+            Row::new(Code::FailedPrecondition, "NO_CARD").hint(unavailable.hint())
+        }
+        EngineError::HeadSize { head_dim } => Row::new(Code::FailedPrecondition, "HEAD_SIZE")
+            .hint("start sluiced with --device cpu")
+            .figure("head_dim", head_dim),
+        EngineError::Card(_) => Row::new(Code::Internal, "CARD_FAILED").hint(
+            "start sluiced again; what nvidia-smi and the kernel's log say of the card tells more",
+        ),
         EngineError::Plan(error) => plan(error),
         EngineError::LoadCancelled => Row::new(Code::Cancelled, "LOAD_CANCELLED"),
         EngineError::Superseded => Row::new(Code::Aborted, "SUPERSEDED")

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, io};
 
+use sluice_engine::device::{self, CudaError};
 use sluice_proto::client::CallError;
 use sluice_shared::level::Level;
 use tonic::Code;
@@ -22,6 +23,9 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::NoModel) => "no model",
         F::Engine(E::ModelReplaced) => "model replaced",
         F::Engine(E::OutOfMemory { .. }) => "out of memory",
+        F::Engine(E::NoCard(_)) => "no card",
+        F::Engine(E::HeadSize { .. }) => "head size",
+        F::Engine(E::Card(_)) => "card",
         F::Engine(E::Plan(error)) => plan_name(error),
         F::Engine(E::LoadCancelled) => "load cancelled",
         F::Engine(E::Superseded) => "superseded",
@@ -107,7 +111,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 67;
+const VARIANTS: usize = 70;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -141,6 +145,20 @@ async fn all() -> Vec<(Failure, Code)> {
                 limit_bytes: Some(2),
             }),
             ResourceExhausted,
+        ),
+        (
+            engine(EngineError::NoCard(device::Unavailable::NoDevice)),
+            FailedPrecondition,
+        ),
+        (
+            engine(EngineError::HeadSize { head_dim: 320 }),
+            FailedPrecondition,
+        ),
+        (
+            engine(EngineError::Card(CudaError::OutOfPinnedMemory {
+                needed_bytes: 1,
+            })),
+            Internal,
         ),
         (engine(EngineError::LoadCancelled), Cancelled),
         (engine(EngineError::Superseded), Aborted),

@@ -197,6 +197,7 @@ fn part_name(part: Part) -> &'static str {
 #[cfg(test)]
 mod tests {
     use sluice_engine::{
+        device::Profile,
         engine::Outline,
         model::shape::Preset,
         plan::{Machine, Workload},
@@ -207,7 +208,7 @@ mod tests {
 
     fn planned(preset: &str, level: Level, budget_bytes: u64, cache_bytes: u64) -> v1::Plan {
         let machine = Machine {
-            threads: 2,
+            device: Profile::cpu(2),
             rates: None,
             disk_bytes_per_s: None,
             cache_bytes,

@@ -15,12 +15,12 @@ use sluice_engine::{
     device,
     ledger::Ledger,
     model::{
-        llada::{Config, Llada, Sequence},
+        llada::{Config, Llada, Sequence, logits},
         shape::Shape,
     },
     ops::Ops,
     plan::{self, Machine, Plan, Question, Working, Workload},
-    residency::{LoadOutcome, Part, Reader, Residency},
+    residency::{LoadOutcome, Reader, Residency},
 };
 use sluice_shared::level::Level;
 use sluice_train::{
@@ -290,10 +290,10 @@ fn the_engine_computes_the_same_logits() {
 
     let checkpoint = Checkpoint::open(&Source::Folder(output)).expect("open");
     let config = Config::read(&checkpoint.config().expect("config"), None).expect("config");
-    let ledger = Ledger::default();
     let shape = Shape::of(&config);
-    let model = Llada::new(config, &ledger).expect("model");
-    let ops = Ops::new(device::Device::cpu(2).expect("device"), ledger).expect("ops");
+    let device = device::Device::cpu(2).expect("device");
+    let ops = Ops::new(device, Ledger::default()).expect("ops");
+    let model = Llada::new(config, &ops).expect("model");
     let weights = weights(checkpoint, &shape, &ops);
     let wanted: Vec<Vec<usize>> = part
         .pack
@@ -313,16 +313,7 @@ fn the_engine_computes_the_same_logits() {
         .forward(&ops, &weights, &sequences, &AtomicBool::new(false))
         .expect("forward");
     let hidden = model.final_norm(&ops, &weights, &hidden).expect("norm");
-    let mut logits = vec![0.0; hidden.len() * shape.embedding_rows];
-    for (unit, first) in weights.head_parts() {
-        let head = weights.acquire(unit).expect("head");
-        let part = ops
-            .linear(&hidden, &head.weight(Part::Head))
-            .expect("logits");
-        for (row, logits) in logits.chunks_exact_mut(shape.embedding_rows).enumerate() {
-            logits[first..first + part.width()].copy_from_slice(part.row(row));
-        }
-    }
+    let logits = logits(&ops, &weights, &hidden).expect("logits");
 
     assert_eq!(logits.len(), expected.len());
     let largest = logits
@@ -343,12 +334,7 @@ fn weights(checkpoint: Checkpoint, shape: &Shape, ops: &Ops) -> Residency {
         budget_bytes: u64::MAX,
         workload: Workload::default(),
         working: Working::default(),
-        machine: &Machine {
-            threads: 2,
-            rates: None,
-            disk_bytes_per_s: None,
-            cache_bytes: 0,
-        },
+        machine: &Machine::unmeasured(ops.device().profile()),
     })
     .expect("plan");
     let reader = Arc::new(Reader::new(Arc::new(checkpoint), &sources));

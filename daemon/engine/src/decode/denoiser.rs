@@ -125,7 +125,7 @@ impl Denoiser for ModelDenoiser<'_> {
         let mut reduction = ops.start_head(pass.rows, &choice, weights.head_part_rows())?;
         for (unit, first) in weights.head_parts() {
             let head = weights.acquire(unit)?;
-            ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first);
+            ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first)?;
         }
         Ok(reduction.candidates()?)
     }

@@ -8,15 +8,22 @@ use std::{
 };
 
 use rustix::fs::MemfdFlags;
+use sluice_cuda::CudaError;
 
+use super::{DeviceBuffer, Gpu};
 use crate::{
-    checkpoint::CheckpointError, error::EngineError, format::Format, ops::Ops, residency::Weight,
+    checkpoint::CheckpointError,
+    error::EngineError,
+    format::Format,
+    ledger::Kind,
+    ops::Ops,
+    residency::{Data, Weight},
 };
 
 /// How fast the machine is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rates {
-    /// Bytes a second from the page cache into the engine's memory, by one thread.
+    /// Bytes a second from the page cache into the engine's memory, by one thread; to a card, from pinned memory.
     pub copy_bytes_per_s: f64,
     /// The time of [`Ops::linear`], by format.
     pub linear: Vec<LinearRate>,
@@ -35,6 +42,10 @@ pub struct LinearRate {
 
 const POINTS: usize = 3;
 const POINT_ROWS: [usize; POINTS] = [1, 8, 64];
+/// A card is kept busy by more rows than a few cores are.
+const CARD_POINT_ROWS: [usize; POINTS] = [1, 64, 512];
+/// What takes so long tells enough of a card: nothing larger is tried.
+const LONG_S: f64 = 1e-3;
 
 /// Rounds over all formats and rows, at least and at most. The fastest run of each counts:
 /// others met somebody else's work, which a later round rarely meets at the same place.
@@ -86,16 +97,30 @@ impl Rates {
     }
 }
 
-/// Measures the rates, in about an eighth of a second and 48 MiB that are given back.
+/// Measures the rates, in about an eighth of a second and 48 MiB that are given back (on a card, 160 MiB). Not at all
+/// where that memory can't be had: then plans say nothing of times.
 ///
 /// # Errors
-/// When that memory can't be had.
-pub fn measure(ops: &Ops) -> Result<Rates, EngineError> {
+/// When the device fails.
+pub fn measure(ops: &Ops) -> Result<Option<Rates>, EngineError> {
+    match try_measure(ops) {
+        Ok(rates) => Ok(Some(rates)),
+        Err(EngineError::OutOfMemory { .. } | EngineError::Card(CudaError::OutOfMemory { .. })) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn try_measure(ops: &Ops) -> Result<Rates, EngineError> {
     let mut memory: Box<[u64]> =
         bytemuck::allocation::try_zeroed_slice_box(LARGE_BYTES / size_of::<u64>())
             .map_err(|()| no_memory(ops))?;
     // Pages that were never written are all one page, which stays in the cache.
     memory.fill(FILLING);
+    if let Some(gpu) = ops.device().gpu() {
+        return measure_card(ops, gpu, &memory);
+    }
     let copy_bytes_per_s =
         measure_copy(bytemuck::cast_slice_mut(&mut memory)).map_err(|cause| {
             CheckpointError::Io {
@@ -103,10 +128,24 @@ pub fn measure(ops: &Ops) -> Result<Rates, EngineError> {
                 cause,
             }
         })?;
-    let linear = measure_linear(ops, bytemuck::cast_slice(&memory))?;
+    let linear = measure_linear(ops, Data::Host(bytemuck::cast_slice(&memory)))?;
     ops.release();
     Ok(Rates {
         copy_bytes_per_s,
+        linear,
+    })
+}
+
+fn measure_card(ops: &Ops, gpu: &Gpu, filling: &[u64]) -> Result<Rates, EngineError> {
+    let link = gpu.measure_rates()?;
+    let (device, ledger) = (ops.device(), ops.ledger());
+    let memory = DeviceBuffer::filled(device, ledger, Kind::Scratch, filling.len(), |memory| {
+        memory.copy_from_slice(filling);
+    })?;
+    let linear = measure_linear(ops, Data::Card(memory.span()))?;
+    ops.release();
+    Ok(Rates {
+        copy_bytes_per_s: link.pinned_to_device,
         linear,
     })
 }
@@ -137,10 +176,14 @@ fn measure_copy(memory: &mut [u8]) -> io::Result<f64> {
     Ok(COPY_BYTES as f64 / fastest)
 }
 
-fn measure_linear(ops: &Ops, memory: &[u8]) -> Result<Vec<LinearRate>, EngineError> {
+fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, EngineError> {
+    let rows = match ops.device().is_card() {
+        true => CARD_POINT_ROWS,
+        false => POINT_ROWS,
+    };
     let unknown = |format| LinearRate {
         format,
-        points: POINT_ROWS.map(|rows| (rows, f64::INFINITY)),
+        points: rows.map(|rows| (rows, f64::INFINITY)),
     };
     let mut rates: Vec<_> = Format::ALL.iter().copied().map(unknown).collect();
     let start = Instant::now();
@@ -150,7 +193,7 @@ fn measure_linear(ops: &Ops, memory: &[u8]) -> Result<Vec<LinearRate>, EngineErr
         }
         for rate in &mut rates {
             for (rows, fastest) in &mut rate.points {
-                *fastest = fastest.min(time_linear(ops, rate.format, *rows, memory)?);
+                *fastest = fastest.min(time_weight(ops, rate.format, *rows, memory)?);
             }
         }
     }
@@ -163,23 +206,45 @@ fn measure_linear(ops: &Ops, memory: &[u8]) -> Result<Vec<LinearRate>, EngineErr
     Ok(rates)
 }
 
-/// Seconds that a weight takes, of a matrix made of `memory`.
-fn time_linear(ops: &Ops, format: Format, rows: usize, memory: &[u8]) -> Result<f64, EngineError> {
-    let (outputs, width) = match rows {
-        1 => (LARGE_BYTES / format.bytes(LARGE_WIDTH), LARGE_WIDTH),
-        _ => (SMALL_SIDE, SMALL_SIDE),
+/// Seconds that a weight takes.
+fn time_weight(
+    ops: &Ops,
+    format: Format,
+    rows: usize,
+    memory: Data<'_>,
+) -> Result<f64, EngineError> {
+    let large = (LARGE_BYTES / format.bytes(LARGE_WIDTH), LARGE_WIDTH);
+    let shapes: &[_] = match (ops.device().is_card(), rows) {
+        // As large as it takes to keep a card busy, and no larger.
+        (true, _) => &[(64, 256), (512, 1024), large],
+        (false, 1) => &[large],
+        (false, _) => &[(SMALL_SIDE, SMALL_SIDE)],
     };
-    let weight = Weight {
-        format,
-        rows: outputs,
-        width,
-        bytes: &memory[..format.bytes(outputs * width)],
-        epoch: 0,
-    };
-    let x = ops.embed(&vec![0; rows], &weight.rows(0, 1))?;
+    let mut seconds = f64::INFINITY;
+    for &(outputs, width) in shapes {
+        let weight = Weight {
+            format,
+            rows: outputs,
+            width,
+            data: memory,
+            epoch: 0,
+        };
+        let time = time_linear(ops, rows, &weight.rows(0, outputs))?;
+        seconds = time / (outputs * width) as f64;
+        if time > LONG_S {
+            break;
+        }
+    }
+    Ok(seconds)
+}
+
+fn time_linear(ops: &Ops, rows: usize, weight: &Weight<'_>) -> Result<f64, EngineError> {
+    let x = ops.probe_rows(rows, weight)?;
+    ops.wait()?;
     let start = Instant::now();
-    drop(ops.linear(&x, &weight)?);
-    Ok(seconds_since(start) / (outputs * width) as f64)
+    drop(ops.linear(&x, weight)?);
+    ops.wait()?;
+    Ok(seconds_since(start))
 }
 
 /// Above zero even where the clock stood still, so that no rate is infinite.
@@ -197,7 +262,7 @@ mod tests {
         let ledger = Ledger::default();
         let ops = Ops::new(Device::cpu(2).unwrap(), ledger.clone()).unwrap();
         let before = ledger.used_bytes();
-        let rates = measure(&ops).unwrap();
+        let rates = measure(&ops).unwrap().unwrap();
         // From a slow disk's rate to what no memory reaches.
         let copy = rates.copy_bytes_per_s;
         assert!((1e8..1e12).contains(&copy), "{copy} bytes a second");

@@ -1,23 +1,123 @@
-//! The device that computes, for now the CPU as one pool of threads, and what is known of
-//! it: its memory and its rates.
+//! The device that computes, the CPU as one pool of threads or a card beside it, and what is known of it: its memory and
+//! its rates.
 
+mod buffer;
 mod facts;
 mod memory;
 
+use std::{fmt, sync::Arc};
+
+pub use sluice_cuda::{CudaError, Gpu, Number, Unavailable};
+
 pub use self::{
+    buffer::DeviceBuffer,
     facts::{LinearRate, Rates, measure},
     memory::{MemoryFacts, default_budget},
 };
 use crate::error::EngineError;
 
-/// A device and what is known of it.
+/// A device and what is known of it; clones are the same one.
+#[derive(Clone)]
 pub struct Device {
-    /// None in a rehearsal.
-    pool: Option<rayon::ThreadPool>,
-    threads: usize,
+    /// The machine's own threads, which convert weights whatever computes. None in a rehearsal.
+    pool: Option<Arc<rayon::ThreadPool>>,
+    /// What computes, where it isn't these threads. None in a rehearsal, too.
+    gpu: Option<Gpu>,
+    profile: Profile,
+}
+
+/// Which device is to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Choice {
+    /// The first card that can be used, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The card of this number among those that the process may see, and nothing else.
+    Cuda(usize),
+}
+
+/// A device, and why it is no card where one would have been taken.
+pub struct Opened {
+    /// What computes.
+    pub device: Device,
+    /// What was wrong with cards.
+    pub no_card: Option<Unavailable>,
+}
+
+/// What of a device decides how much memory a pass takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Profile {
+    /// Threads of the machine.
+    pub threads: usize,
+    /// The card, if one computes.
+    pub card: Option<CardProfile>,
+}
+
+/// What of a card decides how much memory a pass takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CardProfile {
+    /// What is computed in; sums are `f32` whatever it is.
+    pub number: Number,
+    /// What the driver takes for itself.
+    pub context_bytes: u64,
+    /// What cuBLAS may use; 0 where there is none.
+    pub workspace_bytes: usize,
+}
+
+impl Profile {
+    /// The CPU with so many threads.
+    #[must_use]
+    pub fn cpu(threads: usize) -> Self {
+        Self {
+            threads,
+            card: None,
+        }
+    }
+}
+
+/// What cuBLAS may use: NVIDIA's recommendation for cards since Hopper, and for those before.
+const WORKSPACE_BYTES: [usize; 2] = [32 << 20, 4 << 20];
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Device").field(&self.profile).finish()
+    }
 }
 
 impl Device {
+    /// What was chosen, with `threads` threads of the machine (0: one a core). A card computes in `number`; `None`: in
+    /// what suits it best.
+    ///
+    /// # Errors
+    /// A card that was named and can't be used, or threads that can't be started.
+    pub fn open(
+        choice: Choice,
+        number: Option<Number>,
+        threads: usize,
+    ) -> Result<Opened, EngineError> {
+        let (opened, is_needed) = match choice {
+            Choice::Cpu => {
+                let (device, no_card) = (Self::cpu(threads)?, None);
+                return Ok(Opened { device, no_card });
+            }
+            Choice::Auto => (Gpu::open(0), false),
+            Choice::Cuda(ordinal) => (Gpu::open(ordinal), true),
+        };
+        Ok(match opened {
+            Ok(gpu) => Opened {
+                device: Self::card(gpu, number, threads)?,
+                no_card: None,
+            },
+            Err(unavailable) if is_needed => return Err(EngineError::NoCard(unavailable)),
+            Err(unavailable) => Opened {
+                device: Self::cpu(threads)?,
+                no_card: Some(unavailable),
+            },
+        })
+    }
+
     /// The CPU with `threads` threads, shared by everything that computes; 0: one a core.
     ///
     /// # Errors
@@ -29,28 +129,110 @@ impl Device {
             .build()
             .map_err(|error| EngineError::Threads(error.to_string()))?;
         Ok(Self {
-            threads: pool.current_num_threads(),
-            pool: Some(pool),
+            profile: Profile::cpu(pool.current_num_threads()),
+            pool: Some(Arc::new(pool)),
+            gpu: None,
         })
     }
 
-    /// A device of as many threads that does no work: with a ledger of the same kind, a pass over it tells what memory a
-    /// real one takes.
+    /// A card, with `threads` threads beside it. It computes in `number`, or in what suits it best: `bf16` where it has
+    /// that, else `f16`.
+    ///
+    /// # Errors
+    /// When the threads can't be started.
+    pub fn card(gpu: Gpu, number: Option<Number>, threads: usize) -> Result<Self, EngineError> {
+        let capability = gpu.capability();
+        let best = match capability >= (8, 0) {
+            true => Number::Bf16,
+            false => Number::F16,
+        };
+        let [since_hopper, before] = WORKSPACE_BYTES;
+        let workspace_bytes = match gpu.blas() {
+            None => 0,
+            Some(_) if capability >= (9, 0) => since_hopper,
+            Some(_) => before,
+        };
+        let cpu = Self::cpu(threads)?;
+        Ok(Self {
+            profile: Profile {
+                card: Some(CardProfile {
+                    number: number.unwrap_or(best),
+                    context_bytes: gpu.context_bytes().unwrap_or(0),
+                    workspace_bytes,
+                }),
+                ..cpu.profile
+            },
+            gpu: Some(gpu),
+            ..cpu
+        })
+    }
+
+    /// A device like this that does no work: with a ledger of the same kind, a pass over it tells what memory a real one
+    /// takes.
     #[must_use]
-    pub fn rehearsal(threads: usize) -> Self {
+    pub fn rehearsal(profile: Profile) -> Self {
         Self {
             pool: None,
-            threads,
+            gpu: None,
+            profile,
         }
     }
 
-    /// Threads that compute.
+    /// What decides how much memory a pass takes.
     #[must_use]
-    pub fn threads(&self) -> usize {
-        self.threads
+    pub fn profile(&self) -> Profile {
+        self.profile
     }
 
-    /// Runs `work` on the device's threads; not at all in a rehearsal.
+    /// Threads of the machine that compute or convert.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.profile.threads
+    }
+
+    /// The card that computes.
+    #[must_use]
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref()
+    }
+
+    /// Whether a card computes, or would in a rehearsal.
+    #[must_use]
+    pub fn is_card(&self) -> bool {
+        self.profile.card.is_some()
+    }
+
+    /// What activations between layers' parts are; the residual stream and all sums are `f32`.
+    #[must_use]
+    pub fn number(&self) -> Number {
+        self.profile.card.map_or(Number::F32, |card| card.number)
+    }
+
+    /// What the driver takes for itself.
+    pub(crate) fn context_bytes(&self) -> u64 {
+        self.profile.card.map_or(0, |card| card.context_bytes)
+    }
+
+    /// What cuBLAS may use.
+    pub(crate) fn workspace_bytes(&self) -> usize {
+        self.profile.card.map_or(0, |card| card.workspace_bytes)
+    }
+
+    /// What memory there is where weights and activations live.
+    #[must_use]
+    pub fn memory(&self) -> MemoryFacts {
+        let Some(gpu) = &self.gpu else {
+            return MemoryFacts::read();
+        };
+        let memory = gpu.memory().ok();
+        MemoryFacts {
+            total_bytes: memory.map(|memory| memory.total_bytes),
+            free_bytes: memory.map(|memory| memory.free_bytes),
+            cache_bytes: MemoryFacts::read().cache_bytes,
+        }
+    }
+
+    /// Runs `work` on the machine's threads; not at all in a rehearsal.
     pub fn run(&self, work: impl FnOnce() + Send) {
         if let Some(pool) = &self.pool {
             pool.install(work);

@@ -91,14 +91,14 @@ pub fn default_canvas(context_length: usize) -> usize {
     CANVAS_DEFAULT.min(context_length)
 }
 
-/// What this machine can do with so many threads, measured now; 0: one a core.
+/// What a device can do, measured now.
 ///
 /// # Errors
-/// When threads or their memory can't be had.
-pub fn machine(threads: usize) -> Result<Machine, EngineError> {
-    let ops = Ops::new(Device::cpu(threads)?, Ledger::default())?;
+/// When the memory for that can't be had.
+pub fn machine(device: &Device) -> Result<Machine, EngineError> {
+    let ops = Ops::new(device.clone(), Ledger::default())?;
     Ok(Machine::here(
-        ops.device().threads(),
+        ops.device().profile(),
         device::measure(&ops)?,
         0,
     ))
@@ -112,7 +112,7 @@ impl Engine {
     pub fn machine(&self) -> Result<Machine, EngineError> {
         match self.shared.state.planner() {
             Some(planner) => Ok(planner.machine.clone()),
-            None => machine(self.threads),
+            None => machine(&self.device),
         }
     }
 }
@@ -120,10 +120,11 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Profile;
 
     fn unmeasured() -> Machine {
         Machine {
-            threads: 2,
+            device: Profile::cpu(2),
             rates: None,
             disk_bytes_per_s: None,
             cache_bytes: u64::MAX,

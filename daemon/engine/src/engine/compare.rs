@@ -114,7 +114,7 @@ impl Worker {
         let mut at = 0;
         for masked in canvases {
             let rows = compare::rows(masked, ops, &current.model, &current.weights, cancel)?;
-            kept.set_rows(at, &rows);
+            ops.set_rows(&mut kept, at, &rows)?;
             at += rows.len();
             tell();
         }
@@ -155,7 +155,7 @@ impl Worker {
                 &guard.weight(Part::Head),
                 &converted.weight(head, Part::Head),
             ];
-            ops.compare_heads(&mut comparison, rows, parts, first);
+            ops.compare_heads(&mut comparison, rows, parts, first)?;
         }
         let divergences = comparison.divergences()?;
         let count = divergences.len() as f64;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sluice_cuda::HEAD_DIM_MAX;
 use sluice_shared::level::Level;
 
 use super::{ask::default_canvas, switch::Switch};
@@ -32,7 +33,7 @@ impl Planner {
     /// For a model with these tensors.
     pub(super) fn new(shape: Shape, sources: Vec<SourceTensor>, machine: Machine) -> Self {
         Self {
-            rehearsal: Rehearsal::new(&shape, &sources, machine.threads),
+            rehearsal: Rehearsal::new(&shape, &sources, machine.device),
             shape,
             sources,
             machine,
@@ -46,6 +47,12 @@ impl Planner {
         machine: Machine,
     ) -> Result<Self, EngineError> {
         let shape = Shape::of(config);
+        let has_kernel = shape.head_dim <= HEAD_DIM_MAX && shape.head_dim.is_multiple_of(2);
+        if machine.device.card.is_some() && !has_kernel {
+            return Err(EngineError::HeadSize {
+                head_dim: shape.head_dim,
+            });
+        }
         let sources = plan::sources(checkpoint, shape.tensors())?;
         let machine = Machine {
             disk_bytes_per_s: disk_rate(checkpoint),

@@ -28,7 +28,7 @@ use self::{derive::Keeping, state::State, worker::Worker};
 pub use crate::schedule::{QueueState, Ticket};
 use crate::{
     checkpoint::Source,
-    device::{self, Device},
+    device::{self, Device, Number, Opened, Unavailable},
     error::EngineError,
     event::Sink,
     ledger::{self, Ledger},
@@ -43,7 +43,11 @@ use crate::{
 /// How to start an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Threads that compute; 0: one a core.
+    /// What computes.
+    pub device: device::Choice,
+    /// What a card computes in; `None`: what suits it best.
+    pub number: Option<Number>,
+    /// Threads that compute, or convert for a card; 0: one a core.
     pub threads: usize,
     /// Requests that may wait, beside the one that runs.
     pub queue_max: usize,
@@ -59,6 +63,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
+            device: device::Choice::Cpu,
+            number: None,
             threads: 0,
             queue_max: 16,
             settings: Settings::default(),
@@ -182,7 +188,8 @@ pub type ApplyReport = Box<dyn FnMut(ApplyEvent) + Send>;
 pub struct Engine {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    threads: usize,
+    device: Device,
+    no_card: Option<Unavailable>,
 }
 
 /// What the handle and the thread both see.
@@ -201,10 +208,10 @@ impl Engine {
     /// When threads or their memory can't be had.
     pub fn start(options: Options) -> Result<Self, EngineError> {
         let ledger = Ledger::default();
-        let ops = Ops::new(Device::cpu(options.threads)?, ledger.clone())?;
-        let threads = ops.device().threads();
-        let free = device::MemoryFacts::read().free_bytes;
-        let budget_default = free.map_or(u64::MAX, |free| {
+        let Opened { device, no_card } =
+            Device::open(options.device, options.number, options.threads)?;
+        let ops = Ops::new(device.clone(), ledger.clone())?;
+        let budget_default = device.memory().free_bytes.map_or(u64::MAX, |free| {
             device::default_budget(free).saturating_add(ledger.used_bytes())
         });
         let shared = Arc::new(Shared {
@@ -226,7 +233,8 @@ impl Engine {
         Ok(Self {
             shared,
             thread: Mutex::new(Some(thread)),
-            threads,
+            device,
+            no_card,
         })
     }
 
@@ -321,10 +329,16 @@ impl Engine {
         self.shared.ledger.report()
     }
 
-    /// Threads that compute.
+    /// What computes.
     #[must_use]
-    pub fn threads(&self) -> usize {
-        self.threads
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Why no card computes, where one would have been taken.
+    #[must_use]
+    pub fn no_card(&self) -> Option<&Unavailable> {
+        self.no_card.as_ref()
     }
 
     /// Whether the thread runs. It ends by [`Engine::stop`], or by a panic.

@@ -40,8 +40,8 @@ pub(super) struct Worker {
     pub(super) keeping: Keeping,
     /// Of passes under the plan in force.
     pub(super) measured: Measured,
-    /// Of the device; measured when first needed.
-    rates: Option<Rates>,
+    /// Of the device, where there was room to measure them; tried when first needed.
+    rates: Option<Option<Rates>>,
 }
 
 /// Tells the others that the thread has ended, however it did.
@@ -142,7 +142,7 @@ impl Worker {
             None => self.rates.insert(device::measure(&self.ops)?).clone(),
         };
         let held_bytes = self.shared.ledger.used_bytes();
-        let machine = Machine::here(self.ops.device().threads(), rates, held_bytes);
+        let machine = Machine::here(self.ops.device().profile(), rates, held_bytes);
         Planner::of_checkpoint(&opened.checkpoint, &opened.config, machine)
     }
 
@@ -165,7 +165,7 @@ impl Worker {
         weights: Residency,
         settings: Settings,
     ) -> Result<Arc<LoadedModel>, EngineError> {
-        let model = Llada::new(opened.config, &self.shared.ledger)?;
+        let model = Llada::new(opened.config, &self.ops)?;
         let mut info = model.info(&weights);
         add_end_of_turn(&mut info, opened.text.as_ref());
         let id = ModelId(self.shared.last_model_id.fetch_add(1, Ordering::Relaxed) + 1);

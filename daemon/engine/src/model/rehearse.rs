@@ -8,7 +8,7 @@ use super::{
     shape::Shape,
 };
 use crate::{
-    device::Device,
+    device::{Device, Profile},
     error::EngineError,
     ledger::{Kind, Ledger},
     model::llada,
@@ -22,17 +22,17 @@ use crate::{
 pub struct Rehearsal {
     config: llada::Config,
     units: Vec<UnitPlan>,
-    threads: usize,
+    profile: Profile,
 }
 
 impl Rehearsal {
-    /// For a model of this shape with these tensors, on a device of so many threads.
+    /// For a model of this shape with these tensors, on such a device.
     #[must_use]
-    pub fn new(shape: &Shape, sources: &[SourceTensor], threads: usize) -> Self {
+    pub fn new(shape: &Shape, sources: &[SourceTensor], profile: Profile) -> Self {
         Self {
             config: llada::Config::of(shape),
             units: units(sources),
-            threads,
+            profile,
         }
     }
 
@@ -42,13 +42,14 @@ impl Rehearsal {
     /// When the workload is beyond all memory.
     pub fn working(&self, workload: &Workload, mlp_rows: usize) -> Result<Working, EngineError> {
         let ledger = Ledger::rehearsal();
-        let ops = Ops::new(Device::rehearsal(self.threads), ledger.clone())?;
+        let ops = Ops::new(Device::rehearsal(self.profile), ledger.clone())?;
         ops.reserve(0)?;
-        let mut model = Llada::new(self.config.clone(), &ledger)?;
+        let mut model = Llada::new(self.config.clone(), &ops)?;
         model.set_mlp_rows(mlp_rows);
         self.pass(&ops, &model, workload)?;
         let peak = |kind: Kind| ledger.report().kinds[kind as usize].peak_bytes;
         Ok(Working {
+            context_bytes: peak(Kind::Context),
             tables_bytes: peak(Kind::Weights),
             activation_bytes: ops.activation_bytes(),
             head_bytes: peak(Kind::Head),
@@ -92,7 +93,7 @@ impl Rehearsal {
         let mut reduction = ops.start_head(&rows, &choice, weights.head_part_rows())?;
         for (unit, first) in weights.head_parts() {
             let head = weights.acquire(unit)?;
-            ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first);
+            ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first)?;
         }
         Ok(())
     }

@@ -3,25 +3,18 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rayon::prelude::*;
+use sluice_cuda::{Number, Span};
 
 use super::arena::{Arena, Part};
-use crate::{
-    error::EngineError,
-    ledger::{Buffer, Kind, Ledger},
-};
+use crate::{device::Device, error::EngineError, ledger::Ledger};
 
 /// A matrix of activations, row after row. Its memory goes back to the pool on drop.
 pub struct Activation {
-    memory: Memory,
+    memory: Part,
     rows: usize,
     width: usize,
-}
-
-enum Memory {
-    /// A part of the pool's arena.
-    Arena(Part),
-    /// Outside of it: nothing was reserved, or more is taken than was.
-    Own(Buffer<f32>),
+    /// What the numbers are; on the CPU always `f32`.
+    number: Number,
 }
 
 impl Activation {
@@ -43,39 +36,22 @@ impl Activation {
         self.width
     }
 
-    /// All numbers.
-    #[must_use]
-    pub fn values(&self) -> &[f32] {
-        match &self.memory {
-            Memory::Arena(part) => part.values(),
-            Memory::Own(buffer) => buffer,
-        }
+    pub(super) fn number(&self) -> Number {
+        self.number
+    }
+
+    /// All numbers, on the CPU.
+    pub(super) fn values(&self) -> &[f32] {
+        self.memory.values()
     }
 
     pub(super) fn values_mut(&mut self) -> &mut [f32] {
-        match &mut self.memory {
-            Memory::Arena(part) => part.values_mut(),
-            Memory::Own(buffer) => buffer,
-        }
+        self.memory.values_mut()
     }
 
-    /// One row.
-    ///
-    /// # Panics
-    /// When there is no such row.
-    #[must_use]
-    pub fn row(&self, index: usize) -> &[f32] {
+    /// One row, on the CPU.
+    pub(super) fn row(&self, index: usize) -> &[f32] {
         &self.values()[index * self.width..(index + 1) * self.width]
-    }
-
-    /// Puts the rows of `other` in the place of those from `start` on.
-    ///
-    /// # Panics
-    /// When they don't fit.
-    pub fn set_rows(&mut self, start: usize, other: &Self) {
-        assert_eq!(self.width, other.width);
-        let values = &mut self.values_mut()[start * other.width..];
-        values[..other.values().len()].copy_from_slice(other.values());
     }
 
     pub(super) fn row_mut(&mut self, index: usize) -> &mut [f32] {
@@ -92,53 +68,125 @@ impl Activation {
         let width = self.width;
         self.values_mut().par_chunks_exact_mut(width)
     }
+
+    /// Where all of it lies on a card.
+    pub(super) fn span(&self) -> Span {
+        self.memory.span()
+    }
+
+    /// Where `count` rows from `start` on lie on a card.
+    pub(super) fn rows_span(&self, start: usize, count: usize) -> Span {
+        let row = self.width * self.number.bytes();
+        self.span().part(start * row, count * row)
+    }
+}
+
+/// Places in a matrix or a sequence, where operations need them.
+pub struct Indices {
+    values: Vec<u32>,
+    /// Their copy on a card.
+    on_card: Option<Part>,
+}
+
+impl Indices {
+    pub(super) fn new(values: Vec<u32>, on_card: Option<Part>) -> Self {
+        Self { values, on_card }
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.values.iter().map(|&value| value as usize)
+    }
+
+    pub(super) fn span(&self) -> Span {
+        let part = self.on_card.as_ref();
+        part.expect("made for a card's operations").span()
+    }
 }
 
 /// Where activations get their memory: an arena reserved for a request, of the size that a rehearsal of its passes found.
 pub(super) struct Pool {
     arena: Mutex<Option<Arc<Arena>>>,
+    device: Device,
     ledger: Ledger,
 }
 
 impl Pool {
-    pub(super) fn new(ledger: Ledger) -> Self {
+    pub(super) fn new(device: Device, ledger: Ledger) -> Self {
         Self {
             arena: Mutex::default(),
+            device,
             ledger,
         }
     }
 
-    /// Takes an arena of `len` numbers, in the place of the one before.
-    pub(super) fn reserve(&self, len: usize) -> Result<(), EngineError> {
+    /// Takes an arena of `bytes`, in the place of the one before.
+    pub(super) fn reserve(&self, bytes: usize) -> Result<(), EngineError> {
         let mut arena = self.arena();
         // First given back, then taken: both at once may be more than there is.
         *arena = None;
-        *arena = Some(Arc::new(Arena::new(&self.ledger, len)?));
+        *arena = Some(self.new_arena(bytes)?);
         Ok(())
     }
 
     /// A matrix whose numbers are whatever they are.
-    pub(super) fn take(&self, rows: usize, width: usize) -> Result<Activation, EngineError> {
-        let len = rows * width;
-        let part = self.arena().as_ref().and_then(|arena| arena.take(len));
-        let memory = match part {
-            Some(part) => Memory::Arena(part),
-            None => Memory::Own(self.ledger.buffer(Kind::Activations, len)?),
-        };
+    pub(super) fn take(
+        &self,
+        rows: usize,
+        width: usize,
+        number: Number,
+    ) -> Result<Activation, EngineError> {
         Ok(Activation {
-            memory,
+            memory: self.take_bytes(rows * width * number.bytes())?,
             rows,
             width,
+            number,
         })
     }
 
+    /// Bytes that are whatever they are.
+    pub(super) fn take_bytes(&self, bytes: usize) -> Result<Part, EngineError> {
+        let part = self.arena().as_ref().and_then(|arena| arena.take(bytes));
+        match part {
+            Some(part) => Ok(part),
+            // Nothing was reserved, or more is taken than was.
+            None => self.take_own(bytes),
+        }
+    }
+
     /// A matrix outside of the arena, which may outlive it.
-    pub(super) fn take_own(&self, rows: usize, width: usize) -> Result<Activation, EngineError> {
+    pub(super) fn keep(
+        &self,
+        rows: usize,
+        width: usize,
+        number: Number,
+    ) -> Result<Activation, EngineError> {
         Ok(Activation {
-            memory: Memory::Own(self.ledger.buffer(Kind::Activations, rows * width)?),
+            memory: self.take_own(rows * width * number.bytes())?,
             rows,
             width,
+            number,
         })
+    }
+
+    fn take_own(&self, bytes: usize) -> Result<Part, EngineError> {
+        let part = self.new_arena(bytes)?.take(bytes);
+        Ok(part.expect("an arena has room for what it was made for"))
+    }
+
+    fn new_arena(&self, bytes: usize) -> Result<Arc<Arena>, EngineError> {
+        Ok(Arc::new(Arena::new(&self.device, &self.ledger, bytes)?))
     }
 
     /// Gives the arena back, once the last activation in it is dropped.
@@ -146,7 +194,7 @@ impl Pool {
         *self.arena() = None;
     }
 
-    /// Most numbers that the arena held at once.
+    /// Most bytes that the arena held at once.
     pub(super) fn high_water(&self) -> usize {
         self.arena().as_ref().map_or(0, |arena| arena.high_water())
     }

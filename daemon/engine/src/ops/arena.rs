@@ -7,57 +7,59 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use sluice_cuda::Span;
+
 use crate::{
+    device::{Device, DeviceBuffer},
     error::EngineError,
-    ledger::{Buffer, Kind, Ledger},
+    ledger::{Kind, Ledger},
 };
 
-/// Numbers: parts start at multiples of 64 bytes from the beginning of the memory, which itself may lie anywhere that a
-/// number may.
-const ALIGNMENT: usize = 16;
+/// What is taken and given back: a cache line, whose start suits every kernel's loads.
+#[repr(C, align(64))]
+pub(super) struct Line(UnsafeCell<[f32; NUMBERS]>);
 
-/// A number that the owner of its part may write.
-#[repr(transparent)]
-struct Number(UnsafeCell<f32>);
+const NUMBERS: usize = 16;
+const LINE_BYTES: usize = size_of::<Line>();
 
 // SAFETY: zero bits are an `f32`, and `UnsafeCell` has the representation of what it holds.
-unsafe impl bytemuck::Zeroable for Number {}
-// SAFETY: numbers are reached through parts alone. Those are disjoint, and give out references as a slice would.
-unsafe impl Sync for Number {}
+unsafe impl bytemuck::Zeroable for Line {}
+// SAFETY: lines are reached through parts alone. Those are disjoint, and give out references as a slice would.
+unsafe impl Sync for Line {}
 
 /// The memory and what of it is taken.
 pub(super) struct Arena {
     /// Empty in a rehearsal.
-    memory: Buffer<Number>,
+    memory: DeviceBuffer<Line>,
     layout: Mutex<Layout>,
 }
 
 impl Arena {
-    /// Memory for `len` numbers. In a rehearsal there is none, and no end to it.
-    pub(super) fn new(ledger: &Ledger, len: usize) -> Result<Self, EngineError> {
+    /// Memory of `bytes`, in whole lines. In a rehearsal there is none, and no end to it.
+    pub(super) fn new(device: &Device, ledger: &Ledger, bytes: usize) -> Result<Self, EngineError> {
+        let lines = bytes.div_ceil(LINE_BYTES);
         Ok(Self {
-            memory: ledger.buffer(Kind::Activations, len)?,
+            memory: DeviceBuffer::new(device, ledger, Kind::Activations, lines)?,
             layout: Mutex::new(Layout::new(match ledger.is_rehearsal() {
                 true => usize::MAX,
-                false => len,
+                false => lines,
             })),
         })
     }
 
-    /// A part of `len` numbers, if there is room.
-    pub(super) fn take(self: &Arc<Self>, len: usize) -> Option<Part> {
-        let range = self.layout().take(len)?;
+    /// A part of `bytes`, if there is room.
+    pub(super) fn take(self: &Arc<Self>, bytes: usize) -> Option<Part> {
+        let lines = self.layout().take(bytes.div_ceil(LINE_BYTES))?;
         Some(Part {
             arena: Arc::clone(self),
-            start: range.start,
-            len,
-            end: range.end,
+            lines,
+            bytes,
         })
     }
 
-    /// Where the furthest part ended so far.
+    /// Where the furthest part ended so far, in bytes.
     pub(super) fn high_water(&self) -> usize {
-        self.layout().high_water
+        self.layout().high_water * LINE_BYTES
     }
 
     fn layout(&self) -> MutexGuard<'_, Layout> {
@@ -65,36 +67,44 @@ impl Arena {
     }
 }
 
-/// Numbers of an arena that are one owner's until it is dropped. In a rehearsal it can't be read.
+/// Bytes of an arena that are one owner's until it is dropped. In a rehearsal they can't be reached.
 pub(super) struct Part {
     arena: Arc<Arena>,
-    start: usize,
-    len: usize,
-    /// Of what was taken; not before `start + len`.
-    end: usize,
+    lines: Range<usize>,
+    bytes: usize,
 }
 
 impl Part {
+    /// The numbers, of an arena in the process's memory.
     pub(super) fn values(&self) -> &[f32] {
-        let numbers = &self.arena.memory[self.start..self.start + self.len];
-        // SAFETY: `Number` is an `f32` in an `UnsafeCell`; this part alone reaches these, and is borrowed.
-        unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), self.len) }
+        let lines = &self.arena.memory.host()[self.lines.clone()];
+        let len = self.bytes / size_of::<f32>();
+        // SAFETY: a `Line` is `f32`s in an `UnsafeCell`; this part alone reaches these, and is borrowed.
+        unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), len) }
     }
 
+    /// The same, to be written.
     pub(super) fn values_mut(&mut self) -> &mut [f32] {
-        let numbers = &self.arena.memory[self.start..self.start + self.len];
+        let lines = &self.arena.memory.host()[self.lines.clone()];
+        let len = self.bytes / size_of::<f32>();
         // SAFETY: as above, and borrowed for writing; the cells allow that through a shared reference.
-        unsafe { std::slice::from_raw_parts_mut(numbers.as_ptr().cast_mut().cast(), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(lines.as_ptr().cast_mut().cast(), len) }
+    }
+
+    /// Where it lies on a card.
+    pub(super) fn span(&self) -> Span {
+        let memory = self.arena.memory.span();
+        memory.part(self.lines.start * LINE_BYTES, self.bytes)
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
-        self.arena.layout().give_back(self.start..self.end);
+        self.arena.layout().give_back(self.lines.clone());
     }
 }
 
-/// Which parts are free: each take goes to the lowest place it fits.
+/// Which lines are free: each take goes to the lowest place it fits.
 struct Layout {
     /// Rising, with something taken between any two.
     free: Vec<Range<usize>>,
@@ -111,7 +121,6 @@ impl Layout {
     }
 
     fn take(&mut self, len: usize) -> Option<Range<usize>> {
-        let len = len.next_multiple_of(ALIGNMENT);
         let index = self.free.iter().position(|range| range.len() >= len)?;
         let range = &mut self.free[index];
         let taken = range.start..range.start + len;
@@ -122,7 +131,6 @@ impl Layout {
         self.high_water = self.high_water.max(taken.end);
         Some(taken)
     }
-
     fn give_back(&mut self, range: Range<usize>) {
         if range.start == range.end {
             return;
@@ -145,6 +153,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::device::Profile;
 
     proptest! {
         #[test]
@@ -175,30 +184,32 @@ mod tests {
 
     #[test]
     fn a_rehearsal_tells_what_the_run_will_need() {
-        let run = |ledger: &Ledger, len| {
-            let arena = Arc::new(Arena::new(ledger, len).unwrap());
-            let a = arena.take(100).unwrap();
-            let b = arena.take(1000).unwrap();
+        let run = |device: &Device, ledger: &Ledger, bytes| {
+            let arena = Arc::new(Arena::new(device, ledger, bytes).unwrap());
+            let a = arena.take(400).unwrap();
+            let b = arena.take(4000).unwrap();
             drop(a);
-            let c = arena.take(200).unwrap();
+            let c = arena.take(800).unwrap();
             drop((b, c));
             arena.high_water()
         };
-        let needed = run(&Ledger::rehearsal(), 0);
-        assert_eq!(needed, 112 + 1008 + 208);
-        assert_eq!(run(&Ledger::default(), needed), needed);
+        let needed = run(&Device::rehearsal(Profile::cpu(1)), &Ledger::rehearsal(), 0);
+        assert_eq!(needed, 448 + 4032 + 832);
+        let device = Device::cpu(1).unwrap();
+        assert_eq!(run(&device, &Ledger::default(), needed), needed);
     }
 
     #[test]
     fn parts_hold_what_is_written() {
-        let arena = Arc::new(Arena::new(&Ledger::default(), 64).unwrap());
-        let mut a = arena.take(20).unwrap();
-        let mut b = arena.take(20).unwrap();
+        let device = Device::cpu(1).unwrap();
+        let arena = Arc::new(Arena::new(&device, &Ledger::default(), 256).unwrap());
+        let mut a = arena.take(80).unwrap();
+        let mut b = arena.take(80).unwrap();
         a.values_mut().fill(1.0);
         b.values_mut().fill(2.0);
         assert_eq!(a.values(), [1.0; 20]);
         assert!(arena.take(1).is_none());
         drop(b);
-        assert_eq!(arena.take(32).unwrap().values()[..20], [2.0; 20]);
+        assert_eq!(arena.take(128).unwrap().values()[..20], [2.0; 20]);
     }
 }

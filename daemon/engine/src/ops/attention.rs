@@ -1,12 +1,11 @@
-//! Attention of query rows to segments of key rows, in tiles: scores exist for a few
-//! queries at a time, never for a whole canvas.
+//! Attention of query rows to segments of key rows, in tiles: scores exist for a few queries at a time, never for a whole
+//! canvas.
 
 use std::ops::Range;
 
-use gemm::Parallelism;
-use rayon::prelude::*;
+use sluice_cuda::{ATTEND_QUERIES, Segment, Task};
 
-use super::{Activation, Ops, scratch::SCRATCH_LEN};
+use super::{Activation, Body, Ops, activation::Indices};
 use crate::error::EngineError;
 
 /// Consecutive key and value rows.
@@ -28,6 +27,13 @@ pub struct AttentionRange {
     pub keys: Vec<KeySegment>,
 }
 
+impl AttentionRange {
+    /// Keys that each query sees.
+    pub(super) fn key_count(&self) -> usize {
+        self.keys.iter().map(|segment| segment.len).sum()
+    }
+}
+
 /// How rows are made up of heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionShape {
@@ -39,17 +45,65 @@ pub struct AttentionShape {
     pub head_dim: usize,
 }
 
-/// Queries in a tile, at most: enough for the kernel, few enough that every thread gets some.
-const TILE_QUERIES: usize = 64;
+/// Ranges as the device takes them.
+pub struct AttentionTasks {
+    ranges: Vec<AttentionRange>,
+    on_card: Option<CardTasks>,
+}
 
-/// One head's queries of one tile.
-struct Task<'a> {
-    queries: Range<usize>,
-    keys: &'a [KeySegment],
-    head: usize,
+/// The same on a card: four numbers a task, two a segment.
+pub(super) struct CardTasks {
+    pub(super) tasks: Indices,
+    pub(super) segments: Indices,
+}
+
+impl AttentionTasks {
+    pub(super) fn on_card(&self) -> &CardTasks {
+        let tasks = self.on_card.as_ref();
+        tasks.expect("made for a card's operations")
+    }
 }
 
 impl Ops {
+    /// Makes ranges ready for [`Ops::attend`].
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    ///
+    /// # Panics
+    /// When a range sees no keys.
+    pub fn attention_tasks(
+        &self,
+        ranges: Vec<AttentionRange>,
+    ) -> Result<AttentionTasks, EngineError> {
+        assert!(
+            ranges
+                .iter()
+                .all(|range| range.queries.is_empty() || range.key_count() > 0)
+        );
+        let on_card = match self.device.is_card() {
+            true => Some(self.card_tasks(&ranges)?),
+            false => None,
+        };
+        Ok(AttentionTasks { ranges, on_card })
+    }
+
+    fn card_tasks(&self, ranges: &[AttentionRange]) -> Result<CardTasks, EngineError> {
+        let (mut tasks, mut segments) = (Vec::new(), Vec::new());
+        for range in ranges {
+            for start in range.queries.clone().step_by(ATTEND_QUERIES) {
+                let count = ATTEND_QUERIES.min(range.queries.end - start);
+                tasks.extend([start, count, segments.len() / 2, range.keys.len()]);
+            }
+            segments.extend(range.keys.iter().flat_map(|keys| [keys.start, keys.len]));
+        }
+        const { assert!(size_of::<Task>() == 16 && size_of::<Segment>() == 8) };
+        Ok(CardTasks {
+            tasks: self.indices(tasks)?,
+            segments: self.indices(segments)?,
+        })
+    }
+
     /// `softmax(q · kᵀ / √head_dim) · v` for each head; rows of the result are those of `q`.
     ///
     /// # Errors
@@ -63,150 +117,37 @@ impl Ops {
         k: &Activation,
         v: &Activation,
         shape: AttentionShape,
-        ranges: &[AttentionRange],
+        tasks: &AttentionTasks,
     ) -> Result<Activation, EngineError> {
         assert_eq!(q.width(), shape.heads * shape.head_dim);
         assert_eq!(k.width(), shape.kv_heads * shape.head_dim);
         assert_eq!(v.width(), k.width());
-        let mut tasks = Vec::new();
-        for range in ranges {
+        for range in &tasks.ranges {
             assert!(range.queries.end <= q.len());
             for segment in &range.keys {
                 assert!(segment.start + segment.len <= k.len().min(v.len()));
             }
-            let keys: usize = range.keys.iter().map(|segment| segment.len).sum();
-            assert!(keys > 0 && keys <= SCRATCH_LEN, "{keys} keys");
-            let step = (SCRATCH_LEN / keys).min(TILE_QUERIES);
-            for start in range.queries.clone().step_by(step) {
-                let queries = start..range.queries.end.min(start + step);
-                tasks.extend((0..shape.heads).map(|head| Task {
-                    queries: queries.clone(),
-                    keys: &range.keys,
-                    head,
-                }));
-            }
         }
-        let mut out = self.pool.take(q.len(), q.width())?;
-        self.device.run(|| {
-            let target = Target(out.values_mut().as_mut_ptr());
-            tasks.par_iter().for_each(|task| {
-                self.scratch
-                    .with(|scores| attend_tile(task, shape, q, k, v, scores, &target));
-            });
-        });
+        let mut out = self.pool.take(q.len(), q.width(), q.number())?;
+        match &self.body {
+            Body::Cpu(cpu) => cpu.attend(&mut out, q, k, v, shape, &tasks.ranges),
+            Body::Card(card) => card.attend(&out, q, k, v, shape, tasks.on_card())?,
+            Body::Rehearsal => {}
+        }
         Ok(out)
-    }
-}
-
-/// The output matrix, of which each task writes its own rows and columns.
-struct Target(*mut f32);
-
-// SAFETY: tasks differ in their rows or their head, so they write disjoint parts.
-unsafe impl Sync for Target {}
-
-fn attend_tile(
-    task: &Task<'_>,
-    shape: AttentionShape,
-    q: &Activation,
-    k: &Activation,
-    v: &Activation,
-    scores: &mut [f32],
-    target: &Target,
-) {
-    let rows = task.queries.len();
-    let keys: usize = task.keys.iter().map(|segment| segment.len).sum();
-    let scores = &mut scores[..rows * keys];
-    let dim = shape.head_dim;
-    let query_at = task.queries.start * q.width() + task.head * dim;
-    let kv_head = task.head * shape.kv_heads / shape.heads;
-    let key_at = |segment: &KeySegment| segment.start * k.width() + kv_head * dim;
-    let scale = (dim as f32).sqrt().recip();
-
-    let mut column = 0;
-    for segment in task.keys {
-        // SAFETY: `attend` has checked that the queries and the segment's rows exist and
-        // that a head lies within a row; the scores hold `rows * keys` numbers, of which
-        // this writes `segment.len` columns from `column` on.
-        unsafe {
-            gemm::gemm(
-                rows,
-                segment.len,
-                dim,
-                scores.as_mut_ptr().add(column),
-                1,
-                keys as isize,
-                false,
-                q.values().as_ptr().add(query_at),
-                1,
-                q.width() as isize,
-                k.values().as_ptr().add(key_at(segment)),
-                k.width() as isize,
-                1,
-                0.0,
-                scale,
-                false,
-                false,
-                false,
-                Parallelism::None,
-            );
-        }
-        column += segment.len;
-    }
-    for row in scores.chunks_exact_mut(keys) {
-        softmax(row);
-    }
-    column = 0;
-    for segment in task.keys {
-        // SAFETY: as above; the output has the queries' shape, and no other task writes
-        // these rows of this head.
-        unsafe {
-            gemm::gemm(
-                rows,
-                dim,
-                segment.len,
-                target.0.add(query_at),
-                1,
-                q.width() as isize,
-                column > 0,
-                scores.as_ptr().add(column),
-                1,
-                keys as isize,
-                v.values().as_ptr().add(key_at(segment)),
-                1,
-                v.width() as isize,
-                1.0,
-                1.0,
-                false,
-                false,
-                false,
-                Parallelism::None,
-            );
-        }
-        column += segment.len;
-    }
-}
-
-fn softmax(row: &mut [f32]) {
-    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0;
-    for value in row.iter_mut() {
-        *value = (*value - max).exp();
-        sum += *value;
-    }
-    let inverse = 1.0 / sum;
-    for value in row {
-        *value *= inverse;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use sluice_cuda::Number;
+
     use super::*;
     use crate::{device::Device, ledger::Ledger, ops::Noise};
 
     fn filled(ops: &Ops, rows: usize, width: usize, seed: u64) -> Activation {
         let noise = Noise::new(seed);
-        let mut out = ops.pool.take(rows, width).unwrap();
+        let mut out = ops.pool.take(rows, width, Number::F32).unwrap();
         for (i, value) in out.values_mut().iter_mut().enumerate() {
             *value = noise.uniform(0, i as u64, 0) as f32 * 4.0 - 2.0;
         }
@@ -253,7 +194,7 @@ mod tests {
         let q = filled(&ops, 150, 40, 1);
         let k = filled(&ops, 200, 20, 2);
         let v = filled(&ops, 200, 20, 3);
-        let ranges = [
+        let ranges = vec![
             AttentionRange {
                 queries: 0..100,
                 keys: vec![
@@ -269,7 +210,8 @@ mod tests {
                 }],
             },
         ];
-        let out = ops.attend(&q, &k, &v, shape, &ranges).unwrap();
+        let tasks = ops.attention_tasks(ranges.clone()).unwrap();
+        let out = ops.attend(&q, &k, &v, shape, &tasks).unwrap();
         for range in &ranges {
             let rows: Vec<usize> = range
                 .keys

@@ -3,12 +3,8 @@
 
 use rayon::prelude::*;
 
-use super::{Activation, Ops};
-use crate::{
-    error::EngineError,
-    ledger::{Buffer, Kind},
-    residency::Weight,
-};
+use super::{Activation, Body, Ops, cpu::Cpu, gpu::CardComparison};
+use crate::{device::DeviceBuffer, error::EngineError, ledger::Kind, residency::Weight};
 
 /// Logits of both heads that exist at once: 4 MiB, or the least number of columns where that is more.
 const PIECE_LOGITS: usize = 1 << 19;
@@ -28,28 +24,35 @@ pub struct Divergence {
 
 /// One head's side of a row between pieces.
 #[derive(Debug, Clone, Copy)]
-struct Side {
+pub(super) struct Side {
     /// Largest logit so far, its place, and the sum of `exp(logit - max)`.
-    max: f32,
-    top: usize,
-    sum: f64,
-    target: f32,
+    pub(super) max: f32,
+    pub(super) top: usize,
+    pub(super) sum: f64,
+    pub(super) target: f32,
 }
 
 /// A row between pieces.
 #[derive(Debug, Clone, Copy)]
-struct Row {
-    target: u32,
-    sides: [Side; 2],
+pub(super) struct Row {
+    pub(super) target: u32,
+    pub(super) sides: [Side; 2],
     /// Sum of `exp(first - max of first) · (first - second)`.
-    difference: f64,
+    pub(super) difference: f64,
 }
 
 /// Rows on their way through both heads.
 pub struct Comparison {
-    rows: Vec<Row>,
-    logits: [Buffer<f32>; 2],
+    rows: usize,
+    logits: [DeviceBuffer<f32>; 2],
     columns: usize,
+    state: State,
+}
+
+/// Where the rows' states are.
+enum State {
+    Here(Vec<Row>),
+    OnCard(CardComparison),
 }
 
 impl Ops {
@@ -66,28 +69,25 @@ impl Ops {
         let columns = (PIECE_LOGITS / targets.len().max(1))
             .max(PIECE_COLUMNS_MIN)
             .min(part_rows);
-        let side = Side {
-            max: f32::NEG_INFINITY,
-            top: 0,
-            sum: 0.0,
-            target: f32::NEG_INFINITY,
-        };
-        let piece = || self.ledger.buffer(Kind::Head, columns * targets.len());
+        let (device, ledger) = (&self.device, &self.ledger);
+        let piece = || DeviceBuffer::new(device, ledger, Kind::Head, columns * targets.len());
         Ok(Comparison {
+            rows: targets.len(),
             logits: [piece()?, piece()?],
-            rows: targets
-                .iter()
-                .map(|&target| Row {
-                    target,
-                    sides: [side; 2],
-                    difference: 0.0,
-                })
-                .collect(),
             columns,
+            state: match &self.body {
+                Body::Card(card) => State::OnCard(card.start_comparison(targets, device, ledger)?),
+                Body::Cpu(_) | Body::Rehearsal => {
+                    State::Here(targets.iter().copied().map(Row::new).collect())
+                }
+            },
         })
     }
 
     /// Takes the next part of both heads, whose first row is `first` of the vocabulary, for the rows of both.
+    ///
+    /// # Errors
+    /// When the device fails.
     ///
     /// # Panics
     /// When rows or parts don't match.
@@ -97,33 +97,43 @@ impl Ops {
         x: [&Activation; 2],
         parts: [&Weight<'_>; 2],
         first: usize,
-    ) {
-        let Comparison {
-            rows,
-            logits,
-            columns,
-        } = comparison;
-        assert!(x.iter().all(|x| x.len() == rows.len()));
+    ) -> Result<(), EngineError> {
+        assert!(x.iter().all(|x| x.len() == comparison.rows));
         assert_eq!(parts[0].rows, parts[1].rows);
-        let [first_logits, second_logits] = logits;
-        for from in (0..parts[0].rows).step_by((*columns).max(1)) {
-            let to = parts[0].rows.min(from + *columns);
-            let width = to - from;
-            self.device.run(|| {
-                let one = &mut first_logits[..rows.len() * width];
-                let other = &mut second_logits[..rows.len() * width];
-                self.multiply_into(x[0], &parts[0].rows(from, to), one);
-                self.multiply_into(x[1], &parts[1].rows(from, to), other);
-                rows.par_iter_mut()
-                    .zip(one.par_chunks_exact(width))
-                    .zip(other.par_chunks_exact(width))
-                    .for_each(|((row, one), other)| row.take(one, other, first + from));
-            });
+        for from in (0..parts[0].rows).step_by(comparison.columns.max(1)) {
+            let to = parts[0].rows.min(from + comparison.columns);
+            let pieces = parts.map(|part| part.rows(from, to));
+            match &self.body {
+                Body::Cpu(cpu) => comparison.take_here(cpu, x, &pieces, first + from),
+                Body::Card(card) => {
+                    let State::OnCard(state) = &comparison.state else {
+                        unreachable!("began on the card")
+                    };
+                    let logits = comparison.logits.each_ref().map(DeviceBuffer::span);
+                    card.compare_heads(state, logits, x, &pieces, first + from)?;
+                }
+                Body::Rehearsal => {}
+            }
         }
+        Ok(())
     }
 }
 
 impl Row {
+    pub(super) fn new(target: u32) -> Self {
+        let side = Side {
+            max: f32::NEG_INFINITY,
+            top: 0,
+            sum: 0.0,
+            target: f32::NEG_INFINITY,
+        };
+        Self {
+            target,
+            sides: [side; 2],
+            difference: 0.0,
+        }
+    }
+
     fn take(&mut self, one: &[f32], other: &[f32], from: usize) {
         let before = self.sides[0].max;
         for (side, logits) in self.sides.iter_mut().zip([one, other]) {
@@ -164,11 +174,35 @@ impl Side {
 }
 
 impl Comparison {
+    fn take_here(
+        &mut self,
+        cpu: &Cpu,
+        x: [&Activation; 2],
+        pieces: &[Weight<'_>; 2],
+        first: usize,
+    ) {
+        let State::Here(rows) = &mut self.state else {
+            unreachable!("began on the CPU")
+        };
+        let width = pieces[0].rows;
+        let [one, other] = self.logits.each_mut();
+        let one = &mut one.host_mut()[..rows.len() * width];
+        let other = &mut other.host_mut()[..rows.len() * width];
+        cpu.run(|| {
+            cpu.multiply_here(x[0], &pieces[0], one, false);
+            cpu.multiply_here(x[1], &pieces[1], other, false);
+            rows.par_iter_mut()
+                .zip(one.par_chunks_exact(width))
+                .zip(other.par_chunks_exact(width))
+                .for_each(|((row, one), other)| row.take(one, other, first));
+        });
+    }
+
     /// The divergence of each row, once both heads were taken.
     ///
     /// # Errors
-    /// When a row's logits are not numbers; its index stands for the position.
-    pub fn divergences(&self) -> Result<Vec<Divergence>, EngineError> {
+    /// When a row's logits are not numbers, whose index then stands for the position, or the device fails.
+    pub fn divergences(self) -> Result<Vec<Divergence>, EngineError> {
         let divergence = |(position, row): (usize, &Row)| {
             let [one, other] = row.sides;
             let kl = row.difference / one.sum - one.log_sum() + other.log_sum();
@@ -184,14 +218,20 @@ impl Comparison {
                     .map(|side| f64::from(side.target) - side.log_sum()),
             })
         };
-        self.rows.iter().enumerate().map(divergence).collect()
+        let rows = match self.state {
+            State::Here(rows) => rows,
+            State::OnCard(state) => state.read()?,
+        };
+        rows.iter().enumerate().map(divergence).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{device::Device, format::Format, ledger::Ledger, ops::Noise};
+    use sluice_cuda::Number;
+
+    use crate::{device::Device, format::Format, ledger::Ledger, ops::Noise, residency::Data};
 
     const WIDTH: usize = 8;
     const VOCABULARY: usize = 3000;
@@ -209,7 +249,7 @@ mod tests {
             format: Format::F32,
             rows: VOCABULARY,
             width: WIDTH,
-            bytes: bytemuck::cast_slice(numbers),
+            data: Data::Host(bytemuck::cast_slice(numbers)),
             epoch: 0,
         }
     }
@@ -217,7 +257,7 @@ mod tests {
     fn compare(x: [&[f32]; 2], heads: [&[f32]; 2]) -> Vec<Divergence> {
         let ops = Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap();
         let x = x.map(|values| {
-            let mut rows = ops.pool.take(ROWS, WIDTH).unwrap();
+            let mut rows = ops.pool.take(ROWS, WIDTH, Number::F32).unwrap();
             rows.values_mut().copy_from_slice(values);
             rows
         });
@@ -232,7 +272,8 @@ mod tests {
                 [&x[0], &x[1]],
                 [&parts[0], &parts[1]],
                 from,
-            );
+            )
+            .unwrap();
         }
         comparison.divergences().unwrap()
     }

@@ -3,12 +3,8 @@
 
 use rayon::prelude::*;
 
-use super::{Activation, Noise, Ops};
-use crate::{
-    error::EngineError,
-    ledger::{Buffer, Kind},
-    residency::Weight,
-};
+use super::{Activation, Body, Noise, Ops, cpu::Cpu, gpu::CardHead};
+use crate::{device::DeviceBuffer, error::EngineError, ledger::Kind, residency::Weight};
 
 /// Logits that exist at once: 4 MiB, or a piece of the least size where that is more.
 const PIECE_LOGITS: usize = 1 << 20;
@@ -62,25 +58,31 @@ pub struct Candidate {
 
 /// A row's state between pieces.
 #[derive(Clone, Copy)]
-struct Running {
+pub(super) struct Running {
     /// Largest logit so far, and the sum of `exp(logit - max)`.
-    max: f32,
-    sum: f64,
+    pub(super) max: f32,
+    pub(super) sum: f64,
     /// Best noised logit, its token and its plain logit.
-    best_score: f64,
-    best: Option<u32>,
-    best_logit: f32,
-    target_logit: f32,
+    pub(super) best_score: f64,
+    pub(super) best: Option<u32>,
+    pub(super) best_logit: f32,
+    pub(super) target_logit: f32,
 }
 
 /// Rows on their way through the head, a piece of the vocabulary at a time.
 pub struct HeadReduction<'a> {
     rows: &'a [HeadRow],
     choice: &'a Choice<'a>,
-    running: Vec<Running>,
     /// Logits of `columns` of the vocabulary.
-    logits: Buffer<f32>,
+    logits: DeviceBuffer<f32>,
     columns: usize,
+    state: State,
+}
+
+/// Where the rows' states are.
+enum State {
+    Here(Vec<Running>),
+    OnCard(Box<CardHead>),
 }
 
 impl Ops {
@@ -100,17 +102,34 @@ impl Ops {
         let columns = (PIECE_LOGITS / inputs.max(1))
             .max(PIECE_COLUMNS_MIN)
             .min(part_rows);
+        let (device, ledger) = (&self.device, &self.ledger);
+        let logits = DeviceBuffer::new(device, ledger, Kind::Head, columns * inputs)?;
+        let state = match &self.body {
+            Body::Card(card) => {
+                State::OnCard(Box::new(card.start_head(rows, choice, device, ledger)?))
+            }
+            Body::Cpu(_) => State::Here(vec![Running::default(); rows.len()]),
+            Body::Rehearsal => {
+                if device.is_card() {
+                    CardHead::reserve(rows.len(), device, ledger)?;
+                }
+                State::Here(Vec::new())
+            }
+        };
         Ok(HeadReduction {
-            running: vec![Running::default(); rows.len()],
-            logits: self.ledger.buffer(Kind::Head, columns * inputs)?,
             rows,
             choice,
+            logits,
             columns,
+            state,
         })
     }
 
     /// Takes the next part of the head, whose first row is `first` of the vocabulary, for each row of `x` (after the
     /// final norm). With guidance, `x` has the conditional rows first and as many unconditional ones after them.
+    ///
+    /// # Errors
+    /// When the device fails.
     ///
     /// # Panics
     /// When rows and `x` don't match, or the part is larger than was said.
@@ -120,56 +139,69 @@ impl Ops {
         x: &Activation,
         part: &Weight<'_>,
         first: usize,
-    ) {
-        let HeadReduction {
-            rows,
-            choice,
-            running,
-            logits,
-            columns,
-        } = reduction;
-        assert_eq!(x.len(), rows.len() * choice.branches());
-        for from in (0..part.rows).step_by((*columns).max(1)) {
-            let to = part.rows.min(from + *columns);
-            let width = to - from;
-            self.device.run(|| {
-                let logits = &mut logits[..x.len() * width];
-                self.multiply_into(x, &part.rows(from, to), logits);
-                let (conditional, unconditional) = logits.split_at_mut(rows.len() * width);
-                conditional
-                    .par_chunks_exact_mut(width)
-                    .zip(*rows)
-                    .zip(running.par_iter_mut())
-                    .enumerate()
-                    .for_each(|(index, ((logits, row), running))| {
-                        if let Some(w) = choice.guidance {
-                            let plain = &unconditional[index * width..(index + 1) * width];
-                            guide(logits, plain, w as f32);
-                        }
-                        running.take(logits, first + from, row, choice);
-                    });
-            });
+    ) -> Result<(), EngineError> {
+        assert_eq!(x.len(), reduction.rows.len() * reduction.choice.branches());
+        for from in (0..part.rows).step_by(reduction.columns.max(1)) {
+            let to = part.rows.min(from + reduction.columns);
+            let piece = part.rows(from, to);
+            match &self.body {
+                Body::Cpu(cpu) => reduction.take_here(cpu, x, &piece, first + from),
+                Body::Card(card) => {
+                    let State::OnCard(state) = &reduction.state else {
+                        unreachable!("began on the card")
+                    };
+                    let logits = reduction.logits.span();
+                    card.reduce_head(state, logits, x, &piece, first + from)?;
+                }
+                Body::Rehearsal => {}
+            }
         }
+        Ok(())
     }
 }
 
 impl HeadReduction<'_> {
+    fn take_here(&mut self, cpu: &Cpu, x: &Activation, piece: &Weight<'_>, first: usize) {
+        let State::Here(running) = &mut self.state else {
+            unreachable!("began on the CPU")
+        };
+        let (rows, choice, width) = (self.rows, self.choice, piece.rows);
+        let logits = &mut self.logits.host_mut()[..x.len() * width];
+        cpu.run(|| {
+            cpu.multiply_here(x, piece, logits, false);
+            let (conditional, unconditional) = logits.split_at_mut(rows.len() * width);
+            conditional
+                .par_chunks_exact_mut(width)
+                .zip(rows)
+                .zip(running.par_iter_mut())
+                .enumerate()
+                .for_each(|(index, ((logits, row), running))| {
+                    if let Some(w) = choice.guidance {
+                        let plain = &unconditional[index * width..(index + 1) * width];
+                        guide(logits, plain, w as f32);
+                    }
+                    running.take(logits, first, row, choice);
+                });
+        });
+    }
+
     /// A candidate for each row, once the whole head was taken.
     ///
     /// # Errors
-    /// When a row's logits are not numbers.
-    pub fn candidates(&self) -> Result<Vec<Candidate>, EngineError> {
-        self.running
-            .iter()
-            .zip(self.rows)
-            .map(Running::candidate)
-            .collect()
+    /// When a row's logits are not numbers, or the device fails.
+    pub fn candidates(self) -> Result<Vec<Candidate>, EngineError> {
+        let running = match self.state {
+            State::Here(running) => running,
+            State::OnCard(state) => state.read(self.rows.len())?,
+        };
+        let pairs = running.iter().zip(self.rows);
+        pairs.map(Running::candidate).collect()
     }
 }
 
 impl Choice<'_> {
     /// Rows of the input for each row that is read.
-    fn branches(&self) -> usize {
+    pub(super) fn branches(&self) -> usize {
         if self.guidance.is_some() { 2 } else { 1 }
     }
 }

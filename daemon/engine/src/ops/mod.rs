@@ -1,30 +1,31 @@
-//! The operations that models and decoding are written in, on an opaque activation type.
-//! What lies beneath (here the CPU: the `gemm` crate's kernels and plain loops) is named
-//! nowhere else.
+//! The operations that models and decoding are written in, on an opaque activation type. What lies beneath (on the CPU
+//! the `gemm` crate's kernels and plain loops, on a card cuBLAS and our own kernels) is named nowhere else.
 
 mod activation;
 mod arena;
 mod attention;
 mod compare;
+mod cpu;
+mod gpu;
 mod head;
-mod linear;
 mod noise;
-mod scratch;
 
-use rayon::prelude::*;
+use std::ops::Range;
 
+use sluice_cuda::Number;
+
+use self::{activation::Pool, cpu::Cpu, gpu::Card};
 pub use self::{
-    activation::Activation,
-    attention::{AttentionRange, AttentionShape, KeySegment},
+    activation::{Activation, Indices},
+    attention::{AttentionRange, AttentionShape, AttentionTasks, KeySegment},
     compare::{Comparison, Divergence},
     head::{Candidate, Choice, HeadReduction, HeadRow},
     noise::Noise,
 };
-use self::{activation::Pool, scratch::Scratch};
 use crate::{
-    device::Device,
+    device::{Device, DeviceBuffer},
     error::EngineError,
-    ledger::{Buffer, Kind, Ledger},
+    ledger::{Kind, Ledger},
     residency::Weight,
 };
 
@@ -33,21 +34,42 @@ pub struct Ops {
     device: Device,
     ledger: Ledger,
     pool: Pool,
-    scratch: Scratch,
+    body: Body,
+}
+
+/// What computes.
+enum Body {
+    Cpu(Cpu),
+    Card(Card),
+    /// Nothing does: memory is counted.
+    Rehearsal,
 }
 
 impl Ops {
-    /// Prepares the operations and the scratch memory of each thread.
+    /// Prepares the operations and their scratch memory.
     ///
     /// # Errors
     /// When the memory can't be had.
     pub fn new(device: Device, ledger: Ledger) -> Result<Self, EngineError> {
-        let scratch = Scratch::new(device.threads(), &ledger)?;
+        let body = match (device.gpu(), device.is_card()) {
+            (Some(gpu), _) => Body::Card(Card::new(gpu.clone(), &device, &ledger)?),
+            (None, true) => {
+                Card::reserve(&device, &ledger)?;
+                Body::Rehearsal
+            }
+            (None, false) => {
+                let cpu = Cpu::new(device.clone(), &ledger)?;
+                match ledger.is_rehearsal() {
+                    true => Body::Rehearsal,
+                    false => Body::Cpu(cpu),
+                }
+            }
+        };
         Ok(Self {
-            pool: Pool::new(ledger.clone()),
+            pool: Pool::new(device.clone(), ledger.clone()),
             device,
             ledger,
-            scratch,
+            body,
         })
     }
 
@@ -68,21 +90,21 @@ impl Ops {
     /// # Errors
     /// When it can't be had.
     pub fn reserve(&self, bytes: u64) -> Result<(), EngineError> {
-        self.pool.reserve(bytes as usize / size_of::<f32>())
+        self.pool.reserve(bytes as usize)
     }
 
-    /// A matrix that outlives the passes of a request, with memory of its own.
+    /// A matrix like those of [`Ops::rms_norm`] that outlives the passes of a request, with memory of its own.
     ///
     /// # Errors
     /// When it can't be had.
     pub fn keep(&self, rows: usize, width: usize) -> Result<Activation, EngineError> {
-        self.pool.take_own(rows, width)
+        self.pool.keep(rows, width, self.device.number())
     }
 
     /// Most memory that activations took at once of what was reserved, in bytes.
     #[must_use]
     pub fn activation_bytes(&self) -> u64 {
-        (self.pool.high_water() * size_of::<f32>()) as u64
+        self.pool.high_water() as u64
     }
 
     /// Gives back the memory that was reserved for activations.
@@ -90,7 +112,51 @@ impl Ops {
         self.pool.clear();
     }
 
-    /// Row `ids[i]` of the table at row i.
+    /// Rows that a multiply by `weight` can be timed with: the weight's own first one.
+    pub(crate) fn probe_rows(
+        &self,
+        rows: usize,
+        weight: &Weight<'_>,
+    ) -> Result<Activation, EngineError> {
+        let x = self.embed(&vec![0; rows], &weight.rows(0, 1))?;
+        match &self.body {
+            Body::Card(card) => {
+                let out = self.pool.take(rows, x.width(), self.device.number())?;
+                card.convert(&out, &x)?;
+                Ok(out)
+            }
+            Body::Cpu(_) | Body::Rehearsal => Ok(x),
+        }
+    }
+
+    /// Waits until all that was launched is done.
+    ///
+    /// # Errors
+    /// When some of it failed.
+    pub fn wait(&self) -> Result<(), EngineError> {
+        match &self.body {
+            Body::Card(card) => card.wait(),
+            Body::Cpu(_) | Body::Rehearsal => Ok(()),
+        }
+    }
+
+    /// Places for the operations that take some.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    pub fn indices(&self, places: impl IntoIterator<Item = usize>) -> Result<Indices, EngineError> {
+        let values: Vec<u32> = places.into_iter().map(|place| place as u32).collect();
+        let on_card = match self.device.is_card() {
+            true => Some(self.pool.take_bytes(size_of_val(&values[..]))?),
+            false => None,
+        };
+        if let (Body::Card(card), Some(part)) = (&self.body, &on_card) {
+            card.upload(part.span(), &values)?;
+        }
+        Ok(Indices::new(values, on_card))
+    }
+
+    /// Row `ids[i]` of the table at row i, as `f32`.
     ///
     /// # Errors
     /// When memory can't be had.
@@ -98,13 +164,21 @@ impl Ops {
     /// # Panics
     /// When an id lies outside the table.
     pub fn embed(&self, ids: &[u32], table: &Weight<'_>) -> Result<Activation, EngineError> {
-        self.embed_rows(ids, table.width, |id, row| {
-            table.rows(id as usize, id as usize + 1).widen(row);
-            Ok(())
-        })
+        assert!(ids.iter().all(|&id| (id as usize) < table.rows));
+        let mut out = self.pool.take(ids.len(), table.width, Number::F32)?;
+        let places = self.indices(ids.iter().map(|&id| id as usize))?;
+        match &self.body {
+            Body::Cpu(_) => cpu::embed_rows(&mut out, ids, |id, row| {
+                table.rows(id as usize, id as usize + 1).widen(row);
+                Ok(())
+            })?,
+            Body::Card(card) => card.embed(&out, &places, table)?,
+            Body::Rehearsal => {}
+        }
+        Ok(out)
     }
 
-    /// A row of `width` numbers for each id, filled by `fill`; the same id again takes the row before.
+    /// A row of `width` numbers for each id, filled by `fill` once for each run of an id.
     ///
     /// # Errors
     /// When memory can't be had, or a row.
@@ -112,21 +186,21 @@ impl Ops {
         &self,
         ids: &[u32],
         width: usize,
-        mut fill: impl FnMut(u32, &mut [f32]) -> Result<(), EngineError>,
+        fill: impl FnMut(u32, &mut [f32]) -> Result<(), EngineError>,
     ) -> Result<Activation, EngineError> {
-        let mut out = self.pool.take(ids.len(), width)?;
-        if self.ledger.is_rehearsal() {
-            return Ok(out);
-        }
-        let values = out.values_mut();
-        for (index, &id) in ids.iter().enumerate() {
-            let (before, row) = values[..(index + 1) * width].split_at_mut(index * width);
-            // A canvas is mostly runs of masks.
-            if index > 0 && ids[index - 1] == id {
-                row.copy_from_slice(&before[(index - 1) * width..]);
-            } else {
-                fill(id, row)?;
+        let mut out = self.pool.take(ids.len(), width, Number::F32)?;
+        // Of each row, the one that its run begins with.
+        let mut first = 0;
+        let firsts = self.indices((0..ids.len()).map(|row| {
+            if ids[row] != ids[first] {
+                first = row;
             }
+            first
+        }))?;
+        match &self.body {
+            Body::Cpu(_) => cpu::embed_rows(&mut out, ids, fill)?,
+            Body::Card(card) => card.embed_rows(&out, ids, &firsts, fill)?,
+            Body::Rehearsal => {}
         }
         Ok(out)
     }
@@ -138,88 +212,163 @@ impl Ops {
     pub fn rms_norm(
         &self,
         x: &Activation,
-        rows: std::ops::Range<usize>,
+        rows: Range<usize>,
         weight: &Weight<'_>,
         epsilon: f32,
     ) -> Result<Activation, EngineError> {
-        let mut scale = self.pool.take(1, x.width())?;
-        let mut out = self.pool.take(rows.len(), x.width())?;
-        self.device.run(|| {
-            weight.widen(scale.row_mut(0));
-            let scale = scale.row(0);
-            out.par_rows_mut().enumerate().for_each(|(index, out)| {
-                let row = x.row(rows.start + index);
-                let squares: f32 = row.iter().map(|value| value * value).sum();
-                let inverse = (squares / row.len() as f32 + epsilon).sqrt().recip();
-                for ((out, value), scale) in out.iter_mut().zip(row).zip(scale) {
-                    *out = value * inverse * scale;
-                }
-            });
-        });
+        let mut scale = match self.device.is_card() {
+            // Its kernel takes the weight as it is stored.
+            true => None,
+            false => Some(self.pool.take(1, x.width(), Number::F32)?),
+        };
+        let mut out = self
+            .pool
+            .take(rows.len(), x.width(), self.device.number())?;
+        match (&self.body, &mut scale) {
+            (Body::Cpu(cpu), Some(scale)) => {
+                cpu.rms_norm(&mut out, x, rows.start, weight, scale, epsilon);
+            }
+            (Body::Card(card), _) => card.rms_norm(&out, x, rows.start, weight, epsilon)?,
+            _ => {}
+        }
         Ok(out)
     }
 
     /// Rotary embedding on half-split pairs (element i of a head with i + half), in place.
     /// `positions` has one position a row.
     ///
+    /// # Errors
+    /// When the device fails.
+    ///
     /// # Panics
     /// When a position lies beyond the table.
-    pub fn rope(&self, x: &mut Activation, table: &RopeTable, positions: &[usize]) {
-        let half = table.half;
-        self.device.run(|| {
-            x.par_rows_mut()
-                .zip(positions)
-                .for_each(|(row, &position)| {
-                    let (cos, sin) = table.at(position);
-                    for head in row.chunks_exact_mut(2 * half) {
-                        let (low, high) = head.split_at_mut(half);
-                        for i in 0..half {
-                            let (a, b) = (low[i], high[i]);
-                            low[i] = a * cos[i] - b * sin[i];
-                            high[i] = b * cos[i] + a * sin[i];
-                        }
-                    }
-                });
-        });
+    pub fn rope(
+        &self,
+        x: &mut Activation,
+        table: &RopeTable,
+        positions: &Indices,
+    ) -> Result<(), EngineError> {
+        assert_eq!(positions.len(), x.len());
+        match &self.body {
+            Body::Cpu(cpu) => cpu.rope(x, table, positions),
+            Body::Card(card) => card.rope(x, table, positions)?,
+            Body::Rehearsal => {}
+        }
+        Ok(())
+    }
+
+    /// `x · weightᵀ`: a row of `weight.rows` outputs for each row of `x`.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    ///
+    /// # Panics
+    /// When the widths differ.
+    pub fn linear(&self, x: &Activation, weight: &Weight<'_>) -> Result<Activation, EngineError> {
+        let mut out = self.pool.take(x.len(), weight.rows, self.device.number())?;
+        match &self.body {
+            Body::Cpu(cpu) => cpu.multiply(x, weight, out.values_mut(), false),
+            Body::Card(card) => card.multiply(x, weight, out.span(), out.number(), false)?,
+            Body::Rehearsal => {}
+        }
+        Ok(out)
+    }
+
+    /// Adds `x · weightᵀ` to the rows of `out` from `start` on, which are `f32`.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When the widths differ, or rows lie outside.
+    pub fn linear_add(
+        &self,
+        out: &mut Activation,
+        start: usize,
+        x: &Activation,
+        weight: &Weight<'_>,
+    ) -> Result<(), EngineError> {
+        assert_eq!(out.width(), weight.rows);
+        assert!(start + x.len() <= out.len());
+        match &self.body {
+            Body::Cpu(cpu) => {
+                let rows = start * weight.rows..(start + x.len()) * weight.rows;
+                cpu.multiply(x, weight, &mut out.values_mut()[rows], true);
+            }
+            Body::Card(card) => {
+                card.multiply(x, weight, out.rows_span(start, x.len()), Number::F32, true)?;
+            }
+            Body::Rehearsal => {}
+        }
+        Ok(())
     }
 
     /// `silu(gate) · up`, in the gate's place.
-    pub fn silu_multiply(&self, gate: &mut Activation, up: &Activation) {
-        self.device.run(|| {
-            gate.par_rows_mut().enumerate().for_each(|(index, gate)| {
-                for (gate, up) in gate.iter_mut().zip(up.row(index)) {
-                    *gate = *gate / (1.0 + (-*gate).exp()) * up;
-                }
-            });
-        });
-    }
-
-    /// Adds `y` to the rows of `x` from `start` on.
-    pub fn add(&self, x: &mut Activation, start: usize, y: &Activation) {
-        self.device.run(|| {
-            x.par_rows_mut()
-                .skip(start)
-                .zip(0..y.len())
-                .for_each(|(row, index)| {
-                    for (x, y) in row.iter_mut().zip(y.row(index)) {
-                        *x += y;
-                    }
-                });
-        });
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn silu_multiply(&self, gate: &mut Activation, up: &Activation) -> Result<(), EngineError> {
+        match &self.body {
+            Body::Cpu(cpu) => cpu.silu_multiply(gate, up),
+            Body::Card(card) => card.silu_multiply(gate, up)?,
+            Body::Rehearsal => {}
+        }
+        Ok(())
     }
 
     /// The rows of `x` at `rows`, in that order.
     ///
     /// # Errors
     /// When memory can't be had.
-    pub fn take_rows(&self, x: &Activation, rows: &[usize]) -> Result<Activation, EngineError> {
-        let mut out = self.pool.take(rows.len(), x.width())?;
-        self.device.run(|| {
-            for (out, &row) in out.rows_mut().zip(rows) {
-                out.copy_from_slice(x.row(row));
+    pub fn take_rows(&self, x: &Activation, rows: &Indices) -> Result<Activation, EngineError> {
+        let mut out = self.pool.take(rows.len(), x.width(), x.number())?;
+        match &self.body {
+            Body::Cpu(_) => {
+                for (out, row) in out.rows_mut().zip(rows.iter()) {
+                    out.copy_from_slice(x.row(row));
+                }
             }
-        });
+            Body::Card(card) => card.take_rows(&out, x, rows)?,
+            Body::Rehearsal => {}
+        }
         Ok(out)
+    }
+
+    /// Puts `rows` in the place of those of `x` from `start` on.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When they don't fit.
+    pub fn set_rows(
+        &self,
+        x: &mut Activation,
+        start: usize,
+        rows: &Activation,
+    ) -> Result<(), EngineError> {
+        assert_eq!((x.width(), x.number()), (rows.width(), rows.number()));
+        match &self.body {
+            Body::Cpu(_) => {
+                let values = &mut x.values_mut()[start * rows.width()..];
+                values[..rows.values().len()].copy_from_slice(rows.values());
+            }
+            Body::Card(card) => card.copy(x.rows_span(start, rows.len()), rows.span())?,
+            Body::Rehearsal => {}
+        }
+        Ok(())
+    }
+
+    /// All numbers of a matrix, for tests and people.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn read(&self, x: &Activation) -> Result<Vec<f32>, EngineError> {
+        match &self.body {
+            Body::Cpu(_) => Ok(x.values().to_vec()),
+            Body::Card(card) => card.read(x),
+            Body::Rehearsal => Ok(Vec::new()),
+        }
     }
 }
 
@@ -228,7 +377,7 @@ impl Ops {
 #[derive(Debug)]
 pub struct RopeTable {
     /// For each position: cosines, then sines.
-    values: Buffer<f32>,
+    values: DeviceBuffer<f32>,
     half: usize,
 }
 
@@ -241,24 +390,27 @@ impl RopeTable {
         head_dim: usize,
         base: f32,
         positions: usize,
-        ledger: &Ledger,
+        ops: &Ops,
     ) -> Result<Self, EngineError> {
         let half = head_dim / 2;
-        let mut values = ledger.buffer(Kind::Weights, positions * head_dim)?;
         let frequencies: Vec<f32> = (0..half)
             .map(|i| base.powf((2 * i) as f32 / head_dim as f32).recip())
             .collect();
-        for (position, row) in values.chunks_exact_mut(head_dim).enumerate() {
-            let (cos, sin) = row.split_at_mut(half);
-            for i in 0..half {
-                (sin[i], cos[i]) = (position as f32 * frequencies[i]).sin_cos();
+        let fill = |values: &mut [f32]| {
+            for (position, row) in values.chunks_exact_mut(head_dim).enumerate() {
+                let (cos, sin) = row.split_at_mut(half);
+                for i in 0..half {
+                    (sin[i], cos[i]) = (position as f32 * frequencies[i]).sin_cos();
+                }
             }
-        }
+        };
+        let len = positions * head_dim;
+        let values = DeviceBuffer::filled(&ops.device, &ops.ledger, Kind::Weights, len, fill)?;
         Ok(Self { values, half })
     }
 
     fn at(&self, position: usize) -> (&[f32], &[f32]) {
-        let row = &self.values[position * 2 * self.half..(position + 1) * 2 * self.half];
+        let row = &self.values.host()[position * 2 * self.half..(position + 1) * 2 * self.half];
         row.split_at(self.half)
     }
 }

@@ -14,6 +14,11 @@ impl Noise {
         Self { key: mix(seed) }
     }
 
+    /// What the noise is made from, for a kernel that makes the same.
+    pub(super) fn key(self) -> u64 {
+        self.key
+    }
+
     /// A source of its own for `stream`, independent of the others.
     #[must_use]
     pub fn stream(self, stream: u64) -> Self {

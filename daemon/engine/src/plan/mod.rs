@@ -90,6 +90,8 @@ impl Slots {
 /// Memory besides weights and slots, found by rehearsing a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Working {
+    /// What the driver of a card takes for itself.
+    pub context_bytes: u64,
     /// Tables of the model that no plan changes, such as rotary angles.
     pub tables_bytes: u64,
     /// Activations of the workload, keys and values among them.
@@ -104,7 +106,11 @@ impl Working {
     /// All of it.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
-        self.tables_bytes + self.activation_bytes + self.head_bytes + self.scratch_bytes
+        self.context_bytes
+            + self.tables_bytes
+            + self.activation_bytes
+            + self.head_bytes
+            + self.scratch_bytes
     }
 }
 
@@ -249,10 +255,11 @@ impl Plan {
 
     /// Bytes by the ledger's kinds.
     #[must_use]
-    pub fn bytes_by_kind(&self) -> [(Kind, u64); 5] {
+    pub fn bytes_by_kind(&self) -> [(Kind, u64); 6] {
         let working = &self.working;
         Kind::ALL.map(|kind| {
             let bytes = match kind {
+                Kind::Context => working.context_bytes,
                 Kind::Weights => self.resident_bytes() + working.tables_bytes,
                 Kind::Slots => self.slots.total_bytes(),
                 Kind::Activations => working.activation_bytes,
@@ -333,7 +340,8 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
     if needed <= question.budget_bytes {
         return Ok(Slots::default());
     }
-    if question.level == Level::Off {
+    // A card's units don't pass through slots yet.
+    if question.level == Level::Off || question.machine.device.card.is_some() {
         return Err(too_small(needed));
     }
     // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency.

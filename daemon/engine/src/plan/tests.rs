@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    device::Profile,
     format::Format,
     model::shape::{Naming, Preset},
     residency::Unit,
@@ -25,7 +26,7 @@ fn sources_of(shape: &Shape) -> Vec<SourceTensor> {
 
 fn machine(cache_bytes: u64) -> Machine {
     Machine {
-        threads: 2,
+        device: Profile::cpu(2),
         rates: None,
         disk_bytes_per_s: None,
         cache_bytes,

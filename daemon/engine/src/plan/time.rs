@@ -8,7 +8,7 @@ use super::{
     unit::{Storage, TensorPlan, Tier, UnitPlan},
 };
 use crate::{
-    device::{MemoryFacts, Rates},
+    device::{MemoryFacts, Profile, Rates},
     format::Format,
     model::shape::Shape,
     residency::{Part, Unit},
@@ -17,8 +17,8 @@ use crate::{
 /// What this machine can do for a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
-    /// Threads that compute.
-    pub threads: usize,
+    /// What computes.
+    pub device: Profile,
     /// Measured rates, where they were.
     pub rates: Option<Rates>,
     /// Reads past the system's cache from where the checkpoint lies, in bytes a second.
@@ -29,14 +29,25 @@ pub struct Machine {
 }
 
 impl Machine {
+    /// A device of which nothing is known but what decides memory.
+    #[must_use]
+    pub fn unmeasured(device: Profile) -> Self {
+        Self {
+            device,
+            rates: None,
+            disk_bytes_per_s: None,
+            cache_bytes: 0,
+        }
+    }
+
     /// This one, with what the system can keep of files at this moment, while the engine holds `held_bytes`; where the
     /// checkpoint lies is not known yet.
     #[must_use]
-    pub fn here(threads: usize, rates: Rates, held_bytes: u64) -> Self {
+    pub fn here(device: Profile, rates: Option<Rates>, held_bytes: u64) -> Self {
         let cache_bytes = MemoryFacts::read().cache_bytes;
         Self {
-            threads,
-            rates: Some(rates),
+            device,
+            rates,
             disk_bytes_per_s: None,
             // Where nothing is known of the cache, there is none, whatever the engine may give up.
             cache_bytes: cache_bytes.map_or(0, |cache| cache.saturating_add(held_bytes)),
@@ -86,7 +97,7 @@ pub(super) fn predict(
             Tier::Device => {}
             // One thread copies while the others compute; it takes that share of the cores.
             Tier::Host => {
-                time.copy_s += streamed() / rates.copy_bytes_per_s / machine.threads as f64;
+                time.copy_s += streamed() / rates.copy_bytes_per_s / machine.device.threads as f64;
             }
             Tier::Disk => time.disk_s += streamed() / machine.disk_bytes_per_s?,
         }

@@ -11,6 +11,7 @@ use std::{
 
 use super::{Held, LoadOutcome, Place, Residency, reader::Loaded};
 use crate::{
+    device::DeviceBuffer,
     error::EngineError,
     ledger::Kind,
     ops::Ops,
@@ -69,7 +70,7 @@ impl Residency {
         ops: &Arc<Ops>,
     ) -> Result<Preparation, EngineError> {
         let pages = layout::resident(&unit.tensors).bytes as usize / PAGE_BYTES;
-        let memory = self.ledger.buffer(Kind::Weights, pages)?;
+        let memory = DeviceBuffer::new(ops.device(), &self.ledger, Kind::Weights, pages)?;
         let (sender, result) = mpsc::channel();
         let cancel = Arc::new(AtomicBool::new(false));
         let reader = Arc::clone(self.reader());

@@ -22,10 +22,10 @@ pub use self::{
     reader::Reader,
     stream::StreamStats,
     unit::{Part, TensorSpec, Unit},
-    weight::Weight,
+    weight::{Data, Weight},
 };
 use crate::{
-    device::Device,
+    device::{Device, DeviceBuffer, Profile},
     error::EngineError,
     format::Format,
     ledger::{Kind, Ledger},
@@ -42,6 +42,7 @@ pub struct Residency {
     stream: Option<Stream>,
     /// None in a rehearsal.
     reader: Option<Arc<Reader>>,
+    device: Device,
     ledger: Ledger,
     epoch: u64,
 }
@@ -108,6 +109,7 @@ impl Residency {
             slots: plan.slots,
             stream: None,
             reader: Some(reader),
+            device: device.clone(),
             ledger: ledger.clone(),
             epoch: 0,
         };
@@ -143,6 +145,7 @@ impl Residency {
             slots: Slots::default(),
             stream: None,
             reader: None,
+            device: Device::rehearsal(Profile::cpu(0)),
             ledger: Ledger::rehearsal(),
             epoch: 0,
         }
@@ -156,7 +159,7 @@ impl Residency {
         cancel: &AtomicBool,
     ) -> Result<LoadOutcome<Loaded>, EngineError> {
         let pages = layout::resident(&unit.tensors).bytes as usize / PAGE_BYTES;
-        let memory = self.ledger.buffer(Kind::Weights, pages)?;
+        let memory = DeviceBuffer::new(device, &self.ledger, Kind::Weights, pages)?;
         let loaded = self.reader().load(unit, memory, device, cancel)?;
         Ok(match loaded {
             Some(loaded) => LoadOutcome::Done(loaded),
@@ -192,7 +195,7 @@ impl Residency {
         }
         if !is_same {
             drop(slots);
-            slots = Stream::slots(self.slots, &self.ledger)?;
+            slots = Stream::slots(self.slots, &self.device, &self.ledger)?;
         }
         let reader = Arc::clone(self.reader());
         self.stream = Some(Stream::start(reader, cycle, slots)?);
@@ -253,29 +256,31 @@ impl Residency {
             .unwrap_or(0)
     }
 
-    /// A row of the embedding.
+    /// The embedding, where it is on the device.
     ///
     /// # Errors
-    /// When it lies in a file and can't be read.
+    /// As [`Residency::acquire`].
+    pub fn embedding(&self) -> Result<Option<Guard<'_>>, EngineError> {
+        match self.held(Unit::Embedding).place {
+            Place::Resident(_) => self.acquire(Unit::Embedding).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// A row of the embedding, from the file it lies in.
+    ///
+    /// # Errors
+    /// When it can't be read.
     ///
     /// # Panics
     /// When there is no such row, or `out` has another width.
     pub fn embedding_row(&self, id: u32, out: &mut [f32]) -> Result<(), EngineError> {
         let held = self.held(Unit::Embedding);
         let tensor = &held.plan.tensors[0];
-        match &held.place {
-            Place::Resident(_) => {
-                let guard = self.acquire(Unit::Embedding)?;
-                let table = guard.weight(Part::Embedding);
-                table.rows(id as usize, id as usize + 1).widen(out);
-            }
-            _ => {
-                // At most a quarter of a MiB, once for every run of a token in a canvas.
-                let mut bytes = vec![0; tensor.source.bytes(tensor.width)];
-                self.reader().row(tensor, id as usize, &mut bytes)?;
-                tensor.source.widen(&bytes, out);
-            }
-        }
+        // At most a quarter of a MiB, once for every run of a token in a canvas.
+        let mut bytes = vec![0; tensor.source.bytes(tensor.width)];
+        self.reader().row(tensor, id as usize, &mut bytes)?;
+        tensor.source.widen(&bytes, out);
         Ok(())
     }
 
@@ -431,7 +436,9 @@ fn weight<'a>(
         format: tensor.storage.format(),
         rows: tensor.rows,
         width: tensor.width,
-        bytes: loaded.map_or(&[], |loaded| loaded.tensor(index, tensor.bytes() as usize)),
+        data: loaded.map_or(Data::None, |loaded| {
+            loaded.tensor(index, tensor.bytes() as usize)
+        }),
         epoch,
     }
 }

@@ -2,13 +2,12 @@
 
 use std::sync::{Arc, atomic::AtomicBool};
 
-use super::convert;
+use super::{convert, weight::Data};
 use crate::{
     checkpoint::{Checkpoint, TensorEntry},
-    device::Device,
+    device::{Device, DeviceBuffer},
     error::EngineError,
-    ledger::Buffer,
-    page::Page,
+    page::{PAGE_BYTES, Page},
     plan::{
         SourceTensor, TensorPlan, Tier, UnitPlan,
         layout::{self, Layout, Place},
@@ -28,20 +27,25 @@ pub struct Reader {
     derivatives: Vec<(Arc<Checkpoint>, Vec<Option<TensorEntry>>)>,
 }
 
-/// A unit's bytes in memory.
+/// A unit's bytes in the device's memory.
 #[derive(Debug)]
 pub(crate) struct Loaded {
-    pub(crate) memory: Buffer<Page>,
+    pub(crate) memory: DeviceBuffer<Page>,
     /// Where each tensor starts, in bytes.
     pub(crate) starts: Vec<usize>,
 }
 
 impl Loaded {
     /// The bytes of a tensor.
-    pub(crate) fn tensor(&self, index: usize, len: usize) -> &[u8] {
-        let bytes: &[u8] = bytemuck::cast_slice(&self.memory);
+    pub(crate) fn tensor(&self, index: usize, len: usize) -> Data<'_> {
         let start = self.starts[index];
-        &bytes[start..start + len]
+        match &self.memory {
+            DeviceBuffer::Host(pages) => {
+                let bytes: &[u8] = bytemuck::cast_slice(pages);
+                Data::Host(&bytes[start..start + len])
+            }
+            on_card @ DeviceBuffer::Gpu(_) => Data::Card(on_card.span().part(start, len)),
+        }
     }
 }
 
@@ -105,12 +109,21 @@ impl Reader {
     pub(crate) fn load(
         &self,
         unit: &UnitPlan,
-        mut memory: Buffer<Page>,
+        mut memory: DeviceBuffer<Page>,
         device: &Device,
         cancel: &AtomicBool,
     ) -> Result<Option<Loaded>, EngineError> {
         let layout = layout::resident(&unit.tensors);
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
+        // What goes to a card is put together here first: one unit for each load under way.
+        let mut staging = Vec::new();
+        let pages: &mut [Page] = match &mut memory {
+            DeviceBuffer::Host(pages) => pages,
+            DeviceBuffer::Gpu(_) => {
+                staging = bytemuck::zeroed_vec(layout.bytes as usize / PAGE_BYTES);
+                &mut staging
+            }
+        };
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(pages);
         for (tensor, place) in unit.tensors.iter().zip(&layout.places) {
             let out = &mut bytes[place.offset as usize..][..place.bytes as usize];
             let done = match self.stored(tensor) {
@@ -122,6 +135,9 @@ impl Reader {
             if !done {
                 return Ok(None);
             }
+        }
+        if let Some(gpu) = device.gpu() {
+            gpu.upload(memory.span(), bytemuck::cast_slice(&staging))?;
         }
         Ok(Some(Loaded {
             memory,

@@ -16,8 +16,9 @@ use std::{
 
 use super::reader::{Loaded, Reader};
 use crate::{
+    device::{Device, DeviceBuffer},
     error::EngineError,
-    ledger::{Buffer, Kind, Ledger},
+    ledger::{Kind, Ledger},
     page::{PAGE_BYTES, Page},
     plan::{Slots, UnitPlan},
 };
@@ -42,7 +43,7 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    free: Vec<Buffer<Page>>,
+    free: Vec<DeviceBuffer<Page>>,
     /// Filled, with the unit's place in the cycle.
     ready: Vec<(usize, Loaded)>,
     /// Being filled.
@@ -58,7 +59,7 @@ struct State {
 
 impl State {
     /// What is to be read, and the slot to read it into, if there is both and no failure to be heard of first.
-    fn start_next(&mut self, cycle: usize) -> Option<(usize, Buffer<Page>)> {
+    fn start_next(&mut self, cycle: usize) -> Option<(usize, DeviceBuffer<Page>)> {
         if self.failed.is_some() {
             return None;
         }
@@ -81,10 +82,14 @@ pub struct StreamStats {
 
 impl Stream {
     /// Memory for the slots.
-    pub(super) fn slots(slots: Slots, ledger: &Ledger) -> Result<Vec<Buffer<Page>>, EngineError> {
+    pub(super) fn slots(
+        slots: Slots,
+        device: &Device,
+        ledger: &Ledger,
+    ) -> Result<Vec<DeviceBuffer<Page>>, EngineError> {
         let pages = slots.bytes as usize / PAGE_BYTES;
         (0..slots.count)
-            .map(|_| ledger.buffer(Kind::Slots, pages))
+            .map(|_| DeviceBuffer::new(device, ledger, Kind::Slots, pages))
             .collect()
     }
 
@@ -92,7 +97,7 @@ impl Stream {
     pub(super) fn start(
         reader: Arc<Reader>,
         cycle: Vec<UnitPlan>,
-        free: Vec<Buffer<Page>>,
+        free: Vec<DeviceBuffer<Page>>,
     ) -> Result<Self, EngineError> {
         let shared = Arc::new(Shared {
             reader,
@@ -167,7 +172,7 @@ impl Stream {
     }
 
     /// Ends it and gives the slots back; none may be in use.
-    pub(super) fn into_slots(mut self) -> Vec<Buffer<Page>> {
+    pub(super) fn into_slots(mut self) -> Vec<DeviceBuffer<Page>> {
         self.stop();
         let mut state = self.shared.state();
         let ready = std::mem::take(&mut state.ready);
@@ -237,7 +242,7 @@ impl Shared {
             drop(state);
             let read = || {
                 let unit = &self.cycle[next];
-                self.reader.stream(unit, &mut memory, &self.abandon)
+                self.reader.stream(unit, memory.host_mut(), &self.abandon)
             };
             // Whoever waits for this unit must hear of it, whatever happens.
             let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::{write::check_room, *};
 use crate::{
     checkpoint::synth::{Element, Synthesis},
-    device::Device,
+    device::{Device, Profile},
     error::EngineError,
     model::shape::{Naming, Shape},
     plan::{Machine, Question, Working, Workload, sources},
@@ -85,7 +85,7 @@ impl Setup {
             },
             working: Working::default(),
             machine: &Machine {
-                threads: 1,
+                device: Profile::cpu(1),
                 rates: None,
                 disk_bytes_per_s: None,
                 cache_bytes: 0,

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     checkpoint::CheckpointError,
-    model::{CONTEXT_MAX, WIDTH_MAX, shape::Shape},
+    model::{CONTEXT_MAX, END_TOKENS_MAX, WIDTH_MAX, shape::Shape},
 };
 
 /// The numbers that shape the model.
@@ -219,6 +219,10 @@ fn eos_token_ids(
                 ids.push(id);
             }
         }
+    }
+    // A chat's end of turn may come to them.
+    if ids.len() >= END_TOKENS_MAX {
+        return Err(problem("eos_token_id", "has more ids than a model can use"));
     }
     Ok(ids)
 }

@@ -20,8 +20,10 @@ pub use self::config::Config;
 use super::{ModelInfo, shape::Shape};
 use crate::{
     error::EngineError,
-    ledger::Ledger,
-    ops::{Activation, AttentionRange, AttentionShape, KeySegment, Ops, RopeTable},
+    ops::{
+        Activation, AttentionRange, AttentionShape, AttentionTasks, Indices, KeySegment, Ops,
+        RopeTable,
+    },
     residency::{Part, Residency, Unit},
 };
 
@@ -66,12 +68,12 @@ impl Llada {
     ///
     /// # Errors
     /// When memory for its tables can't be had.
-    pub fn new(config: Config, ledger: &Ledger) -> Result<Self, EngineError> {
+    pub fn new(config: Config, ops: &Ops) -> Result<Self, EngineError> {
         let rope = RopeTable::new(
             config.head_dim(),
             config.rope_theta,
             config.context_length,
-            ledger,
+            ops,
         )?;
         Ok(Self {
             config,
@@ -120,11 +122,15 @@ impl Llada {
         sequences: &[Sequence<'_>],
         cancel: &AtomicBool,
     ) -> Result<Activation, Interrupt> {
-        let packing = Packing::new(sequences);
+        let packing = Packing::new(sequences, ops)?;
         weights.check_unchanged()?;
-        let mut hidden = ops.embed_rows(&packing.tokens, self.config.width, |id, row| {
-            weights.embedding_row(id, row)
-        })?;
+        let width = self.config.width;
+        let mut hidden = match weights.embedding()? {
+            Some(table) => ops.embed(&packing.tokens, &table.weight(Part::Embedding))?,
+            None => ops.embed_rows(&packing.tokens, width, |id, row| {
+                weights.embedding_row(id, row)
+            })?,
+        };
         for layer in 0..self.config.layers {
             if cancel.load(Ordering::Relaxed) {
                 return Err(Interrupt::Cancelled);
@@ -145,34 +151,34 @@ impl Llada {
         layer: usize,
         mut hidden: Activation,
         packing: &Packing,
-        wanted: Option<&Vec<usize>>,
+        wanted: Option<&Indices>,
     ) -> Result<Activation, EngineError> {
         let group = weights.acquire(Unit::Attention(layer))?;
         let norm = group.weight(Part::AttentionNorm);
         let all = 0..hidden.len();
         let mut x = ops.rms_norm(&hidden, all, &norm, self.config.epsilon)?;
         let mut k = ops.linear(&x, &group.weight(Part::Key))?;
-        ops.rope(&mut k, &self.rope, &packing.positions);
+        ops.rope(&mut k, &self.rope, &packing.positions)?;
         let v = ops.linear(&x, &group.weight(Part::Value))?;
         let mut query_positions = &packing.positions;
-        let mut ranges = &packing.ranges;
+        let mut tasks = &packing.tasks;
         if let Some(wanted) = wanted {
             x = ops.take_rows(&x, wanted)?;
             hidden = ops.take_rows(&hidden, wanted)?;
             query_positions = &packing.wanted_positions;
-            ranges = &packing.wanted_ranges;
+            tasks = &packing.wanted_tasks;
         }
         let mut q = ops.linear(&x, &group.weight(Part::Query))?;
         drop(x);
-        ops.rope(&mut q, &self.rope, query_positions);
+        ops.rope(&mut q, &self.rope, query_positions)?;
         let shape = AttentionShape {
             heads: self.config.heads,
             kv_heads: self.config.kv_heads,
             head_dim: self.config.head_dim(),
         };
-        let attended = ops.attend(&q, &k, &v, shape, ranges)?;
-        let out = ops.linear(&attended, &group.weight(Part::AttentionOutput))?;
-        ops.add(&mut hidden, 0, &out);
+        let attended = ops.attend(&q, &k, &v, shape, tasks)?;
+        let output = group.weight(Part::AttentionOutput);
+        ops.linear_add(&mut hidden, 0, &attended, &output)?;
         Ok(hidden)
     }
 
@@ -192,9 +198,8 @@ impl Llada {
             let x = ops.rms_norm(hidden, rows, &norm, self.config.epsilon)?;
             let mut gate = ops.linear(&x, &gate_up.weight(Part::Gate))?;
             let up = ops.linear(&x, &gate_up.weight(Part::Up))?;
-            ops.silu_multiply(&mut gate, &up);
-            let out = ops.linear(&gate, &down.weight(Part::Down))?;
-            ops.add(hidden, start, &out);
+            ops.silu_multiply(&mut gate, &up)?;
+            ops.linear_add(hidden, start, &gate, &down.weight(Part::Down))?;
         }
         Ok(())
     }
@@ -215,51 +220,75 @@ impl Llada {
     }
 }
 
+/// All logits of rows after the final norm, row after row: for tests and checks of small models, since nothing else needs
+/// them at once.
+///
+/// # Errors
+/// Memory that can't be had, or a device that fails.
+pub fn logits(
+    ops: &Ops,
+    weights: &Residency,
+    hidden: &Activation,
+) -> Result<Vec<f32>, EngineError> {
+    let mut parts = Vec::new();
+    for (unit, _) in weights.head_parts() {
+        let head = weights.acquire(unit)?;
+        let part = ops.linear(hidden, &head.weight(Part::Head))?;
+        parts.push((part.width(), ops.read(&part)?));
+    }
+    let rows = (0..hidden.len()).flat_map(|row| {
+        let of_row = |(width, values): &(usize, Vec<f32>)| values[row * width..][..*width].to_vec();
+        parts.iter().flat_map(of_row).collect::<Vec<_>>()
+    });
+    Ok(rows.collect())
+}
+
 /// Rows of all canvases of a pass, one after another.
 struct Packing {
     tokens: Vec<u32>,
     /// Of each row, in its own canvas.
-    positions: Vec<usize>,
-    ranges: Vec<AttentionRange>,
+    positions: Indices,
+    tasks: AttentionTasks,
     /// Rows that are read, and their positions.
-    wanted: Vec<usize>,
-    wanted_positions: Vec<usize>,
-    /// The same ranges for queries that are the wanted rows alone.
-    wanted_ranges: Vec<AttentionRange>,
+    wanted: Indices,
+    wanted_positions: Indices,
+    /// The same tasks for queries that are the wanted rows alone.
+    wanted_tasks: AttentionTasks,
 }
 
 impl Packing {
-    fn new(sequences: &[Sequence<'_>]) -> Self {
-        let mut packing = Self {
-            tokens: Vec::new(),
-            positions: Vec::new(),
-            ranges: Vec::new(),
-            wanted: Vec::new(),
-            wanted_positions: Vec::new(),
-            wanted_ranges: Vec::new(),
-        };
+    fn new(sequences: &[Sequence<'_>], ops: &Ops) -> Result<Self, EngineError> {
+        let mut tokens = Vec::new();
+        let (mut positions, mut ranges) = (Vec::new(), Vec::new());
+        let (mut wanted, mut wanted_positions) = (Vec::new(), Vec::new());
+        let mut wanted_ranges = Vec::new();
         for sequence in sequences {
-            let start = packing.tokens.len();
-            let wanted_start = packing.wanted.len();
-            packing.tokens.extend_from_slice(sequence.tokens);
-            packing.positions.extend(0..sequence.tokens.len());
-            packing
-                .wanted
-                .extend(sequence.wanted.iter().map(|position| start + position));
-            packing.wanted_positions.extend_from_slice(sequence.wanted);
+            let start = tokens.len();
+            let wanted_start = wanted.len();
+            tokens.extend_from_slice(sequence.tokens);
+            positions.extend(0..sequence.tokens.len());
+            wanted.extend(sequence.wanted.iter().map(|position| start + position));
+            wanted_positions.extend_from_slice(sequence.wanted);
             let keys = vec![KeySegment {
                 start,
                 len: sequence.tokens.len(),
             }];
-            packing.wanted_ranges.push(AttentionRange {
-                queries: wanted_start..packing.wanted.len(),
+            wanted_ranges.push(AttentionRange {
+                queries: wanted_start..wanted.len(),
                 keys: keys.clone(),
             });
-            packing.ranges.push(AttentionRange {
-                queries: start..packing.tokens.len(),
+            ranges.push(AttentionRange {
+                queries: start..tokens.len(),
                 keys,
             });
         }
-        packing
+        Ok(Self {
+            tokens,
+            positions: ops.indices(positions)?,
+            tasks: ops.attention_tasks(ranges)?,
+            wanted: ops.indices(wanted)?,
+            wanted_positions: ops.indices(wanted_positions)?,
+            wanted_tasks: ops.attention_tasks(wanted_ranges)?,
+        })
     }
 }

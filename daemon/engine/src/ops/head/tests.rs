@@ -1,7 +1,9 @@
 //! The reduction in pieces against a plain softmax in `f64` over the whole vocabulary.
 
 use super::*;
-use crate::{device::Device, format::Format, ledger::Ledger};
+use sluice_cuda::Number;
+
+use crate::{device::Device, format::Format, ledger::Ledger, residency::Data};
 
 const WIDTH: usize = 6;
 /// Several pieces for 64 rows.
@@ -59,14 +61,18 @@ impl World {
         choice: &Choice<'_>,
     ) -> Result<Vec<Candidate>, EngineError> {
         let branches = self.x.len() / WIDTH / self.rows.len();
-        let mut x = self.ops.pool.take(rows.len() * branches, WIDTH).unwrap();
+        let mut x = self
+            .ops
+            .pool
+            .take(rows.len() * branches, WIDTH, Number::F32)
+            .unwrap();
         x.values_mut()
             .copy_from_slice(&self.x[..rows.len() * branches * WIDTH]);
         let head = Weight {
             format: Format::F32,
             rows: VOCABULARY,
             width: WIDTH,
-            bytes: bytemuck::cast_slice(&self.head),
+            data: Data::Host(bytemuck::cast_slice(&self.head)),
             epoch: 0,
         };
         // Two parts, as a streamed head comes.
@@ -74,7 +80,7 @@ impl World {
         let mut reduction = self.ops.start_head(rows, choice, half)?;
         for (from, to) in [(0, half), (half, VOCABULARY)] {
             let part = head.rows(from, to);
-            self.ops.reduce_head(&mut reduction, &x, &part, from);
+            self.ops.reduce_head(&mut reduction, &x, &part, from)?;
         }
         reduction.candidates()
     }

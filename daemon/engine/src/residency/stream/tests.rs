@@ -10,6 +10,7 @@ use crate::{
         Checkpoint, Source,
         synth::{Element, Synthesis},
     },
+    device::Device,
     model::shape::{Naming, Shape},
     plan::{self, Tier, layout},
 };
@@ -77,7 +78,7 @@ fn setup() -> (TempDir, Weights, Stream) {
         count: 3,
         bytes: largest.max().unwrap(),
     };
-    let slots = Stream::slots(slots, &Ledger::default()).unwrap();
+    let slots = Stream::slots(slots, &Device::cpu(1).unwrap(), &Ledger::default()).unwrap();
     let reader = Arc::new(Reader::new(checkpoint, &sources));
     let stream = Stream::start(reader, cycle, slots).unwrap();
     (folder, weights, stream)

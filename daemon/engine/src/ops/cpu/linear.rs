@@ -5,8 +5,8 @@
 use gemm::Parallelism;
 use rayon::prelude::*;
 
-use super::{Activation, Ops, scratch::SCRATCH_LEN};
-use crate::{error::EngineError, residency::Weight};
+use super::{Cpu, scratch::SCRATCH_LEN};
+use crate::{ops::Activation, residency::Weight};
 
 /// Weights in a tile, at most: 2 MiB when widened, so that a tile stays in the cache that
 /// the rows stream past, and packing the rows anew for each tile stays small beside the
@@ -21,23 +21,26 @@ const FEW_ROWS: usize = 128;
 /// lie, without packing them.
 const SQUARE: usize = 16;
 
-impl Ops {
-    /// `x · weightᵀ`: a row of `weight.rows` outputs for each row of `x`.
-    ///
-    /// # Errors
-    /// When memory can't be had.
-    ///
-    /// # Panics
-    /// When the widths differ.
-    pub fn linear(&self, x: &Activation, weight: &Weight<'_>) -> Result<Activation, EngineError> {
-        let mut out = self.pool.take(x.len(), weight.rows)?;
-        self.device
-            .run(|| self.multiply_into(x, weight, out.values_mut()));
-        Ok(out)
+impl Cpu {
+    /// `x · weightᵀ` into `out`, or added to it.
+    pub(in crate::ops) fn multiply(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        out: &mut [f32],
+        adds: bool,
+    ) {
+        self.run(|| self.multiply_here(x, weight, out, adds));
     }
 
-    /// The same into `out`, on the device's threads, which must be the caller's.
-    pub(super) fn multiply_into(&self, x: &Activation, weight: &Weight<'_>, out: &mut [f32]) {
+    /// The same on the device's threads, which must be the caller's.
+    pub(in crate::ops) fn multiply_here(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        out: &mut [f32],
+        adds: bool,
+    ) {
         assert_eq!(
             x.width(),
             weight.width,
@@ -53,16 +56,17 @@ impl Ops {
             start: out.as_mut_ptr(),
             stride: weight.rows,
             rows: x.len(),
+            adds,
         };
         (0..tiles).into_par_iter().for_each(|tile| {
             let from = tile * tile_rows;
             let to = weight.rows.min(from + tile_rows);
             let part = weight.rows(from, to);
-            match part.format.as_f32(part.bytes) {
+            match part.format.as_f32(part.bytes()) {
                 Some(values) => multiply_tile(x, values, &out, from),
                 None => self.scratch.with(|scratch| {
                     let values = &mut scratch[..part.rows * part.width];
-                    part.format.widen(part.bytes, values);
+                    part.widen(values);
                     multiply_tile(x, values, &out, from);
                 }),
             }
@@ -89,6 +93,8 @@ struct Columns {
     /// Numbers in a row.
     stride: usize,
     rows: usize,
+    /// Whether to add to what is there.
+    adds: bool,
 }
 
 // SAFETY: tiles write disjoint columns, through `multiply_tile` alone.
@@ -123,14 +129,14 @@ fn multiply_tile(x: &Activation, tile: &[f32], out: &Columns, column: usize) {
                     out.start.add(from_row * out.stride + column + from_column),
                     out.stride as isize,
                     1,
-                    false,
+                    out.adds,
                     tile.as_ptr().add(from_column * depth),
                     1,
                     depth as isize,
                     x.as_ptr().add(from_row * depth),
                     depth as isize,
                     1,
-                    0.0,
+                    1.0,
                     1.0,
                     false,
                     false,
@@ -147,14 +153,22 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{device::Device, format::Format, ledger::Ledger};
+    use sluice_cuda::Number;
+
+    use crate::{
+        device::Device,
+        format::Format,
+        ledger::Ledger,
+        ops::{Noise, Ops},
+        residency::Data,
+    };
 
     fn ops() -> Ops {
         Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap()
     }
 
     fn numbers(count: usize, seed: u64) -> Vec<f32> {
-        let noise = super::super::Noise::new(seed);
+        let noise = Noise::new(seed);
         (0..count)
             .map(|i| noise.uniform(0, i as u64, 0) as f32 - 0.5)
             .collect()
@@ -174,7 +188,7 @@ mod tests {
             format,
             rows,
             width,
-            bytes: &bytemuck::cast_slice(words)[..format.bytes(rows * width)],
+            data: Data::Host(&bytemuck::cast_slice(words)[..format.bytes(rows * width)]),
             epoch: 0,
         }
     }
@@ -182,12 +196,12 @@ mod tests {
     /// Against a plain sum in `f64`, for shapes around the kernel's tile sizes.
     fn check(rows: usize, width: usize, outputs: usize, format: Format) {
         let ops = ops();
-        let mut x = ops.pool.take(rows, width).unwrap();
+        let mut x = ops.pool.take(rows, width, Number::F32).unwrap();
         x.values_mut().copy_from_slice(&numbers(rows * width, 1));
         let words = stored(outputs * width, format);
         let weight = weight(&words, outputs, width, format);
         let mut exact = vec![0.0; outputs * width];
-        format.widen(weight.bytes, &mut exact);
+        weight.widen(&mut exact);
         let out = ops.linear(&x, &weight).unwrap();
         for row in 0..rows {
             for column in 0..outputs {
@@ -255,7 +269,7 @@ mod tests {
             let words = stored(50 * WIDTH, format);
             let weight = weight(&words, 50, WIDTH, format);
             let first = |rows: usize| {
-                let mut x = ops.pool.take(rows, WIDTH).unwrap();
+                let mut x = ops.pool.take(rows, WIDTH, Number::F32).unwrap();
                 x.values_mut().copy_from_slice(&values[..rows * WIDTH]);
                 ops.linear(&x, &weight).unwrap().row(0).to_vec()
             };

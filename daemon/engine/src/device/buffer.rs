@@ -1,0 +1,129 @@
+//! Memory of the device: of this process, or of a card.
+
+use sluice_cuda::{CudaError, GpuMemory, Span};
+
+use super::Device;
+use crate::{
+    error::EngineError,
+    ledger::{Buffer, Entry, Kind, Ledger},
+};
+
+/// Memory of the device, in elements of `T`, that stands in the ledger for as long as it lives. One of a rehearsal is
+/// counted, and empty.
+#[derive(Debug)]
+pub enum DeviceBuffer<T> {
+    /// In this process, zeroed.
+    Host(Buffer<T>),
+    /// On a card, as it is.
+    Gpu(GpuBuffer),
+}
+
+/// Memory on a card.
+#[derive(Debug)]
+pub struct GpuBuffer {
+    // Freed before its entry goes.
+    memory: GpuMemory,
+    entry: Entry,
+}
+
+impl<T: bytemuck::Zeroable> DeviceBuffer<T> {
+    /// Memory for `len` elements.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`] when the ledger's limit, the system or the card refuses.
+    pub fn new(
+        device: &Device,
+        ledger: &Ledger,
+        kind: Kind,
+        len: usize,
+    ) -> Result<Self, EngineError> {
+        let Some(gpu) = device.gpu() else {
+            return Ok(Self::Host(ledger.buffer(kind, len)?));
+        };
+        let bytes = len.saturating_mul(size_of::<T>());
+        let entry = ledger.reserve(kind, bytes as u64)?;
+        match gpu.allocate(bytes) {
+            Ok(memory) => Ok(Self::Gpu(GpuBuffer { memory, entry })),
+            Err(CudaError::OutOfMemory { .. }) => {
+                drop(entry);
+                Err(ledger.refusal(kind, bytes as u64))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl<T: bytemuck::Pod> DeviceBuffer<T> {
+    /// Memory for `len` elements, filled by `fill`, which in a rehearsal is given none.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::new`].
+    pub fn filled(
+        device: &Device,
+        ledger: &Ledger,
+        kind: Kind,
+        len: usize,
+        fill: impl FnOnce(&mut [T]),
+    ) -> Result<Self, EngineError> {
+        let mut buffer = Self::new(device, ledger, kind, len)?;
+        match (&mut buffer, device.gpu()) {
+            (Self::Gpu(buffer), Some(gpu)) => {
+                let mut values = vec![T::zeroed(); len];
+                fill(&mut values);
+                gpu.upload(buffer.memory.span(), bytemuck::cast_slice(&values))?;
+            }
+            (buffer, _) => fill(buffer.host_mut()),
+        }
+        Ok(buffer)
+    }
+}
+
+impl<T> DeviceBuffer<T> {
+    /// Bytes it stands for in the ledger.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Host(buffer) => buffer.bytes(),
+            Self::Gpu(buffer) => buffer.entry.bytes(),
+        }
+    }
+
+    /// The elements.
+    ///
+    /// # Panics
+    /// When they are on a card.
+    #[must_use]
+    pub fn host(&self) -> &[T] {
+        match self {
+            Self::Host(buffer) => buffer,
+            Self::Gpu(_) => on_card(),
+        }
+    }
+
+    /// The same, to be written.
+    ///
+    /// # Panics
+    /// When they are on a card.
+    pub fn host_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::Host(buffer) => buffer,
+            Self::Gpu(_) => on_card(),
+        }
+    }
+
+    /// Where it lies on the card.
+    ///
+    /// # Panics
+    /// When it lies in this process.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        match self {
+            Self::Host(_) => unreachable!("kernels of a card are given its own memory"),
+            Self::Gpu(buffer) => buffer.memory.span(),
+        }
+    }
+}
+
+fn on_card() -> ! {
+    unreachable!("the CPU's operations are given the process's own memory")
+}

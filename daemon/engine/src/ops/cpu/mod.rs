@@ -1,0 +1,102 @@
+//! The operations on the CPU: loops over rows on the device's threads, and the `gemm` crate's kernels.
+
+mod attention;
+mod linear;
+mod scratch;
+
+use rayon::prelude::*;
+
+use self::scratch::Scratch;
+use super::{Activation, Indices, RopeTable};
+use crate::{device::Device, error::EngineError, ledger::Ledger, residency::Weight};
+
+/// The threads and the scratch memory of each.
+pub(super) struct Cpu {
+    device: Device,
+    scratch: Scratch,
+}
+
+impl Cpu {
+    pub(super) fn new(device: Device, ledger: &Ledger) -> Result<Self, EngineError> {
+        let scratch = Scratch::new(device.threads(), ledger)?;
+        Ok(Self { device, scratch })
+    }
+
+    /// Runs `work` on the device's threads.
+    pub(super) fn run(&self, work: impl FnOnce() + Send) {
+        self.device.run(work);
+    }
+
+    pub(super) fn rms_norm(
+        &self,
+        out: &mut Activation,
+        x: &Activation,
+        start: usize,
+        weight: &Weight<'_>,
+        scale: &mut Activation,
+        epsilon: f32,
+    ) {
+        self.run(|| {
+            weight.widen(scale.row_mut(0));
+            let scale = scale.row(0);
+            out.par_rows_mut().enumerate().for_each(|(index, out)| {
+                let row = x.row(start + index);
+                let squares: f32 = row.iter().map(|value| value * value).sum();
+                let inverse = (squares / row.len() as f32 + epsilon).sqrt().recip();
+                for ((out, value), scale) in out.iter_mut().zip(row).zip(scale) {
+                    *out = value * inverse * scale;
+                }
+            });
+        });
+    }
+
+    pub(super) fn rope(&self, x: &mut Activation, table: &RopeTable, positions: &Indices) {
+        let half = table.half;
+        let positions: Vec<usize> = positions.iter().collect();
+        self.run(|| {
+            x.par_rows_mut()
+                .zip(&positions)
+                .for_each(|(row, &position)| {
+                    let (cos, sin) = table.at(position);
+                    for head in row.chunks_exact_mut(2 * half) {
+                        let (low, high) = head.split_at_mut(half);
+                        for i in 0..half {
+                            let (a, b) = (low[i], high[i]);
+                            low[i] = a * cos[i] - b * sin[i];
+                            high[i] = b * cos[i] + a * sin[i];
+                        }
+                    }
+                });
+        });
+    }
+
+    pub(super) fn silu_multiply(&self, gate: &mut Activation, up: &Activation) {
+        self.run(|| {
+            gate.par_rows_mut().enumerate().for_each(|(index, gate)| {
+                for (gate, up) in gate.iter_mut().zip(up.row(index)) {
+                    *gate = *gate / (1.0 + (-*gate).exp()) * up;
+                }
+            });
+        });
+    }
+}
+
+/// Rows filled by `fill`; the same id again takes the row before.
+pub(super) fn embed_rows(
+    out: &mut Activation,
+    ids: &[u32],
+    mut fill: impl FnMut(u32, &mut [f32]) -> Result<(), EngineError>,
+) -> Result<(), EngineError> {
+    let width = out.width();
+    let values = out.values_mut();
+    for (index, &id) in ids.iter().enumerate() {
+        let (before, row) = values[..(index + 1) * width].split_at_mut(index * width);
+        // A canvas is mostly runs of masks.
+        if index > 0 && ids[index - 1] == id {
+            row.copy_from_slice(&before[(index - 1) * width..]);
+        } else {
+            fill(id, row)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,464 @@
+//! The operations on a card: each is a launch of its kernels, in the order in which they are called. Nothing waits but
+//! what reads results back.
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+use sluice_cuda as cuda;
+use sluice_cuda::{Gpu, Number, Span};
+
+use super::{
+    Activation, AttentionShape, Choice, HeadRow, Indices, RopeTable,
+    attention::CardTasks,
+    compare::{Row, Side},
+    head::Running,
+};
+use crate::{
+    device::{Device, DeviceBuffer},
+    error::EngineError,
+    format::Format,
+    ledger::{Entry, Kind, Ledger},
+    residency::Weight,
+};
+
+/// A card, and what its operations need all the time.
+pub(super) struct Card {
+    gpu: Gpu,
+    number: Number,
+    _held: Held,
+}
+
+/// What the driver took for its context, and cuBLAS's workspace.
+struct Held {
+    _context: Entry,
+    workspace: DeviceBuffer<u8>,
+}
+
+impl Held {
+    fn new(device: &Device, ledger: &Ledger) -> Result<Self, EngineError> {
+        let workspace = device.workspace_bytes();
+        Ok(Self {
+            _context: ledger.reserve(Kind::Context, device.context_bytes())?,
+            workspace: DeviceBuffer::new(device, ledger, Kind::Scratch, workspace)?,
+        })
+    }
+}
+
+impl Card {
+    pub(super) fn new(gpu: Gpu, device: &Device, ledger: &Ledger) -> Result<Self, EngineError> {
+        let held = Held::new(device, ledger)?;
+        if let Some(blas) = gpu.blas() {
+            blas.set_workspace(held.workspace.span())?;
+        }
+        Ok(Self {
+            number: device.number(),
+            gpu,
+            _held: held,
+        })
+    }
+
+    /// Counts in a rehearsal what [`Card::new`] takes.
+    pub(super) fn reserve(device: &Device, ledger: &Ledger) -> Result<(), EngineError> {
+        Held::new(device, ledger).map(drop)
+    }
+
+    pub(super) fn wait(&self) -> Result<(), EngineError> {
+        Ok(self.gpu.synchronize()?)
+    }
+
+    pub(super) fn upload<T: Pod>(&self, to: Span, values: &[T]) -> Result<(), EngineError> {
+        Ok(self.gpu.upload(to, bytemuck::cast_slice(values))?)
+    }
+
+    pub(super) fn copy(&self, to: Span, from: Span) -> Result<(), EngineError> {
+        Ok(self.gpu.copy(to, from)?)
+    }
+
+    pub(super) fn embed(
+        &self,
+        out: &Activation,
+        ids: &Indices,
+        table: &Weight<'_>,
+    ) -> Result<(), EngineError> {
+        let format = format(table.format);
+        let (rows, width) = (out.len(), out.width());
+        Ok(self
+            .gpu
+            .embed(out.span(), ids.span(), table.span(), format, width, rows)?)
+    }
+
+    /// `x`, which is `f32`, in the numbers of `out`.
+    pub(super) fn convert(&self, out: &Activation, x: &Activation) -> Result<(), EngineError> {
+        let count = x.len() * x.width();
+        Ok(self
+            .gpu
+            .convert(out.number(), out.span(), x.span(), count)?)
+    }
+
+    /// Rows that come from the host: those that begin a run of an id are filled there and copied, the others repeated
+    /// on the card.
+    pub(super) fn embed_rows(
+        &self,
+        out: &Activation,
+        ids: &[u32],
+        firsts: &Indices,
+        mut fill: impl FnMut(u32, &mut [f32]) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
+        /// Copied at once; more rows of LLaDA-8B are a quarter of a MiB each sixteen.
+        const ROWS_AT_ONCE: usize = 64;
+        let width = out.width();
+        let is_first: Vec<bool> = firsts
+            .iter()
+            .enumerate()
+            .map(|(row, first)| row == first)
+            .collect();
+        let mut staging = vec![0.0f32; ROWS_AT_ONCE.min(ids.len()) * width];
+        let mut row = 0;
+        while row < ids.len() {
+            let run = is_first[row..].iter().take_while(|first| **first);
+            let count = run.count().min(ROWS_AT_ONCE);
+            let staged = staging.chunks_exact_mut(width.max(1));
+            for (&id, staged) in ids[row..row + count].iter().zip(staged) {
+                fill(id, staged)?;
+            }
+            self.upload(out.rows_span(row, count), &staging[..count * width])?;
+            row += count.max(1);
+        }
+        match is_first.iter().all(|first| *first) {
+            true => Ok(()),
+            // Rows that begin a run are written with themselves, so the order of blocks doesn't matter.
+            false => self.take_rows(out, out, firsts),
+        }
+    }
+
+    pub(super) fn rms_norm(
+        &self,
+        out: &Activation,
+        x: &Activation,
+        start: usize,
+        weight: &Weight<'_>,
+        epsilon: f32,
+    ) -> Result<(), EngineError> {
+        let rows = out.len();
+        Ok(self.gpu.rms_norm(
+            out.number(),
+            out.span(),
+            x.rows_span(start, rows),
+            weight.span(),
+            format(weight.format),
+            rows,
+            out.width(),
+            epsilon,
+        )?)
+    }
+
+    pub(super) fn rope(
+        &self,
+        x: &Activation,
+        table: &RopeTable,
+        positions: &Indices,
+    ) -> Result<(), EngineError> {
+        let heads = x.width() / (2 * table.half);
+        Ok(self.gpu.rope(
+            x.number(),
+            x.span(),
+            table.values.span(),
+            positions.span(),
+            x.len(),
+            heads,
+            table.half,
+        )?)
+    }
+
+    /// `x · weightᵀ` into `out`, whose numbers are `number`, or added to it where those are `f32`.
+    pub(super) fn multiply(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        out: Span,
+        number: Number,
+        accumulate: bool,
+    ) -> Result<(), EngineError> {
+        assert_eq!(
+            x.width(),
+            weight.width,
+            "the widths of rows and weights differ"
+        );
+        assert_eq!(x.number(), self.number);
+        let product = cuda::Product {
+            out,
+            out_is_f32: number == Number::F32,
+            x: x.span(),
+            weights: weight.span(),
+            rows: x.len(),
+            outputs: weight.rows,
+            width: weight.width,
+            accumulate,
+        };
+        Ok(self
+            .gpu
+            .multiply(self.number, format(weight.format), product)?)
+    }
+
+    pub(super) fn silu_multiply(
+        &self,
+        gate: &Activation,
+        up: &Activation,
+    ) -> Result<(), EngineError> {
+        let count = gate.len() * gate.width();
+        let number = gate.number();
+        Ok(self
+            .gpu
+            .silu_multiply(number, gate.span(), up.span(), count)?)
+    }
+
+    pub(super) fn take_rows(
+        &self,
+        out: &Activation,
+        x: &Activation,
+        rows: &Indices,
+    ) -> Result<(), EngineError> {
+        let bytes = x.number().bytes();
+        Ok(self.gpu.take_rows(
+            bytes,
+            out.span(),
+            x.span(),
+            rows.span(),
+            rows.len(),
+            x.width(),
+        )?)
+    }
+
+    pub(super) fn attend(
+        &self,
+        out: &Activation,
+        q: &Activation,
+        k: &Activation,
+        v: &Activation,
+        shape: AttentionShape,
+        tasks: &CardTasks,
+    ) -> Result<(), EngineError> {
+        let attend = cuda::Attend {
+            out: out.span(),
+            q: q.span(),
+            k: k.span(),
+            v: v.span(),
+            tasks: tasks.tasks.span(),
+            task_count: tasks.tasks.len() / 4,
+            segments: tasks.segments.span(),
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+        };
+        Ok(self.gpu.attend(q.number(), attend)?)
+    }
+
+    pub(super) fn read(&self, x: &Activation) -> Result<Vec<f32>, EngineError> {
+        let mut bytes = vec![0; x.span().bytes()];
+        self.gpu.download(x.span(), &mut bytes)?;
+        let halves = || {
+            let pairs = bytes.chunks_exact(2);
+            pairs.map(|pair| u16::from_le_bytes([pair[0], pair[1]]))
+        };
+        Ok(match x.number() {
+            Number::F32 => bytemuck::pod_collect_to_vec(&bytes),
+            Number::F16 => halves().map(|bits| f16::from_bits(bits).to_f32()).collect(),
+            Number::Bf16 => halves()
+                .map(|bits| bf16::from_bits(bits).to_f32())
+                .collect(),
+        })
+    }
+}
+
+/// The states of rows on their way through the head.
+pub(super) struct CardHead {
+    gpu: Gpu,
+    states: DeviceBuffer<cuda::HeadState>,
+    rows: DeviceBuffer<cuda::HeadRow>,
+    choice: cuda::HeadChoice,
+}
+
+impl CardHead {
+    /// Counts in a rehearsal what the states take.
+    pub(super) fn reserve(
+        rows: usize,
+        device: &Device,
+        ledger: &Ledger,
+    ) -> Result<(), EngineError> {
+        let states = DeviceBuffer::<cuda::HeadState>::new(device, ledger, Kind::Head, rows)?;
+        let rows = DeviceBuffer::<cuda::HeadRow>::new(device, ledger, Kind::Head, rows)?;
+        drop((states, rows));
+        Ok(())
+    }
+
+    pub(super) fn read(&self, count: usize) -> Result<Vec<Running>, EngineError> {
+        let mut states = vec![cuda::HeadState::START; count];
+        self.gpu
+            .download(self.states.span(), bytemuck::cast_slice_mut(&mut states))?;
+        let running = states.into_iter().map(|state| Running {
+            max: state.max,
+            sum: state.sum,
+            best_score: state.best_score,
+            best: Some(state.best).filter(|&best| best != cuda::NO_TOKEN),
+            best_logit: state.best_logit,
+            target_logit: state.target_logit,
+        });
+        Ok(running.collect())
+    }
+}
+
+impl Card {
+    pub(super) fn start_head(
+        &self,
+        rows: &[HeadRow],
+        choice: &Choice<'_>,
+        device: &Device,
+        ledger: &Ledger,
+    ) -> Result<CardHead, EngineError> {
+        let head = CardHead {
+            gpu: self.gpu.clone(),
+            states: DeviceBuffer::new(device, ledger, Kind::Head, rows.len())?,
+            rows: DeviceBuffer::new(device, ledger, Kind::Head, rows.len())?,
+            choice: head_choice(choice),
+        };
+        let start = vec![cuda::HeadState::START; rows.len()];
+        self.upload(head.states.span(), &start)?;
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|row| cuda::HeadRow {
+                position: row.position as u32,
+                may_end: u32::from(row.may_end),
+                target: row.target.unwrap_or(cuda::NO_TOKEN),
+            })
+            .collect();
+        self.upload(head.rows.span(), &rows)?;
+        Ok(head)
+    }
+
+    pub(super) fn reduce_head(
+        &self,
+        head: &CardHead,
+        logits: Span,
+        x: &Activation,
+        piece: &Weight<'_>,
+        first: usize,
+    ) -> Result<(), EngineError> {
+        let logits = logits.part(0, x.len() * piece.rows * size_of::<f32>());
+        self.multiply(x, piece, logits, Number::F32, false)?;
+        let rows = head.rows.span().bytes() / size_of::<cuda::HeadRow>();
+        let (states, head_rows) = (head.states.span(), head.rows.span());
+        Ok(self.gpu.head_reduce(
+            states,
+            logits,
+            head_rows,
+            rows,
+            piece.rows,
+            first,
+            &head.choice,
+        )?)
+    }
+
+    pub(super) fn start_comparison(
+        &self,
+        targets: &[u32],
+        device: &Device,
+        ledger: &Ledger,
+    ) -> Result<CardComparison, EngineError> {
+        let comparison = CardComparison {
+            gpu: self.gpu.clone(),
+            states: DeviceBuffer::new(device, ledger, Kind::Head, targets.len())?,
+            on_card: DeviceBuffer::new(device, ledger, Kind::Head, targets.len())?,
+            targets: targets.to_vec(),
+        };
+        let start = vec![cuda::CompareState::START; targets.len()];
+        self.upload(comparison.states.span(), &start)?;
+        self.upload(comparison.on_card.span(), targets)?;
+        Ok(comparison)
+    }
+
+    pub(super) fn compare_heads(
+        &self,
+        comparison: &CardComparison,
+        logits: [Span; 2],
+        x: [&Activation; 2],
+        pieces: &[Weight<'_>; 2],
+        first: usize,
+    ) -> Result<(), EngineError> {
+        let columns = pieces[0].rows;
+        let bytes = x[0].len() * columns * size_of::<f32>();
+        let logits = logits.map(|logits| logits.part(0, bytes));
+        for side in 0..2 {
+            self.multiply(x[side], &pieces[side], logits[side], Number::F32, false)?;
+        }
+        Ok(self.gpu.compare_reduce(
+            comparison.states.span(),
+            logits[0],
+            logits[1],
+            comparison.on_card.span(),
+            comparison.targets.len(),
+            columns,
+            first,
+        )?)
+    }
+}
+
+/// The states of rows on their way through two heads.
+pub(super) struct CardComparison {
+    gpu: Gpu,
+    states: DeviceBuffer<cuda::CompareState>,
+    on_card: DeviceBuffer<u32>,
+    targets: Vec<u32>,
+}
+
+impl CardComparison {
+    pub(super) fn read(&self) -> Result<Vec<Row>, EngineError> {
+        let mut states = vec![cuda::CompareState::START; self.targets.len()];
+        self.gpu
+            .download(self.states.span(), bytemuck::cast_slice_mut(&mut states))?;
+        let rows = states
+            .iter()
+            .zip(&self.targets)
+            .map(|(state, &target)| Row {
+                target,
+                sides: [0, 1].map(|side| Side {
+                    max: state.max[side],
+                    top: state.top[side] as usize,
+                    sum: state.sum[side],
+                    target: state.target[side],
+                }),
+                difference: state.difference,
+            });
+        Ok(rows.collect())
+    }
+}
+
+fn head_choice(choice: &Choice<'_>) -> cuda::HeadChoice {
+    let list = |ids: &[u32]| {
+        let mut list = [cuda::NO_TOKEN; cuda::HEAD_TOKENS];
+        list[..ids.len()].copy_from_slice(ids);
+        list
+    };
+    cuda::HeadChoice {
+        temperature: choice.temperature,
+        noise_key: choice.noise.key(),
+        pass: choice.pass as u64,
+        guidance: choice.guidance.unwrap_or(0.0) as f32,
+        has_guidance: u32::from(choice.guidance.is_some()),
+        vocabulary: choice.vocabulary as u32,
+        mask: choice.mask_token_id,
+        end_count: choice.end_tokens.len() as u32,
+        suppressed_count: choice.suppressed.len() as u32,
+        ends: list(choice.end_tokens),
+        suppressed: list(choice.suppressed),
+    }
+}
+
+fn format(format: Format) -> cuda::Format {
+    match format {
+        Format::F32 => cuda::Format::F32,
+        Format::F16 => cuda::Format::F16,
+        Format::Bf16 => cuda::Format::Bf16,
+        Format::Q8_0 => cuda::Format::Q8_0,
+        Format::Q6K => cuda::Format::Q6K,
+        Format::Q4K => cuda::Format::Q4K,
+    }
+}

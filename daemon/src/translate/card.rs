@@ -1,0 +1,32 @@
+//! What is known of a card, on the wire.
+
+use sluice_engine::device::{Device, Gpu};
+use sluice_proto::v1;
+
+/// The card as it is now.
+#[must_use]
+pub fn card(device: &Device, gpu: &Gpu) -> v1::Card {
+    let (facts, live) = (gpu.facts(), gpu.live());
+    let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+    v1::Card {
+        compute: device.number().name().to_owned(),
+        capability: version(facts.capability),
+        uuid: facts.uuid.clone(),
+        pci_bus_id: facts.pci_bus_id.clone(),
+        driver_version: facts.driver_version.clone(),
+        cuda_version: version(facts.cuda_version),
+        blas: gpu.blas().map(|blas| blas.name().to_owned()),
+        multiprocessors: facts.multiprocessors,
+        held_by_others_bytes: live.held_by_others_bytes,
+        bus_generation: live.bus.map(|bus| bus.generation),
+        bus_generation_max: live.bus.map(|bus| bus.generation_max),
+        bus_width: live.bus.map(|bus| bus.width),
+        bus_width_max: live.bus.map(|bus| bus.width_max),
+        clock_mhz: live.clocks_mhz.map(|clocks| clocks.sm),
+        memory_clock_mhz: live.clocks_mhz.map(|clocks| clocks.memory),
+        temperature_c: live.temperature_c,
+        power_w: live.power_w,
+        power_limit_w: live.power_limit_w,
+        utilization_percent: live.utilization_percent.map(|busy| busy.gpu),
+    }
+}
