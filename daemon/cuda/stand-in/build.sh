@@ -7,11 +7,10 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 mkdir -p "${1:?usage: build.sh OUT_DIR}"
 out=$(cd "$1" && pwd)
 
-compiler=${CXX:-}
-for name in c++ g++ clang++; do
-    [ -n "$compiler" ] || compiler=$(command -v "$name" || true)
+for name in ${CXX:-c++ g++ clang++}; do
+    if compiler=$(command -v "$name"); then break; fi
 done
-[ -n "$compiler" ] || { echo "no C++ compiler: none of c++, g++ and clang++, and CXX is not set" >&2; exit 3; }
+[ -n "$compiler" ] || { echo "no C++ compiler: there is none of ${CXX:-c++, g++ and clang++}" >&2; exit 1; }
 
 # Products and sums are rounded one by one, as in the PTX.
 flags=(-std=c++17 -O2 -ffp-contract=off -fPIC -fvisibility=hidden -pthread -Wall -Wextra -Wno-unknown-pragmas -DSLUICE_ON_CPU)
