@@ -189,7 +189,8 @@ impl Worker {
         switch.stage = Stage::Stepping(Steps::new(transition(&stands, &switch.target)));
         let ledger = &self.shared.ledger;
         ledger.set_limit(ledger.limit().max(switch.target.budget_bytes));
-        self.advance(false)
+        let cancel = Arc::clone(&self.cancel);
+        self.advance(false, &cancel)
     }
 
     /// Goes a step further if it can be done at once.
@@ -203,7 +204,9 @@ impl Worker {
     }
 
     fn try_advance(&mut self, wait: bool) {
-        if let Err(error) = self.advance(wait) {
+        // A request that runs may be stopped in the middle of a long step.
+        let cancel = Arc::clone(&self.cancel);
+        if let Err(error) = self.advance(wait, &cancel) {
             self.fail_switch(error);
         }
     }
@@ -234,7 +237,7 @@ impl Worker {
             if cancel.load(Ordering::Relaxed) {
                 return Err(EngineError::Stopped);
             }
-            self.advance(true)?;
+            self.advance(true, cancel)?;
         }
         Ok(())
     }
@@ -243,7 +246,7 @@ impl Worker {
         self.current.as_ref()?.switch.as_ref()
     }
 
-    fn advance(&mut self, wait: bool) -> Result<(), EngineError> {
+    fn advance(&mut self, wait: bool, cancel: &AtomicBool) -> Result<(), EngineError> {
         let Some(current) = &mut self.current else {
             return Ok(());
         };
@@ -268,8 +271,13 @@ impl Worker {
                 }
             }
             Stage::Stepping(steps) => {
-                let is_further =
-                    steps.step(&switch.target, &mut current.weights, &self.ops, wait)?;
+                let is_further = steps.step(
+                    &switch.target,
+                    &mut current.weights,
+                    &self.ops,
+                    wait,
+                    cancel,
+                )?;
                 let is_over = steps.is_over();
                 if is_further {
                     let SwitchState { done, steps } = steps.state();

@@ -2,7 +2,10 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use super::{
@@ -40,6 +43,8 @@ pub(super) struct Worker {
     pub(super) keeping: Keeping,
     /// Of passes under the plan in force.
     pub(super) measured: Measured,
+    /// Set to stop the request that runs.
+    pub(super) cancel: Arc<AtomicBool>,
     /// Of the device; measured when first needed.
     rates: Option<Rates>,
 }
@@ -62,6 +67,7 @@ impl Worker {
             current: None,
             keeping,
             measured: Measured::default(),
+            cancel: Arc::default(),
             rates: None,
         }
     }
@@ -230,7 +236,9 @@ impl Worker {
             cancel,
             ..
         } = job;
+        self.cancel = Arc::clone(&cancel);
         let result = catch_unwind(AssertUnwindSafe(|| self.compute(&work, &mut sink, &cancel)));
+        self.cancel = Arc::default();
         self.ops.release();
         match result {
             Ok(result) => sink(Event::Finished(result)),
@@ -246,7 +254,7 @@ impl Worker {
         &mut self,
         work: &Work,
         sink: &mut Sink,
-        cancel: &std::sync::atomic::AtomicBool,
+        cancel: &AtomicBool,
     ) -> Result<Outcome, EngineError> {
         let current = self.current.as_ref().ok_or(EngineError::NoModel)?;
         if current.id != work.model() {
