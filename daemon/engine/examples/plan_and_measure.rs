@@ -94,6 +94,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             units::duration_ms(1000.0 * pass.copy_s),
             units::duration_ms(1000.0 * pass.disk_s)
         );
+        let first = pass.first_s().map(|first| 1000.0 * first);
+        let first = first.map_or("unknown".to_owned(), units::duration_ms);
+        println!("the first pass by the plan, with nothing in the cache: {first}");
     }
     let status = fs::read_to_string("/proc/self/status")?;
     for line in status

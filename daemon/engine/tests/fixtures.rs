@@ -59,12 +59,7 @@ fn weights(
         canvas: 16,
         ..Workload::default()
     };
-    let machine = Machine {
-        threads: 2,
-        rates: None,
-        disk_bytes_per_s: None,
-        cache_bytes: cache,
-    };
+    let machine = Machine::unmeasured(2, cache);
     let mut question = Question {
         shape,
         sources: &sources,

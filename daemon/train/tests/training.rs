@@ -343,12 +343,7 @@ fn weights(checkpoint: Checkpoint, shape: &Shape, ops: &Ops) -> Residency {
         budget_bytes: u64::MAX,
         workload: Workload::default(),
         working: Working::default(),
-        machine: &Machine {
-            threads: 2,
-            rates: None,
-            disk_bytes_per_s: None,
-            cache_bytes: 0,
-        },
+        machine: &Machine::unmeasured(2, 0),
     })
     .expect("plan");
     let reader = Arc::new(Reader::new(Arc::new(checkpoint), &sources));

@@ -184,6 +184,14 @@ impl CheckpointFile {
         }
     }
 
+    /// Lets the system's cache forget these bytes, so that a read of them goes to the disk.
+    pub(super) fn drop_cached(&self, offset: u64, len: u64) {
+        if let (Content::Disk { file, .. }, Some(len)) = (&self.content, NonZeroU64::new(len)) {
+            // Advice, as above.
+            let _ = rustix::fs::fadvise(file, offset, Some(len), Advice::DontNeed);
+        }
+    }
+
     /// What to say of a read up to `end` that failed.
     fn failed(&self, end: u64, error: io::Error) -> CheckpointError {
         match error.kind() {

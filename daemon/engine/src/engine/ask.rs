@@ -4,7 +4,7 @@ use sluice_shared::level::Level;
 
 use super::{Engine, current::Planner};
 use crate::{
-    checkpoint::{Checkpoint, Source},
+    checkpoint::{Checkpoint, DiskRates, Source},
     device::{self, Device},
     error::EngineError,
     format::Format,
@@ -32,7 +32,7 @@ impl Outline {
         let sources = sources.collect();
         // Where it will lie is not known.
         let machine = Machine {
-            disk_bytes_per_s: None,
+            disk: DiskRates::default(),
             ..machine
         };
         Self {
@@ -122,12 +122,7 @@ mod tests {
     use super::*;
 
     fn unmeasured() -> Machine {
-        Machine {
-            threads: 2,
-            rates: None,
-            disk_bytes_per_s: None,
-            cache_bytes: u64::MAX,
-        }
+        Machine::unmeasured(2, u64::MAX)
     }
 
     fn workload(canvas: usize) -> Workload {

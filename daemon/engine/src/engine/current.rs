@@ -6,7 +6,7 @@ use sluice_shared::level::Level;
 
 use super::{ask::default_canvas, switch::Switch};
 use crate::{
-    checkpoint::{Checkpoint, disk_rate},
+    checkpoint::{Checkpoint, disk_rates},
     decode::Vocabulary,
     error::EngineError,
     model::{
@@ -48,7 +48,7 @@ impl Planner {
         let shape = Shape::of(config);
         let sources = plan::sources(checkpoint, shape.tensors())?;
         let machine = Machine {
-            disk_bytes_per_s: disk_rate(checkpoint),
+            disk: disk_rates(checkpoint),
             ..machine
         };
         Ok(Self::new(shape, sources, machine))

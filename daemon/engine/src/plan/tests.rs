@@ -24,12 +24,7 @@ fn sources_of(shape: &Shape) -> Vec<SourceTensor> {
 }
 
 fn machine(cache_bytes: u64) -> Machine {
-    Machine {
-        threads: 2,
-        rates: None,
-        disk_bytes_per_s: None,
-        cache_bytes,
-    }
+    Machine::unmeasured(2, cache_bytes)
 }
 
 fn plan(shape: &Shape, level: Level, budget_bytes: u64) -> Result<Plan, PlanError> {

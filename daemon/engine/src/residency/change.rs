@@ -243,12 +243,7 @@ mod tests {
         let config = Config::read(&checkpoint.config().unwrap(), None).unwrap();
         let shape = Shape::of(&config);
         let sources = plan::sources(&checkpoint, shape.tensors()).unwrap();
-        let machine = Machine {
-            threads: 1,
-            rates: None,
-            disk_bytes_per_s: None,
-            cache_bytes: u64::MAX,
-        };
+        let machine = Machine::unmeasured(1, u64::MAX);
         let planned = |budget_bytes| {
             Plan::new(&Question {
                 shape: &shape,

@@ -84,12 +84,7 @@ impl Setup {
                 ..Workload::default()
             },
             working: Working::default(),
-            machine: &Machine {
-                threads: 1,
-                rates: None,
-                disk_bytes_per_s: None,
-                cache_bytes: 0,
-            },
+            machine: &Machine::unmeasured(1, 0),
         });
         let plan = plan.unwrap();
         let derivative = Derivative::new(&self.copies(), &checkpoint, &sources, &plan);
