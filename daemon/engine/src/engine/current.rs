@@ -106,6 +106,8 @@ pub(super) struct Current {
     pub(super) switch: Option<Switch>,
     /// The request that runs.
     pub(super) serving: Option<Workload>,
+    /// The plan in force is for a wider request than the usual one, and nothing is gained by another.
+    pub(super) stays_wide: bool,
     /// Rows that go through an MLP together: fewer when memory ran short.
     pub(super) mlp_rows: usize,
 }

@@ -14,6 +14,7 @@ use std::{
 use super::{LoadEvent, LoadReport, current::Planner, worker::Worker};
 use crate::{
     checkpoint::{Checkpoint, derivative::Derivative},
+    device::Device,
     error::EngineError,
     ops::Ops,
     plan::Plan,
@@ -79,22 +80,23 @@ fn no_derivatives(plan: &Plan) -> EngineError {
     }
 }
 
-impl Worker {
+impl Keeping {
     /// A reader that can do what the plan asks for. Writes the copy that it needs first, or that is to be kept anyway.
     pub(super) fn reader(
         &self,
         checkpoint: &Arc<Checkpoint>,
         planner: &Planner,
         plan: &Plan,
+        device: &Device,
         cancel: &AtomicBool,
         report: &mut LoadReport,
     ) -> Result<Arc<Reader>, EngineError> {
         let reader = Reader::new(Arc::clone(checkpoint), &planner.sources);
         let notice = &mut |notice| report(LoadEvent::Notice(notice));
-        let (reader, missing) = self.keeping.look_up(reader, planner, plan, notice)?;
+        let (reader, missing) = self.look_up(reader, planner, plan, notice)?;
         let is_needed = lacks_copy(&reader, plan);
         let missing = match missing {
-            Some(missing) if is_needed || self.keeping.always => missing,
+            Some(missing) if is_needed || self.always => missing,
             None if is_needed => return Err(no_derivatives(plan)),
             _ => return Ok(Arc::new(reader)),
         };
@@ -105,7 +107,7 @@ impl Worker {
                 total_bytes,
             });
         };
-        match missing.write(&reader, self.ops.device(), cancel, progress) {
+        match missing.write(&reader, device, cancel, progress) {
             Ok(Some(copy)) => Ok(Arc::new(
                 reader.with_derivative(Arc::new(copy), &planner.sources),
             )),
@@ -118,7 +120,9 @@ impl Worker {
             Err(error) => Err(error),
         }
     }
+}
 
+impl Worker {
     /// Sees to it that what the plan streams lies on disk as it is computed with. What must be converted is, beside the
     /// passes; until that is done the plan can't be put in force.
     pub(super) fn prepare_streaming(

@@ -4,6 +4,7 @@ mod ask;
 mod compare;
 mod current;
 mod derive;
+mod load;
 mod serve;
 mod state;
 mod switch;
@@ -20,6 +21,7 @@ use std::{
 
 use sluice_shared::level::Level;
 
+pub(crate) use self::load::LoadStep;
 pub use self::{
     ask::{Outline, default_canvas, machine},
     state::{InForce, Measured, SwitchState},
@@ -142,7 +144,7 @@ pub enum LoadEvent {
     Finished(Result<Arc<LoadedModel>, EngineError>),
 }
 
-/// Takes a load's events, on the engine's thread; must not block.
+/// Takes a load's events, on the load's thread and the last one on the engine's; must not block.
 pub type LoadReport = Box<dyn FnMut(LoadEvent) + Send>;
 
 /// How a change of the settings goes.
@@ -230,9 +232,10 @@ impl Engine {
         })
     }
 
-    /// Loads a model between two requests, ahead of those that wait, with these settings, which are those of the engine
-    /// from then on. Where there is room for both, the present model serves until the new one is whole, and a failure
-    /// leaves it there; otherwise it goes first. Requests that wait were made for the old model's ids and are refused.
+    /// Loads a model with these settings, which are those of the engine from then on; changes of them that come meanwhile
+    /// follow. Where there is room for both, and for a request of the present one, that serves until the new one is whole,
+    /// and a failure leaves it there; otherwise it goes first. Requests that wait in that moment were made for the old
+    /// model's ids and are refused.
     pub fn load(&self, source: Source, settings: Settings, report: LoadReport) {
         let load = Load {
             source,

@@ -2,7 +2,10 @@
 //! request does.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
@@ -280,6 +283,37 @@ impl Worker {
             .and_then(|current| current.switch.as_ref()?.stepping_towards());
         let settings = asked.unwrap_or_else(|| self.shared.state.settings());
         (settings.level, self.shared.state.budget_bytes(&settings))
+    }
+
+    /// Whether the plan in force makes room for a wider request than the usual one, and none runs.
+    pub(super) fn may_narrow(&self) -> bool {
+        let is_wide = |current: &super::current::Current| {
+            !current.stays_wide && current.plan.workload != current.workload()
+        };
+        self.loading.is_none() && self.current.as_ref().is_some_and(is_wide)
+    }
+
+    /// Goes back to a plan for the usual canvas when a wider request has ended, if that lets more be resident. Short
+    /// memory stays as it was found.
+    pub(super) fn narrow(&mut self) {
+        let settings = self.shared.state.settings();
+        let budget = self.shared.state.budget_bytes(&settings);
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        current.stays_wide = true;
+        let budget = budget.min(current.plan.budget_bytes);
+        let planned = current
+            .planner
+            .plan(settings.level, budget, current.workload());
+        let Ok(plan) = planned else { return };
+        if plan.resident_bytes() > current.plan.resident_bytes() {
+            // When it can't be had, all stays as it is.
+            drop(self.start_switch(Arc::new(plan), None));
+        } else if plan.units == current.plan.units && plan.slots == current.plan.slots {
+            current.plan = Arc::new(plan);
+            self.tell_state();
+        }
     }
 
     /// What may happen between two passes: a change of the settings begins, or goes a step further.

@@ -300,6 +300,7 @@ impl Worker {
             return;
         };
         current.plan = Arc::clone(&switch.target);
+        current.stays_wide = false;
         current.switch = switch.postponed.map(|postponed| *postponed);
         self.start_measuring();
         if let Some((settings, _)) = &switch.asked {

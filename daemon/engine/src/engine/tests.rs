@@ -288,6 +288,103 @@ fn a_long_canvas_makes_room_for_itself() {
     assert!(world.engine.in_force().unwrap().plan.streamed_bytes() > 0);
 }
 
+/// What a long canvas took from the weights is theirs again some time after its request.
+#[test]
+fn the_plan_goes_back_to_the_usual_canvas() {
+    let world = world(Level::Standard, None);
+    let usual = world.engine.in_force().unwrap().plan;
+    let bytes = usual.peak_bytes() + 1000;
+    world.apply(budget(bytes)).recv().unwrap().unwrap();
+    let before = world.engine.in_force().unwrap().plan;
+    let expected = world.generate().tokens;
+    let finished = world.submit(world.request(400), |_| {});
+    finished.recv().unwrap().unwrap();
+    let wide = world.engine.in_force().unwrap().plan;
+    assert!(wide.streamed_bytes() > 0 && wide.workload.canvas > 400);
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    while world.engine.in_force().unwrap().plan != before {
+        assert!(std::time::Instant::now() < deadline, "it stays wide");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(world.generate().tokens, expected);
+}
+
+/// While another model is read, the present one serves; what was made for its ids is refused once it is gone.
+#[test]
+fn the_present_model_serves_until_the_next_one_is_whole() {
+    let world = world(Level::Standard, None);
+    let expected = world.generate().tokens;
+    let (reading, is_reading) = mpsc::channel();
+    let (go_on, may_go_on) = mpsc::channel::<()>();
+    let (send, finished) = mpsc::channel();
+    let report = Box::new(move |event| match event {
+        LoadEvent::Progress { loaded_bytes, .. } if loaded_bytes > 0 => {
+            let _ = reading.send(());
+            // Until the test lets go.
+            let _ = may_go_on.recv();
+        }
+        LoadEvent::Finished(result) => send.send(result).unwrap(),
+        _ => {}
+    });
+    let settings = Settings {
+        level: Level::Moderate,
+        ..Settings::default()
+    };
+    world.engine.load(demonstration(), settings, report);
+    is_reading.recv().unwrap();
+    // Twice, with a change that waits for the load between them.
+    assert_eq!(world.generate().tokens, expected);
+    let changed = world.apply(level(Level::Aggressive));
+    assert_eq!(world.generate().tokens, expected);
+    assert_eq!(world.engine.settings().level, Level::Standard);
+    drop(go_on);
+    let new = finished.recv().unwrap().unwrap();
+    assert_ne!(new.id, world.model.id);
+    let plan = changed.recv().unwrap().unwrap();
+    assert_eq!(plan.level, Level::Aggressive);
+    let sink = Box::new(|_| {});
+    let refused = world.engine.submit(Work::Generate(world.request(48)), sink);
+    assert!(matches!(refused, Err(EngineError::ModelReplaced)));
+}
+
+/// A load that is stopped, by a cancel or with the engine, says so and leaves nothing.
+#[test]
+fn a_load_beside_ends_with_the_engine() {
+    for stop in [false, true] {
+        let world = world(Level::Standard, None);
+        let before = world.engine.memory().used_bytes;
+        let (reading, is_reading) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel::<()>();
+        let (send, finished) = mpsc::channel();
+        let report = Box::new(move |event| match event {
+            LoadEvent::Progress { .. } => {
+                let _ = reading.send(());
+                let _ = may_go_on.recv();
+            }
+            LoadEvent::Finished(result) => send.send(result).unwrap(),
+            _ => {}
+        });
+        world
+            .engine
+            .load(demonstration(), Settings::default(), report);
+        is_reading.recv().unwrap();
+        world.engine.cancel_loads();
+        drop(go_on);
+        if stop {
+            world.engine.stop();
+        }
+        let error = finished.recv().unwrap().unwrap_err();
+        assert!(
+            matches!(error, EngineError::LoadCancelled | EngineError::Stopped),
+            "{error}"
+        );
+        if !stop {
+            assert_eq!(world.engine.memory().used_bytes, before);
+            world.generate();
+        }
+    }
+}
+
 fn compared(world: &World, level: Option<Level>) -> crate::event::Compared {
     let text = world.model.text.as_ref().unwrap();
     let story = "Mia wanted a kite. She went to the market and found a red one.";
