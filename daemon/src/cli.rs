@@ -6,7 +6,7 @@ use clap::{Parser, Subcommand, error::ErrorKind};
 use sluice_shared::{exit, level::Level};
 
 use crate::{
-    config::{Budget, Device, Filter, limits},
+    config::{Budget, CacheLimit, Device, Filter, limits},
     planning::Planning,
     synth::Synth,
 };
@@ -78,6 +78,11 @@ pub struct Arguments {
         default_missing_value = "true"
     )]
     pub keep_converted: Option<bool>,
+
+    /// Most bytes that converted copies take, such as 32GiB, or none for no limit: the least recently used
+    /// go when there are more, but never one in use [default: 32GiB] [env: SLUICE_CACHE_LIMIT]
+    #[arg(long, value_name = "BYTES|none", allow_negative_numbers = true)]
+    pub cache_limit: Option<CacheLimit>,
 
     /// Requests that may wait while one runs [default: 16] [env: SLUICE_QUEUE]
     #[arg(long, value_name = "N", value_parser = limits::queue)]

@@ -90,6 +90,7 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
         },
         derivatives: config.cache.value.clone(),
         keep_converted: config.keep_converted.value,
+        converted_bytes_max: config.cache_limit.value.bytes(),
     })?);
     let daemon = Arc::new(Daemon::new(engine, listening.path.clone()));
     load_configured_model(&daemon, config);

@@ -8,7 +8,7 @@ use std::{
 use serde::Deserialize;
 use sluice_shared::level::Level;
 
-use super::{Budget, ConfigError, Device, Environment, Filter, values::from_text};
+use super::{Budget, CacheLimit, ConfigError, Device, Environment, Filter, values::from_text};
 
 /// What a file may say.
 #[derive(Debug, Default, Deserialize)]
@@ -24,6 +24,8 @@ pub(super) struct FileLayer {
     pub(super) budget: Option<Budget>,
     pub(super) cache: Option<PathBuf>,
     pub(super) keep_converted: Option<bool>,
+    #[serde(default, deserialize_with = "from_text")]
+    pub(super) cache_limit: Option<CacheLimit>,
     pub(super) queue: Option<usize>,
     pub(super) drain_seconds: Option<u64>,
     pub(super) log: Option<Filter>,

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf};
 use sluice_shared::level::Level;
 
 use self::layers::Layers;
-pub use self::values::{Budget, Device, Filter};
+pub use self::values::{Budget, CacheLimit, Device, Filter};
 use crate::cli::Arguments;
 
 /// Everything the daemon can be told, checked.
@@ -34,6 +34,8 @@ pub struct Config {
     pub cache: Setting<Option<PathBuf>>,
     /// Whether a converted copy is written even when nothing is streamed from it.
     pub keep_converted: Setting<bool>,
+    /// Most bytes that converted copies take.
+    pub cache_limit: Setting<CacheLimit>,
     /// Requests that may wait.
     pub queue: Setting<usize>,
     /// Seconds that running requests get on shutdown.
@@ -229,6 +231,13 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             "SLUICE_KEEP_CONVERTED",
             |file| file.keep_converted,
             false,
+        )?,
+        cache_limit: layers.value(
+            ("--cache-limit", arguments.cache_limit),
+            "cache_limit",
+            "SLUICE_CACHE_LIMIT",
+            |file| file.cache_limit,
+            CacheLimit::default(),
         )?,
         queue: layers.number(
             ("--queue", arguments.queue),

@@ -40,6 +40,8 @@ impl fmt::Display for Config {
         }
         let keep_converted = self.keep_converted.value.to_string();
         key(f, "keep_converted", &self.keep_converted, &keep_converted)?;
+        let cache_limit = quoted(&self.cache_limit.value.to_string());
+        key(f, "cache_limit", &self.cache_limit, &cache_limit)?;
         key(f, "queue", &self.queue, &self.queue.value.to_string())?;
         let drain = self.drain_seconds.value.to_string();
         key(f, "drain_seconds", &self.drain_seconds, &drain)?;

@@ -82,15 +82,56 @@ impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             None => f.write_str("default"),
-            Some(bytes) => {
-                let rounded = units::bytes_to_type(bytes);
-                // What is read back has to be the same.
-                match units::parse_bytes(&rounded) == Ok(bytes) {
-                    true => f.write_str(&rounded),
-                    false => write!(f, "{bytes}"),
-                }
-            }
+            Some(bytes) => f.write_str(&exactly(bytes)),
         }
+    }
+}
+
+/// Most bytes that converted copies of checkpoints take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheLimit(Option<u64>);
+
+impl CacheLimit {
+    /// The bytes; `None`: any.
+    #[must_use]
+    pub fn bytes(self) -> Option<u64> {
+        self.0
+    }
+}
+
+impl Default for CacheLimit {
+    /// A model of eight billion parameters at two levels takes 12 GiB: two of them, and some small ones.
+    fn default() -> Self {
+        Self(Some(32 << 30))
+    }
+}
+
+impl FromStr for CacheLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "none" => Ok(Self(None)),
+            text => units::parse_bytes(text).map(|bytes| Self(Some(bytes))),
+        }
+    }
+}
+
+impl fmt::Display for CacheLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("none"),
+            Some(bytes) => f.write_str(&exactly(bytes)),
+        }
+    }
+}
+
+/// An amount as people write it, if that is read back as the same, else its bytes.
+fn exactly(bytes: u64) -> String {
+    let rounded = units::bytes_to_type(bytes);
+    match units::parse_bytes(&rounded) == Ok(bytes) {
+        true => rounded,
+        false => bytes.to_string(),
     }
 }
 

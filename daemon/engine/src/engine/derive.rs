@@ -11,9 +11,14 @@ use std::{
     time::Duration,
 };
 
+use sluice_shared::units;
+
 use super::{LoadEvent, LoadReport, current::Planner, worker::Worker};
 use crate::{
-    checkpoint::{Checkpoint, derivative::Derivative},
+    checkpoint::{
+        Checkpoint,
+        derivative::{self, Deleted, Derivative},
+    },
     device::Device,
     error::EngineError,
     ops::Ops,
@@ -27,6 +32,8 @@ pub(super) struct Keeping {
     pub(super) folder: Option<PathBuf>,
     /// Whether also where nothing is streamed.
     pub(super) always: bool,
+    /// Most bytes that all copies in the folder take, but for those in use; `None`: any.
+    pub(super) bytes_max: Option<u64>,
 }
 
 impl Keeping {
@@ -81,8 +88,36 @@ fn no_derivatives(plan: &Plan) -> EngineError {
 }
 
 impl Keeping {
+    /// Keeps the folder within its limit; `notice` hears what was deleted.
+    fn tidy(&self, notice: &mut dyn FnMut(String)) {
+        let (Some(folder), Some(bytes_max)) = (&self.folder, self.bytes_max) else {
+            return;
+        };
+        for Deleted { name, bytes } in derivative::tidy(folder, bytes_max) {
+            let (bytes, limit) = (units::bytes(bytes), units::bytes(bytes_max));
+            notice(format!(
+                "deleted {name} ({bytes}): converted copies may take {limit}"
+            ));
+        }
+    }
+
     /// A reader that can do what the plan asks for. Writes the copy that it needs first, or that is to be kept anyway.
+    /// What there is too much of in the folder goes.
     pub(super) fn reader(
+        &self,
+        checkpoint: &Arc<Checkpoint>,
+        planner: &Planner,
+        plan: &Plan,
+        device: &Device,
+        cancel: &AtomicBool,
+        report: &mut LoadReport,
+    ) -> Result<Arc<Reader>, EngineError> {
+        let reader = self.find_reader(checkpoint, planner, plan, device, cancel, report)?;
+        self.tidy(&mut |notice| report(LoadEvent::Notice(notice)));
+        Ok(reader)
+    }
+
+    fn find_reader(
         &self,
         checkpoint: &Arc<Checkpoint>,
         planner: &Planner,
@@ -153,8 +188,8 @@ impl Worker {
         Ok(conversion)
     }
 
-    /// Reads from a copy, too, from now on.
-    pub(super) fn use_derivative(&mut self, copy: Checkpoint) {
+    /// Reads from a copy, too, from now on; `notice` hears which older ones had to go for it.
+    pub(super) fn use_derivative(&mut self, copy: Checkpoint, notice: &mut dyn FnMut(String)) {
         let Some(current) = &mut self.current else {
             return;
         };
@@ -163,6 +198,7 @@ impl Worker {
         if let Err(error) = current.set_reader(Arc::new(reader)) {
             self.lose_stream(error);
         }
+        self.keeping.tidy(notice);
     }
 
     /// The model goes: it can't compute without what it streams. Whoever asked for a change is told why.

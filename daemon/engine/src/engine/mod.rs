@@ -56,6 +56,9 @@ pub struct Options {
     pub derivatives: Option<PathBuf>,
     /// Whether a load writes a converted copy there even when it streams nothing, so that the next one needn't convert.
     pub keep_converted: bool,
+    /// Most bytes that converted copies in that folder take: the least recently used go when there are more, but never
+    /// one in use. `None`: any.
+    pub converted_bytes_max: Option<u64>,
 }
 
 impl Default for Options {
@@ -66,6 +69,7 @@ impl Default for Options {
             settings: Settings::default(),
             derivatives: None,
             keep_converted: false,
+            converted_bytes_max: None,
         }
     }
 }
@@ -219,6 +223,7 @@ impl Engine {
         let keeping = Keeping {
             folder: options.derivatives,
             always: options.keep_converted,
+            bytes_max: options.converted_bytes_max,
         };
         let worker = Worker::new(Arc::clone(&shared), ops, keeping);
         let thread = thread::Builder::new()

@@ -246,6 +246,10 @@ impl Worker {
         self.current.as_ref()?.switch.as_ref()
     }
 
+    fn switch_mut(&mut self) -> Option<&mut Switch> {
+        self.current.as_mut()?.switch.as_mut()
+    }
+
     fn advance(&mut self, wait: bool, cancel: &AtomicBool) -> Result<(), EngineError> {
         let Some(current) = &mut self.current else {
             return Ok(());
@@ -266,7 +270,12 @@ impl Worker {
                     total_bytes,
                 });
                 if let Some(copy) = copy {
-                    self.use_derivative(copy?);
+                    let mut notices = Vec::new();
+                    self.use_derivative(copy?, &mut |notice| notices.push(notice));
+                    if let Some(switch) = self.switch_mut() {
+                        let notices = notices.into_iter();
+                        notices.for_each(|notice| switch.report(ApplyEvent::Notice(notice)));
+                    }
                     self.start_steps()?;
                 }
             }
