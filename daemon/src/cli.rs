@@ -3,10 +3,13 @@
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand, error::ErrorKind};
-use sluice_shared::{exit, level::Level};
+use sluice_shared::{
+    exit,
+    level::{Embedding, Level},
+};
 
 use crate::{
-    config::{Budget, CacheLimit, Device, Filter, limits},
+    config::{AutoFactor, Budget, CacheLimit, Device, Filter, limits},
     planning::Planning,
     synth::Synth,
 };
@@ -61,6 +64,16 @@ pub struct Arguments {
     /// a margin] [env: SLUICE_BUDGET]
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     pub budget: Option<Budget>,
+
+    /// Where the embedding's rows are: host, device, or auto for the host at all levels but off
+    /// [default: auto] [env: SLUICE_EMBEDDING]
+    #[arg(long, value_name = "PLACE")]
+    pub embedding: Option<Embedding>,
+
+    /// How much longer than the fastest level's a pass may take at level auto, for fidelity's sake
+    /// [default: 1.5] [env: SLUICE_AUTO_FACTOR]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
+    pub auto_factor: Option<AutoFactor>,
 
     /// Folder for converted copies of checkpoints, which streaming at some levels reads from
     /// [default: $CACHE_DIRECTORY, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice]

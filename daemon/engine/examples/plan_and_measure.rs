@@ -27,6 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let settings = Settings {
         level: next("LEVEL")?.parse()?,
         budget_bytes: Some(units::parse_bytes(&next("BUDGET")?)?),
+        ..Settings::default()
     };
     let canvas: usize = next("CANVAS").unwrap_or("64".to_owned()).parse()?;
     let passes: usize = next("PASSES").unwrap_or("3".to_owned()).parse()?;

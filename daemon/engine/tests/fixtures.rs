@@ -63,7 +63,7 @@ fn weights(
     let mut question = Question {
         shape,
         sources: &sources,
-        level: Level::Standard,
+        choices: Level::Standard.into(),
         budget_bytes: u64::MAX,
         workload,
         working: Working::default(),

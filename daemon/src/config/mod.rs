@@ -9,10 +9,10 @@ mod values;
 
 use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf};
 
-use sluice_shared::level::Level;
+use sluice_shared::level::{Embedding, Level};
 
 use self::layers::Layers;
-pub use self::values::{Budget, CacheLimit, Device, Filter};
+pub use self::values::{AutoFactor, Budget, CacheLimit, Device, Filter};
 use crate::cli::Arguments;
 
 /// Everything the daemon can be told, checked.
@@ -30,6 +30,10 @@ pub struct Config {
     pub level: Setting<Level>,
     /// Most bytes of the device's memory.
     pub budget: Setting<Budget>,
+    /// Where the embedding is.
+    pub embedding: Setting<Embedding>,
+    /// How much longer a pass may take at level `auto` than the fastest level's.
+    pub auto_factor: Setting<AutoFactor>,
     /// Folder for converted copies of checkpoints; `None`: nowhere.
     pub cache: Setting<Option<PathBuf>>,
     /// Whether a converted copy is written even when nothing is streamed from it.
@@ -223,6 +227,20 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             "SLUICE_BUDGET",
             |file| file.budget,
             Budget::default(),
+        )?,
+        embedding: layers.value(
+            ("--embedding", arguments.embedding),
+            "embedding",
+            "SLUICE_EMBEDDING",
+            |file| file.embedding,
+            Embedding::Auto,
+        )?,
+        auto_factor: layers.value(
+            ("--auto-factor", arguments.auto_factor),
+            "auto_factor",
+            "SLUICE_AUTO_FACTOR",
+            |file| file.auto_factor,
+            AutoFactor::default(),
         )?,
         cache: layers.cache(arguments.cache.as_deref()),
         keep_converted: layers.value(

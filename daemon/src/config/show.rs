@@ -31,6 +31,11 @@ impl fmt::Display for Config {
         key(f, "level", &self.level, &quoted(self.level.value.name()))?;
         let budget = quoted(&self.budget.value.to_string());
         key(f, "budget", &self.budget, &budget)?;
+        let embedding = quoted(self.embedding.value.name());
+        key(f, "embedding", &self.embedding, &embedding)?;
+        // With its point: a number without one is none of TOML's fractions.
+        let factor = format!("{:?}", self.auto_factor.value.0);
+        key(f, "auto_factor", &self.auto_factor, &factor)?;
         match &self.cache.value {
             Some(path) => key(f, "cache", &self.cache, &quoted(&path.to_string_lossy()))?,
             None => {

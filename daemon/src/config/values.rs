@@ -3,7 +3,10 @@
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
-use sluice_shared::units;
+use sluice_shared::{
+    level::{AUTO_FACTOR, check_auto_factor, parse_auto_factor},
+    units,
+};
 use tracing_subscriber::EnvFilter;
 
 /// Where to compute.
@@ -84,6 +87,33 @@ impl fmt::Display for Budget {
             None => f.write_str("default"),
             Some(bytes) => f.write_str(&exactly(bytes)),
         }
+    }
+}
+
+/// How much longer a pass may take at level `auto` than the fastest level's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AutoFactor(pub f64);
+
+impl Default for AutoFactor {
+    fn default() -> Self {
+        Self(AUTO_FACTOR)
+    }
+}
+
+impl FromStr for AutoFactor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse_auto_factor(text).map(Self)
+    }
+}
+
+impl<'de> Deserialize<'de> for AutoFactor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let factor = f64::deserialize(deserializer)?;
+        check_auto_factor(factor)
+            .map(Self)
+            .map_err(D::Error::custom)
     }
 }
 

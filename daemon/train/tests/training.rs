@@ -339,7 +339,7 @@ fn weights(checkpoint: Checkpoint, shape: &Shape, ops: &Ops) -> Residency {
     let plan = Plan::new(&Question {
         shape,
         sources: &sources,
-        level: Level::Off,
+        choices: Level::Off.into(),
         budget_bytes: u64::MAX,
         workload: Workload::default(),
         working: Working::default(),

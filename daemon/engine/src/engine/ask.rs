@@ -1,6 +1,6 @@
 //! Plans for models that are not loaded: a published shape, or a checkpoint's headers.
 
-use sluice_shared::level::Level;
+use sluice_shared::level::Choices;
 
 use super::{Engine, current::Planner};
 use crate::{
@@ -61,18 +61,18 @@ impl Outline {
         self.planner.shape.context_length
     }
 
-    /// What lives where at this level within this budget.
+    /// What lives where by these choices within this budget.
     ///
     /// # Errors
     /// When there is no such plan.
     pub fn plan(
         &self,
-        level: Level,
+        choices: impl Into<Choices>,
         budget_bytes: u64,
         workload: Workload,
     ) -> Result<Plan, EngineError> {
         check_canvas(workload.canvas, self.context_length())?;
-        self.planner.plan(level, budget_bytes, workload)
+        self.planner.plan(choices.into(), budget_bytes, workload)
     }
 }
 
@@ -119,6 +119,8 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use sluice_shared::level::Level;
+
     use super::*;
 
     fn unmeasured() -> Machine {

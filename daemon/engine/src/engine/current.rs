@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sluice_shared::level::Level;
+use sluice_shared::level::Choices;
 
 use super::{ask::default_canvas, switch::Switch};
 use crate::{
@@ -57,17 +57,17 @@ impl Planner {
     /// A plan for the loaded model.
     pub(super) fn plan(
         &self,
-        level: Level,
+        choices: Choices,
         budget_bytes: u64,
         workload: Workload,
     ) -> Result<Plan, EngineError> {
-        self.plan_with(level, budget_bytes, workload, MLP_ROWS)
+        self.plan_with(choices, budget_bytes, workload, MLP_ROWS)
     }
 
     /// The same, with fewer rows at once in an MLP.
     pub(super) fn plan_with(
         &self,
-        level: Level,
+        choices: Choices,
         budget_bytes: u64,
         workload: Workload,
         mlp_rows: usize,
@@ -75,7 +75,7 @@ impl Planner {
         Ok(Plan::new(&Question {
             shape: &self.shape,
             sources: &self.sources,
-            level,
+            choices,
             budget_bytes,
             working: self.rehearsal.working(&workload, mlp_rows)?,
             workload,

@@ -230,7 +230,7 @@ impl Beside {
         let planner = Planner::of_checkpoint(&opened.checkpoint, &opened.config, machine)?;
         let planner = Arc::new(planner);
         let budget = self.shared.state.budget_bytes(&settings);
-        let plan = planner.plan(settings.level, budget, usual_workload(&planner.shape))?;
+        let plan = planner.plan(settings.choices(), budget, usual_workload(&planner.shape))?;
         plan.check_loadable()?;
         let plan = Arc::new(plan);
         report(LoadEvent::Planned(Arc::clone(&plan)));

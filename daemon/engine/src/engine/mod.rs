@@ -19,7 +19,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use sluice_shared::level::Level;
+use sluice_shared::level::{AUTO_FACTOR, Choices, Embedding, Level};
 
 pub(crate) use self::load::LoadStep;
 pub use self::{
@@ -43,7 +43,7 @@ use crate::{
 };
 
 /// How to start an engine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// Threads that compute; 0: one a core.
     pub threads: usize,
@@ -75,12 +75,16 @@ impl Default for Options {
 }
 
 /// What a plan is made for, as the user says it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
     /// How faithful weights are.
     pub level: Level,
     /// Most bytes of the device's memory; `None`: what was free when the engine started, less a margin.
     pub budget_bytes: Option<u64>,
+    /// Where the embedding is.
+    pub embedding: Embedding,
+    /// How much longer a pass may take for fidelity's sake under [`Level::Auto`]; at least 1.
+    pub auto_factor: f64,
 }
 
 impl Default for Settings {
@@ -88,26 +92,44 @@ impl Default for Settings {
         Self {
             level: Level::Standard,
             budget_bytes: None,
+            embedding: Embedding::Auto,
+            auto_factor: AUTO_FACTOR,
         }
     }
 }
 
 /// A change of the settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Change {
     /// The new level, if it is to change.
     pub level: Option<Level>,
     /// The new budget, if it is to change; `Some(None)`: the default one.
     pub budget_bytes: Option<Option<u64>>,
+    /// Where the embedding is to be, if that is to change.
+    pub embedding: Option<Embedding>,
+    /// The new factor of [`Level::Auto`], if it is to change.
+    pub auto_factor: Option<f64>,
 }
 
 impl Settings {
+    /// All but the budget.
+    #[must_use]
+    pub fn choices(&self) -> Choices {
+        Choices {
+            level: self.level,
+            embedding: self.embedding,
+            auto_factor: self.auto_factor,
+        }
+    }
+
     /// The settings after a change.
     #[must_use]
     pub fn with(self, change: &Change) -> Self {
         Self {
             level: change.level.unwrap_or(self.level),
             budget_bytes: change.budget_bytes.unwrap_or(self.budget_bytes),
+            embedding: change.embedding.unwrap_or(self.embedding),
+            auto_factor: change.auto_factor.unwrap_or(self.auto_factor),
         }
     }
 }

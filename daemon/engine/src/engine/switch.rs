@@ -11,6 +11,8 @@ use std::{
     time::Duration,
 };
 
+use sluice_shared::level::Choices;
+
 use self::steps::Steps;
 use super::{
     ApplyEvent, ApplyReport, Settings, SwitchState, current::Current, derive::Conversion,
@@ -90,7 +92,7 @@ impl Worker {
         let budget = self.shared.state.budget_bytes(&settings);
         let planned = current
             .planner
-            .plan(settings.level, budget, current.workload())
+            .plan(settings.choices(), budget, current.workload())
             .and_then(|plan| {
                 plan.check_loadable()?;
                 Ok(plan)
@@ -178,13 +180,19 @@ impl Worker {
             Some(serving) => switch.target.workload.widest(&serving),
             None => switch.target.workload,
         };
-        if switch.asked.is_some() && workload != switch.target.workload {
+        if let Some((settings, _)) = &switch.asked
+            && workload != switch.target.workload
+        {
             let Plan {
                 level,
                 budget_bytes,
                 ..
             } = *switch.target;
-            switch.target = Arc::new(current.planner.plan(level, budget_bytes, workload)?);
+            let choices = Choices {
+                level,
+                ..settings.choices()
+            };
+            switch.target = Arc::new(current.planner.plan(choices, budget_bytes, workload)?);
         }
         switch.stage = Stage::Stepping(Steps::new(transition(&stands, &switch.target)));
         let ledger = &self.shared.ledger;
@@ -349,7 +357,7 @@ impl Worker {
         };
         let back = current
             .planner
-            .plan(settings.level, budget, current.workload());
+            .plan(settings.choices(), budget, current.workload());
         // When even that can't be had, the weights stay as they are: mixed, and whole.
         if let Ok(plan) = back
             && self.start_switch(Arc::new(plan), None).is_err()

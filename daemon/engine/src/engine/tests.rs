@@ -47,6 +47,7 @@ fn world(level: Level, budget_bytes: Option<u64>) -> World {
     let settings = Settings {
         level,
         budget_bytes,
+        ..Settings::default()
     };
     let model = load(&engine, settings).unwrap();
     World { engine, model }
@@ -248,10 +249,12 @@ fn a_hundred_switches_leave_nothing_behind() {
             2 => Change {
                 level: Some(Level::Standard),
                 budget_bytes: Some(Some(least * 5 / 4)),
+                ..Change::default()
             },
             _ => Change {
                 level: Some(Level::Off),
                 budget_bytes: Some(None),
+                ..Change::default()
             },
         };
         world.apply(change).recv().unwrap().unwrap();
@@ -286,6 +289,25 @@ fn a_long_canvas_makes_room_for_itself() {
     let generated = finished.recv().unwrap().unwrap();
     assert!(generated.peak_device_bytes <= bytes);
     assert!(world.engine.in_force().unwrap().plan.streamed_bytes() > 0);
+}
+
+#[test]
+fn the_embedding_comes_to_the_device_and_goes_again() {
+    let world = world(Level::Standard, None);
+    let expected = world.generate().tokens;
+    let before = world.engine.memory().used_bytes;
+    for (embedding, is_more) in [(Embedding::Device, true), (Embedding::Auto, false)] {
+        let change = Change {
+            embedding: Some(embedding),
+            ..Change::default()
+        };
+        let plan = world.apply(change).recv().unwrap().unwrap();
+        assert_eq!(plan.level, Level::Standard);
+        assert_eq!(world.engine.settings().embedding, embedding);
+        assert_eq!(world.engine.memory().used_bytes > before, is_more);
+        assert_eq!(world.generate().tokens, expected);
+    }
+    assert_eq!(world.engine.memory().used_bytes, before);
 }
 
 /// What a long canvas took from the weights is theirs again some time after its request.
@@ -495,10 +517,12 @@ fn every_reservation_of_a_change_may_fail() {
     let to_little = Change {
         level: Some(Level::Standard),
         budget_bytes: Some(Some(least * 5 / 4)),
+        ..Change::default()
     };
     let back = Change {
         level: Some(Level::Off),
         budget_bytes: Some(None),
+        ..Change::default()
     };
     let ledger = &world.engine.shared.ledger;
     for change in [to_little, back, level(Level::Aggressive)] {
@@ -549,6 +573,7 @@ fn a_wide_request_and_a_change_both_get_what_they_asked_for() {
     let change = Change {
         level: Some(Level::Moderate),
         budget_bytes: Some(Some(least * 2)),
+        ..Change::default()
     };
     let running = world.submit(world.request(400), |_| {});
     let plan = world.apply(change).recv().unwrap().unwrap();

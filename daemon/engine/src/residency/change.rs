@@ -248,7 +248,7 @@ mod tests {
             Plan::new(&Question {
                 shape: &shape,
                 sources: &sources,
-                level: Level::Standard,
+                choices: Level::Standard.into(),
                 budget_bytes,
                 workload: Workload::default(),
                 working: Working::default(),

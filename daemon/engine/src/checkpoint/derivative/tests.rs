@@ -77,7 +77,7 @@ impl Setup {
         let plan = Plan::new(&Question {
             shape: &shape,
             sources: &sources,
-            level,
+            choices: level.into(),
             budget_bytes: u64::MAX,
             workload: Workload {
                 canvas: 16,
