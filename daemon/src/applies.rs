@@ -208,7 +208,7 @@ mod tests {
     fn to(level: Level) -> Change {
         Change {
             level: Some(level),
-            budget_bytes: None,
+            ..Change::default()
         }
     }
 

@@ -3,10 +3,13 @@
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand, error::ErrorKind};
-use sluice_shared::{exit, level::Level};
+use sluice_shared::{
+    exit,
+    level::{Embedding, Level},
+};
 
 use crate::{
-    config::{Budget, Compute, Device, Filter, limits},
+    config::{AutoFactor, Budget, CacheLimit, Compute, Device, Filter, limits},
     planning::Planning,
     synth::Synth,
 };
@@ -67,6 +70,16 @@ pub struct Arguments {
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     pub budget: Option<Budget>,
 
+    /// Where the embedding's rows are: host, device, or auto for the host at all levels but off
+    /// [default: auto] [env: SLUICE_EMBEDDING]
+    #[arg(long, value_name = "PLACE")]
+    pub embedding: Option<Embedding>,
+
+    /// How much longer than the fastest level's a pass may take at level auto, for fidelity's sake
+    /// [default: 1.5] [env: SLUICE_AUTO_FACTOR]
+    #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
+    pub auto_factor: Option<AutoFactor>,
+
     /// Folder for converted copies of checkpoints, which streaming at some levels reads from
     /// [default: $CACHE_DIRECTORY, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice]
     /// [env: SLUICE_CACHE]
@@ -83,6 +96,11 @@ pub struct Arguments {
         default_missing_value = "true"
     )]
     pub keep_converted: Option<bool>,
+
+    /// Most bytes that converted copies take, such as 32GiB, or none for no limit: the least recently used
+    /// go when there are more, but never one in use [default: 32GiB] [env: SLUICE_CACHE_LIMIT]
+    #[arg(long, value_name = "BYTES|none", allow_negative_numbers = true)]
+    pub cache_limit: Option<CacheLimit>,
 
     /// Requests that may wait while one runs [default: 16] [env: SLUICE_QUEUE]
     #[arg(long, value_name = "N", value_parser = limits::queue)]

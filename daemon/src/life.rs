@@ -92,9 +92,12 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
         settings: Settings {
             level: config.level.value,
             budget_bytes: config.budget.value.bytes(),
+            embedding: config.embedding.value,
+            auto_factor: config.auto_factor.value.0,
         },
         derivatives: config.cache.value.clone(),
         keep_converted: config.keep_converted.value,
+        converted_bytes_max: config.cache_limit.value.bytes(),
     })?);
     tell_device(&engine);
     let daemon = Arc::new(Daemon::new(engine, listening.path.clone()));

@@ -13,7 +13,10 @@ use sluice_engine::{
     model::shape::Preset,
 };
 use sluice_proto::{model, plan_table, v1};
-use sluice_shared::{exit, level::Level};
+use sluice_shared::{
+    exit,
+    level::{AUTO_FACTOR, Choices, Embedding, Level, parse_auto_factor},
+};
 use tonic_types::StatusExt;
 
 use crate::{
@@ -37,6 +40,14 @@ pub struct Planning {
     /// Most memory to use, such as 4GiB [default: what is free, less a margin]
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     budget: Option<Budget>,
+
+    /// Where the embedding's rows are: host, device, or auto for the host at all levels but off
+    #[arg(long, value_name = "PLACE", default_value_t = Embedding::Auto)]
+    embedding: Embedding,
+
+    /// How much longer than the fastest level's a pass may take at level auto [default: 1.5]
+    #[arg(long, value_name = "FACTOR", value_parser = parse_auto_factor, allow_negative_numbers = true)]
+    auto_factor: Option<f64>,
 
     /// Positions of a canvas, prompt included [default: 256, or the model's context if less]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -142,7 +153,12 @@ impl Planning {
         let budget = self.budget.and_then(Budget::bytes);
         let budget = budget.or_else(|| memory.free_bytes.map(device::default_budget));
         let workload = translate::plan::workload(&asked, outline.context_length())?;
-        let plan = outline.plan(self.level, budget.unwrap_or(u64::MAX), workload)?;
+        let choices = Choices {
+            level: self.level,
+            embedding: self.embedding,
+            auto_factor: self.auto_factor.unwrap_or(AUTO_FACTOR),
+        };
+        let plan = outline.plan(choices, budget.unwrap_or(u64::MAX), workload)?;
         Ok(translate::plan::plan(&plan, &name))
     }
 }

@@ -134,6 +134,8 @@ fn settings(daemon: &Daemon) -> v1::Settings {
         level: settings.level.name().to_owned(),
         budget_bytes: settings.budget_bytes.unwrap_or_else(default),
         is_default_budget: settings.budget_bytes.is_none(),
+        embedding: settings.embedding.name().to_owned(),
+        auto_factor: settings.auto_factor,
     }
 }
 

@@ -20,6 +20,13 @@ pub fn lines(plan: &Plan) -> Vec<String> {
     let mut fact = |name: &str, value: String| lines.push(format!("{name:<12} {value}"));
     fact("peak", units::bytes(plan.peak_bytes));
     fact("pass", pass(plan));
+    if let Some(first) = plan.first_pass_ms {
+        let first = units::duration_ms(first);
+        fact(
+            "first pass",
+            format!("about {first}, with nothing of the files in the system's cache"),
+        );
+    }
     fact("streamed", streamed(plan));
     for memory in &plan.memory {
         fact(&memory.kind, format!("{:>8}", units::bytes(memory.bytes)));
@@ -170,6 +177,7 @@ pub fn json(plan: &Plan) -> Value {
         "requests": plan.requests,
         "peak_bytes": plan.peak_bytes,
         "pass_ms": plan.pass_ms,
+        "first_pass_ms": plan.first_pass_ms,
         "compute_ms": plan.compute_ms,
         "copy_ms": plan.copy_ms,
         "disk_ms": plan.disk_ms,
@@ -300,6 +308,19 @@ mod tests {
             assert!(lines.contains(words), "{lines}");
         }
         assert_eq!(json(&plan)["pass_ms"], Value::Null);
+        assert!(!lines.contains("first pass"), "{lines}");
+        assert_eq!(json(&plan)["first_pass_ms"], Value::Null);
+    }
+
+    #[test]
+    fn a_first_pass_that_is_slower_has_a_line() {
+        let plan = Plan {
+            first_pass_ms: Some(31_000.0),
+            ..plan()
+        };
+        let expected = "first pass   about 31.0 s, with nothing of the files in the system's cache";
+        assert_eq!(lines(&plan)[3], expected);
+        assert_eq!(json(&plan)["first_pass_ms"], 31_000.0);
     }
 
     #[test]

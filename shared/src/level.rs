@@ -16,12 +16,95 @@ pub enum Level {
     Moderate,
     /// Four bits a weight.
     Aggressive,
-    /// The most faithful one whose pass takes at most [`AUTO_FACTOR`] times as long as the fastest one's.
+    /// The most faithful one whose pass takes at most [`Choices::auto_factor`] times as long as the fastest one's.
     Auto,
 }
 
-/// How much longer a pass may take for fidelity's sake under [`Level::Auto`].
+/// How much longer a pass may take for fidelity's sake under [`Level::Auto`], where nobody says.
 pub const AUTO_FACTOR: f64 = 1.5;
+
+/// A factor for [`Level::Auto`], checked.
+///
+/// # Errors
+/// When it is below 1, or no number.
+pub fn check_auto_factor(factor: f64) -> Result<f64, String> {
+    match factor.is_finite() && factor >= 1.0 {
+        true => Ok(factor),
+        false => Err(format!("must be at least 1, not {factor}")),
+    }
+}
+
+/// The same, as people type it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_auto_factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse();
+    check_auto_factor(factor.map_err(|_| format!("{text:?} is not a number, such as 1.5"))?)
+}
+
+/// Where the rows of the embedding are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Embedding {
+    /// As the level says: on the device at `off`, on the host at all others.
+    #[default]
+    Auto,
+    /// Read row by row from where the checkpoint lies.
+    Host,
+    /// In the device's memory, whatever else has to be streamed.
+    Device,
+}
+
+impl Embedding {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Host, Self::Device];
+
+    /// The name that people type.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Host => "host",
+            Self::Device => "device",
+        }
+    }
+}
+
+impl fmt::Display for Embedding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Embedding {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|place| place.name() == text);
+        known.ok_or_else(|| format!("unknown place {text:?}; known are auto, host, device"))
+    }
+}
+
+/// What of a plan is chosen: the level, and what may be set beside it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Choices {
+    /// How faithful the weights are.
+    pub level: Level,
+    /// Where the embedding is.
+    pub embedding: Embedding,
+    /// How much longer a pass may take for fidelity's sake under [`Level::Auto`]; at least 1.
+    pub auto_factor: f64,
+}
+
+impl From<Level> for Choices {
+    fn from(level: Level) -> Self {
+        Self {
+            level,
+            embedding: Embedding::Auto,
+            auto_factor: AUTO_FACTOR,
+        }
+    }
+}
 
 impl Level {
     /// All levels, the most faithful first, `auto` last.
@@ -125,6 +208,14 @@ mod tests {
     fn names_are_read_back() {
         for level in Level::ALL {
             assert_eq!(level.name().parse(), Ok(level));
+        }
+        for place in Embedding::ALL {
+            assert_eq!(place.name().parse(), Ok(place));
+        }
+        assert!("disk".parse::<Embedding>().unwrap_err().contains("host"));
+        assert_eq!(parse_auto_factor("2"), Ok(2.0));
+        for wrong in ["0.9", "NaN", "inf", "much"] {
+            assert!(parse_auto_factor(wrong).is_err(), "{wrong}");
         }
         let error = "Off".parse::<Level>().unwrap_err();
         assert!(

@@ -843,10 +843,11 @@ mod tests {
             assert!(module.ptx_80.contains(&entry), "{}: {name}", module.name);
             count += 1;
         }
-        let entries = MODULES
+        let entries: usize = MODULES
             .iter()
-            .map(|module| module.ptx_80.matches(".entry ").count());
-        assert_eq!(count, entries.sum(), "kernels that the list doesn't have");
+            .map(|module| module.ptx_80.matches(".entry ").count())
+            .sum();
+        assert_eq!(count, entries, "kernels that the list doesn't have");
         assert!(module_of("none").is_none());
     }
 }

@@ -27,6 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let settings = Settings {
         level: next("LEVEL")?.parse()?,
         budget_bytes: Some(units::parse_bytes(&next("BUDGET")?)?),
+        ..Settings::default()
     };
     let canvas: usize = next("CANVAS").unwrap_or("64".to_owned()).parse()?;
     let passes: usize = next("PASSES").unwrap_or("3".to_owned()).parse()?;
@@ -94,6 +95,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             units::duration_ms(1000.0 * pass.copy_s),
             units::duration_ms(1000.0 * pass.disk_s)
         );
+        let first = pass.first_s().map(|first| 1000.0 * first);
+        let first = first.map_or("unknown".to_owned(), units::duration_ms);
+        println!("the first pass by the plan, with nothing in the cache: {first}");
     }
     let status = fs::read_to_string("/proc/self/status")?;
     for line in status

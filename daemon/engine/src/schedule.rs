@@ -1,5 +1,5 @@
-//! What the engine thread does next: loads of models first, then requests in the order in
-//! which they were admitted. The queue is bounded and refuses at once.
+//! What the engine thread does next: loads of models first, one at a time, then changes of the settings, which wait for
+//! a load, then requests in the order in which they were admitted. The queue is bounded and refuses at once.
 
 use std::{
     collections::VecDeque,
@@ -7,11 +7,12 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use crate::{
     checkpoint::Source,
-    engine::{ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, Settings},
+    engine::{ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, LoadStep, Settings},
     error::EngineError,
     event::{Event, Outcome, Sink},
     request::Work,
@@ -64,6 +65,7 @@ pub(crate) struct Apply {
 /// What the engine thread is to do.
 pub(crate) enum Command {
     Load(Load),
+    LoadStep(LoadStep),
     Apply(Apply),
     Run(Job),
     Stop,
@@ -79,12 +81,43 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct State {
     loads: VecDeque<Load>,
+    /// The flag that stops the load under way.
     loading: Option<Arc<AtomicBool>>,
+    /// What that load wants.
+    step: Option<LoadStep>,
     applies: VecDeque<Apply>,
     waiting: VecDeque<Job>,
     running: Option<(u64, Arc<AtomicBool>)>,
     last_id: u64,
     stopped: bool,
+}
+
+impl State {
+    /// A load is begun when none is under way.
+    fn next_load(&mut self) -> Option<Load> {
+        let load = match self.loading {
+            Some(_) => None,
+            None => self.loads.pop_front(),
+        }?;
+        self.loading = Some(Arc::clone(&load.cancel));
+        Some(load)
+    }
+
+    /// A change is for what a load under way leads to.
+    fn next_apply(&mut self) -> Option<Apply> {
+        match self.loading {
+            Some(_) => None,
+            None => self.applies.pop_front(),
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        let has_settings = !self.loads.is_empty() || !self.applies.is_empty();
+        self.stopped
+            || self.step.is_some()
+            || (self.loading.is_none() && has_settings)
+            || !self.waiting.is_empty()
+    }
 }
 
 impl Queue {
@@ -141,6 +174,22 @@ impl Queue {
         }
     }
 
+    /// What the load under way wants; given back when the engine is stopping.
+    pub(crate) fn post(&self, step: LoadStep) -> Result<(), LoadStep> {
+        let mut state = self.state();
+        if state.stopped {
+            return Err(step);
+        }
+        state.step = Some(step);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// The load under way is over.
+    pub(crate) fn end_load(&self) {
+        self.state().loading = None;
+    }
+
     /// Refused, with the report given back, when the engine is stopping.
     pub(crate) fn apply(&self, apply: Apply) -> Result<(), Apply> {
         let mut state = self.state();
@@ -154,7 +203,7 @@ impl Queue {
 
     /// A change of the settings that came while a request runs.
     pub(crate) fn take_apply(&self) -> Option<Apply> {
-        self.state().applies.pop_front()
+        self.state().next_apply()
     }
 
     pub(crate) fn cancel(&self, id: u64) {
@@ -180,33 +229,41 @@ impl Queue {
                 return command;
             }
             let state = self.state();
-            let has_work = |state: &State| {
-                state.stopped
-                    || !state.loads.is_empty()
-                    || !state.applies.is_empty()
-                    || !state.waiting.is_empty()
-            };
             drop(
                 self.changed
-                    .wait_while(state, |state| !has_work(state))
+                    .wait_while(state, |state| !state.has_work())
                     .unwrap_or_else(PoisonError::into_inner),
             );
         }
+    }
+
+    /// The same, for so long.
+    pub(crate) fn next_within(&self, patience: Duration) -> Option<Command> {
+        if let Some(command) = self.try_next() {
+            return Some(command);
+        }
+        let state = self.state();
+        let waited = self
+            .changed
+            .wait_timeout_while(state, patience, |state| !state.has_work());
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        self.try_next()
     }
 
     /// Something to do, if there is. The one before is over by then.
     pub(crate) fn try_next(&self) -> Option<Command> {
         let mut state = self.state();
         state.running = None;
-        state.loading = None;
         if state.stopped {
             return Some(Command::Stop);
         }
-        if let Some(load) = state.loads.pop_front() {
-            state.loading = Some(Arc::clone(&load.cancel));
+        if let Some(step) = state.step.take() {
+            return Some(Command::LoadStep(step));
+        }
+        if let Some(load) = state.next_load() {
             return Some(Command::Load(load));
         }
-        if let Some(apply) = state.applies.pop_front() {
+        if let Some(apply) = state.next_apply() {
             return Some(Command::Apply(apply));
         }
         let job = state.waiting.pop_front()?;
@@ -224,6 +281,8 @@ impl Queue {
         let waiting = std::mem::take(&mut state.waiting);
         let loads = std::mem::take(&mut state.loads);
         let applies = std::mem::take(&mut state.applies);
+        // A load that waits for room is told by its being gone.
+        let step = state.step.take();
         if let Some(cancel) = &state.loading {
             cancel.store(true, Ordering::Relaxed);
         }
@@ -231,6 +290,9 @@ impl Queue {
         drop(state);
         for job in waiting {
             finish(job, Err(EngineError::Stopped));
+        }
+        if let Some(LoadStep::Over(end)) = step {
+            end.refuse();
         }
         for mut load in loads {
             (load.report)(LoadEvent::Finished(Err(EngineError::Stopped)));

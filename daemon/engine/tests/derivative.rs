@@ -123,6 +123,7 @@ fn resident(level: Level) -> Settings {
     Settings {
         level,
         budget_bytes: Some(1 << 30),
+        ..Settings::default()
     }
 }
 
@@ -138,6 +139,7 @@ fn streaming(engine: &Engine, level: Level) -> Settings {
         let change = Change {
             level: Some(level),
             budget_bytes: Some(Some(budget_bytes)),
+            ..Change::default()
         };
         engine.plan(&change, workload).unwrap()
     };
@@ -147,6 +149,7 @@ fn streaming(engine: &Engine, level: Level) -> Settings {
     Settings {
         level,
         budget_bytes: Some(budget_bytes),
+        ..Settings::default()
     }
 }
 
@@ -189,6 +192,7 @@ fn apply(engine: &Engine, settings: Settings) -> mpsc::Receiver<ApplyEvent> {
     let change = Change {
         level: Some(settings.level),
         budget_bytes: Some(settings.budget_bytes),
+        ..Change::default()
     };
     engine.apply(change, Box::new(move |event| drop(send.send(event))));
     events
@@ -438,6 +442,7 @@ fn change_and_request(engine: &Engine, settings: Settings, work: Work) -> Vec<Ha
     let change = Change {
         level: Some(settings.level),
         budget_bytes: Some(settings.budget_bytes),
+        ..Change::default()
     };
     let report = send.clone();
     let report = Box::new(move |event| drop(report.send(Happening::Change(event))));

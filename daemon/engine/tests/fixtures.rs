@@ -59,16 +59,11 @@ fn weights(
         canvas: 16,
         ..Workload::default()
     };
-    let machine = Machine {
-        device: Profile::cpu(2),
-        rates: None,
-        disk_bytes_per_s: None,
-        cache_bytes: cache,
-    };
+    let machine = Machine::unmeasured(Profile::cpu(2), cache);
     let mut question = Question {
         shape,
         sources: &sources,
-        level: Level::Standard,
+        choices: Level::Standard.into(),
         budget_bytes: u64::MAX,
         workload,
         working: Working::default(),

@@ -6,9 +6,12 @@ use std::{
 };
 
 use serde::Deserialize;
-use sluice_shared::level::Level;
+use sluice_shared::level::{Embedding, Level};
 
-use super::{Budget, Compute, ConfigError, Device, Environment, Filter, values::from_text};
+use super::{
+    AutoFactor, Budget, CacheLimit, Compute, ConfigError, Device, Environment, Filter,
+    values::from_text,
+};
 
 /// What a file may say.
 #[derive(Debug, Default, Deserialize)]
@@ -24,8 +27,13 @@ pub(super) struct FileLayer {
     pub(super) level: Option<Level>,
     #[serde(default, deserialize_with = "from_text")]
     pub(super) budget: Option<Budget>,
+    #[serde(default, deserialize_with = "from_text")]
+    pub(super) embedding: Option<Embedding>,
+    pub(super) auto_factor: Option<AutoFactor>,
     pub(super) cache: Option<PathBuf>,
     pub(super) keep_converted: Option<bool>,
+    #[serde(default, deserialize_with = "from_text")]
+    pub(super) cache_limit: Option<CacheLimit>,
     pub(super) queue: Option<usize>,
     pub(super) drain_seconds: Option<u64>,
     pub(super) log: Option<Filter>,

@@ -9,10 +9,10 @@ mod values;
 
 use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf};
 
-use sluice_shared::level::Level;
+use sluice_shared::level::{Embedding, Level};
 
 use self::layers::Layers;
-pub use self::values::{Budget, Compute, Device, Filter};
+pub use self::values::{AutoFactor, Budget, CacheLimit, Compute, Device, Filter};
 use crate::cli::Arguments;
 
 /// Everything the daemon can be told, checked.
@@ -32,10 +32,16 @@ pub struct Config {
     pub level: Setting<Level>,
     /// Most bytes of the device's memory.
     pub budget: Setting<Budget>,
+    /// Where the embedding is.
+    pub embedding: Setting<Embedding>,
+    /// How much longer a pass may take at level `auto` than the fastest level's.
+    pub auto_factor: Setting<AutoFactor>,
     /// Folder for converted copies of checkpoints; `None`: nowhere.
     pub cache: Setting<Option<PathBuf>>,
     /// Whether a converted copy is written even when nothing is streamed from it.
     pub keep_converted: Setting<bool>,
+    /// Most bytes that converted copies take.
+    pub cache_limit: Setting<CacheLimit>,
     /// Requests that may wait.
     pub queue: Setting<usize>,
     /// Seconds that running requests get on shutdown.
@@ -231,6 +237,20 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             |file| file.budget,
             Budget::default(),
         )?,
+        embedding: layers.value(
+            ("--embedding", arguments.embedding),
+            "embedding",
+            "SLUICE_EMBEDDING",
+            |file| file.embedding,
+            Embedding::Auto,
+        )?,
+        auto_factor: layers.value(
+            ("--auto-factor", arguments.auto_factor),
+            "auto_factor",
+            "SLUICE_AUTO_FACTOR",
+            |file| file.auto_factor,
+            AutoFactor::default(),
+        )?,
         cache: layers.cache(arguments.cache.as_deref()),
         keep_converted: layers.value(
             ("--keep-converted", arguments.keep_converted),
@@ -238,6 +258,13 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             "SLUICE_KEEP_CONVERTED",
             |file| file.keep_converted,
             false,
+        )?,
+        cache_limit: layers.value(
+            ("--cache-limit", arguments.cache_limit),
+            "cache_limit",
+            "SLUICE_CACHE_LIMIT",
+            |file| file.cache_limit,
+            CacheLimit::default(),
         )?,
         queue: layers.number(
             ("--queue", arguments.queue),

@@ -33,6 +33,11 @@ impl fmt::Display for Config {
         key(f, "level", &self.level, &quoted(self.level.value.name()))?;
         let budget = quoted(&self.budget.value.to_string());
         key(f, "budget", &self.budget, &budget)?;
+        let embedding = quoted(self.embedding.value.name());
+        key(f, "embedding", &self.embedding, &embedding)?;
+        // With its point: a number without one is none of TOML's fractions.
+        let factor = format!("{:?}", self.auto_factor.value.0);
+        key(f, "auto_factor", &self.auto_factor, &factor)?;
         match &self.cache.value {
             Some(path) => key(f, "cache", &self.cache, &quoted(&path.to_string_lossy()))?,
             None => {
@@ -42,6 +47,8 @@ impl fmt::Display for Config {
         }
         let keep_converted = self.keep_converted.value.to_string();
         key(f, "keep_converted", &self.keep_converted, &keep_converted)?;
+        let cache_limit = quoted(&self.cache_limit.value.to_string());
+        key(f, "cache_limit", &self.cache_limit, &cache_limit)?;
         key(f, "queue", &self.queue, &self.queue.value.to_string())?;
         let drain = self.drain_seconds.value.to_string();
         key(f, "drain_seconds", &self.drain_seconds, &drain)?;

@@ -288,3 +288,15 @@ fn the_printed_configuration_reads_back_as_it_is() {
     assert!(again.cache.value.unwrap().ends_with("c"));
     assert!(again.keep_converted.value);
 }
+
+#[test]
+fn the_limit_of_the_cache_is_an_amount_or_none() {
+    let limit = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().cache_limit.value;
+    let fixture = Fixture::new();
+    assert_eq!(limit(&fixture, &[]).to_string(), "32GiB");
+    assert_eq!(limit(&fixture, &["--cache-limit", "none"]).bytes(), None);
+    let fixture = fixture.file("system.toml", "cache_limit = \"5GiB\"\n");
+    assert_eq!(limit(&fixture, &[]).bytes(), Some(5 << 30));
+    let fixture = fixture.variable("SLUICE_CACHE_LIMIT", "0");
+    assert_eq!(limit(&fixture, &[]).bytes(), Some(0), "those in use stay");
+}

@@ -4,7 +4,10 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use sluice_engine::device::{self, Number};
-use sluice_shared::units;
+use sluice_shared::{
+    level::{AUTO_FACTOR, check_auto_factor, parse_auto_factor},
+    units,
+};
 use tracing_subscriber::EnvFilter;
 
 /// Where to compute.
@@ -136,15 +139,83 @@ impl fmt::Display for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             None => f.write_str("default"),
-            Some(bytes) => {
-                let rounded = units::bytes_to_type(bytes);
-                // What is read back has to be the same.
-                match units::parse_bytes(&rounded) == Ok(bytes) {
-                    true => f.write_str(&rounded),
-                    false => write!(f, "{bytes}"),
-                }
-            }
+            Some(bytes) => f.write_str(&exactly(bytes)),
         }
+    }
+}
+
+/// How much longer a pass may take at level `auto` than the fastest level's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AutoFactor(pub f64);
+
+impl Default for AutoFactor {
+    fn default() -> Self {
+        Self(AUTO_FACTOR)
+    }
+}
+
+impl FromStr for AutoFactor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        parse_auto_factor(text).map(Self)
+    }
+}
+
+impl<'de> Deserialize<'de> for AutoFactor {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let factor = f64::deserialize(deserializer)?;
+        check_auto_factor(factor)
+            .map(Self)
+            .map_err(D::Error::custom)
+    }
+}
+
+/// Most bytes that converted copies of checkpoints take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheLimit(Option<u64>);
+
+impl CacheLimit {
+    /// The bytes; `None`: any.
+    #[must_use]
+    pub fn bytes(self) -> Option<u64> {
+        self.0
+    }
+}
+
+impl Default for CacheLimit {
+    /// A model of eight billion parameters at two levels takes 12 GiB: two of them, and some small ones.
+    fn default() -> Self {
+        Self(Some(32 << 30))
+    }
+}
+
+impl FromStr for CacheLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "none" => Ok(Self(None)),
+            text => units::parse_bytes(text).map(|bytes| Self(Some(bytes))),
+        }
+    }
+}
+
+impl fmt::Display for CacheLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("none"),
+            Some(bytes) => f.write_str(&exactly(bytes)),
+        }
+    }
+}
+
+/// An amount as people write it, if that is read back as the same, else its bytes.
+fn exactly(bytes: u64) -> String {
+    let rounded = units::bytes_to_type(bytes);
+    match units::parse_bytes(&rounded) == Ok(bytes) {
+        true => rounded,
+        false => bytes.to_string(),
     }
 }
 

@@ -10,7 +10,7 @@ use sluice_proto::{
     model::{Adjustment, Measuring, Planned, Planning},
     v1::{self, apply_response::Kind, optimizer_service_server::OptimizerService},
 };
-use sluice_shared::level::Level;
+use sluice_shared::level::{Choices, Embedding, Level};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
@@ -58,6 +58,8 @@ impl OptimizerService for Service {
         let change = Change {
             level: asked.level,
             budget_bytes: asked.budget_bytes,
+            embedding: asked.embedding,
+            auto_factor: asked.auto_factor,
         };
         Ok(Response::new(begin(&self.0, change)?))
     }
@@ -71,7 +73,8 @@ impl OptimizerService for Service {
         let level = blocking(&self.0, Daemon::most_faithful).await?;
         let change = Change {
             level: Some(level),
-            budget_bytes: None,
+            embedding: Some(Embedding::Auto),
+            ..Change::default()
         };
         Ok(Response::new(begin(&self.0, change)?))
     }
@@ -153,8 +156,12 @@ impl Daemon {
             .or(settings.budget_bytes)
             .unwrap_or_else(|| self.engine.budget_default());
         let workload = translate::plan::workload(&asked, outline.context_length())?;
-        let level = asked.level.unwrap_or(settings.level);
-        let plan = outline.plan(level, budget_bytes, workload)?;
+        let choices = Choices {
+            level: asked.level.unwrap_or(settings.level),
+            embedding: asked.embedding.unwrap_or(settings.embedding),
+            auto_factor: asked.auto_factor.unwrap_or(settings.auto_factor),
+        };
+        let plan = outline.plan(choices, budget_bytes, workload)?;
         Ok(translate::plan::plan(&plan, &name))
     }
 
@@ -165,6 +172,8 @@ impl Daemon {
         let change = Change {
             level: asked.level,
             budget_bytes: asked.budget_bytes.map(Some),
+            embedding: asked.embedding,
+            auto_factor: asked.auto_factor,
         };
         let plan = self.engine.plan(&change, workload)?;
         Ok(translate::plan::plan(&plan, &serving.name.name))
@@ -175,7 +184,8 @@ impl Daemon {
         let in_force = self.engine.in_force().ok_or(EngineError::NoModel)?;
         let off = Change {
             level: Some(Level::Off),
-            budget_bytes: None,
+            embedding: Some(Embedding::Auto),
+            ..Change::default()
         };
         match self.engine.plan(&off, in_force.plan.workload) {
             Ok(_) => Ok(Level::Off),
@@ -200,7 +210,7 @@ fn changeable(daemon: &Daemon) -> Result<Serving, Failure> {
 
 fn begin(daemon: &Arc<Daemon>, change: Change) -> Result<Answers<v1::ApplyResponse>, Status> {
     let serving = changeable(daemon)?;
-    tracing::info!(level = ?change.level, budget_bytes = ?change.budget_bytes, "a client asks for another plan");
+    tracing::info!(?change, "a client asks for another plan");
     let states = applies::apply(
         &daemon.engine,
         change,

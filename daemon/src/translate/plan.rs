@@ -31,6 +31,7 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
         compute_ms: pass_ms(|pass| pass.compute_s),
         copy_ms: pass_ms(|pass| pass.copy_s),
         disk_ms: pass_ms(|pass| pass.disk_s),
+        first_pass_ms: plan.pass.and_then(first_pass_ms),
         streamed_bytes_per_pass: plan.streamed_bytes(),
         resident_bytes: plan.resident_bytes(),
         slots: Some(v1::Slots {
@@ -51,6 +52,12 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
         not_loadable: not_loadable.map_or_else(String::new, |error| error.to_string()),
         notes: notes(plan),
     }
+}
+
+/// The first pass's time, where it differs.
+fn first_pass_ms(pass: PassTime) -> Option<f64> {
+    let first_s = pass.first_s().filter(|first| *first > pass.total_s());
+    first_s.map(|seconds| seconds * 1000.0)
 }
 
 /// Whether its weights are the checkpoint's own, bit for bit.
@@ -207,12 +214,7 @@ mod tests {
     use super::*;
 
     fn planned(preset: &str, level: Level, budget_bytes: u64, cache_bytes: u64) -> v1::Plan {
-        let machine = Machine {
-            device: Profile::cpu(2),
-            rates: None,
-            disk_bytes_per_s: None,
-            cache_bytes,
-        };
+        let machine = Machine::unmeasured(Profile::cpu(2), cache_bytes);
         let outline = Outline::of_preset(Preset::find(preset).unwrap(), machine);
         let workload = Workload {
             canvas: 64,
@@ -257,6 +259,23 @@ mod tests {
         assert!(wire.not_loadable.contains("level mild can be planned"));
         let wire = planned("llada-8b", Level::Standard, 4 << 30, 0);
         assert!(wire.notes[0].contains("unknown"), "{:?}", wire.notes);
+    }
+
+    #[test]
+    fn the_first_pass_is_told_where_it_is_slower() {
+        let mut pass = PassTime {
+            compute_s: 2.0,
+            copy_s: 1.0,
+            disk_s: 0.0,
+            cold_s: None,
+        };
+        assert_eq!(first_pass_ms(pass), None, "not known");
+        pass.cold_s = Some(2.5);
+        assert_eq!(first_pass_ms(pass), None, "computing takes longer");
+        pass.cold_s = Some(9.0);
+        assert_eq!(first_pass_ms(pass), Some(9000.0));
+        pass.disk_s = 4.0;
+        assert_eq!(first_pass_ms(pass), Some(13000.0), "one thread reads both");
     }
 
     #[test]

@@ -330,11 +330,11 @@ fn weights(checkpoint: Checkpoint, shape: &Shape, ops: &Ops) -> Residency {
     let plan = Plan::new(&Question {
         shape,
         sources: &sources,
-        level: Level::Off,
+        choices: Level::Off.into(),
         budget_bytes: u64::MAX,
         workload: Workload::default(),
         working: Working::default(),
-        machine: &Machine::unmeasured(ops.device().profile()),
+        machine: &Machine::unmeasured(ops.device().profile(), 0),
     })
     .expect("plan");
     let reader = Arc::new(Reader::new(Arc::new(checkpoint), &sources));

@@ -1,6 +1,6 @@
 //! Levels, budgets, workloads and measurements as they are asked for.
 
-use sluice_shared::level::Level;
+use sluice_shared::level::{Embedding, Level, check_auto_factor};
 
 use super::{InvalidField, at_least_one, invalid};
 use crate::v1;
@@ -22,7 +22,7 @@ pub enum Planned {
 }
 
 /// A checked [`v1::PlanRequest`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Planning {
     /// For which model.
     pub model: Planned,
@@ -36,15 +36,23 @@ pub struct Planning {
     pub block: Option<u32>,
     /// Requests that share a pass, at least 1; times `canvas`, few enough to be rehearsed.
     pub requests: Option<u32>,
+    /// Where the embedding is; `None`: as in the settings.
+    pub embedding: Option<Embedding>,
+    /// The factor of level `auto`, at least 1; `None`: that of the settings.
+    pub auto_factor: Option<f64>,
 }
 
-/// A checked [`v1::ApplyRequest`]: at least one of the two changes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A checked [`v1::ApplyRequest`]: at least one of them changes.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adjustment {
     /// The new level.
     pub level: Option<Level>,
     /// The new budget, at least 1; `Some(None)`: the default one.
     pub budget_bytes: Option<Option<u64>>,
+    /// Where the embedding is to be.
+    pub embedding: Option<Embedding>,
+    /// The new factor of level `auto`, at least 1.
+    pub auto_factor: Option<f64>,
 }
 
 /// What a level is measured on.
@@ -104,6 +112,8 @@ impl TryFrom<v1::PlanRequest> for Planning {
             canvas,
             block: at_least_one("block", wire.block)?,
             requests,
+            embedding: embedding(wire.embedding)?,
+            auto_factor: auto_factor(wire.auto_factor)?,
         })
     }
 }
@@ -121,14 +131,22 @@ impl TryFrom<v1::ApplyRequest> for Adjustment {
             (None, true) => Some(None),
             (None, false) => None,
         };
-        let level = level(wire.level)?;
-        if level.is_none() && budget_bytes.is_none() {
+        let adjustment = Self {
+            level: level(wire.level)?,
+            budget_bytes,
+            embedding: embedding(wire.embedding)?,
+            auto_factor: auto_factor(wire.auto_factor)?,
+        };
+        let nothing = Self {
+            level: None,
+            budget_bytes: None,
+            embedding: None,
+            auto_factor: None,
+        };
+        if adjustment == nothing {
             return Err(invalid("level", "neither a level nor a budget is given"));
         }
-        Ok(Self {
-            level,
-            budget_bytes,
-        })
+        Ok(adjustment)
     }
 }
 
@@ -185,6 +203,16 @@ fn level(name: Option<String>) -> Result<Option<Level>, InvalidField> {
     .transpose()
 }
 
+fn embedding(name: Option<String>) -> Result<Option<Embedding>, InvalidField> {
+    let read = name.map(|name| name.parse()).transpose();
+    read.map_err(|problem: String| invalid("embedding", problem))
+}
+
+fn auto_factor(factor: Option<f64>) -> Result<Option<f64>, InvalidField> {
+    let checked = factor.map(check_auto_factor).transpose();
+    checked.map_err(|problem| invalid("auto_factor", problem))
+}
+
 fn budget(bytes: Option<u64>) -> Result<Option<u64>, InvalidField> {
     match bytes {
         Some(0) => Err(invalid("budget_bytes", "must be at least 1, not 0")),
@@ -207,10 +235,14 @@ mod tests {
             level: Some("auto".to_owned()),
             budget_bytes: Some(7),
             default_budget: false,
+            embedding: Some("host".to_owned()),
+            auto_factor: Some(2.0),
         });
         let expected = Adjustment {
             level: Some(Level::Auto),
             budget_bytes: Some(Some(7)),
+            embedding: Some(Embedding::Host),
+            auto_factor: Some(2.0),
         };
         assert_eq!(all, Ok(expected));
         let default = adjust(v1::ApplyRequest {
@@ -226,9 +258,21 @@ mod tests {
         let both = v1::ApplyRequest {
             budget_bytes: Some(7),
             default_budget: true,
-            level: None,
+            ..Default::default()
         };
         assert_eq!(adjust(both).unwrap_err().field, "default_budget");
+        for factor in [0.99, f64::NAN, f64::INFINITY] {
+            let wrong = adjust(v1::ApplyRequest {
+                auto_factor: Some(factor),
+                ..Default::default()
+            });
+            assert_eq!(wrong.unwrap_err().field, "auto_factor");
+        }
+        let wrong = adjust(v1::ApplyRequest {
+            embedding: Some("disk".to_owned()),
+            ..Default::default()
+        });
+        assert_eq!(wrong.unwrap_err().field, "embedding");
     }
 
     #[test]

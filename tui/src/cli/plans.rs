@@ -3,7 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use sluice_shared::{level::Level, units};
+use sluice_shared::{
+    level::{Embedding, Level, parse_auto_factor},
+    units,
+};
 
 use super::help;
 
@@ -20,6 +23,9 @@ pub struct Plan {
     /// How faithful the weights are, and how much memory they may take.
     #[command(flatten)]
     pub wish: Wish,
+    /// What may be chosen beside a level.
+    #[command(flatten)]
+    pub knobs: Knobs,
     /// Positions of a canvas, prompt included [default: 256, or what the context leaves]
     #[arg(long, value_name = "N")]
     pub canvas: Option<u32>,
@@ -43,6 +49,18 @@ pub struct Wish {
     pub budget: Option<u64>,
 }
 
+/// What may be chosen beside a level.
+#[derive(Debug, Default, Args)]
+pub struct Knobs {
+    /// Where the embedding's rows are: host, device, or auto for the host at all levels but off
+    /// [default: as it is]
+    #[arg(long, value_name = "PLACE")]
+    pub embedding: Option<Embedding>,
+    /// How much longer than the fastest level's a pass may take at level auto [default: as it is]
+    #[arg(long, value_name = "FACTOR", value_parser = parse_auto_factor)]
+    pub auto_factor: Option<f64>,
+}
+
 /// `sluice level`.
 #[derive(Debug, Args)]
 #[command(after_long_help = help::level())]
@@ -52,6 +70,9 @@ pub struct SetLevel {
     /// Another budget along with it, such as 4GiB
     #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
     pub budget: Option<u64>,
+    /// What may be chosen beside it.
+    #[command(flatten)]
+    pub knobs: Knobs,
     /// Print each event as a JSON object on its own line; the last is "applied"
     #[arg(long)]
     pub json: bool,

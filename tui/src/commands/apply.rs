@@ -26,7 +26,9 @@ pub(super) async fn level(
     let request = ApplyRequest {
         level: Some(arguments.level.name().to_owned()),
         budget_bytes: arguments.budget,
-        default_budget: false,
+        embedding: arguments.knobs.embedding.map(|place| place.to_string()),
+        auto_factor: arguments.knobs.auto_factor,
+        ..Default::default()
     };
     apply(daemon, request, arguments.json, out).await
 }

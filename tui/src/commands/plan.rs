@@ -45,6 +45,8 @@ pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Res
         canvas: arguments.canvas,
         block: None,
         requests: arguments.requests,
+        embedding: arguments.knobs.embedding.map(|place| place.to_string()),
+        auto_factor: arguments.knobs.auto_factor,
     };
     let answer = daemon.optimizer().plan(request).await;
     let plan = answer
@@ -107,6 +109,14 @@ fn words(model: &Model, arguments: &Plan) -> Vec<String> {
         arguments.wish.budget.map(|bytes| bytes.to_string()),
     );
     flag(
+        "--embedding",
+        arguments.knobs.embedding.map(|place| place.to_string()),
+    );
+    flag(
+        "--auto-factor",
+        arguments.knobs.auto_factor.map(|factor| factor.to_string()),
+    );
+    flag(
         "--canvas",
         arguments.canvas.map(|canvas| canvas.to_string()),
     );
@@ -138,6 +148,10 @@ mod tests {
             "mild",
             "--budget",
             "4GiB",
+            "--embedding",
+            "host",
+            "--auto-factor",
+            "2.5",
             "--canvas",
             "64",
             "--requests",
@@ -154,6 +168,8 @@ mod tests {
                 "--preset=llada-8b",
                 "--level=mild",
                 "--budget=4294967296",
+                "--embedding=host",
+                "--auto-factor=2.5",
                 "--canvas=64",
                 "--requests=2",
                 "--json"

@@ -247,6 +247,7 @@ mod tests {
                 level: "auto".into(),
                 budget_bytes: 4 << 30,
                 is_default_budget: true,
+                ..Default::default()
             }),
             switch: Some(Switch { done: 3, steps: 9 }),
             switch_target: Some(SwitchTarget {

@@ -104,6 +104,7 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
             level: "standard".into(),
             budget_bytes: 4 * gib,
             is_default_budget: true,
+            ..Default::default()
         }),
         measured: Some(Measured {
             passes: 8,

@@ -106,6 +106,8 @@ pub(super) fn settings(settings: &Settings) -> Value {
         "level": settings.level,
         "budget_bytes": settings.budget_bytes,
         "is_default_budget": settings.is_default_budget,
+        "embedding": settings.embedding,
+        "auto_factor": settings.auto_factor,
     })
 }
 

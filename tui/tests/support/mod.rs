@@ -428,6 +428,7 @@ fn snapshot() -> Snapshot {
             level: "standard".into(),
             budget_bytes: 4 << 30,
             is_default_budget: true,
+            ..Default::default()
         }),
         ..Default::default()
     }

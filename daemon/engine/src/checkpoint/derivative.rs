@@ -7,6 +7,7 @@
 //! the order of a pass.
 
 mod fingerprint;
+mod tidy;
 mod write;
 
 use std::{
@@ -20,6 +21,7 @@ use serde_json::{Map, Value, json};
 use sluice_shared::level::Level;
 
 pub(super) use self::fingerprint::Stamp;
+pub(crate) use self::tidy::{Deleted, tidy};
 use super::{
     Checkpoint, CheckpointError, Source, TensorEntry, file::CheckpointFile,
     safetensors::HEADER_BYTES_MAX,
@@ -183,6 +185,7 @@ impl Derivative {
                 }
             }
         }
+        file.hold();
         Ok(Some(Checkpoint {
             source,
             stamps: Vec::new(),

@@ -10,7 +10,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use rustix::fs::{Advice, OFlags};
+use rustix::fs::{Advice, FlockOperation, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
 use super::{CheckpointError, Source};
 use crate::page::{PAGE_BYTES, Page, pages_of, start_in_page};
@@ -181,6 +181,36 @@ impl CheckpointFile {
         if let (Content::Disk { file, .. }, Some(len)) = (&self.content, NonZeroU64::new(len)) {
             // Advice: a file system that takes none loses time, nothing else.
             let _ = rustix::fs::fadvise(file, offset, Some(len), Advice::WillNeed);
+        }
+    }
+
+    /// Shows others that the file is in use from now on, as long as it is open, and when it was last.
+    pub(super) fn hold(&self) {
+        let Content::Disk { file, .. } = &self.content else {
+            return;
+        };
+        let keep = Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        };
+        let now = Timespec {
+            tv_nsec: UTIME_NOW,
+            ..keep
+        };
+        let times = Timestamps {
+            last_access: now,
+            last_modification: keep,
+        };
+        // Where neither can be had, the file may be deleted while it is read from, which harms no reader.
+        let _ = rustix::fs::flock(file, FlockOperation::NonBlockingLockShared);
+        let _ = rustix::fs::futimens(file, &times);
+    }
+
+    /// Lets the system's cache forget these bytes, so that a read of them goes to the disk.
+    pub(super) fn drop_cached(&self, offset: u64, len: u64) {
+        if let (Content::Disk { file, .. }, Some(len)) = (&self.content, NonZeroU64::new(len)) {
+            // Advice, as above.
+            let _ = rustix::fs::fadvise(file, offset, Some(len), Advice::DontNeed);
         }
     }
 

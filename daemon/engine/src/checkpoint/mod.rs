@@ -20,7 +20,10 @@ use std::{
 use serde::Deserialize;
 
 use self::{derivative::Stamp, file::CheckpointFile};
-pub use self::{error::CheckpointError, rate::disk_rate};
+pub use self::{
+    error::CheckpointError,
+    rate::{DiskRates, disk_rates},
+};
 use crate::{format::Format, page::Page};
 
 /// Where a checkpoint is.

@@ -1,10 +1,10 @@
 //! Plans for models that are not loaded: a published shape, or a checkpoint's headers.
 
-use sluice_shared::level::Level;
+use sluice_shared::level::Choices;
 
 use super::{Engine, current::Planner};
 use crate::{
-    checkpoint::{Checkpoint, Source},
+    checkpoint::{Checkpoint, DiskRates, Source},
     device::{self, Device},
     error::EngineError,
     format::Format,
@@ -32,7 +32,7 @@ impl Outline {
         let sources = sources.collect();
         // Where it will lie is not known.
         let machine = Machine {
-            disk_bytes_per_s: None,
+            disk: DiskRates::default(),
             ..machine
         };
         Self {
@@ -61,18 +61,18 @@ impl Outline {
         self.planner.shape.context_length
     }
 
-    /// What lives where at this level within this budget.
+    /// What lives where by these choices within this budget.
     ///
     /// # Errors
     /// When there is no such plan.
     pub fn plan(
         &self,
-        level: Level,
+        choices: impl Into<Choices>,
         budget_bytes: u64,
         workload: Workload,
     ) -> Result<Plan, EngineError> {
         check_canvas(workload.canvas, self.context_length())?;
-        self.planner.plan(level, budget_bytes, workload)
+        self.planner.plan(choices.into(), budget_bytes, workload)
     }
 }
 
@@ -119,16 +119,13 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use sluice_shared::level::Level;
+
     use super::*;
     use crate::device::Profile;
 
     fn unmeasured() -> Machine {
-        Machine {
-            device: Profile::cpu(2),
-            rates: None,
-            disk_bytes_per_s: None,
-            cache_bytes: u64::MAX,
-        }
+        Machine::unmeasured(Profile::cpu(2), u64::MAX)
     }
 
     fn workload(canvas: usize) -> Workload {

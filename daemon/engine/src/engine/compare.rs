@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use sluice_shared::level::Level;
+use sluice_shared::level::{Choices, Level};
 
 use super::worker::Worker;
 use crate::{
@@ -100,11 +100,13 @@ impl Worker {
         cancel: &AtomicBool,
         tell: &mut dyn FnMut(),
     ) -> Result<Activation, Interrupt> {
+        let choices = self.shared.state.settings().choices();
         let current = self.current_mut()?;
         let budget = before
             .budget_bytes
             .saturating_sub(extra_bytes(before, canvases));
-        let plan = current.planner.plan(level, budget, before.workload)?;
+        let choices = Choices { level, ..choices };
+        let plan = current.planner.plan(choices, budget, before.workload)?;
         plan.check_loadable().map_err(EngineError::from)?;
         self.switch_now(plan, cancel)?;
         let Self { current, ops, .. } = self;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use sluice_cuda::HEAD_DIM_MAX;
-use sluice_shared::level::Level;
+use sluice_shared::level::Choices;
 
 use super::{ask::default_canvas, switch::Switch};
 use crate::{
-    checkpoint::{Checkpoint, disk_rate},
+    checkpoint::{Checkpoint, disk_rates},
     decode::Vocabulary,
     error::EngineError,
     model::{
@@ -55,7 +55,7 @@ impl Planner {
         }
         let sources = plan::sources(checkpoint, shape.tensors())?;
         let machine = Machine {
-            disk_bytes_per_s: disk_rate(checkpoint),
+            disk: disk_rates(checkpoint),
             ..machine
         };
         Ok(Self::new(shape, sources, machine))
@@ -64,17 +64,17 @@ impl Planner {
     /// A plan for the loaded model.
     pub(super) fn plan(
         &self,
-        level: Level,
+        choices: Choices,
         budget_bytes: u64,
         workload: Workload,
     ) -> Result<Plan, EngineError> {
-        self.plan_with(level, budget_bytes, workload, MLP_ROWS)
+        self.plan_with(choices, budget_bytes, workload, MLP_ROWS)
     }
 
     /// The same, with fewer rows at once in an MLP.
     pub(super) fn plan_with(
         &self,
-        level: Level,
+        choices: Choices,
         budget_bytes: u64,
         workload: Workload,
         mlp_rows: usize,
@@ -82,7 +82,7 @@ impl Planner {
         Ok(Plan::new(&Question {
             shape: &self.shape,
             sources: &self.sources,
-            level,
+            choices,
             budget_bytes,
             working: self.rehearsal.working(&workload, mlp_rows)?,
             workload,
@@ -113,6 +113,8 @@ pub(super) struct Current {
     pub(super) switch: Option<Switch>,
     /// The request that runs.
     pub(super) serving: Option<Workload>,
+    /// The plan in force is for a wider request than the usual one, and nothing is gained by another.
+    pub(super) stays_wide: bool,
     /// Rows that go through an MLP together: fewer when memory ran short.
     pub(super) mlp_rows: usize,
 }

@@ -11,9 +11,15 @@ use std::{
     time::Duration,
 };
 
+use sluice_shared::units;
+
 use super::{LoadEvent, LoadReport, current::Planner, worker::Worker};
 use crate::{
-    checkpoint::{Checkpoint, derivative::Derivative},
+    checkpoint::{
+        Checkpoint,
+        derivative::{self, Deleted, Derivative},
+    },
+    device::Device,
     error::EngineError,
     ops::Ops,
     plan::Plan,
@@ -26,6 +32,8 @@ pub(super) struct Keeping {
     pub(super) folder: Option<PathBuf>,
     /// Whether also where nothing is streamed.
     pub(super) always: bool,
+    /// Most bytes that all copies in the folder take, but for those in use; `None`: any.
+    pub(super) bytes_max: Option<u64>,
 }
 
 impl Keeping {
@@ -79,22 +87,51 @@ fn no_derivatives(plan: &Plan) -> EngineError {
     }
 }
 
-impl Worker {
+impl Keeping {
+    /// Keeps the folder within its limit; `notice` hears what was deleted.
+    fn tidy(&self, notice: &mut dyn FnMut(String)) {
+        let (Some(folder), Some(bytes_max)) = (&self.folder, self.bytes_max) else {
+            return;
+        };
+        for Deleted { name, bytes } in derivative::tidy(folder, bytes_max) {
+            let (bytes, limit) = (units::bytes(bytes), units::bytes(bytes_max));
+            notice(format!(
+                "deleted {name} ({bytes}): converted copies may take {limit}"
+            ));
+        }
+    }
+
     /// A reader that can do what the plan asks for. Writes the copy that it needs first, or that is to be kept anyway.
+    /// What there is too much of in the folder goes.
     pub(super) fn reader(
         &self,
         checkpoint: &Arc<Checkpoint>,
         planner: &Planner,
         plan: &Plan,
+        device: &Device,
+        cancel: &AtomicBool,
+        report: &mut LoadReport,
+    ) -> Result<Arc<Reader>, EngineError> {
+        let reader = self.find_reader(checkpoint, planner, plan, device, cancel, report)?;
+        self.tidy(&mut |notice| report(LoadEvent::Notice(notice)));
+        Ok(reader)
+    }
+
+    fn find_reader(
+        &self,
+        checkpoint: &Arc<Checkpoint>,
+        planner: &Planner,
+        plan: &Plan,
+        device: &Device,
         cancel: &AtomicBool,
         report: &mut LoadReport,
     ) -> Result<Arc<Reader>, EngineError> {
         let reader = Reader::new(Arc::clone(checkpoint), &planner.sources);
         let notice = &mut |notice| report(LoadEvent::Notice(notice));
-        let (reader, missing) = self.keeping.look_up(reader, planner, plan, notice)?;
+        let (reader, missing) = self.look_up(reader, planner, plan, notice)?;
         let is_needed = lacks_copy(&reader, plan);
         let missing = match missing {
-            Some(missing) if is_needed || self.keeping.always => missing,
+            Some(missing) if is_needed || self.always => missing,
             None if is_needed => return Err(no_derivatives(plan)),
             _ => return Ok(Arc::new(reader)),
         };
@@ -105,7 +142,7 @@ impl Worker {
                 total_bytes,
             });
         };
-        match missing.write(&reader, self.ops.device(), cancel, progress) {
+        match missing.write(&reader, device, cancel, progress) {
             Ok(Some(copy)) => Ok(Arc::new(
                 reader.with_derivative(Arc::new(copy), &planner.sources),
             )),
@@ -118,7 +155,9 @@ impl Worker {
             Err(error) => Err(error),
         }
     }
+}
 
+impl Worker {
     /// Sees to it that what the plan streams lies on disk as it is computed with. What must be converted is, beside the
     /// passes; until that is done the plan can't be put in force.
     pub(super) fn prepare_streaming(
@@ -149,8 +188,8 @@ impl Worker {
         Ok(conversion)
     }
 
-    /// Reads from a copy, too, from now on.
-    pub(super) fn use_derivative(&mut self, copy: Checkpoint) {
+    /// Reads from a copy, too, from now on; `notice` hears which older ones had to go for it.
+    pub(super) fn use_derivative(&mut self, copy: Checkpoint, notice: &mut dyn FnMut(String)) {
         let Some(current) = &mut self.current else {
             return;
         };
@@ -159,6 +198,7 @@ impl Worker {
         if let Err(error) = current.set_reader(Arc::new(reader)) {
             self.lose_stream(error);
         }
+        self.keeping.tidy(notice);
     }
 
     /// The model goes: it can't compute without what it streams. Whoever asked for a change is told why.

@@ -4,6 +4,7 @@ mod ask;
 mod compare;
 mod current;
 mod derive;
+mod load;
 mod serve;
 mod state;
 mod switch;
@@ -18,8 +19,9 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use sluice_shared::level::Level;
+use sluice_shared::level::{AUTO_FACTOR, Choices, Embedding, Level};
 
+pub(crate) use self::load::LoadStep;
 pub use self::{
     ask::{Outline, default_canvas, machine},
     state::{InForce, Measured, SwitchState},
@@ -41,7 +43,7 @@ use crate::{
 };
 
 /// How to start an engine.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     /// What computes.
     pub device: device::Choice,
@@ -58,6 +60,9 @@ pub struct Options {
     pub derivatives: Option<PathBuf>,
     /// Whether a load writes a converted copy there even when it streams nothing, so that the next one needn't convert.
     pub keep_converted: bool,
+    /// Most bytes that converted copies in that folder take: the least recently used go when there are more, but never
+    /// one in use. `None`: any.
+    pub converted_bytes_max: Option<u64>,
 }
 
 impl Default for Options {
@@ -70,17 +75,22 @@ impl Default for Options {
             settings: Settings::default(),
             derivatives: None,
             keep_converted: false,
+            converted_bytes_max: None,
         }
     }
 }
 
 /// What a plan is made for, as the user says it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
     /// How faithful weights are.
     pub level: Level,
     /// Most bytes of the device's memory; `None`: what was free when the engine started, less a margin.
     pub budget_bytes: Option<u64>,
+    /// Where the embedding is.
+    pub embedding: Embedding,
+    /// How much longer a pass may take for fidelity's sake under [`Level::Auto`]; at least 1.
+    pub auto_factor: f64,
 }
 
 impl Default for Settings {
@@ -88,26 +98,44 @@ impl Default for Settings {
         Self {
             level: Level::Standard,
             budget_bytes: None,
+            embedding: Embedding::Auto,
+            auto_factor: AUTO_FACTOR,
         }
     }
 }
 
 /// A change of the settings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Change {
     /// The new level, if it is to change.
     pub level: Option<Level>,
     /// The new budget, if it is to change; `Some(None)`: the default one.
     pub budget_bytes: Option<Option<u64>>,
+    /// Where the embedding is to be, if that is to change.
+    pub embedding: Option<Embedding>,
+    /// The new factor of [`Level::Auto`], if it is to change.
+    pub auto_factor: Option<f64>,
 }
 
 impl Settings {
+    /// All but the budget.
+    #[must_use]
+    pub fn choices(&self) -> Choices {
+        Choices {
+            level: self.level,
+            embedding: self.embedding,
+            auto_factor: self.auto_factor,
+        }
+    }
+
     /// The settings after a change.
     #[must_use]
     pub fn with(self, change: &Change) -> Self {
         Self {
             level: change.level.unwrap_or(self.level),
             budget_bytes: change.budget_bytes.unwrap_or(self.budget_bytes),
+            embedding: change.embedding.unwrap_or(self.embedding),
+            auto_factor: change.auto_factor.unwrap_or(self.auto_factor),
         }
     }
 }
@@ -148,7 +176,7 @@ pub enum LoadEvent {
     Finished(Result<Arc<LoadedModel>, EngineError>),
 }
 
-/// Takes a load's events, on the engine's thread; must not block.
+/// Takes a load's events, on the load's thread and the last one on the engine's; must not block.
 pub type LoadReport = Box<dyn FnMut(LoadEvent) + Send>;
 
 /// How a change of the settings goes.
@@ -224,6 +252,7 @@ impl Engine {
         let keeping = Keeping {
             folder: options.derivatives,
             always: options.keep_converted,
+            bytes_max: options.converted_bytes_max,
         };
         let worker = Worker::new(Arc::clone(&shared), ops, keeping);
         let thread = thread::Builder::new()
@@ -238,9 +267,10 @@ impl Engine {
         })
     }
 
-    /// Loads a model between two requests, ahead of those that wait, with these settings, which are those of the engine
-    /// from then on. Where there is room for both, the present model serves until the new one is whole, and a failure
-    /// leaves it there; otherwise it goes first. Requests that wait were made for the old model's ids and are refused.
+    /// Loads a model with these settings, which are those of the engine from then on; changes of them that come meanwhile
+    /// follow. Where there is room for both, and for a request of the present one, that serves until the new one is whole,
+    /// and a failure leaves it there; otherwise it goes first. Requests that wait in that moment were made for the old
+    /// model's ids and are refused.
     pub fn load(&self, source: Source, settings: Settings, report: LoadReport) {
         let load = Load {
             source,

@@ -2,7 +2,10 @@
 //! request does.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
@@ -17,7 +20,10 @@ use crate::{
     plan::{Plan, PlanError, Workload},
     request::Compare,
 };
-use sluice_shared::{level::Level, units};
+use sluice_shared::{
+    level::{Choices, Level},
+    units,
+};
 
 /// The least rows that go through an MLP together when memory is short.
 const MLP_ROWS_MIN: usize = 64;
@@ -77,7 +83,7 @@ impl<'a> Served<'a> {
 
     /// Takes another plan when the present one, or the one it is giving way to, has no room for this request.
     fn fit_plan(&mut self) -> Result<(), EngineError> {
-        let (level, budget) = self.worker.aim();
+        let (choices, budget) = self.worker.aim();
         let current = self.worker.current_mut()?;
         let working = current.working(&self.workload)?.total_bytes();
         let has_room = |plan: &Plan| plan.weight_bytes() + working <= budget;
@@ -85,7 +91,7 @@ impl<'a> Served<'a> {
         if has_room(&stands) && current.target().is_none_or(has_room) {
             return Ok(());
         }
-        let plan = self.plan_within(level, budget)?;
+        let plan = self.plan_within(choices, budget)?;
         let streamed = plan.streamed_bytes();
         self.worker.switch_now(plan, self.cancel)?;
         let more = streamed.saturating_sub(stands.streamed_bytes());
@@ -101,14 +107,15 @@ impl<'a> Served<'a> {
 
     /// A plan with room for this request: with fewer rows at once where that is needed, and where not even streaming
     /// helps at `off`, at the level that gives the same results.
-    fn plan_within(&mut self, level: Level, budget: u64) -> Result<Plan, EngineError> {
+    fn plan_within(&mut self, choices: Choices, budget: u64) -> Result<Plan, EngineError> {
         let current = self.worker.current_mut()?;
         let workload = current.plan.workload.widest(&self.workload);
         let mut refused = None;
         for rows in [current.mlp_rows, MLP_ROWS_MIN] {
-            for level in [level, Level::Standard] {
+            for level in [choices.level, Level::Standard] {
                 let is_same = level == Level::Standard;
-                let planned = current.planner.plan_with(level, budget, workload, rows);
+                let choices = Choices { level, ..choices };
+                let planned = current.planner.plan_with(choices, budget, workload, rows);
                 match planned {
                     Ok(plan) => {
                         if rows < current.mlp_rows {
@@ -144,7 +151,7 @@ impl<'a> Served<'a> {
             return Err(refused);
         };
         self.worker.ops.release();
-        let (level, budget) = self.worker.aim();
+        let (choices, budget) = self.worker.aim();
         let current = self.worker.current_mut()?;
         if current.mlp_rows > MLP_ROWS_MIN {
             current.set_mlp_rows(MLP_ROWS_MIN);
@@ -157,7 +164,7 @@ impl<'a> Served<'a> {
         self.frugal_plans += 1;
         let peak = current.as_it_stands().peak_bytes();
         let budget = budget.min(peak.saturating_sub(needed_bytes));
-        let plan = match self.plan_within(level, budget) {
+        let plan = match self.plan_within(choices, budget) {
             Ok(plan) => plan,
             // The figures of what was refused say more than those of a plan nobody asked for.
             Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) => return Err(refused),
@@ -271,15 +278,49 @@ impl Worker {
         self.current.as_mut().ok_or(EngineError::NoModel)
     }
 
-    /// The level and budget that requests are to keep to: those a change under way leads to, once it has begun to take
+    /// The choices and the budget that requests are to keep to: those a change under way leads to, once it has begun to take
     /// effect, else those in force.
-    fn aim(&self) -> (Level, u64) {
+    fn aim(&self) -> (Choices, u64) {
         let asked = self
             .current
             .as_ref()
             .and_then(|current| current.switch.as_ref()?.stepping_towards());
         let settings = asked.unwrap_or_else(|| self.shared.state.settings());
-        (settings.level, self.shared.state.budget_bytes(&settings))
+        (
+            settings.choices(),
+            self.shared.state.budget_bytes(&settings),
+        )
+    }
+
+    /// Whether the plan in force makes room for a wider request than the usual one, and none runs.
+    pub(super) fn may_narrow(&self) -> bool {
+        let is_wide = |current: &super::current::Current| {
+            !current.stays_wide && current.plan.workload != current.workload()
+        };
+        self.loading.is_none() && self.current.as_ref().is_some_and(is_wide)
+    }
+
+    /// Goes back to a plan for the usual canvas when a wider request has ended, if that lets more be resident. Short
+    /// memory stays as it was found.
+    pub(super) fn narrow(&mut self) {
+        let settings = self.shared.state.settings();
+        let budget = self.shared.state.budget_bytes(&settings);
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        current.stays_wide = true;
+        let budget = budget.min(current.plan.budget_bytes);
+        let planned = current
+            .planner
+            .plan(settings.choices(), budget, current.workload());
+        let Ok(plan) = planned else { return };
+        if plan.resident_bytes() > current.plan.resident_bytes() {
+            // When it can't be had, all stays as it is.
+            drop(self.start_switch(Arc::new(plan), None));
+        } else if plan.units == current.plan.units && plan.slots == current.plan.slots {
+            current.plan = Arc::new(plan);
+            self.tell_state();
+        }
     }
 
     /// What may happen between two passes: a change of the settings begins, or goes a step further.

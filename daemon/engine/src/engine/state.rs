@@ -116,7 +116,7 @@ impl State {
             let planner = present.planner.clone().ok_or(EngineError::NoModel)?;
             (planner, present.settings.with(change))
         };
-        planner.plan(settings.level, self.budget_bytes(&settings), workload)
+        planner.plan(settings.choices(), self.budget_bytes(&settings), workload)
     }
 
     pub(super) fn set_model(&self, model: Arc<LoadedModel>, planner: Arc<Planner>) {

@@ -11,6 +11,8 @@ use std::{
     time::Duration,
 };
 
+use sluice_shared::level::Choices;
+
 use self::steps::Steps;
 use super::{
     ApplyEvent, ApplyReport, Settings, SwitchState, current::Current, derive::Conversion,
@@ -90,7 +92,7 @@ impl Worker {
         let budget = self.shared.state.budget_bytes(&settings);
         let planned = current
             .planner
-            .plan(settings.level, budget, current.workload())
+            .plan(settings.choices(), budget, current.workload())
             .and_then(|plan| {
                 plan.check_loadable()?;
                 Ok(plan)
@@ -178,18 +180,25 @@ impl Worker {
             Some(serving) => switch.target.workload.widest(&serving),
             None => switch.target.workload,
         };
-        if switch.asked.is_some() && workload != switch.target.workload {
+        if let Some((settings, _)) = &switch.asked
+            && workload != switch.target.workload
+        {
             let Plan {
                 level,
                 budget_bytes,
                 ..
             } = *switch.target;
-            switch.target = Arc::new(current.planner.plan(level, budget_bytes, workload)?);
+            let choices = Choices {
+                level,
+                ..settings.choices()
+            };
+            switch.target = Arc::new(current.planner.plan(choices, budget_bytes, workload)?);
         }
         switch.stage = Stage::Stepping(Steps::new(transition(&stands, &switch.target)));
         let ledger = &self.shared.ledger;
         ledger.set_limit(ledger.limit().max(switch.target.budget_bytes));
-        self.advance(false)
+        let cancel = Arc::clone(&self.cancel);
+        self.advance(false, &cancel)
     }
 
     /// Goes a step further if it can be done at once.
@@ -203,7 +212,9 @@ impl Worker {
     }
 
     fn try_advance(&mut self, wait: bool) {
-        if let Err(error) = self.advance(wait) {
+        // A request that runs may be stopped in the middle of a long step.
+        let cancel = Arc::clone(&self.cancel);
+        if let Err(error) = self.advance(wait, &cancel) {
             self.fail_switch(error);
         }
     }
@@ -234,7 +245,7 @@ impl Worker {
             if cancel.load(Ordering::Relaxed) {
                 return Err(EngineError::Stopped);
             }
-            self.advance(true)?;
+            self.advance(true, cancel)?;
         }
         Ok(())
     }
@@ -243,7 +254,11 @@ impl Worker {
         self.current.as_ref()?.switch.as_ref()
     }
 
-    fn advance(&mut self, wait: bool) -> Result<(), EngineError> {
+    fn switch_mut(&mut self) -> Option<&mut Switch> {
+        self.current.as_mut()?.switch.as_mut()
+    }
+
+    fn advance(&mut self, wait: bool, cancel: &AtomicBool) -> Result<(), EngineError> {
         let Some(current) = &mut self.current else {
             return Ok(());
         };
@@ -263,13 +278,23 @@ impl Worker {
                     total_bytes,
                 });
                 if let Some(copy) = copy {
-                    self.use_derivative(copy?);
+                    let mut notices = Vec::new();
+                    self.use_derivative(copy?, &mut |notice| notices.push(notice));
+                    if let Some(switch) = self.switch_mut() {
+                        let notices = notices.into_iter();
+                        notices.for_each(|notice| switch.report(ApplyEvent::Notice(notice)));
+                    }
                     self.start_steps()?;
                 }
             }
             Stage::Stepping(steps) => {
-                let is_further =
-                    steps.step(&switch.target, &mut current.weights, &self.ops, wait)?;
+                let is_further = steps.step(
+                    &switch.target,
+                    &mut current.weights,
+                    &self.ops,
+                    wait,
+                    cancel,
+                )?;
                 let is_over = steps.is_over();
                 if is_further {
                     let SwitchState { done, steps } = steps.state();
@@ -292,6 +317,7 @@ impl Worker {
             return;
         };
         current.plan = Arc::clone(&switch.target);
+        current.stays_wide = false;
         current.switch = switch.postponed.map(|postponed| *postponed);
         self.start_measuring();
         if let Some((settings, _)) = &switch.asked {
@@ -331,7 +357,7 @@ impl Worker {
         };
         let back = current
             .planner
-            .plan(settings.level, budget, current.workload());
+            .plan(settings.choices(), budget, current.workload());
         // When even that can't be had, the weights stay as they are: mixed, and whole.
         if let Ok(plan) = back
             && self.start_switch(Arc::new(plan), None).is_err()

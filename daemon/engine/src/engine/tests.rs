@@ -47,6 +47,7 @@ fn world(level: Level, budget_bytes: Option<u64>) -> World {
     let settings = Settings {
         level,
         budget_bytes,
+        ..Settings::default()
     };
     let model = load(&engine, settings).unwrap();
     World { engine, model }
@@ -248,10 +249,12 @@ fn a_hundred_switches_leave_nothing_behind() {
             2 => Change {
                 level: Some(Level::Standard),
                 budget_bytes: Some(Some(least * 5 / 4)),
+                ..Change::default()
             },
             _ => Change {
                 level: Some(Level::Off),
                 budget_bytes: Some(None),
+                ..Change::default()
             },
         };
         world.apply(change).recv().unwrap().unwrap();
@@ -286,6 +289,122 @@ fn a_long_canvas_makes_room_for_itself() {
     let generated = finished.recv().unwrap().unwrap();
     assert!(generated.peak_device_bytes <= bytes);
     assert!(world.engine.in_force().unwrap().plan.streamed_bytes() > 0);
+}
+
+#[test]
+fn the_embedding_comes_to_the_device_and_goes_again() {
+    let world = world(Level::Standard, None);
+    let expected = world.generate().tokens;
+    let before = world.engine.memory().used_bytes;
+    for (embedding, is_more) in [(Embedding::Device, true), (Embedding::Auto, false)] {
+        let change = Change {
+            embedding: Some(embedding),
+            ..Change::default()
+        };
+        let plan = world.apply(change).recv().unwrap().unwrap();
+        assert_eq!(plan.level, Level::Standard);
+        assert_eq!(world.engine.settings().embedding, embedding);
+        assert_eq!(world.engine.memory().used_bytes > before, is_more);
+        assert_eq!(world.generate().tokens, expected);
+    }
+    assert_eq!(world.engine.memory().used_bytes, before);
+}
+
+/// What a long canvas took from the weights is theirs again some time after its request.
+#[test]
+fn the_plan_goes_back_to_the_usual_canvas() {
+    let world = world(Level::Standard, None);
+    let usual = world.engine.in_force().unwrap().plan;
+    let bytes = usual.peak_bytes() + 1000;
+    world.apply(budget(bytes)).recv().unwrap().unwrap();
+    let before = world.engine.in_force().unwrap().plan;
+    let expected = world.generate().tokens;
+    let finished = world.submit(world.request(400), |_| {});
+    finished.recv().unwrap().unwrap();
+    let wide = world.engine.in_force().unwrap().plan;
+    assert!(wide.streamed_bytes() > 0 && wide.workload.canvas > 400);
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    while world.engine.in_force().unwrap().plan != before {
+        assert!(std::time::Instant::now() < deadline, "it stays wide");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(world.generate().tokens, expected);
+}
+
+/// While another model is read, the present one serves; what was made for its ids is refused once it is gone.
+#[test]
+fn the_present_model_serves_until_the_next_one_is_whole() {
+    let world = world(Level::Standard, None);
+    let expected = world.generate().tokens;
+    let (reading, is_reading) = mpsc::channel();
+    let (go_on, may_go_on) = mpsc::channel::<()>();
+    let (send, finished) = mpsc::channel();
+    let report = Box::new(move |event| match event {
+        LoadEvent::Progress { loaded_bytes, .. } if loaded_bytes > 0 => {
+            let _ = reading.send(());
+            // Until the test lets go.
+            let _ = may_go_on.recv();
+        }
+        LoadEvent::Finished(result) => send.send(result).unwrap(),
+        _ => {}
+    });
+    let settings = Settings {
+        level: Level::Moderate,
+        ..Settings::default()
+    };
+    world.engine.load(demonstration(), settings, report);
+    is_reading.recv().unwrap();
+    // Twice, with a change that waits for the load between them.
+    assert_eq!(world.generate().tokens, expected);
+    let changed = world.apply(level(Level::Aggressive));
+    assert_eq!(world.generate().tokens, expected);
+    assert_eq!(world.engine.settings().level, Level::Standard);
+    drop(go_on);
+    let new = finished.recv().unwrap().unwrap();
+    assert_ne!(new.id, world.model.id);
+    let plan = changed.recv().unwrap().unwrap();
+    assert_eq!(plan.level, Level::Aggressive);
+    let sink = Box::new(|_| {});
+    let refused = world.engine.submit(Work::Generate(world.request(48)), sink);
+    assert!(matches!(refused, Err(EngineError::ModelReplaced)));
+}
+
+/// A load that is stopped, by a cancel or with the engine, says so and leaves nothing.
+#[test]
+fn a_load_beside_ends_with_the_engine() {
+    for stop in [false, true] {
+        let world = world(Level::Standard, None);
+        let before = world.engine.memory().used_bytes;
+        let (reading, is_reading) = mpsc::channel();
+        let (go_on, may_go_on) = mpsc::channel::<()>();
+        let (send, finished) = mpsc::channel();
+        let report = Box::new(move |event| match event {
+            LoadEvent::Progress { .. } => {
+                let _ = reading.send(());
+                let _ = may_go_on.recv();
+            }
+            LoadEvent::Finished(result) => send.send(result).unwrap(),
+            _ => {}
+        });
+        world
+            .engine
+            .load(demonstration(), Settings::default(), report);
+        is_reading.recv().unwrap();
+        world.engine.cancel_loads();
+        drop(go_on);
+        if stop {
+            world.engine.stop();
+        }
+        let error = finished.recv().unwrap().unwrap_err();
+        assert!(
+            matches!(error, EngineError::LoadCancelled | EngineError::Stopped),
+            "{error}"
+        );
+        if !stop {
+            assert_eq!(world.engine.memory().used_bytes, before);
+            world.generate();
+        }
+    }
 }
 
 fn compared(world: &World, level: Option<Level>) -> crate::event::Compared {
@@ -398,10 +517,12 @@ fn every_reservation_of_a_change_may_fail() {
     let to_little = Change {
         level: Some(Level::Standard),
         budget_bytes: Some(Some(least * 5 / 4)),
+        ..Change::default()
     };
     let back = Change {
         level: Some(Level::Off),
         budget_bytes: Some(None),
+        ..Change::default()
     };
     let ledger = &world.engine.shared.ledger;
     for change in [to_little, back, level(Level::Aggressive)] {
@@ -452,6 +573,7 @@ fn a_wide_request_and_a_change_both_get_what_they_asked_for() {
     let change = Change {
         level: Some(Level::Moderate),
         budget_bytes: Some(Some(least * 2)),
+        ..Change::default()
     };
     let running = world.submit(world.request(400), |_| {});
     let plan = world.apply(change).recv().unwrap().unwrap();

@@ -2,34 +2,39 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use super::{
-    LoadEvent, LoadedModel, Settings, Shared,
-    current::{Current, Planner, usual_workload},
+    LoadedModel, Shared,
+    current::Current,
     derive::Keeping,
+    load::{Loaded, Loading},
     serve::Served,
     state::{InForce, Measured},
 };
 use crate::{
-    checkpoint::Checkpoint,
     decode::{Vocabulary, diffusion, score},
-    device::{self, Rates},
+    device::Rates,
     error::EngineError,
     event::{Event, Outcome, Sink},
     ledger::Mark,
     model::{
         ModelInfo,
-        llada::{Config, Llada, MLP_ROWS},
+        llada::{Llada, MLP_ROWS},
     },
     ops::Ops,
-    plan::{self, Machine, Plan},
     request::{ModelId, Work},
-    residency::{LoadOutcome, Reader, Residency},
-    schedule::{Command, Job, Load},
+    schedule::{Command, Job},
     text::Text,
 };
+
+/// A plan that made room for a long canvas stays this long after its request: the next one is often like it.
+const NARROWING_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the thread alone has.
 pub(super) struct Worker {
@@ -37,11 +42,15 @@ pub(super) struct Worker {
     pub(super) ops: Arc<Ops>,
     pub(super) current: Option<Current>,
     /// Which converted copies of checkpoints are kept, and where.
-    pub(super) keeping: Keeping,
+    pub(super) keeping: Arc<Keeping>,
     /// Of passes under the plan in force.
     pub(super) measured: Measured,
+    /// Set to stop the request that runs.
+    pub(super) cancel: Arc<AtomicBool>,
     /// Of the device, where there was room to measure them; tried when first needed.
-    rates: Option<Option<Rates>>,
+    pub(super) rates: Option<Option<Rates>>,
+    /// Another model, on its way.
+    pub(super) loading: Option<Loading>,
 }
 
 /// Tells the others that the thread has ended, however it did.
@@ -60,9 +69,11 @@ impl Worker {
             shared,
             ops: Arc::new(ops),
             current: None,
-            keeping,
+            keeping: Arc::new(keeping),
             measured: Measured::default(),
+            cancel: Arc::default(),
             rates: None,
+            loading: None,
         }
     }
 
@@ -73,98 +84,34 @@ impl Worker {
                 .current
                 .as_ref()
                 .is_some_and(|current| current.switch.is_some());
+            let queue = &self.shared.queue;
             let command = match is_switching {
-                true => self.shared.queue.try_next(),
-                false => Some(self.shared.queue.next()),
+                true => queue.try_next(),
+                false if self.may_narrow() => queue.next_within(NARROWING_PATIENCE),
+                false => Some(queue.next()),
             };
             match command {
                 Some(Command::Stop) => return,
-                Some(Command::Load(load)) => self.load(load),
+                Some(Command::Load(load)) => self.begin_load(load),
+                Some(Command::LoadStep(step)) => self.step_load(step),
                 Some(Command::Apply(apply)) => self.begin_switch(apply),
                 Some(Command::Run(job)) => self.serve(job),
-                None => self.advance_switch_idle(),
+                None if is_switching => self.advance_switch_idle(),
+                None => self.narrow(),
             }
         }
     }
 
-    fn load(&mut self, load: Load) {
-        let Load {
-            source,
+    /// Puts a model that is whole in the place of the present one.
+    pub(super) fn install(&mut self, loaded: Loaded) -> Result<Arc<LoadedModel>, EngineError> {
+        let Loaded {
+            opened,
+            planner,
+            plan,
+            reader,
+            weights,
             settings,
-            mut report,
-            cancel,
-        } = load;
-        let result = catch_unwind(AssertUnwindSafe(|| -> Result<_, EngineError> {
-            let opened = Opened::new(&source)?;
-            let planner = Arc::new(self.planner(&opened)?);
-            let budget = self.shared.state.budget_bytes(&settings);
-            let workload = usual_workload(&planner.shape);
-            let plan = planner.plan(settings.level, budget, workload)?;
-            plan.check_loadable()?;
-            let plan = Arc::new(plan);
-            report(LoadEvent::Planned(Arc::clone(&plan)));
-            // Before the present model may have to go: this takes long, and a full disk leaves it there.
-            let reader = self.reader(&opened.checkpoint, &planner, &plan, &cancel, &mut report)?;
-            self.abandon_switch(EngineError::Superseded);
-            self.make_room(&plan);
-            self.shared.ledger.set_limit(budget);
-            let total_bytes: u64 = plan.units.iter().map(plan::UnitPlan::bytes).sum();
-            let mut progress = |units: usize| {
-                let done = plan.units[..units].iter().map(plan::UnitPlan::bytes);
-                report(LoadEvent::Progress {
-                    loaded_bytes: done.sum(),
-                    total_bytes,
-                });
-            };
-            let weights = Residency::load(
-                &plan,
-                Arc::clone(&reader),
-                self.ops.device(),
-                &self.shared.ledger,
-                &cancel,
-                &mut progress,
-            )?;
-            let LoadOutcome::Done(weights) = weights else {
-                return Err(EngineError::LoadCancelled);
-            };
-            self.install(opened, planner, plan, reader, weights, settings)
-        }));
-        // Unlike a pass, a load changes nothing before its end, but for what had to make room.
-        let result = result.unwrap_or(Err(EngineError::Panicked));
-        self.update_limit();
-        report(LoadEvent::Finished(result));
-    }
-
-    /// What plans for a checkpoint are made from.
-    fn planner(&mut self, opened: &Opened) -> Result<Planner, EngineError> {
-        let rates = match &self.rates {
-            Some(rates) => rates.clone(),
-            None => self.rates.insert(device::measure(&self.ops)?).clone(),
-        };
-        let held_bytes = self.shared.ledger.used_bytes();
-        let machine = Machine::here(self.ops.device().profile(), rates, held_bytes);
-        Planner::of_checkpoint(&opened.checkpoint, &opened.config, machine)
-    }
-
-    /// Lets the present model go when there is no room for two.
-    fn make_room(&mut self, plan: &Plan) {
-        let new = plan.resident_bytes() + plan.slots.total_bytes() + plan.working.tables_bytes;
-        let held = self.shared.ledger.used_bytes();
-        if held + new > plan.budget_bytes && self.current.is_some() {
-            self.current = None;
-            self.shared.state.clear();
-        }
-    }
-
-    fn install(
-        &mut self,
-        opened: Opened,
-        planner: Arc<Planner>,
-        plan: Arc<Plan>,
-        reader: Arc<Reader>,
-        weights: Residency,
-        settings: Settings,
-    ) -> Result<Arc<LoadedModel>, EngineError> {
+        } = loaded;
         let model = Llada::new(opened.config, &self.ops)?;
         let mut info = model.info(&weights);
         add_end_of_turn(&mut info, opened.text.as_ref());
@@ -183,6 +130,7 @@ impl Worker {
             plan,
             switch: None,
             serving: None,
+            stays_wide: false,
             mlp_rows: MLP_ROWS,
         });
         let loaded = Arc::new(LoadedModel {
@@ -197,12 +145,13 @@ impl Worker {
         Ok(loaded)
     }
 
-    /// The ledger's limit, from the settings in force. What is held already stays, whatever they say.
+    /// The ledger's limit, from the settings in force, or those that a model is being loaded with. What is held already
+    /// stays, whatever they say.
     pub(super) fn update_limit(&self) {
         let state = &self.shared.state;
-        self.shared
-            .ledger
-            .set_limit(state.budget_bytes(&state.settings()));
+        let of_load = self.loading.as_ref().and_then(Loading::limit_bytes);
+        let limit = of_load.unwrap_or_else(|| state.budget_bytes(&state.settings()));
+        self.shared.ledger.set_limit(limit);
     }
 
     /// Another plan is in force: what was measured under the one before says nothing of it.
@@ -230,7 +179,9 @@ impl Worker {
             cancel,
             ..
         } = job;
+        self.cancel = Arc::clone(&cancel);
         let result = catch_unwind(AssertUnwindSafe(|| self.compute(&work, &mut sink, &cancel)));
+        self.cancel = Arc::default();
         self.ops.release();
         match result {
             Ok(result) => sink(Event::Finished(result)),
@@ -246,7 +197,7 @@ impl Worker {
         &mut self,
         work: &Work,
         sink: &mut Sink,
-        cancel: &std::sync::atomic::AtomicBool,
+        cancel: &AtomicBool,
     ) -> Result<Outcome, EngineError> {
         let current = self.current.as_ref().ok_or(EngineError::NoModel)?;
         if current.id != work.model() {
@@ -267,34 +218,6 @@ impl Worker {
             }
             Work::Score(request) => score::score(request, &mut served, sink),
         }
-    }
-}
-
-/// A checkpoint whose small files have been read.
-pub(super) struct Opened {
-    pub(super) checkpoint: Arc<Checkpoint>,
-    config: Config,
-    text: Option<Text>,
-}
-
-impl Opened {
-    fn new(source: &crate::checkpoint::Source) -> Result<Self, EngineError> {
-        let checkpoint = Checkpoint::open(source)?;
-        let config = Config::read(
-            &checkpoint.config()?,
-            checkpoint.generation_config()?.as_ref(),
-        )?;
-        // The tokenizer first: it is small, and a broken one should not cost a long read.
-        let text = checkpoint
-            .tokenizer()?
-            .map(|files| Text::new(&files.tokenizer, files.config.as_deref()))
-            .transpose()
-            .map_err(crate::checkpoint::CheckpointError::from)?;
-        Ok(Self {
-            checkpoint: Arc::new(checkpoint),
-            config,
-            text,
-        })
     }
 }
 

@@ -9,7 +9,7 @@ mod transition;
 mod unit;
 
 use sluice_shared::{
-    level::{AUTO_FACTOR, Level},
+    level::{Choices, Level},
     units,
 };
 
@@ -121,8 +121,8 @@ pub struct Question<'a> {
     pub shape: &'a Shape,
     /// Its tensors.
     pub sources: &'a [SourceTensor],
-    /// How faithful it is to be.
-    pub level: Level,
+    /// How faithful it is to be, and the like.
+    pub choices: Choices,
     /// Most bytes of the device's memory.
     pub budget_bytes: u64,
     /// What is to be computed.
@@ -207,14 +207,15 @@ impl Plan {
     /// A budget below what works, or a workload that makes no sense for the model.
     pub fn new(question: &Question<'_>) -> Result<Self, PlanError> {
         check_workload(question)?;
-        if question.level == Level::Auto {
+        let level = question.choices.level;
+        if level == Level::Auto {
             return auto(question);
         }
         let mut units = units(question.sources);
-        recipe::apply(question.level, &mut units);
+        recipe::apply(level, question.choices.embedding, &mut units);
         let slots = place(question, &mut units)?;
         Ok(Self {
-            level: question.level,
+            level,
             budget_bytes: question.budget_bytes,
             workload: question.workload,
             pass: time::predict(&units, question.shape, &question.workload, question.machine),
@@ -334,14 +335,14 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
     let too_small = |least_bytes| PlanError::BudgetTooSmall {
         budget_bytes: question.budget_bytes,
         least_bytes,
-        level: question.level,
+        level: question.choices.level,
         canvas: question.workload.canvas,
     };
     if needed <= question.budget_bytes {
         return Ok(Slots::default());
     }
     // A card's units don't pass through slots yet.
-    if question.level == Level::Off || question.machine.device.card.is_some() {
+    if question.choices.level == Level::Off || question.machine.device.card.is_some() {
         return Err(too_small(needed));
     }
     // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency.
@@ -378,7 +379,7 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
     Err(too_small(needed - spread::most_saved(units, HOST_SLOTS)))
 }
 
-/// The most faithful loadable level whose pass takes at most [`AUTO_FACTOR`] times as long as the fastest one's.
+/// The most faithful loadable level whose pass takes at most so many times as long as the fastest one's as is chosen.
 fn auto(question: &Question<'_>) -> Result<Plan, PlanError> {
     let mut plans = Vec::new();
     let mut refused = None;
@@ -386,7 +387,14 @@ fn auto(question: &Question<'_>) -> Result<Plan, PlanError> {
         if level == Level::Auto {
             continue;
         }
-        match Plan::new(&Question { level, ..*question }) {
+        let choices = Choices {
+            level,
+            ..question.choices
+        };
+        match Plan::new(&Question {
+            choices,
+            ..*question
+        }) {
             Ok(plan) if plan.check_loadable().is_ok() => plans.push(plan),
             Ok(_) => {}
             // The last is that of the level that needs least.
@@ -398,7 +406,7 @@ fn auto(question: &Question<'_>) -> Result<Plan, PlanError> {
         .filter_map(|plan| Some(plan.pass?.total_s()))
         .min_by(f64::total_cmp);
     let is_fast = |plan: &Plan| match (plan.pass, fastest) {
-        (Some(pass), Some(fastest)) => pass.total_s() <= AUTO_FACTOR * fastest,
+        (Some(pass), Some(fastest)) => pass.total_s() <= question.choices.auto_factor * fastest,
         // Without rates, fidelity decides.
         _ => true,
     };

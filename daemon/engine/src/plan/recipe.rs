@@ -1,6 +1,6 @@
 //! What a level does to each tensor.
 
-use sluice_shared::level::Level;
+use sluice_shared::level::{Embedding, Level};
 
 use super::unit::{Storage, TensorPlan, Tier, UnitPlan};
 use crate::{
@@ -33,14 +33,19 @@ pub(super) fn storage(level: Level, tensor: &TensorPlan) -> Storage {
     Storage::Plain(fitting)
 }
 
-/// Applies a level: formats, and the embedding's rows from the host at all levels but `off`.
-pub(super) fn apply(level: Level, units: &mut [UnitPlan]) {
+/// Applies a level: formats, and where nothing else is chosen, the embedding's rows from the host at all levels but `off`.
+pub(super) fn apply(level: Level, embedding: Embedding, units: &mut [UnitPlan]) {
+    let is_on_host = match embedding {
+        Embedding::Auto => level != Level::Off,
+        Embedding::Host => true,
+        Embedding::Device => false,
+    };
     for unit in units {
         for tensor in &mut unit.tensors {
             tensor.storage = storage(level, tensor);
         }
         unit.tier = match unit.unit {
-            Unit::Embedding if level != Level::Off => Tier::Host,
+            Unit::Embedding if is_on_host => Tier::Host,
             _ => Tier::Device,
         };
     }

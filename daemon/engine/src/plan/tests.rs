@@ -25,12 +25,7 @@ fn sources_of(shape: &Shape) -> Vec<SourceTensor> {
 }
 
 fn machine(cache_bytes: u64) -> Machine {
-    Machine {
-        device: Profile::cpu(2),
-        rates: None,
-        disk_bytes_per_s: None,
-        cache_bytes,
-    }
+    Machine::unmeasured(Profile::cpu(2), cache_bytes)
 }
 
 fn plan(shape: &Shape, level: Level, budget_bytes: u64) -> Result<Plan, PlanError> {
@@ -46,7 +41,7 @@ fn plan_with_cache(
     Plan::new(&Question {
         shape,
         sources: &sources_of(shape),
-        level,
+        choices: level.into(),
         budget_bytes,
         workload: Workload {
             canvas: 64,
@@ -182,6 +177,38 @@ fn mild_can_be_planned_and_not_loaded() {
     let plan = plan(&llada_8b(), Level::Mild, u64::MAX).unwrap();
     let error = plan.check_loadable().unwrap_err();
     assert_eq!(error, PlanError::NotLoadable { level: Level::Mild });
+}
+
+#[test]
+fn the_embedding_is_where_it_is_wanted() {
+    let shape = llada_8b();
+    let planned = |level, embedding| {
+        let choices = Choices {
+            embedding,
+            ..Choices::from(level)
+        };
+        let question = Question {
+            shape: &shape,
+            sources: &sources_of(&shape),
+            choices,
+            budget_bytes: 8 * GIB,
+            workload: Workload::default(),
+            working: Working::default(),
+            machine: &machine(0),
+        };
+        Plan::new(&question)
+    };
+    let place = |level, embedding| planned(level, embedding).unwrap().units[0].tier;
+    use sluice_shared::level::Embedding::{Auto, Device, Host};
+    assert_eq!(place(Level::Standard, Auto), Tier::Host);
+    assert_eq!(place(Level::Standard, Device), Tier::Device);
+    assert_eq!(place(Level::Moderate, Host), Tier::Host);
+    let streamed = |embedding| {
+        planned(Level::Standard, embedding)
+            .unwrap()
+            .streamed_bytes()
+    };
+    assert!(streamed(Device) > streamed(Host), "it takes others' room");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::{
     unit::{Storage, TensorPlan, Tier, UnitPlan},
 };
 use crate::{
+    checkpoint::DiskRates,
     device::{MemoryFacts, Profile, Rates},
     format::Format,
     model::shape::Shape,
@@ -21,22 +22,22 @@ pub struct Machine {
     pub device: Profile,
     /// Measured rates, where they were.
     pub rates: Option<Rates>,
-    /// Reads past the system's cache from where the checkpoint lies, in bytes a second.
-    pub disk_bytes_per_s: Option<f64>,
+    /// How fast what the checkpoint lies on is.
+    pub disk: DiskRates,
     /// What the engine holds and, beside it, file pages that the system can keep for us, in bytes: a plan's own memory is
     /// taken from it.
     pub cache_bytes: u64,
 }
 
 impl Machine {
-    /// A device of which nothing is known but what decides memory.
+    /// One of which no rates are known.
     #[must_use]
-    pub fn unmeasured(device: Profile) -> Self {
+    pub fn unmeasured(device: Profile, cache_bytes: u64) -> Self {
         Self {
             device,
             rates: None,
-            disk_bytes_per_s: None,
-            cache_bytes: 0,
+            disk: DiskRates::default(),
+            cache_bytes,
         }
     }
 
@@ -48,7 +49,7 @@ impl Machine {
         Self {
             device,
             rates,
-            disk_bytes_per_s: None,
+            disk: DiskRates::default(),
             // Where nothing is known of the cache, there is none, whatever the engine may give up.
             cache_bytes: cache_bytes.map_or(0, |cache| cache.saturating_add(held_bytes)),
         }
@@ -64,6 +65,9 @@ pub struct PassTime {
     pub copy_s: f64,
     /// Reads past it.
     pub disk_s: f64,
+    /// Reads of the first pass, when the system's cache has nothing of what later passes copy from it; unknown where it
+    /// has not been measured how long they take.
+    pub cold_s: Option<f64>,
 }
 
 impl PassTime {
@@ -71,6 +75,12 @@ impl PassTime {
     #[must_use]
     pub fn total_s(&self) -> f64 {
         (self.compute_s + self.copy_s).max(self.disk_s)
+    }
+
+    /// The first pass, when the system's cache has nothing: reads run beside computing.
+    #[must_use]
+    pub fn first_s(&self) -> Option<f64> {
+        Some(self.total_s().max(self.cold_s? + self.disk_s))
     }
 }
 
@@ -86,7 +96,9 @@ pub(super) fn predict(
         compute_s: attention(shape, workload, rates)?,
         copy_s: 0.0,
         disk_s: 0.0,
+        cold_s: None,
     };
+    let mut cached_bytes = 0.0;
     for unit in units {
         for tensor in &unit.tensors {
             time.compute_s += linear(unit.unit, tensor, shape, workload, rates)?;
@@ -98,10 +110,15 @@ pub(super) fn predict(
             // One thread copies while the others compute; it takes that share of the cores.
             Tier::Host => {
                 time.copy_s += streamed() / rates.copy_bytes_per_s / machine.device.threads as f64;
+                cached_bytes += streamed();
             }
-            Tier::Disk => time.disk_s += streamed() / machine.disk_bytes_per_s?,
+            Tier::Disk => time.disk_s += streamed() / machine.disk.direct_bytes_per_s?,
         }
     }
+    time.cold_s = machine
+        .disk
+        .cold_bytes_per_s
+        .map(|rate| cached_bytes / rate);
     Some(time)
 }
 

@@ -16,7 +16,7 @@ use crate::{
     ledger::Kind,
     ops::Ops,
     page::PAGE_BYTES,
-    plan::{Slots, Tier, UnitPlan, layout},
+    plan::{Plan, Slots, Tier, UnitPlan, layout},
 };
 
 /// A unit that is being made ready while passes run.
@@ -165,32 +165,128 @@ impl Residency {
     }
 
     /// The rest of a transition at once: the present slots go first, then units that leave, then others come, then the
-    /// new slots.
+    /// new slots. False when `cancel` was set between two units: the model is whole then, and the same call goes on from
+    /// there.
     pub(crate) fn settle(
         &mut self,
         evicted: &[usize],
         brought: &[usize],
-        units: &[UnitPlan],
-        slots: Slots,
+        target: &Plan,
         ops: &Ops,
-    ) -> Result<(), EngineError> {
+        cancel: &AtomicBool,
+    ) -> Result<bool, EngineError> {
+        let units = &target.units;
         self.stream = None;
         for &index in evicted {
-            self.held[index] = Held {
-                plan: units[index].clone(),
-                place: Place::Rows,
-            };
-            self.epoch += 1;
+            if self.held[index].plan != units[index] {
+                self.held[index] = Held {
+                    plan: units[index].clone(),
+                    place: Place::Rows,
+                };
+                self.epoch += 1;
+            }
         }
         for &index in brought {
+            if self.held[index].plan == units[index] {
+                continue;
+            }
+            if cancel.load(Ordering::Relaxed) {
+                self.slots = self.slots_of_both(target.slots);
+                // Without room for them, whoever computes next is told.
+                drop(self.start_stream());
+                return Ok(false);
+            }
             self.bring_anew(index, &units[index], ops)?;
         }
-        self.slots = slots;
-        self.start_stream()
+        self.slots = target.slots;
+        self.start_stream()?;
+        Ok(true)
+    }
+
+    /// Slots for what is streamed now, of two plans in part.
+    fn slots_of_both(&self, new: Slots) -> Slots {
+        let streamed = self.held.iter().filter(|held| held.plan.is_streamed());
+        Slots {
+            count: self.slots.count.max(new.count),
+            bytes: streamed
+                .map(|held| held.plan.slot_bytes())
+                .max()
+                .unwrap_or(0),
+        }
     }
 
     /// Puts another reader in place, one that knows of a derivative.
     pub(crate) fn set_reader(&mut self, reader: super::Reader) {
         self.reader = Some(Arc::new(reader));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use sluice_shared::level::Level;
+
+    use super::*;
+    use crate::{
+        checkpoint::{Checkpoint, Source},
+        device::{Device, Profile},
+        ledger::Ledger,
+        model::{llada::Config, shape::Shape},
+        plan::{self, Machine, Question, Working, Workload},
+        residency::Reader,
+    };
+
+    #[test]
+    fn a_settling_that_is_cancelled_leaves_the_model_whole_and_goes_on_later() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model");
+        let checkpoint = Arc::new(Checkpoint::open(&Source::Folder(folder)).unwrap());
+        let config = Config::read(&checkpoint.config().unwrap(), None).unwrap();
+        let shape = Shape::of(&config);
+        let sources = plan::sources(&checkpoint, shape.tensors()).unwrap();
+        let machine = Machine::unmeasured(Profile::cpu(1), u64::MAX);
+        let planned = |budget_bytes| {
+            Plan::new(&Question {
+                shape: &shape,
+                sources: &sources,
+                choices: Level::Standard.into(),
+                budget_bytes,
+                workload: Workload::default(),
+                working: Working::default(),
+                machine: &machine,
+            })
+            .unwrap()
+        };
+        let target = planned(u64::MAX);
+        let from = planned(target.peak_bytes() / 2);
+        let ledger = Ledger::default();
+        let ops = Ops::new(Device::cpu(1).unwrap(), ledger.clone()).unwrap();
+        let before = ledger.used_bytes();
+        let reader = Arc::new(Reader::new(checkpoint, &sources));
+        let never = AtomicBool::new(false);
+        let device = ops.device();
+        let loaded = Residency::load(&from, reader, device, &ledger, &never, &mut |_| {});
+        let LoadOutcome::Done(mut weights) = loaded.unwrap() else {
+            unreachable!("nobody cancels")
+        };
+        let brought: Vec<usize> = (0..target.units.len())
+            .filter(|&unit| from.units[unit] != target.units[unit])
+            .collect();
+        assert!(brought.len() > 3);
+
+        let set = AtomicBool::new(true);
+        let mut settle = |cancel| weights.settle(&[], &brought, &target, &ops, cancel);
+        assert!(!settle(&set).unwrap());
+        assert!(!settle(&set).unwrap(), "again, and nothing is lost");
+        assert!(weights.is_whole());
+        assert_eq!(weights.unit_plans(), from.units);
+        for unit in &from.units {
+            assert!(weights.acquire(unit.unit).is_ok());
+        }
+
+        let mut settle = |cancel| weights.settle(&[], &brought, &target, &ops, cancel);
+        assert!(settle(&never).unwrap());
+        assert_eq!(weights.unit_plans(), target.units);
+        assert_eq!(ledger.used_bytes() - before, target.peak_bytes());
     }
 }

@@ -8,6 +8,9 @@ use super::super::{Checkpoint, CheckpointError, Source};
 /// and that takes no time.
 const SAMPLE_BYTES: usize = 256;
 
+/// Digits of a fingerprint.
+pub(super) const DIGITS: usize = 16;
+
 /// A file as it was when it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Stamp {
@@ -70,7 +73,7 @@ impl Checkpoint {
             self.read_part(entry, start..start + len, sample)?;
             sum.bytes(sample);
         }
-        Ok(format!("{:016x}", sum.0))
+        Ok(format!("{:0DIGITS$x}", sum.0))
     }
 
     /// Whether all files still are what they were when they were opened.

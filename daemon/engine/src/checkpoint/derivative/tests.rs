@@ -77,19 +77,14 @@ impl Setup {
         let plan = Plan::new(&Question {
             shape: &shape,
             sources: &sources,
-            level,
+            choices: level.into(),
             budget_bytes: u64::MAX,
             workload: Workload {
                 canvas: 16,
                 ..Workload::default()
             },
             working: Working::default(),
-            machine: &Machine {
-                device: Profile::cpu(1),
-                rates: None,
-                disk_bytes_per_s: None,
-                cache_bytes: 0,
-            },
+            machine: &Machine::unmeasured(Profile::cpu(1), 0),
         });
         let plan = plan.unwrap();
         let derivative = Derivative::new(&self.copies(), &checkpoint, &sources, &plan);

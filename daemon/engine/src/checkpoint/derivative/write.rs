@@ -220,7 +220,7 @@ impl Drop for Partial {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Lock {
+pub(super) enum Lock {
     Taken,
     /// By somebody else.
     Held,
@@ -228,7 +228,7 @@ enum Lock {
     Unknown,
 }
 
-fn try_lock(file: &File) -> Lock {
+pub(super) fn try_lock(file: &File) -> Lock {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Lock::Taken,
         Err(rustix::io::Errno::WOULDBLOCK) => Lock::Held,

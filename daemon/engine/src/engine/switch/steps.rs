@@ -1,6 +1,9 @@
 //! The steps of a transition, one at a time between passes.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use super::super::SwitchState;
 use crate::{
@@ -43,13 +46,15 @@ impl Steps {
         self.left.is_empty()
     }
 
-    /// Makes the steps that are ready, with `wait` at least one; whether there were any.
+    /// Makes the steps that are ready, with `wait` at least one; whether there were any. Set, `cancel` leaves one that
+    /// takes long for later.
     pub(super) fn step(
         &mut self,
         target: &Plan,
         weights: &mut Residency,
         ops: &Arc<Ops>,
         mut wait: bool,
+        cancel: &AtomicBool,
     ) -> Result<bool, EngineError> {
         let done_before = self.done;
         let mut swapped = Vec::new();
@@ -77,7 +82,7 @@ impl Steps {
             // What they replaced has made room.
             self.prepare_ahead(target, weights, ops)?;
         } else if self.preparing.is_empty() {
-            self.step_in_place(target, weights, ops)?;
+            self.step_in_place(target, weights, ops, cancel)?;
         }
         Ok(self.done > done_before)
     }
@@ -108,6 +113,7 @@ impl Steps {
         target: &Plan,
         weights: &mut Residency,
         ops: &Arc<Ops>,
+        cancel: &AtomicBool,
     ) -> Result<(), EngineError> {
         let units = &target.units;
         match self.left.front() {
@@ -115,7 +121,9 @@ impl Steps {
             Some(&Step::Bring { unit, .. }) => weights.replace(unit, &units[unit], ops)?,
             Some(Step::Stream { evicted, slots }) => weights.stream(evicted, units, *slots)?,
             Some(Step::Settle { evicted, brought }) => {
-                weights.settle(evicted, brought, units, target.slots, ops)?;
+                if !weights.settle(evicted, brought, target, ops, cancel)? {
+                    return Ok(());
+                }
             }
         }
         self.advance();

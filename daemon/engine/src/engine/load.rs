@@ -1,0 +1,323 @@
+//! Loading a model beside the present one: opening, converting and reading are the work of a thread of their own, so that
+//! requests for the present model are served meanwhile. The engine's thread is asked for room, between two requests, and
+//! puts the new model in force when it is whole.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use super::{
+    LoadEvent, LoadReport, Settings, Shared,
+    current::{Planner, usual_workload},
+    derive::Keeping,
+    worker::Worker,
+};
+use crate::{
+    checkpoint::{Checkpoint, CheckpointError, Source},
+    device::{self, Rates},
+    error::EngineError,
+    model::llada::Config,
+    ops::Ops,
+    plan::{Machine, Plan, UnitPlan},
+    residency::{LoadOutcome, Reader, Residency},
+    schedule::Load,
+    text::Text,
+};
+
+/// A load that waits for room looks this often whether it was cancelled.
+const CANCEL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// What a load wants of the engine's thread.
+pub(crate) enum LoadStep {
+    /// Room for this plan.
+    Room {
+        plan: Arc<Plan>,
+        granted: mpsc::Sender<()>,
+    },
+    /// It is over.
+    Over(LoadEnd),
+}
+
+/// How a load ended, and who wants to know.
+pub(crate) struct LoadEnd {
+    result: Result<Box<Loaded>, EngineError>,
+    report: LoadReport,
+}
+
+impl LoadEnd {
+    /// Nobody takes what was loaded any more.
+    pub(crate) fn refuse(mut self) {
+        drop(self.result);
+        (self.report)(LoadEvent::Finished(Err(EngineError::Stopped)));
+    }
+}
+
+/// A model that is whole.
+pub(super) struct Loaded {
+    pub(super) opened: Opened,
+    pub(super) planner: Arc<Planner>,
+    pub(super) plan: Arc<Plan>,
+    pub(super) reader: Arc<Reader>,
+    pub(super) weights: Residency,
+    pub(super) settings: Settings,
+}
+
+/// The load under way.
+pub(super) struct Loading {
+    /// Of the new settings, once there is room for it: what both models together keep to.
+    limit_bytes: Option<u64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Loading {
+    pub(super) fn limit_bytes(&self) -> Option<u64> {
+        self.limit_bytes
+    }
+}
+
+impl Drop for Loading {
+    /// Whoever drops it has taken its end, or has stopped the queue, which ends it.
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic was told to whoever asked for the load.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Worker {
+    /// Begins to load.
+    pub(super) fn begin_load(&mut self, load: Load) {
+        let rates = match self.rates() {
+            Ok(rates) => rates,
+            Err(error) => return self.end_load(error_of(load, error)),
+        };
+        let beside = Beside {
+            shared: Arc::clone(&self.shared),
+            ops: Arc::clone(&self.ops),
+            keeping: Arc::clone(&self.keeping),
+            rates,
+        };
+        let (send, receive) = mpsc::channel::<Load>();
+        let spawned = thread::Builder::new()
+            .name("sluice-load".to_owned())
+            .spawn(move || {
+                if let Ok(load) = receive.recv() {
+                    beside.load(load);
+                }
+            });
+        match spawned {
+            Ok(thread) => {
+                self.loading = Some(Loading {
+                    limit_bytes: None,
+                    thread: Some(thread),
+                });
+                // The thread is there to take it.
+                let _ = send.send(load);
+            }
+            Err(error) => {
+                self.end_load(error_of(load, EngineError::Threads(error.to_string())));
+            }
+        }
+    }
+
+    /// Does what the load under way wants.
+    pub(super) fn step_load(&mut self, step: LoadStep) {
+        match step {
+            LoadStep::Room { plan, granted } => {
+                self.abandon_switch(EngineError::Superseded);
+                self.make_room(&plan);
+                if let Some(loading) = &mut self.loading {
+                    loading.limit_bytes = Some(plan.budget_bytes);
+                }
+                self.update_limit();
+                // Cancelled meanwhile, it has gone.
+                let _ = granted.send(());
+            }
+            LoadStep::Over(end) => self.end_load(end),
+        }
+    }
+
+    fn end_load(&mut self, end: LoadEnd) {
+        let LoadEnd { result, mut report } = end;
+        self.loading = None;
+        self.shared.queue.end_load();
+        let result = result.and_then(|loaded| {
+            // Unlike a pass, this changes nothing before its end.
+            let installed = catch_unwind(AssertUnwindSafe(|| self.install(*loaded)));
+            installed.unwrap_or(Err(EngineError::Panicked))
+        });
+        self.update_limit();
+        report(LoadEvent::Finished(result));
+    }
+
+    /// Lets the present model go when there is no room for two, of which one serves.
+    fn make_room(&mut self, plan: &Plan) {
+        let Some(current) = &self.current else {
+            return;
+        };
+        let new = plan.resident_bytes() + plan.slots.total_bytes() + plan.working.tables_bytes;
+        let serving = current.plan.working.activation_bytes + current.plan.working.head_bytes;
+        let held = self.shared.ledger.used_bytes();
+        if held + serving + new > plan.budget_bytes {
+            self.current = None;
+            self.shared.state.clear();
+        }
+    }
+
+    /// Rates of the device, where there was room to measure them; tried when first needed.
+    fn rates(&mut self) -> Result<Option<Rates>, EngineError> {
+        match &self.rates {
+            Some(rates) => Ok(rates.clone()),
+            None => Ok(self.rates.insert(device::measure(&self.ops)?).clone()),
+        }
+    }
+}
+
+fn error_of(load: Load, error: EngineError) -> LoadEnd {
+    LoadEnd {
+        result: Err(error),
+        report: load.report,
+    }
+}
+
+/// What the thread beside has.
+struct Beside {
+    shared: Arc<Shared>,
+    ops: Arc<Ops>,
+    keeping: Arc<Keeping>,
+    rates: Option<Rates>,
+}
+
+impl Beside {
+    fn load(&self, load: Load) {
+        let Load {
+            source,
+            settings,
+            mut report,
+            cancel,
+        } = load;
+        let read = || self.read(&source, settings, &cancel, &mut report);
+        let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
+        let result = result.map(Box::new);
+        let refused = self
+            .shared
+            .queue
+            .post(LoadStep::Over(LoadEnd { result, report }));
+        if let Err(LoadStep::Over(end)) = refused {
+            end.refuse();
+        }
+    }
+
+    fn read(
+        &self,
+        source: &Source,
+        settings: Settings,
+        cancel: &AtomicBool,
+        report: &mut LoadReport,
+    ) -> Result<Loaded, EngineError> {
+        let (ops, ledger) = (&self.ops, &self.shared.ledger);
+        let opened = Opened::new(source)?;
+        let profile = ops.device().profile();
+        let machine = Machine::here(profile, self.rates.clone(), ledger.used_bytes());
+        let planner = Planner::of_checkpoint(&opened.checkpoint, &opened.config, machine)?;
+        let planner = Arc::new(planner);
+        let budget = self.shared.state.budget_bytes(&settings);
+        let plan = planner.plan(settings.choices(), budget, usual_workload(&planner.shape))?;
+        plan.check_loadable()?;
+        let plan = Arc::new(plan);
+        report(LoadEvent::Planned(Arc::clone(&plan)));
+        // Before the present model may have to go: this takes long, and a full disk leaves it there.
+        let checkpoint = &opened.checkpoint;
+        let reader =
+            self.keeping
+                .reader(checkpoint, &planner, &plan, ops.device(), cancel, report)?;
+        self.ask_for_room(&plan, cancel)?;
+        let total_bytes: u64 = plan.units.iter().map(UnitPlan::bytes).sum();
+        let mut progress = |units: usize| {
+            let done = plan.units[..units].iter().map(UnitPlan::bytes);
+            report(LoadEvent::Progress {
+                loaded_bytes: done.sum(),
+                total_bytes,
+            });
+        };
+        let weights = Residency::load(
+            &plan,
+            Arc::clone(&reader),
+            ops.device(),
+            ledger,
+            cancel,
+            &mut progress,
+        )?;
+        let LoadOutcome::Done(weights) = weights else {
+            return Err(EngineError::LoadCancelled);
+        };
+        Ok(Loaded {
+            opened,
+            planner,
+            plan,
+            reader,
+            weights,
+            settings,
+        })
+    }
+
+    /// Waits for the request that runs to end, and for room.
+    fn ask_for_room(&self, plan: &Arc<Plan>, cancel: &AtomicBool) -> Result<(), EngineError> {
+        if cancel.load(Ordering::Relaxed) {
+            return Err(EngineError::LoadCancelled);
+        }
+        let (granted, room) = mpsc::channel();
+        let plan = Arc::clone(plan);
+        if self
+            .shared
+            .queue
+            .post(LoadStep::Room { plan, granted })
+            .is_err()
+        {
+            return Err(EngineError::LoadCancelled);
+        }
+        loop {
+            match room.recv_timeout(CANCEL_INTERVAL) {
+                Ok(()) => return Ok(()),
+                Err(mpsc::RecvTimeoutError::Timeout) if !cancel.load(Ordering::Relaxed) => {}
+                Err(_) => return Err(EngineError::LoadCancelled),
+            }
+        }
+    }
+}
+
+/// A checkpoint whose small files have been read.
+pub(super) struct Opened {
+    pub(super) checkpoint: Arc<Checkpoint>,
+    pub(super) config: Config,
+    pub(super) text: Option<Text>,
+}
+
+impl Opened {
+    fn new(source: &Source) -> Result<Self, EngineError> {
+        let checkpoint = Checkpoint::open(source)?;
+        let config = Config::read(
+            &checkpoint.config()?,
+            checkpoint.generation_config()?.as_ref(),
+        )?;
+        // The tokenizer first: it is small, and a broken one should not cost a long read.
+        let text = checkpoint
+            .tokenizer()?
+            .map(|files| Text::new(&files.tokenizer, files.config.as_deref()))
+            .transpose()
+            .map_err(CheckpointError::from)?;
+        Ok(Self {
+            checkpoint: Arc::new(checkpoint),
+            config,
+            text,
+        })
+    }
+}
