@@ -95,7 +95,7 @@ struct TrainArguments {
     #[arg(long, value_enum, default_value_t = Objective::Diffusion)]
     objective: Objective,
     /// Steps in all; the learning rate falls towards the last.
-    #[arg(long, default_value_t = 8000)]
+    #[arg(long, default_value_t = 16000)]
     steps: u64,
     /// Parts of a step, each computed by one thread.
     #[arg(long, default_value_t = 2)]
