@@ -21,6 +21,7 @@ pub mod decode;
 
 pub mod schedule;
 
+pub mod check;
 pub mod engine;
 pub mod error;
 pub mod event;

@@ -73,6 +73,11 @@ impl Card {
         Ok(self.gpu.copy(to, from)?)
     }
 
+    /// All bits set, which is no number in any of a card's.
+    pub(super) fn poison(&self, memory: Span) -> Result<(), EngineError> {
+        Ok(self.gpu.fill(memory, 0xFF)?)
+    }
+
     pub(super) fn embed(
         &self,
         out: &Activation,

@@ -112,6 +112,39 @@ impl Ops {
         self.pool.clear();
     }
 
+    /// A matrix of these numbers, rounded to `number` where the device has it.
+    pub(crate) fn matrix(
+        &self,
+        rows: usize,
+        width: usize,
+        values: &[f32],
+        number: Number,
+    ) -> Result<Activation, EngineError> {
+        let mut out = self.pool.take(rows, width, number)?;
+        match &self.body {
+            Body::Cpu(_) => out.values_mut().copy_from_slice(values),
+            Body::Card(card) => {
+                let plain = self.pool.take(rows, width, Number::F32)?;
+                card.upload(plain.span(), values)?;
+                card.convert(&out, &plain)?;
+            }
+            Body::Rehearsal => {}
+        }
+        Ok(out)
+    }
+
+    /// Reserves memory for activations as [`Ops::reserve`] does, filled with what is no number in any format.
+    pub(crate) fn poison(&self, bytes: u64) -> Result<(), EngineError> {
+        self.reserve(bytes)?;
+        let mut all = self.pool.take(bytes as usize / 4, 1, Number::F32)?;
+        match &self.body {
+            Body::Cpu(_) => all.values_mut().fill(f32::NAN),
+            Body::Card(card) => card.poison(all.span())?,
+            Body::Rehearsal => {}
+        }
+        Ok(())
+    }
+
     /// Rows that a multiply by `weight` can be timed with: the weight's own first one.
     pub(crate) fn probe_rows(
         &self,

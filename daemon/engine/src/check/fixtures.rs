@@ -1,0 +1,248 @@
+//! Checkpoints with the outputs that reference implementations made of them: a folder with the checkpoint,
+//! `expected.json` and `expected.safetensors`.
+
+use std::{
+    fs,
+    path::Path,
+    sync::{Arc, atomic::AtomicBool, mpsc},
+};
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+use sluice_shared::{
+    policy::PolicyChoice,
+    sampling::{EosPolicy, Remasking},
+};
+
+use super::Check;
+use crate::{
+    Engine, Event, Generate, LoadEvent, ModelId, Options, Outcome, Settings, Slot, Work,
+    checkpoint::{Checkpoint, CheckpointError, Source},
+    error::EngineError,
+    event::Generated,
+    model::{
+        llada::{Config, Interrupt, Llada, Sequence, logits},
+        shape::Shape,
+    },
+    ops::Ops,
+    plan::{self, Plan, SourceTensor},
+    residency::{LoadOutcome, Reader, Residency},
+};
+
+/// The largest difference of logits that a right implementation has in `f32`: an independent one in `f64` differs by
+/// 1.4e-4 from the reference.
+const LOGITS_TOLERANCE: f64 = 5e-4;
+
+/// Compares the logits of every position with the reference's; all rows of a case are packed into one pass. `plan_for` says
+/// what lives where, or that there is no such plan; then there is nothing to compare.
+///
+/// # Errors
+/// A folder that isn't such a fixture, or a pass that fails.
+pub fn fixture_logits(
+    folder: &Path,
+    ops: &Ops,
+    plan_for: &dyn Fn(&Shape, &[SourceTensor]) -> Option<Plan>,
+) -> Result<Vec<Check>, EngineError> {
+    let checkpoint = Checkpoint::open(&Source::Folder(folder.to_owned()))?;
+    let config = Config::read(&checkpoint.config()?, None)?;
+    let shape = Shape::of(&config);
+    let model = Llada::new(config, ops)?;
+    let sources = plan::sources(&checkpoint, shape.tensors())?;
+    let Some(plan) = plan_for(&shape, &sources) else {
+        return Ok(Vec::new());
+    };
+    let never = AtomicBool::new(false);
+    let reader = Arc::new(Reader::new(Arc::new(checkpoint), &sources));
+    let (device, ledger) = (ops.device(), ops.ledger());
+    let loaded = Residency::load(&plan, reader, device, ledger, &never, &mut |_| {})?;
+    let LoadOutcome::Done(weights) = loaded else {
+        unreachable!("nobody cancels");
+    };
+    let bytes = read(&folder.join("expected.safetensors"))?;
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|_| broken(folder))?;
+    let mut checks = Vec::new();
+    for case in cases(&expected(folder)?, "forward", folder)? {
+        let (Some(rows), Some(name)) = (case["input_ids"].as_array(), case["name"].as_str()) else {
+            return Err(broken(folder));
+        };
+        let rows: Vec<Vec<u32>> = rows.iter().map(ids).collect();
+        let wanted: Vec<Vec<usize>> = rows.iter().map(|row| (0..row.len()).collect()).collect();
+        let pairs = rows.iter().zip(&wanted);
+        let sequences: Vec<_> = pairs
+            .map(|(tokens, wanted)| Sequence { tokens, wanted })
+            .collect();
+        let done = |interrupt| match interrupt {
+            Interrupt::Failed(error) => error,
+            Interrupt::Cancelled => unreachable!("nobody cancels"),
+        };
+        let hidden = model
+            .forward(ops, &weights, &sequences, &never)
+            .map_err(done)?;
+        let hidden = model.final_norm(ops, &weights, &hidden)?;
+        let found = logits(ops, &weights, &hidden)?;
+        let tensor = tensors.tensor(&format!("forward.{name}.logits"));
+        let reference: Vec<f32> = tensor
+            .map_err(|_| broken(folder))?
+            .data()
+            .chunks_exact(4)
+            .map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]))
+            .collect();
+        let pairs = reference.iter().zip(&found);
+        let worst = pairs.map(|(a, b)| f64::from((a - b).abs()));
+        // A maximum would pass over what is no number.
+        let worst = worst.fold(0.0, |worst: f64, difference| match difference <= worst {
+            true => worst,
+            false => difference,
+        });
+        checks.push(Check {
+            name: format!("{} {name}: logits, absolute", label(folder)),
+            error: match reference.len() == found.len() {
+                true => worst,
+                false => f64::NAN,
+            },
+            tolerance: LOGITS_TOLERANCE,
+        });
+    }
+    Ok(checks)
+}
+
+/// Runs every case of the samplers without a cache through an engine, and counts what differs: tokens, and passes.
+///
+/// # Errors
+/// A folder that isn't such a fixture, or a request that fails.
+pub fn fixture_tokens(folder: &Path, options: Options) -> Result<Vec<Check>, EngineError> {
+    let engine = Engine::start(options)?;
+    let model = load(&engine, folder)?;
+    let mut checks = Vec::new();
+    for case in cases(&expected(folder)?, "generate", folder)? {
+        let params = &case["params"];
+        let policy = match case["algorithm"].as_str() {
+            Some("LLaDA plain") => Some(PolicyChoice::default()),
+            Some("Fast-dLLM without cache") => fast_dllm_policy(params),
+            _ => continue,
+        };
+        let size = |key: &str| params[key].as_u64().map(|size| size as usize);
+        let (Some(prompts), Some(answers), Some(policy), Some(length), Some(block), Some(steps)) = (
+            case["prompt_ids"].as_array(),
+            case["generated"].as_array(),
+            policy,
+            size("gen_length"),
+            size("block_length"),
+            size("steps"),
+        ) else {
+            return Err(broken(folder));
+        };
+        let mut differing = 0;
+        for (prompt, answer) in prompts.iter().zip(answers) {
+            let request = Generate {
+                model,
+                prompt: ids(prompt),
+                canvas: vec![Slot::Masked; length],
+                block_length: block,
+                steps,
+                temperature: 0.0,
+                guidance: params["cfg_scale"].as_f64().unwrap_or(0.0),
+                remasking: Remasking::LowConfidence,
+                eos: EosPolicy::Keep,
+                policy: policy.clone(),
+                seed: 0,
+            };
+            let generated = run(&engine, request)?;
+            let answer = ids(answer);
+            let pairs = generated.tokens.iter().zip(&answer);
+            differing += pairs.filter(|(found, expected)| found != expected).count();
+            differing += generated.tokens.len().abs_diff(answer.len());
+            differing +=
+                usize::from(Some(generated.passes as u64) != case["forward_calls"].as_u64());
+        }
+        checks.push(Check {
+            name: format!(
+                "{} {}: tokens and passes that differ",
+                label(folder),
+                case["name"].as_str().unwrap_or_default()
+            ),
+            error: differing as f64,
+            tolerance: 0.0,
+        });
+    }
+    Ok(checks)
+}
+
+fn label(folder: &Path) -> String {
+    let name = folder.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, EngineError> {
+    let read = fs::read(path).map_err(|cause| CheckpointError::Io {
+        path: path.to_owned(),
+        cause,
+    });
+    Ok(read?)
+}
+
+fn broken(folder: &Path) -> EngineError {
+    let error = CheckpointError::MalformedFile {
+        path: folder.join("expected.json").display().to_string(),
+        cause: "it doesn't tell a reference's outputs".to_owned(),
+    };
+    error.into()
+}
+
+fn expected(folder: &Path) -> Result<Value, EngineError> {
+    let bytes = read(&folder.join("expected.json"))?;
+    serde_json::from_slice(&bytes).map_err(|_| broken(folder))
+}
+
+fn cases<'a>(
+    expected: &'a Value,
+    kind: &str,
+    folder: &Path,
+) -> Result<&'a Vec<Value>, EngineError> {
+    expected[kind].as_array().ok_or_else(|| broken(folder))
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    let ids = value.as_array().into_iter().flatten();
+    ids.filter_map(Value::as_u64).map(|id| id as u32).collect()
+}
+
+fn fast_dllm_policy(params: &Value) -> Option<PolicyChoice> {
+    let parameter = |key: &str| params[key].as_f64();
+    match (parameter("threshold"), parameter("factor")) {
+        (Some(t), None) => PolicyChoice::new("threshold", [("t", t)]).ok(),
+        (None, Some(f)) => PolicyChoice::new("factor", [("f", f)]).ok(),
+        (None, None) => Some(PolicyChoice::default()),
+        (Some(_), Some(_)) => None,
+    }
+}
+
+fn load(engine: &Engine, folder: &Path) -> Result<ModelId, EngineError> {
+    let (send, receive) = mpsc::channel();
+    let report = Box::new(move |event| {
+        if let LoadEvent::Finished(result) = event {
+            drop(send.send(result));
+        }
+    });
+    engine.load(
+        Source::Folder(folder.to_owned()),
+        Settings::default(),
+        report,
+    );
+    let finished = receive.recv().map_err(|_| EngineError::Stopped)?;
+    finished.map(|loaded| loaded.id)
+}
+
+fn run(engine: &Engine, request: Generate) -> Result<Generated, EngineError> {
+    let (send, receive) = mpsc::channel();
+    let sink = Box::new(move |event| {
+        if let Event::Finished(result) = event {
+            drop(send.send(result));
+        }
+    });
+    engine.submit(Work::Generate(request), sink)?;
+    match receive.recv().map_err(|_| EngineError::Stopped)?? {
+        Outcome::Generated(generated) => Ok(generated),
+        other => unreachable!("asked to generate: {other:?}"),
+    }
+}

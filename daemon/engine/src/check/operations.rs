@@ -1,0 +1,524 @@
+//! Each operation of a device beside the CPU's, on the same random inputs, with results written over poison: what an
+//! operation forgets to write is no number.
+
+use half::{bf16, f16};
+use sluice_cuda::Number;
+
+use super::Check;
+use crate::{
+    device::{Device, DeviceBuffer},
+    error::EngineError,
+    format::Format,
+    ledger::{Kind, Ledger},
+    ops::{
+        Activation, AttentionRange, AttentionShape, Choice, HeadRow, KeySegment, Noise, Ops,
+        RopeTable,
+    },
+    residency::{Data, Weight},
+};
+
+/// Memory that results are written to, poisoned before each check.
+const ARENA_BYTES: u64 = 64 << 20;
+
+/// Checks every operation of the device, in the numbers that it computes in. `told` hears of each check as it is done.
+///
+/// # Errors
+/// When an operation fails.
+pub fn operations(
+    device: &Device,
+    seed: u64,
+    told: &mut dyn FnMut(&Check),
+) -> Result<Vec<Check>, EngineError> {
+    let mut pair = Pair {
+        cpu: Ops::new(Device::cpu(device.threads())?, Ledger::default())?,
+        tried: Ops::new(device.clone(), Ledger::default())?,
+        noise: Noise::new(seed),
+        drawn: 0,
+        checks: Vec::new(),
+        told,
+    };
+    pair.embeddings()?;
+    pair.norms()?;
+    pair.rotations()?;
+    pair.products()?;
+    pair.rows()?;
+    pair.attention()?;
+    pair.heads()?;
+    pair.comparisons()?;
+    Ok(pair.checks)
+}
+
+/// The same computed twice.
+struct Pair<'a> {
+    cpu: Ops,
+    tried: Ops,
+    noise: Noise,
+    /// Matrices drawn so far.
+    drawn: u64,
+    checks: Vec<Check>,
+    told: &'a mut dyn FnMut(&Check),
+}
+
+/// A matrix of random weights as a format stores them, in both memories.
+struct Stored {
+    format: Format,
+    rows: usize,
+    width: usize,
+    words: Vec<u64>,
+    tried: DeviceBuffer<u64>,
+}
+
+impl Stored {
+    fn on_cpu(&self) -> Weight<'_> {
+        let bytes: &[u8] = bytemuck::cast_slice(&self.words);
+        self.weight(Data::Host(&bytes[..self.bytes()]))
+    }
+
+    fn on_tried(&self) -> Weight<'_> {
+        match &self.tried {
+            DeviceBuffer::Host(words) => {
+                let bytes: &[u8] = bytemuck::cast_slice(words);
+                self.weight(Data::Host(&bytes[..self.bytes()]))
+            }
+            on_card @ DeviceBuffer::Gpu(_) => {
+                self.weight(Data::Card(on_card.span().part(0, self.bytes())))
+            }
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.format.bytes(self.rows * self.width)
+    }
+
+    fn weight<'a>(&self, data: Data<'a>) -> Weight<'a> {
+        Weight {
+            format: self.format,
+            rows: self.rows,
+            width: self.width,
+            data,
+            epoch: 0,
+        }
+    }
+}
+
+impl Pair<'_> {
+    /// Random numbers around 0 that the device's numbers hold exactly.
+    fn numbers(&mut self, count: usize, size: f32) -> Vec<f32> {
+        self.drawn += 1;
+        let noise = self.noise.stream(self.drawn);
+        let number = self.tried.device().number();
+        (0..count as u64)
+            .map(|place| {
+                let value = (noise.uniform(0, place, 0) as f32 - 0.5) * size;
+                match number {
+                    Number::F32 => value,
+                    Number::F16 => f16::from_f32(value).to_f32(),
+                    Number::Bf16 => bf16::from_f32(value).to_f32(),
+                }
+            })
+            .collect()
+    }
+
+    fn stored(
+        &mut self,
+        rows: usize,
+        width: usize,
+        format: Format,
+        size: f32,
+    ) -> Result<Stored, EngineError> {
+        let numbers = self.numbers(rows * width, size);
+        let len = format.bytes(rows * width);
+        let mut words = vec![0u64; len.div_ceil(size_of::<u64>())];
+        format.store(&numbers, &mut bytemuck::cast_slice_mut(&mut words)[..len]);
+        let (device, ledger) = (self.tried.device(), self.tried.ledger());
+        let tried = DeviceBuffer::filled(device, ledger, Kind::Weights, words.len(), |memory| {
+            memory.copy_from_slice(&words);
+        })?;
+        Ok(Stored {
+            format,
+            rows,
+            width,
+            words,
+            tried,
+        })
+    }
+
+    /// The same rows in both memories, in the numbers that are computed in.
+    fn activations(
+        &mut self,
+        rows: usize,
+        width: usize,
+        size: f32,
+    ) -> Result<[Activation; 2], EngineError> {
+        let values = self.numbers(rows * width, size);
+        let number = self.tried.device().number();
+        Ok([
+            self.cpu.matrix(rows, width, &values, Number::F32)?,
+            self.tried.matrix(rows, width, &values, number)?,
+        ])
+    }
+
+    /// The same rows in both memories, in `f32`, as the residual stream is.
+    fn stream(
+        &mut self,
+        rows: usize,
+        width: usize,
+        size: f32,
+    ) -> Result<[Activation; 2], EngineError> {
+        let values = self.numbers(rows * width, size);
+        Ok([
+            self.cpu.matrix(rows, width, &values, Number::F32)?,
+            self.tried.matrix(rows, width, &values, Number::F32)?,
+        ])
+    }
+
+    /// Fills what the next results are written to with what is no number.
+    fn poison(&mut self) -> Result<(), EngineError> {
+        self.tried.poison(ARENA_BYTES)
+    }
+
+    /// A unit in the last place of the numbers that results are rounded to, and some for sums in another order.
+    fn tolerance(&self) -> f64 {
+        match self.tried.device().number() {
+            Number::F32 => 1e-5,
+            Number::F16 => 2e-3,
+            Number::Bf16 => 1.6e-2,
+        }
+    }
+
+    fn check(
+        &mut self,
+        name: String,
+        [expected, found]: [&Activation; 2],
+    ) -> Result<(), EngineError> {
+        let (expected, found) = (self.cpu.read(expected)?, self.tried.read(found)?);
+        let tolerance = self.tolerance();
+        self.record(name, distance(&expected, &found), tolerance);
+        Ok(())
+    }
+
+    fn record(&mut self, name: String, error: f64, tolerance: f64) {
+        let check = Check {
+            name,
+            error,
+            tolerance,
+        };
+        (self.told)(&check);
+        self.checks.push(check);
+    }
+
+    fn embeddings(&mut self) -> Result<(), EngineError> {
+        let ids = [3, 0, 0, 0, 699, 3, 3, 12];
+        for format in Format::ALL {
+            let table = self.stored(700, 512, format, 2.0)?;
+            self.poison()?;
+            let expected = self.cpu.embed(&ids, &table.on_cpu())?;
+            let found = self.tried.embed(&ids, &table.on_tried())?;
+            self.check(format!("embed, {}", format.name()), [&expected, &found])?;
+        }
+        // Runs of one id, and more single rows than are copied at once.
+        let ids: Vec<u32> = (0..300)
+            .map(|row| if row % 100 < 20 { 7 } else { row })
+            .collect();
+        let table = self.numbers(300 * 96, 2.0);
+        self.poison()?;
+        let fill = |id: u32, row: &mut [f32]| {
+            row.copy_from_slice(&table[id as usize * 96..][..96]);
+            Ok(())
+        };
+        let expected = self.cpu.embed_rows(&ids, 96, fill)?;
+        let found = self.tried.embed_rows(&ids, 96, fill)?;
+        self.check("embed, rows from the host".to_owned(), [&expected, &found])
+    }
+
+    fn norms(&mut self) -> Result<(), EngineError> {
+        for format in [Format::F32, Format::F16, Format::Bf16] {
+            for (rows, width) in [(1, 4096), (37, 250)] {
+                let weight = self.stored(1, width, format, 3.0)?;
+                self.poison()?;
+                let [a, b] = self.stream(rows + 2, width, 8.0)?;
+                let kept = 1..rows + 1;
+                let expected = self
+                    .cpu
+                    .rms_norm(&a, kept.clone(), &weight.on_cpu(), 1e-5)?;
+                let found = self.tried.rms_norm(&b, kept, &weight.on_tried(), 1e-5)?;
+                let name = format!("rms norm, {rows} rows of {width}, {}", format.name());
+                self.check(name, [&expected, &found])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn rotations(&mut self) -> Result<(), EngineError> {
+        for (heads, head_dim) in [(4, 64), (3, 18), (2, 128)] {
+            let tables = [
+                RopeTable::new(head_dim, 500_000.0, 4096, &self.cpu)?,
+                RopeTable::new(head_dim, 500_000.0, 4096, &self.tried)?,
+            ];
+            self.poison()?;
+            let [mut expected, mut found] = self.activations(5, heads * head_dim, 4.0)?;
+            let places = [0, 1, 77, 4095, 2];
+            let positions = self.cpu.indices(places)?;
+            self.cpu.rope(&mut expected, &tables[0], &positions)?;
+            let positions = self.tried.indices(places)?;
+            self.tried.rope(&mut found, &tables[1], &positions)?;
+            let name = format!("rotary embedding, {heads} heads of {head_dim}");
+            self.check(name, [&expected, &found])?;
+        }
+        Ok(())
+    }
+
+    fn products(&mut self) -> Result<(), EngineError> {
+        for format in Format::ALL {
+            for (rows, width, outputs) in
+                [(1, 512, 300), (5, 256, 77), (33, 512, 130), (200, 256, 140)]
+            {
+                let weight = self.stored(outputs, width, format, 1.0)?;
+                self.poison()?;
+                let [a, b] = self.activations(rows, width, 2.0)?;
+                let expected = self.cpu.linear(&a, &weight.on_cpu())?;
+                let found = self.tried.linear(&b, &weight.on_tried())?;
+                let name = format!("linear, {rows} x {width} x {outputs}, {}", format.name());
+                self.check(name, [&expected, &found])?;
+
+                self.poison()?;
+                let [a, b] = self.activations(rows, width, 2.0)?;
+                let [mut expected, mut found] = self.stream(rows + 3, outputs, 20.0)?;
+                self.cpu
+                    .linear_add(&mut expected, 2, &a, &weight.on_cpu())?;
+                self.tried
+                    .linear_add(&mut found, 2, &b, &weight.on_tried())?;
+                let name = format!("linear, added, {rows} rows, {}", format.name());
+                self.check(name, [&expected, &found])?;
+            }
+        }
+        // Rows that are no multiple of what is loaded at once.
+        let weight = self.stored(19, 203, Format::F32, 1.0)?;
+        self.poison()?;
+        let [a, b] = self.activations(70, 203, 2.0)?;
+        let expected = self.cpu.linear(&a, &weight.on_cpu())?;
+        let found = self.tried.linear(&b, &weight.on_tried())?;
+        self.check("linear, odd width".to_owned(), [&expected, &found])
+    }
+
+    fn rows(&mut self) -> Result<(), EngineError> {
+        self.poison()?;
+        let [mut expected, mut found] = self.activations(33, 75, 30.0)?;
+        let [a, b] = self.activations(33, 75, 4.0)?;
+        self.cpu.silu_multiply(&mut expected, &a)?;
+        self.tried.silu_multiply(&mut found, &b)?;
+        self.check("gated activation".to_owned(), [&expected, &found])?;
+
+        for width in [64, 33] {
+            let [a, b] = self.activations(50, width, 4.0)?;
+            let places = [49, 0, 7, 7, 31];
+            let taken = [
+                self.cpu.take_rows(&a, &self.cpu.indices(places)?)?,
+                self.tried.take_rows(&b, &self.tried.indices(places)?)?,
+            ];
+            self.check(format!("rows taken, width {width}"), taken.each_ref())?;
+
+            let mut kept = [self.cpu.keep(9, width)?, self.tried.keep(9, width)?];
+            let [before, before_tried] = self.activations(9, width, 4.0)?;
+            self.cpu.set_rows(&mut kept[0], 0, &before)?;
+            self.tried.set_rows(&mut kept[1], 0, &before_tried)?;
+            self.cpu.set_rows(&mut kept[0], 3, &taken[0])?;
+            self.tried.set_rows(&mut kept[1], 3, &taken[1])?;
+            self.check(format!("rows set, width {width}"), kept.each_ref())?;
+        }
+        Ok(())
+    }
+
+    fn attention(&mut self) -> Result<(), EngineError> {
+        for (heads, kv_heads, head_dim) in [(4, 2, 64), (2, 2, 18), (2, 1, 128), (1, 1, 256)] {
+            let shape = AttentionShape {
+                heads,
+                kv_heads,
+                head_dim,
+            };
+            let keys = |start, len| KeySegment { start, len };
+            let ranges = vec![
+                AttentionRange {
+                    queries: 0..100,
+                    keys: vec![keys(0, 7), keys(50, 60), keys(199, 1)],
+                },
+                AttentionRange {
+                    queries: 100..101,
+                    keys: vec![keys(120, 80)],
+                },
+            ];
+            self.poison()?;
+            let [q, q_tried] = self.activations(101, heads * head_dim, 6.0)?;
+            let [k, k_tried] = self.activations(200, kv_heads * head_dim, 6.0)?;
+            let [v, v_tried] = self.activations(200, kv_heads * head_dim, 2.0)?;
+            let tasks = self.cpu.attention_tasks(ranges.clone())?;
+            let expected = self.cpu.attend(&q, &k, &v, shape, &tasks)?;
+            let tasks = self.tried.attention_tasks(ranges)?;
+            let found = self
+                .tried
+                .attend(&q_tried, &k_tried, &v_tried, shape, &tasks)?;
+            let name = format!("attention, {heads} heads over {kv_heads} of {head_dim}");
+            self.check(name, [&expected, &found])?;
+        }
+        Ok(())
+    }
+
+    /// A head and rows of which each is most like one of the head's, so that the choice is clear whatever is rounded.
+    fn head_and_rows(
+        &mut self,
+        count: usize,
+    ) -> Result<(Stored, [Activation; 2], Vec<u32>), EngineError> {
+        const WIDTH: usize = 64;
+        const VOCABULARY: usize = 5_000;
+        let numbers = self.numbers(VOCABULARY * WIDTH, 1.0);
+        let head = self.stored_as(&numbers, VOCABULARY, WIDTH)?;
+        let targets: Vec<u32> = (0..count)
+            .map(|row| (row * 397 % (VOCABULARY - 1000)) as u32)
+            .collect();
+        let of_target = |&target: &u32| &numbers[target as usize * WIDTH..][..WIDTH];
+        let values: Vec<f32> = targets.iter().flat_map(of_target).copied().collect();
+        let number = self.tried.device().number();
+        let rows = [
+            self.cpu.matrix(count, WIDTH, &values, Number::F32)?,
+            self.tried.matrix(count, WIDTH, &values, number)?,
+        ];
+        Ok((head, rows, targets))
+    }
+
+    fn stored_as(
+        &mut self,
+        numbers: &[f32],
+        rows: usize,
+        width: usize,
+    ) -> Result<Stored, EngineError> {
+        let mut words = vec![0u64; size_of_val(numbers) / size_of::<u64>()];
+        bytemuck::cast_slice_mut(&mut words).copy_from_slice(numbers);
+        let (device, ledger) = (self.tried.device(), self.tried.ledger());
+        let tried = DeviceBuffer::filled(device, ledger, Kind::Weights, words.len(), |memory| {
+            memory.copy_from_slice(&words);
+        })?;
+        Ok(Stored {
+            format: Format::F32,
+            rows,
+            width,
+            words,
+            tried,
+        })
+    }
+
+    fn heads(&mut self) -> Result<(), EngineError> {
+        for (name, guidance, temperature, suppressed) in [
+            ("plain", None, 0.0, &[][..]),
+            ("guided", Some(0.7), 0.0, &[][..]),
+            ("noised", None, 0.3, &[][..]),
+            ("suppressed", None, 0.0, &[397, 794][..]),
+        ] {
+            let branches = if guidance.is_some() { 2 } else { 1 };
+            const ROWS: usize = 40;
+            self.poison()?;
+            let (head, x, targets) = self.head_and_rows(ROWS * branches)?;
+            let rows: Vec<HeadRow> = (0..ROWS)
+                .map(|row| HeadRow {
+                    position: row + 3,
+                    may_end: row % 2 == 0,
+                    target: (row % 3 > 0).then_some(targets[row]),
+                })
+                .collect();
+            let choice = Choice {
+                temperature,
+                noise: self.noise,
+                pass: 5,
+                guidance,
+                vocabulary: head.rows - 500,
+                mask_token_id: targets[4],
+                end_tokens: &[targets[6], targets[7]],
+                suppressed,
+            };
+            let mut results = Vec::new();
+            for (ops, x, weight) in [
+                (&self.cpu, &x[0], head.on_cpu()),
+                (&self.tried, &x[1], head.on_tried()),
+            ] {
+                let half = head.rows / 2 + 3;
+                let mut reduction = ops.start_head(&rows, &choice, half)?;
+                for (from, to) in [(0, half), (half, head.rows)] {
+                    ops.reduce_head(&mut reduction, x, &weight.rows(from, to), from)?;
+                }
+                results.push(reduction.candidates()?);
+            }
+            // Rows whose best token may not be chosen have no clear second.
+            let is_clear = |row: usize| {
+                targets[row] != targets[4]
+                    && !(targets[row] == targets[7] && !rows[row].may_end)
+                    && !suppressed.contains(&targets[row])
+                    && (targets[row] as usize) < choice.vocabulary
+            };
+            let pairs = results[0].iter().zip(&results[1]).enumerate();
+            let (mut differing, mut worst) = (0, 0.0f64);
+            for (row, (expected, found)) in pairs.filter(|(row, _)| is_clear(*row)) {
+                differing += usize::from(expected.token != found.token);
+                worst = worst.max((expected.confidence.ln() - found.confidence.ln()).abs());
+                let targets = [expected, found].map(|candidate| candidate.target_log_probability);
+                assert_eq!(targets[0].is_some(), rows[row].target.is_some());
+                if let [Some(expected), Some(found)] = targets {
+                    worst = worst.max((expected - found).abs());
+                }
+            }
+            self.record(
+                format!("head, {name}: rows with another token"),
+                f64::from(differing as u32),
+                0.0,
+            );
+            // Logits are products of 64 terms of about 1/12.
+            let tolerance = 10.0 * self.tolerance();
+            self.record(
+                format!("head, {name}: log-probabilities, in nats"),
+                worst,
+                tolerance,
+            );
+        }
+        Ok(())
+    }
+
+    fn comparisons(&mut self) -> Result<(), EngineError> {
+        self.poison()?;
+        let (one, x, targets) = self.head_and_rows(30)?;
+        let other = self.stored(one.rows, one.width, Format::F32, 1.0)?;
+        let mut results = Vec::new();
+        for (ops, x, heads) in [
+            (&self.cpu, &x[0], [one.on_cpu(), other.on_cpu()]),
+            (&self.tried, &x[1], [one.on_tried(), other.on_tried()]),
+        ] {
+            let half = one.rows / 2 + 3;
+            let mut comparison = ops.start_comparison(&targets, half)?;
+            for (from, to) in [(0, half), (half, one.rows)] {
+                let parts = heads.map(|head| head.rows(from, to));
+                ops.compare_heads(&mut comparison, [x, x], [&parts[0], &parts[1]], from)?;
+            }
+            results.push(comparison.divergences()?);
+        }
+        let mut worst = 0.0f64;
+        for (expected, found) in results[0].iter().zip(&results[1]) {
+            worst = worst.max((expected.kl - found.kl).abs());
+            for side in 0..2 {
+                worst = worst.max((expected.target[side] - found.target[side]).abs());
+            }
+        }
+        let tolerance = 10.0 * self.tolerance();
+        self.record("comparison of heads, in nats".to_owned(), worst, tolerance);
+        Ok(())
+    }
+}
+
+/// The largest difference, relative to the largest number expected; not a number where one of `found` isn't.
+fn distance(expected: &[f32], found: &[f32]) -> f64 {
+    if expected.len() != found.len() || found.iter().any(|value| !value.is_finite()) {
+        return f64::NAN;
+    }
+    let largest = expected
+        .iter()
+        .fold(0.0f32, |most, value| most.max(value.abs()));
+    let pairs = expected.iter().zip(found);
+    let worst = pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
+    worst.fold(0.0, f64::max) / f64::from(largest.max(f32::MIN_POSITIVE))
+}

@@ -1,0 +1,115 @@
+//! The operations of a card and whole models on one, through the stand-in for NVIDIA's libraries that runs the card's own
+//! kernels on the CPU (`daemon/cuda/stand-in`).
+
+#[path = "../../cuda/tests/stand_in/mod.rs"]
+mod stand_in;
+
+use std::path::{Path, PathBuf};
+
+use sluice_engine::{
+    Options,
+    check::{Check, fixture_logits, fixture_tokens, operations},
+    device::{Choice, Device, Number},
+    ledger::Ledger,
+    model::shape::Shape,
+    ops::Ops,
+    plan::{Machine, Plan, Question, SourceTensor, Working, Workload},
+};
+use sluice_shared::level::{Choices, Level};
+
+fn card(number: Number) -> Device {
+    let opened = Device::open(Choice::Cuda(0), Some(number), 2).unwrap();
+    assert!(opened.device.is_card() && opened.no_card.is_none());
+    opened.device
+}
+
+fn all_pass(checks: &[Check]) {
+    let failed: Vec<_> = checks.iter().filter(|check| !check.passes()).collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+fn check_operations(number: Number) {
+    if !stand_in::open() {
+        return;
+    }
+    let checks = operations(&card(number), 7, &mut |_| {}).unwrap();
+    assert!(checks.len() > 80, "only {} checks", checks.len());
+    all_pass(&checks);
+}
+
+#[test]
+fn every_operation_in_f32() {
+    check_operations(Number::F32);
+}
+
+#[test]
+fn every_operation_in_f16() {
+    check_operations(Number::F16);
+}
+
+#[test]
+fn every_operation_in_bf16() {
+    check_operations(Number::Bf16);
+}
+
+#[test]
+fn the_cpu_passes_its_own_check() {
+    let checks = operations(&Device::cpu(2).unwrap(), 7, &mut |_| {}).unwrap();
+    all_pass(&checks);
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+}
+
+fn resident(shape: &Shape, sources: &[SourceTensor], level: Level) -> Plan {
+    let device = card(Number::F32);
+    Plan::new(&Question {
+        shape,
+        sources,
+        choices: Choices::from(level),
+        budget_bytes: u64::MAX,
+        workload: Workload {
+            canvas: 16,
+            ..Workload::default()
+        },
+        working: Working::default(),
+        machine: &Machine::unmeasured(device.profile(), 0),
+    })
+    .unwrap()
+}
+
+fn check_fixture(name: &str) {
+    if !stand_in::open() {
+        return;
+    }
+    // With the embedding on the card, and without.
+    for level in [Level::Off, Level::Standard] {
+        let ops = Ops::new(card(Number::F32), Ledger::default()).unwrap();
+        let plan = |shape: &Shape, sources: &[_]| Some(resident(shape, sources, level));
+        let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
+        assert!(!checks.is_empty());
+        all_pass(&checks);
+    }
+    let options = Options {
+        device: Choice::Cuda(0),
+        number: Some(Number::F32),
+        threads: 2,
+        ..Options::default()
+    };
+    let checks = fixture_tokens(&folder(name), options).unwrap();
+    assert_eq!(checks.len(), 17);
+    all_pass(&checks);
+}
+
+#[test]
+fn a_model_with_many_heads_in_f32() {
+    check_fixture("llada-tiny");
+}
+
+#[test]
+fn a_model_with_grouped_heads_in_bf16_shards() {
+    check_fixture("llada-tiny-bf16");
+}
