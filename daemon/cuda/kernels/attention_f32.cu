@@ -144,8 +144,9 @@ DEVICE void attend_scalars(float *out, const float *q, const float *k, const flo
     }
 }
 
+// Two blocks at once are enough to ask for: more would have the longest heads' registers spilled.
 #define ATTEND_SCALARS_KERNEL(DIM) \
-    KERNEL_FUNCTION __launch_bounds__(SCALAR_THREADS) attend_f32_##DIM(ATTEND_PARAMETERS(f32)) { \
+    KERNEL_FUNCTION __launch_bounds__(SCALAR_THREADS, 2) attend_f32_##DIM(ATTEND_PARAMETERS(f32)) { \
         attend_scalars<DIM>(ATTEND_ARGUMENTS(blockIdx.x / 2), blockIdx.x % 2); \
     }
 ATTEND_SCALARS_KERNEL(64)
