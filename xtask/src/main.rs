@@ -3,6 +3,7 @@
 mod ci;
 mod demo;
 mod model;
+mod ptx;
 mod system;
 mod units;
 
@@ -17,6 +18,8 @@ Usage: cargo xtask COMMAND
   model [--yardstick]    makes the demonstration model: training, judgement, model card; an hour or more
   ci [--without-tests]   runs everything that CI runs, and stops at the first failure
   units                  checks the files in systemd/
+  ptx [--check]          compiles the kernels for NVIDIA cards; --check compares with what is committed, and assembles
+                         it for every kind of card
 
 `cargo demo`, `cargo model` and `cargo ci` are short for these.";
 
@@ -42,6 +45,8 @@ fn main() -> ExitCode {
         ["ci"] => ci::run(ci::Tests::Run),
         ["ci", "--without-tests"] => ci::run(ci::Tests::Leave),
         ["units"] => ci::run_units(),
+        ["ptx"] => ptx::run(ptx::Mode::Write),
+        ["ptx", "--check"] => ptx::run(ptx::Mode::Check),
         [] | ["help", ..] => help(),
         [option, ..] | [_, option] if is_help(option) => help(),
         _ => misused("unknown command or arguments"),

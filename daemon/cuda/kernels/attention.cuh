@@ -53,7 +53,7 @@ struct KeyTiles {
 // What a task attends to nothing with is zero.
 DEVICE float inverse_of_sum(float sum) { return sum == 0.0f ? 0.0f : 1.0f / sum; }
 
-#define ATTEND_PARAMETERS(T)                                                                                           \
-    number::T *out, const number::T *q, const number::T *k, const number::T *v, const Task *tasks,                     \
+#define ATTEND_PARAMETERS(T) \
+    number::T *out, const number::T *q, const number::T *k, const number::T *v, const Task *tasks, \
         const Segment *segments, u32 heads, u32 kv_heads, u32 head_dim, float scale
-#define ATTEND_ARGUMENTS out, q, k, v, tasks[blockIdx.x], segments, heads, kv_heads, head_dim, scale
+#define ATTEND_ARGUMENTS(task) out, q, k, v, tasks[task], segments, heads, kv_heads, head_dim, scale

@@ -1,6 +1,7 @@
-// Attention in `f32`, with a soft-max that goes along with the keys as in `attention_half.cuh`. A block takes 32 queries
-// at a time, a warp 8 of them. For the scores a lane stands for a key, for the result for two numbers of the head in
-// each slice of it; the exponentials go from the one to the other through a corner of shared memory.
+// Attention in `f32`, with a soft-max that goes along with the keys as in `attention_half.cuh`. A block takes 32 queries,
+// half of what a task may have, and a warp 8 of them. For the scores a lane stands for a key, for the result for two
+// numbers of the head in each slice of it; the exponentials go from the one to the other through a corner of shared
+// memory.
 
 #include "attention.cuh"
 
@@ -14,7 +15,7 @@ static_assert(TILE_KEYS == WARP, "a lane stands for a key");
 
 template <u32 DIM>
 DEVICE void attend_scalars(float *out, const float *q, const float *k, const float *v, Task task,
-                           const Segment *segments, u32 heads, u32 kv_heads, u32 head_dim, float scale) {
+                           const Segment *segments, u32 heads, u32 kv_heads, u32 head_dim, float scale, u32 half) {
     constexpr u32 QUERIES = SCALAR_WARPS * WARP_QUERIES;
     constexpr u32 SLICES = DIM / SCALAR_SLICE;
     // Groups of four stay aligned, and those of eight rows lie in different banks.
@@ -37,104 +38,116 @@ DEVICE void attend_scalars(float *out, const float *q, const float *k, const flo
         __syncthreads();
     };
 
-    for (u32 first = 0; first < task.query_count; first += QUERIES) {
-        const u64 q_at = (u64(task.query_start + first) * heads + head) * head_dim;
-        copy_tile<float, QUERIES, DIM, SCALAR_THREADS>(queries, QUERY_STRIDE, q + q_at, q_bytes,
-                                                       task.query_count - first, 0, head_dim);
+    const u32 first = half * QUERIES;
+    if (first >= task.query_count) return;
+    const u64 q_at = (u64(task.query_start + first) * heads + head) * head_dim;
+    copy_tile<float, QUERIES, DIM, SCALAR_THREADS>(queries, QUERY_STRIDE, q + q_at, q_bytes,
+                                                   task.query_count - first, 0, head_dim);
 
-        float max[WARP_QUERIES], sum[WARP_QUERIES] = {};
-        float result[SLICES][WARP_QUERIES][2] = {};
+    float max[WARP_QUERIES], sum[WARP_QUERIES], result[SLICES][WARP_QUERIES][2];
 #pragma unroll
-        for (u32 i = 0; i < WARP_QUERIES; i++) max[i] = -infinity();
+    for (u32 i = 0; i < WARP_QUERIES; i++) {
+        max[i] = -infinity();
+        sum[i] = 0.0f;
+#pragma unroll
+        for (u32 slice = 0; slice < SLICES; slice++) result[slice][i][0] = result[slice][i][1] = 0.0f;
+    }
 
-        for (KeyTiles keys(segments, task); keys.more(); keys.next()) {
-            float scores[WARP_QUERIES] = {};
-#pragma unroll
-            for (u32 slice = 0; slice < SLICES; slice++) {
-                load(k, keys, slice);
+    for (KeyTiles keys(segments, task); keys.more(); keys.next()) {
+        float scores[WARP_QUERIES] = {};
+#pragma unroll 1
+        for (u32 slice = 0; slice < SLICES; slice++) {
+            load(k, keys, slice);
 #pragma unroll 2
-                for (u32 d = 0; d < SCALAR_SLICE; d += 4) {
-                    const float4 key = *reinterpret_cast<const float4 *>(tile + lane * STRIDE + d);
-#pragma unroll
-                    for (u32 i = 0; i < WARP_QUERIES; i++) {
-                        const float *from = queries_of_warp + i * QUERY_STRIDE + slice * SCALAR_SLICE + d;
-                        const float4 query = *reinterpret_cast<const float4 *>(from);
-                        scores[i] = fmaf(query.x, key.x, scores[i]);
-                        scores[i] = fmaf(query.y, key.y, scores[i]);
-                        scores[i] = fmaf(query.z, key.z, scores[i]);
-                        scores[i] = fmaf(query.w, key.w, scores[i]);
-                    }
-                }
-                __syncthreads();
-            }
-
-            float shrink[WARP_QUERIES];
-#pragma unroll
-            for (u32 i = 0; i < WARP_QUERIES; i++) {
-                const float score = lane < keys.count() ? scores[i] * scale : -infinity();
-                float tile_max = fmaxf(max[i], score);
-#pragma unroll
-                for (u32 far = WARP / 2; far > 0; far /= 2) {
-                    tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, far));
-                }
-                const float weight = expf(score - tile_max);
-                float tile_sum = weight;
-#pragma unroll
-                for (u32 far = WARP / 2; far > 0; far /= 2) {
-                    tile_sum += __shfl_xor_sync(0xffffffffu, tile_sum, far);
-                }
-                shrink[i] = expf(max[i] - tile_max);
-                max[i] = tile_max;
-                sum[i] = sum[i] * shrink[i] + tile_sum;
-                corner[i * TILE_KEYS + lane] = weight;
-            }
-            __syncwarp();
-
-#pragma unroll
-            for (u32 slice = 0; slice < SLICES; slice++) {
-                load(v, keys, slice);
-                float(&to)[WARP_QUERIES][2] = result[slice];
+            for (u32 d = 0; d < SCALAR_SLICE; d += 4) {
+                float key[4];
+                four_at(tile + lane * STRIDE + d, key);
 #pragma unroll
                 for (u32 i = 0; i < WARP_QUERIES; i++) {
-                    to[i][0] *= shrink[i];
-                    to[i][1] *= shrink[i];
-                }
-#pragma unroll 2
-                for (u32 key = 0; key < TILE_KEYS; key++) {
-                    const float2 value = *reinterpret_cast<const float2 *>(tile + key * STRIDE + 2 * lane);
+                    float query[4];
+                    four_at(queries_of_warp + i * QUERY_STRIDE + slice * SCALAR_SLICE + d, query);
 #pragma unroll
-                    for (u32 i = 0; i < WARP_QUERIES; i++) {
-                        const float weight = corner[i * TILE_KEYS + key];
-                        to[i][0] = fmaf(weight, value.x, to[i][0]);
-                        to[i][1] = fmaf(weight, value.y, to[i][1]);
-                    }
+                    for (u32 j = 0; j < 4; j++) scores[i] = fmaf(query[j], key[j], scores[i]);
                 }
-                __syncthreads();
             }
+            __syncthreads();
         }
 
+        float shrink[WARP_QUERIES];
 #pragma unroll
         for (u32 i = 0; i < WARP_QUERIES; i++) {
-            const u32 query = warp * WARP_QUERIES + i;
-            if (first + query >= task.query_count) continue;
-            const float inverse = inverse_of_sum(sum[i]);
-            float *to = out + q_at + u64(query) * heads * head_dim;
+            const float score = lane < keys.count() ? scores[i] * scale : -infinity();
+            float tile_max = fmaxf(max[i], score);
 #pragma unroll
-            for (u32 slice = 0; slice < SLICES; slice++) {
-                const u32 column = slice * SCALAR_SLICE + 2 * lane;
-                // Heads are whole pairs.
-                if (column < head_dim) {
-                    to[column] = result[slice][i][0] * inverse;
-                    to[column + 1] = result[slice][i][1] * inverse;
+            for (u32 far = WARP / 2; far > 0; far /= 2) {
+                tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, far));
+            }
+            const float weight = expf(score - tile_max);
+            float tile_sum = weight;
+#pragma unroll
+            for (u32 far = WARP / 2; far > 0; far /= 2) {
+                tile_sum += __shfl_xor_sync(0xffffffffu, tile_sum, far);
+            }
+            shrink[i] = expf(max[i] - tile_max);
+            max[i] = tile_max;
+            sum[i] = sum[i] * shrink[i] + tile_sum;
+            corner[i * TILE_KEYS + lane] = weight;
+        }
+        __syncwarp();
+
+#pragma unroll
+        for (u32 slice = 0; slice < SLICES; slice++) {
+            load(v, keys, slice);
+            float(&to)[WARP_QUERIES][2] = result[slice];
+#pragma unroll
+            for (u32 i = 0; i < WARP_QUERIES; i++) {
+                to[i][0] *= shrink[i];
+                to[i][1] *= shrink[i];
+            }
+#pragma unroll 1
+            for (u32 key = 0; key < TILE_KEYS; key += 4) {
+                float2 values[4];
+#pragma unroll
+                for (u32 j = 0; j < 4; j++) {
+                    values[j] = *reinterpret_cast<const float2 *>(tile + (key + j) * STRIDE + 2 * lane);
                 }
+#pragma unroll
+                for (u32 i = 0; i < WARP_QUERIES; i++) {
+                    float weights[4];
+                    four_at(corner + i * TILE_KEYS + key, weights);
+#pragma unroll
+                    for (u32 j = 0; j < 4; j++) {
+                        to[i][0] = fmaf(weights[j], values[j].x, to[i][0]);
+                        to[i][1] = fmaf(weights[j], values[j].y, to[i][1]);
+                    }
+                }
+            }
+            __syncthreads();
+        }
+    }
+
+#pragma unroll
+    for (u32 i = 0; i < WARP_QUERIES; i++) {
+        const u32 query = warp * WARP_QUERIES + i;
+        if (first + query >= task.query_count) continue;
+        const float inverse = inverse_of_sum(sum[i]);
+        float *to = out + q_at + u64(query) * heads * head_dim;
+#pragma unroll
+        for (u32 slice = 0; slice < SLICES; slice++) {
+            const u32 column = slice * SCALAR_SLICE + 2 * lane;
+            // Heads are whole pairs.
+            if (column < head_dim) {
+                to[column] = result[slice][i][0] * inverse;
+                to[column + 1] = result[slice][i][1] * inverse;
             }
         }
     }
 }
 
-#define ATTEND_SCALARS_KERNEL(DIM)                                                                                     \
-    KERNEL_FUNCTION __launch_bounds__(SCALAR_THREADS) attend_f32_##DIM(ATTEND_PARAMETERS(f32)) {                       \
-        attend_scalars<DIM>(ATTEND_ARGUMENTS);                                                                         \
+// Two blocks at once are enough to ask for: more would have the longest heads' registers spilled.
+#define ATTEND_SCALARS_KERNEL(DIM) \
+    KERNEL_FUNCTION __launch_bounds__(SCALAR_THREADS, 2) attend_f32_##DIM(ATTEND_PARAMETERS(f32)) { \
+        attend_scalars<DIM>(ATTEND_ARGUMENTS(blockIdx.x / 2), blockIdx.x % 2); \
     }
 ATTEND_SCALARS_KERNEL(64)
 ATTEND_SCALARS_KERNEL(128)

@@ -54,7 +54,7 @@ DEVICE void attend(T *out, const T *q, const T *k, const T *v, Task task, const 
         wmma::fragment<wmma::accumulator, 16, 16, 16, float> scores[TILE_KEYS / 16];
 #pragma unroll
         for (u32 n = 0; n < TILE_KEYS / 16; n++) wmma::fill_fragment(scores[n], 0.0f);
-#pragma unroll
+#pragma unroll 1
         for (u32 slice = 0; slice < DIM / SLICE; slice++) {
             share.store(tile, STRIDE);
             __syncthreads();
@@ -169,11 +169,11 @@ DEVICE void attend(T *out, const T *q, const T *k, const T *v, Task task, const 
     }
 }
 
-#define ATTEND_KERNEL(T, DIM, SLICE)                                                                                   \
-    KERNEL_FUNCTION __launch_bounds__(ATTEND_THREADS) attend_##T##_##DIM(ATTEND_PARAMETERS(T)) {                       \
-        attend<number::T, DIM, SLICE>(ATTEND_ARGUMENTS);                                                               \
+#define ATTEND_KERNEL(T, DIM, SLICE) \
+    KERNEL_FUNCTION __launch_bounds__(ATTEND_THREADS) attend_##T##_##DIM(ATTEND_PARAMETERS(T)) { \
+        attend<number::T, DIM, SLICE>(ATTEND_ARGUMENTS(blockIdx.x)); \
     }
-#define ATTEND_KERNELS(T)                                                                                              \
-    ATTEND_KERNEL(T, 64, 64)                                                                                           \
-    ATTEND_KERNEL(T, 128, 128)                                                                                         \
+#define ATTEND_KERNELS(T) \
+    ATTEND_KERNEL(T, 64, 64) \
+    ATTEND_KERNEL(T, 128, 128) \
     ATTEND_KERNEL(T, 256, 64)

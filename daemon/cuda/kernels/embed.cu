@@ -22,9 +22,9 @@ template <class Element> DEVICE void take_rows(u8 *out, const u8 *x, const u32 *
     for (u32 i = threadIdx.x; i < width; i += blockDim.x) to[i] = from[i];
 }
 
-#define EMBED_KERNEL(T, F)                                                                                             \
-    KERNEL_FUNCTION embed_##F(number::T *out, const u32 *ids, const u8 *table, u32 width, u32) {                       \
-        embed<format::F>(out, ids, table, width);                                                                      \
+#define EMBED_KERNEL(T, F) \
+    KERNEL_FUNCTION embed_##F(number::T *out, const u32 *ids, const u8 *table, u32 width, u32) { \
+        embed<format::F>(out, ids, table, width); \
     }
 FOR_EACH_FORMAT(EMBED_KERNEL, f32)
 

@@ -226,10 +226,10 @@ template <class T, class Format> DEVICE void store_run(T *to, const typename For
 } // namespace format
 
 // Calls `MACRO(number, format)` for each format.
-#define FOR_EACH_FORMAT(MACRO, number)                                                                                 \
-    MACRO(number, f32)                                                                                                 \
-    MACRO(number, f16)                                                                                                 \
-    MACRO(number, bf16)                                                                                                \
-    MACRO(number, q8_0)                                                                                                \
-    MACRO(number, q6_k)                                                                                                \
+#define FOR_EACH_FORMAT(MACRO, number) \
+    MACRO(number, f32) \
+    MACRO(number, f16) \
+    MACRO(number, bf16) \
+    MACRO(number, q8_0) \
+    MACRO(number, q6_k) \
     MACRO(number, q4_k)

@@ -46,12 +46,12 @@ DEVICE void multiply_scalars(float *out, const float *x, const u8 *weights, u32 
 #pragma unroll
                 for (u32 i = 0; i < DOWN; i++) {
                     const float *from = x_tile + k * X_STRIDE + i * 4 * Shape::THREADS_DOWN + thread_row;
-                    *reinterpret_cast<float4 *>(a + 4 * i) = *reinterpret_cast<const float4 *>(from);
+                    four_at(from, a + 4 * i);
                 }
 #pragma unroll
                 for (u32 j = 0; j < ACROSS; j++) {
                     const float *from = weight_tile + k * WEIGHT_STRIDE + j * 4 * Shape::THREADS_ACROSS + thread_output;
-                    *reinterpret_cast<float4 *>(b + 4 * j) = *reinterpret_cast<const float4 *>(from);
+                    four_at(from, b + 4 * j);
                 }
 #pragma unroll
                 for (u32 i = 0; i < 4 * DOWN; i++) {
@@ -84,16 +84,16 @@ DEVICE void multiply_scalars(float *out, const float *x, const u8 *weights, u32 
     }
 }
 
-#define MULTIPLY_SCALARS_KERNEL(T, F)                                                                                  \
-    KERNEL_FUNCTION __launch_bounds__(ScalarLarge::THREADS)                                                            \
-        multiply_##T##_##F(void *out, u32, const number::T *x, const u8 *weights, u32 rows, u32 outputs, u32 width,    \
-                           float beta) {                                                                               \
-        multiply_scalars<format::F, ScalarLarge>(static_cast<float *>(out), x, weights, rows, outputs, width, beta);                 \
-    }                                                                                                                  \
-    KERNEL_FUNCTION __launch_bounds__(ScalarSmall::THREADS)                                                            \
-        multiply_small_##T##_##F(void *out, u32, const number::T *x, const u8 *weights, u32 rows, u32 outputs,         \
-                                 u32 width, float beta) {                                                              \
-        multiply_scalars<format::F, ScalarSmall>(static_cast<float *>(out), x, weights, rows, outputs, width, beta);                 \
+#define MULTIPLY_SCALARS_KERNEL(T, F) \
+    KERNEL_FUNCTION __launch_bounds__(ScalarLarge::THREADS) \
+        multiply_##T##_##F(void *out, u32, const number::T *x, const u8 *weights, u32 rows, u32 outputs, u32 width, \
+                           float beta) { \
+        multiply_scalars<format::F, ScalarLarge>(static_cast<float *>(out), x, weights, rows, outputs, width, beta); \
+    } \
+    KERNEL_FUNCTION __launch_bounds__(ScalarSmall::THREADS) \
+        multiply_small_##T##_##F(void *out, u32, const number::T *x, const u8 *weights, u32 rows, u32 outputs, \
+                                 u32 width, float beta) { \
+        multiply_scalars<format::F, ScalarSmall>(static_cast<float *>(out), x, weights, rows, outputs, width, beta); \
     }
 
 FOR_EACH_FORMAT(MULTIPLY_SCALARS_KERNEL, f32)

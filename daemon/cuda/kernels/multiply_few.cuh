@@ -74,8 +74,8 @@ DEVICE void multiply_few(Output<T> out, const T *x, const u8 *weights, u32 rows,
     if (lane % 2 == 0 && row < rows && output < outputs) out.put(u64(row) * outputs + output, sum);
 }
 
-#define MULTIPLY_FEW_KERNEL(T, F)                                                                                      \
+#define MULTIPLY_FEW_KERNEL(T, F) \
     KERNEL_FUNCTION multiply_few_##T##_##F(void *out, u32 out_is_f32, const number::T *x, const u8 *weights, u32 rows, \
-                                           u32 outputs, u32 width, float beta) {                                       \
-        multiply_few<number::T, format::F>({out, out_is_f32 != 0, beta}, x, weights, rows, outputs, width);            \
+                                           u32 outputs, u32 width, float beta) { \
+        multiply_few<number::T, format::F>({out, out_is_f32 != 0, beta}, x, weights, rows, outputs, width); \
     }

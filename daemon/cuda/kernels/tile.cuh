@@ -63,6 +63,16 @@ DEVICE void copy_tile(T *tile, u32 stride, const T *rows, u64 row_bytes, u32 cou
     }
 }
 
+// Four numbers of shared memory at once. As words: floats the compiler takes apart and joins again, seldom the same way
+// twice, and the PTX would change with it.
+DEVICE void four_at(const float *from, float *to) {
+    const uint4 words = *reinterpret_cast<const uint4 *>(from);
+    to[0] = __uint_as_float(words.x);
+    to[1] = __uint_as_float(words.y);
+    to[2] = __uint_as_float(words.z);
+    to[3] = __uint_as_float(words.w);
+}
+
 // A sum, added to what is at `old` or, with a beta of 0, in its place: then nothing is read, which may be no number.
 DEVICE float accumulated(float sum, float beta, const float *old) { return beta == 0.0f ? sum : sum + beta * *old; }
 

@@ -22,8 +22,8 @@ template <class T, class Format> DEVICE void widen_weights(T *out, const u8 *wei
     }
 }
 
-#define WIDEN_KERNEL(T, F)                                                                                             \
-    KERNEL_FUNCTION widen_##T##_##F(number::T *out, const u8 *weights, u64 count) {                                    \
-        widen_weights<number::T, format::F>(out, weights, count);                                                      \
+#define WIDEN_KERNEL(T, F) \
+    KERNEL_FUNCTION widen_##T##_##F(number::T *out, const u8 *weights, u64 count) { \
+        widen_weights<number::T, format::F>(out, weights, count); \
     }
 #define WIDEN_KERNELS(T) FOR_EACH_FORMAT(WIDEN_KERNEL, T)
