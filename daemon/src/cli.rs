@@ -10,6 +10,7 @@ use sluice_shared::{
 
 use crate::{
     config::{AutoFactor, Budget, CacheLimit, Compute, Device, Filter, limits},
+    gpu::Gpu,
     planning::Planning,
     synth::Synth,
 };
@@ -143,6 +144,10 @@ pub enum Command {
         sluiced synth [OPTIONS] --layers <N> --width <N> --heads <N> --mlp-width <N> --vocabulary <N> <DIR>"
     )]
     Synth(Synth),
+
+    /// Check an NVIDIA card's arithmetic, or time it
+    #[command(subcommand)]
+    Gpu(Gpu),
 }
 
 /// What the daemon was started for.

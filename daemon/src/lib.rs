@@ -23,4 +23,5 @@ pub mod translate;
 pub mod services;
 pub mod telemetry;
 
+pub mod gpu;
 pub mod life;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use sluice_daemon::{
     cli::{Arguments, Command, Task},
     config::{self, Environment},
-    life, logging, planning, synth,
+    gpu, life, logging, planning, synth,
 };
 use sluice_shared::exit;
 
@@ -17,6 +17,7 @@ fn main() -> ExitCode {
     match &arguments.command {
         Some(Command::Plan(options)) => return ExitCode::from(planning::run(options)),
         Some(Command::Synth(options)) => return ExitCode::from(synth::run(options)),
+        Some(Command::Gpu(options)) => return ExitCode::from(gpu::run(options)),
         None => {}
     }
     let environment = Environment::of_process();

@@ -144,7 +144,7 @@ pub fn fixture_tokens(folder: &Path, options: Options) -> Result<Vec<Check>, Eng
                 guidance: params["cfg_scale"].as_f64().unwrap_or(0.0),
                 remasking: Remasking::LowConfidence,
                 eos: EosPolicy::Keep,
-                policy: policy.clone(),
+                policy,
                 seed: 0,
             };
             let generated = run(&engine, request)?;

@@ -3,10 +3,12 @@
 
 mod fixtures;
 mod operations;
+mod speed;
 
 pub use self::{
     fixtures::{fixture_logits, fixture_tokens},
     operations::operations,
+    speed::{Speed, speeds},
 };
 
 /// Something that was computed twice.

@@ -449,7 +449,7 @@ impl Pair<'_> {
             // Rows whose best token may not be chosen have no clear second.
             let is_clear = |row: usize| {
                 targets[row] != targets[4]
-                    && !(targets[row] == targets[7] && !rows[row].may_end)
+                    && (targets[row] != targets[7] || rows[row].may_end)
                     && !suppressed.contains(&targets[row])
                     && (targets[row] as usize) < choice.vocabulary
             };

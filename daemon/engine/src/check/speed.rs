@@ -1,0 +1,126 @@
+//! How fast a device's operations are, at the sizes of LLaDA-8B.
+
+use std::time::{Duration, Instant};
+
+use crate::{
+    device::{Device, DeviceBuffer},
+    error::EngineError,
+    format::Format,
+    ledger::{Kind, Ledger},
+    ops::{AttentionRange, AttentionShape, KeySegment, Ops},
+    residency::{Data, Weight},
+};
+
+/// An operation, and how long it takes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Speed {
+    /// What was computed.
+    pub name: String,
+    /// The median of several runs, each of which was waited for.
+    pub seconds: f64,
+    /// Multiplications and additions.
+    pub operations: f64,
+    /// Bytes that must be read or written at least once.
+    pub bytes: f64,
+}
+
+const WIDTH: usize = 4096;
+const HEADS: usize = 32;
+const ROWS: [usize; 6] = [1, 8, 32, 128, 512, 2048];
+const CANVASES: [usize; 3] = [128, 512, 2048];
+/// Runs of each; the first only warms up.
+const RUNS: usize = 8;
+
+/// Times products of 4096 × 4096 weights in every format, and attention of one canvas. `told` hears of each as it is done.
+///
+/// # Errors
+/// When memory can't be had, or an operation fails.
+pub fn speeds(device: &Device, told: &mut dyn FnMut(&Speed)) -> Result<Vec<Speed>, EngineError> {
+    let ledger = Ledger::default();
+    let ops = Ops::new(device.clone(), ledger.clone())?;
+    let number = device.number();
+    let mut all = Vec::new();
+    let mut add = |speed: Speed| {
+        told(&speed);
+        all.push(speed);
+    };
+    for format in Format::ALL {
+        let bytes = format.bytes(WIDTH * WIDTH);
+        let memory =
+            DeviceBuffer::<u64>::filled(device, &ledger, Kind::Weights, bytes / 8, |words| {
+                // A sound number in every format, as element, scale and code alike.
+                words.fill(0x3C3C_3C3C_3C3C_3C3C);
+            })?;
+        let weight = Weight {
+            format,
+            rows: WIDTH,
+            width: WIDTH,
+            data: match &memory {
+                DeviceBuffer::Host(words) => Data::Host(bytemuck::cast_slice(words)),
+                on_card @ DeviceBuffer::Gpu(_) => Data::Card(on_card.span()),
+            },
+            epoch: 0,
+        };
+        for rows in ROWS {
+            let x = ops.probe_rows(rows, &weight)?;
+            let seconds = median(&ops, || ops.linear(&x, &weight).map(drop))?;
+            add(Speed {
+                name: format!("linear, {rows} x {WIDTH} x {WIDTH}, {}", format.name()),
+                seconds,
+                operations: 2.0 * (rows * WIDTH * WIDTH) as f64,
+                bytes: (bytes + 2 * rows * WIDTH * number.bytes()) as f64,
+            });
+        }
+    }
+    for canvas in CANVASES {
+        let values = vec![0.5; canvas * WIDTH];
+        let [q, k, v] = [(); 3].map(|()| ops.matrix(canvas, WIDTH, &values, number));
+        let (q, k, v) = (q?, k?, v?);
+        let tasks = ops.attention_tasks(vec![AttentionRange {
+            queries: 0..canvas,
+            keys: vec![KeySegment {
+                start: 0,
+                len: canvas,
+            }],
+        }])?;
+        let shape = AttentionShape {
+            heads: HEADS,
+            kv_heads: HEADS,
+            head_dim: WIDTH / HEADS,
+        };
+        let seconds = median(&ops, || ops.attend(&q, &k, &v, shape, &tasks).map(drop))?;
+        add(Speed {
+            name: format!(
+                "attention, canvas of {canvas}, {HEADS} heads of {}",
+                WIDTH / HEADS
+            ),
+            seconds,
+            operations: 4.0 * (canvas * canvas * WIDTH) as f64,
+            bytes: (4 * canvas * WIDTH * number.bytes()) as f64,
+        });
+    }
+    Ok(all)
+}
+
+fn median(
+    ops: &Ops,
+    mut work: impl FnMut() -> Result<(), EngineError>,
+) -> Result<f64, EngineError> {
+    let mut times = Vec::new();
+    for _ in 0..RUNS {
+        ops.wait()?;
+        let start = Instant::now();
+        work()?;
+        ops.wait()?;
+        times.push(start.elapsed());
+        // What is so slow needs no more runs.
+        if start.elapsed() > Duration::from_secs(1) {
+            break;
+        }
+    }
+    if times.len() > 1 {
+        times.remove(0);
+    }
+    times.sort_unstable();
+    Ok(times[times.len() / 2].as_secs_f64())
+}
