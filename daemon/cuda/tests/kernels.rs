@@ -789,6 +789,9 @@ fn the_head_is_reduced_as_the_engine_reduces_it() {
                 for id in [0, 5, 7, 999, 1500, 3000] {
                     row[id] = 6.0;
                 }
+                // The largest come last, so that what was summed before has to shrink.
+                row[2920] = 6.5;
+                row[2950] = 6.5;
             }
             if infinite {
                 logits[1].fill(f32::NEG_INFINITY);
@@ -850,9 +853,13 @@ fn heads_are_compared_as_the_engine_compares_them() {
         const COLUMNS: usize = 1009;
         const ROWS: usize = 3;
         let mut random = Random::new(12);
+        // Ties among the largest, which come last, so that what was summed before has to shrink.
         let logits: [Vec<f32>; 2] = [0, 1].map(|_| {
             (0..ROWS * COLUMNS)
-                .map(|_| random.below(64) as f32 * 0.125 - 4.0)
+                .map(|i| match i % COLUMNS {
+                    700 | 900 => 5.0,
+                    _ => random.below(64) as f32 * 0.125 - 4.0,
+                })
                 .collect()
         });
         let targets = [0u32, 1008, NO_TOKEN];
