@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use crate::system::{cargo, has, root};
-use crate::units;
+use crate::{ptx, units};
 
 /// The version whose rules `deny.toml` is written for.
 const CARGO_DENY_VERSION: &str = "0.20.2";
@@ -29,12 +29,13 @@ pub(crate) enum Outcome {
 type Step = (&'static str, fn() -> io::Result<Outcome>);
 
 const TESTS: Step = ("test", || command(cargo().arg("test")));
-const CHECKS: [Step; 5] = [
+const CHECKS: [Step; 6] = [
     ("format", format),
     ("lints", lints),
     ("docs", docs),
     ("licences", licences),
     ("unit files", units::check),
+    ("kernels", ptx::ci_step),
 ];
 
 pub(crate) fn run(tests: Tests) -> ExitCode {

@@ -11,6 +11,7 @@ use std::ptr;
 
 use libloading::Library;
 
+use crate::ci::Outcome;
 use crate::system::{has, root};
 
 /// Where the compiler is kept, below the repository.
@@ -41,8 +42,20 @@ pub(crate) enum Mode {
     Check,
 }
 
+/// The check as a step of CI: without the compiler there is none.
+pub(crate) fn ci_step() -> io::Result<Outcome> {
+    let tools = match tools() {
+        Ok(tools) => tools,
+        Err(error) => return Ok(Outcome::Skipped(error.to_string())),
+    };
+    Ok(match make(Mode::Check, &tools)? {
+        true => Outcome::Passed,
+        false => Outcome::Failed("the kernels and their PTX don't agree".to_owned()),
+    })
+}
+
 pub(crate) fn run(mode: Mode) -> ExitCode {
-    match make(mode) {
+    match tools().and_then(|tools| make(mode, &tools)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -53,9 +66,8 @@ pub(crate) fn run(mode: Mode) -> ExitCode {
 }
 
 /// Whether all is as it should be.
-fn make(mode: Mode) -> io::Result<bool> {
-    let tools = tools()?;
-    let compiler = Compiler::open(&tools)?;
+fn make(mode: Mode, tools: &Path) -> io::Result<bool> {
+    let compiler = Compiler::open(tools)?;
     let modules = modules()?;
     let folder = root().join(PTX);
     let mut good = true;
@@ -64,7 +76,7 @@ fn make(mode: Mode) -> io::Result<bool> {
         let committed = fs::read_to_string(&file).unwrap_or_default();
         let mut text = String::new();
         for _ in 0..COMPILATIONS {
-            text = compiler.compile(module, &tools)?;
+            text = compiler.compile(module, tools)?;
             if text == committed {
                 break;
             }
@@ -94,7 +106,7 @@ fn make(mode: Mode) -> io::Result<bool> {
     }
     match mode {
         Mode::Write => Ok(good),
-        Mode::Check => Ok(assemble(&tools, &modules)? && good),
+        Mode::Check => Ok(assemble(tools, &modules)? && good),
     }
 }
 
