@@ -1,11 +1,11 @@
 //! The daemon's life, from the socket to the last stream.
 
-use std::{io, io::IsTerminal, sync::Arc, time::Duration};
+use std::{env, fs, io, io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
 
 use listenfd::ListenFd;
-use sluice_engine::{Engine, EngineError, Options, Settings};
+use sluice_engine::{Engine, EngineError, Options, Settings, device::Unavailable};
 use sluice_proto::v1;
-use sluice_shared::exit;
+use sluice_shared::{exit, units};
 use tokio::{
     runtime,
     signal::unix::{Signal, SignalKind, signal},
@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    config::{Config, Source},
+    config::{Config, Device, Source},
     listen::{self, ListenError, Listening},
     models::{AskedBy, ModelName, Request},
     services::{self, Daemon},
@@ -49,6 +49,23 @@ enum StartError {
         /// The system's words.
         cause: io::Error,
     },
+}
+
+/// The driver's name for the folder in which it keeps the kernels that it compiles.
+pub const KERNEL_FOLDER: &str = "CUDA_CACHE_PATH";
+
+/// Where the driver is to keep compiled kernels, unless somebody chose a place: in the folder that Sluice was given to keep
+/// things in.
+///
+/// The driver's own choice is below the home folder, which a service may not have or may not write to, and then it compiles
+/// at every start.
+#[must_use]
+pub fn kernel_folder(config: &Config) -> Option<PathBuf> {
+    let has_default = config.cache.source == Source::Default;
+    if has_default || config.device.value == Device::Cpu {
+        return None;
+    }
+    Some(config.cache.value.as_ref()?.join("kernels"))
 }
 
 /// Serves until told to stop; the exit code.
@@ -100,6 +117,7 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
         converted_bytes_max: config.cache_limit.value.bytes(),
     })?);
     tell_device(&engine);
+    make_kernel_folder(config, &engine);
     let daemon = Arc::new(Daemon::new(engine, listening.path.clone()));
     load_configured_model(&daemon, config);
     let listener = listening
@@ -151,25 +169,46 @@ fn banner(config: &Config) {
     );
 }
 
-/// Whatever computes is said, and why it is no card.
+/// Says which card computes, or why none does though one might.
 fn tell_device(engine: &Engine) {
     if let Some(unavailable) = engine.no_card() {
-        tracing::warn!(
-            "no NVIDIA card computes, the CPU does: {unavailable}; {}",
-            unavailable.hint()
-        );
+        let (reason, hint) = (unavailable.to_string(), unavailable.hint());
+        // A machine without NVIDIA's driver is no fault to look at; a driver that doesn't lead to a card may be one.
+        match unavailable {
+            Unavailable::NoDriver { .. } | Unavailable::Hidden { .. } => {
+                tracing::info!(reason, hint, "no card can be used, the CPU computes");
+            }
+            _ => tracing::warn!(reason, hint, "no card can be used, the CPU computes"),
+        }
     }
     let device = engine.device();
     if let Some(gpu) = device.gpu() {
-        let facts = gpu.facts();
+        let (facts, live) = (gpu.facts(), gpu.live());
+        let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+        let free = live.free_bytes.or(device.memory().free_bytes);
         tracing::info!(
             card = facts.name,
-            capability = format!("{}.{}", facts.capability.0, facts.capability.1),
-            memory_bytes = facts.total_bytes,
+            capability = version(facts.capability),
             compute = device.number().name(),
+            memory = units::bytes(facts.total_bytes),
+            free = free.map(units::bytes),
+            driver = facts.driver_version,
+            cuda = version(facts.cuda_version),
             cublas = gpu.blas().map_or("none", |blas| blas.name()),
             "a card computes"
         );
+    }
+}
+
+/// Makes the folder for compiled kernels once it is known to be of use.
+fn make_kernel_folder(config: &Config, engine: &Engine) {
+    let has_card = engine.device().gpu().is_some();
+    if let Some(folder) = kernel_folder(config).filter(|_| has_card)
+        && env::var_os(KERNEL_FOLDER).is_some_and(|chosen| chosen == folder)
+        && let Err(error) = fs::create_dir_all(&folder)
+    {
+        // Only time is lost: the driver compiles again the next time.
+        tracing::debug!(%error, folder = %folder.display(), "can't make the folder for compiled kernels");
     }
 }
 
@@ -335,4 +374,32 @@ async fn stop_engine(daemon: &Arc<Daemon>) -> bool {
         tracing::warn!("the engine is still busy; leaving it");
     }
     in_time
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::{cli::Arguments, config, config::Environment};
+
+    fn config(flags: &[&str]) -> Config {
+        let arguments = Arguments::parse_from(["sluiced"].iter().chain(flags));
+        let environment = Environment {
+            variables: [("HOME".to_owned(), "/home/a".into())].into(),
+            system_file: "/nowhere/sluiced.toml".into(),
+            ..Environment::of_process()
+        };
+        config::resolve(&arguments, &environment).unwrap()
+    }
+
+    #[test]
+    fn kernels_are_kept_where_sluice_was_told_to_keep_things() {
+        let told = config(&["--cache", "/a"]);
+        assert_eq!(kernel_folder(&told), Some("/a/kernels".into()));
+        // Nobody chose a place for Sluice, or there will be no kernels.
+        assert_eq!(kernel_folder(&config(&[])), None);
+        let cpu = config(&["--cache", "/a", "--device", "cpu"]);
+        assert_eq!(kernel_folder(&cpu), None);
+    }
 }

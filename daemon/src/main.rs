@@ -1,6 +1,6 @@
 //! The program `sluiced`: arguments in, exit code out; the library does the rest.
 
-use std::process::ExitCode;
+use std::{env, process::ExitCode};
 
 use sluice_daemon::{
     cli::{Arguments, Command, Task},
@@ -10,7 +10,7 @@ use sluice_daemon::{
 use sluice_shared::exit;
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::read(std::env::args_os()) {
+    let arguments = match Arguments::read(env::args_os()) {
         Ok(arguments) => arguments,
         Err(code) => return code,
     };
@@ -39,6 +39,12 @@ fn main() -> ExitCode {
             return ExitCode::from(exit::OK);
         }
         Task::Serve => {}
+    }
+    if let Some(folder) = life::kernel_folder(&config)
+        && env::var_os(life::KERNEL_FOLDER).is_none()
+    {
+        // SAFETY: nobody reads the environment meanwhile: this is the only thread so far.
+        unsafe { env::set_var(life::KERNEL_FOLDER, folder) };
     }
     logging::start(&config.log.value);
     ExitCode::from(life::run(&config))

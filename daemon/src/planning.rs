@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 use sluice_engine::{
     checkpoint::CheckpointError,
-    device,
+    device::{self, Unavailable},
     engine::{Outline, machine},
     model::shape::Preset,
 };
@@ -159,6 +159,18 @@ impl Planning {
             auto_factor: self.auto_factor.unwrap_or(AUTO_FACTOR),
         };
         let plan = outline.plan(choices, budget.unwrap_or(u64::MAX), workload)?;
-        Ok(translate::plan::plan(&plan, &name))
+        let mut plan = translate::plan::plan(&plan, &name);
+        plan.notes.extend(planned_for(&device, opened.no_card));
+        Ok(plan)
     }
+}
+
+/// What the plan is for, where that was left to the machine or is a card.
+fn planned_for(device: &device::Device, no_card: Option<Unavailable>) -> Option<String> {
+    if let Some(reason) = no_card {
+        return Some(format!("for the CPU, since no card can be used: {reason}"));
+    }
+    let gpu = device.gpu()?;
+    let number = device.number().name();
+    Some(format!("for {}, which computes in {number}", gpu.name()))
 }

@@ -143,7 +143,9 @@ fn device(daemon: &Daemon) -> v1::Device {
     let memory = daemon.engine.memory();
     let device = daemon.engine.device();
     let facts = device.memory();
-    let kinds = memory.kinds.iter().map(|kind| v1::MemoryKind {
+    let kinds = memory.kinds.iter();
+    let kinds = kinds.filter(|kind| translate::card::is_known(kind.kind, kind.peak_bytes));
+    let kinds = kinds.map(|kind| v1::MemoryKind {
         kind: kind.kind.name().to_owned(),
         bytes: kind.bytes,
         peak_bytes: kind.peak_bytes,

@@ -9,9 +9,9 @@ use serde_json::{Map, Value, json};
 use sluice_proto::{
     plan_table,
     v1::{
-        BlockDone, CanvasToken, Device, Done, FinishReason, Host, LoadProgress, Model, ModelShape,
-        ModelState, Notice, Pass, Policy, Queue, Queued, RequestKind, RequestState, RequestSummary,
-        ScoreResult, Server, ServerState, Snapshot, Started, TokenState, Totals,
+        BlockDone, CanvasToken, Card, Device, Done, FinishReason, Host, LoadProgress, Model,
+        ModelShape, ModelState, Notice, Pass, Policy, Queue, Queued, RequestKind, RequestState,
+        RequestSummary, ScoreResult, Server, ServerState, Snapshot, Started, TokenState, Totals,
         generation_event::Kind,
     },
 };
@@ -197,6 +197,35 @@ fn device(device: &Device) -> Value {
         "total_bytes": device.total_bytes,
         "free_bytes": device.free_bytes,
         "default_budget_bytes": device.default_budget_bytes,
+        "card": device.card.as_ref().map(card),
+        "no_card": device.no_card.as_ref().map(|no_card| json!({
+            "reason": no_card.reason,
+            "hint": no_card.hint,
+        })),
+    })
+}
+
+fn card(card: &Card) -> Value {
+    json!({
+        "compute": card.compute,
+        "capability": card.capability,
+        "uuid": card.uuid,
+        "pci_bus_id": card.pci_bus_id,
+        "driver_version": card.driver_version,
+        "cuda_version": card.cuda_version,
+        "blas": card.blas,
+        "multiprocessors": card.multiprocessors,
+        "held_by_others_bytes": card.held_by_others_bytes,
+        "bus_generation": card.bus_generation,
+        "bus_generation_max": card.bus_generation_max,
+        "bus_width": card.bus_width,
+        "bus_width_max": card.bus_width_max,
+        "clock_mhz": card.clock_mhz,
+        "memory_clock_mhz": card.memory_clock_mhz,
+        "temperature_c": card.temperature_c,
+        "power_w": card.power_w,
+        "power_limit_w": card.power_limit_w,
+        "utilization_percent": card.utilization_percent,
     })
 }
 
@@ -353,5 +382,21 @@ mod tests {
         });
         assert_eq!(value["host"]["total_bytes"], Value::Null);
         assert_eq!(value["model"], Value::Null);
+        let device = Device {
+            card: Some(Card {
+                utilization_percent: Some(0),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let value = snapshot(&Snapshot {
+            device: Some(device),
+            ..Default::default()
+        });
+        assert_eq!(value["device"]["no_card"], Value::Null);
+        let card = &value["device"]["card"];
+        assert_eq!(card["utilization_percent"], 0);
+        assert_eq!(card["temperature_c"], Value::Null);
+        assert_eq!(card["held_by_others_bytes"], Value::Null);
     }
 }

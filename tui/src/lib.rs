@@ -3,10 +3,11 @@
 //! [`cli`] is the command line, [`commands`] what each subcommand does, [`dashboard`] the
 //! screen that a bare `sluice` opens. They share [`canvas`] (tokens to styled text),
 //! [`live`] (a canvas redrawn in place), [`json`] (events for scripts), [`output`] (errors,
-//! exit codes, writing), [`plans`] (figures of plans in words) and [`text`] (making untrusted
-//! text safe to show).
+//! exit codes, writing), [`plans`] (figures of plans in words), [`card`] (what is known of a
+//! graphics card) and [`text`] (making untrusted text safe to show).
 
 pub mod canvas;
+pub mod card;
 pub mod cli;
 pub mod commands;
 pub mod connection;

@@ -1,6 +1,9 @@
 //! What is known of a card, on the wire.
 
-use sluice_engine::device::{Device, Gpu};
+use sluice_engine::{
+    device::{Device, Gpu},
+    ledger::Kind,
+};
 use sluice_proto::v1;
 
 /// The card as it is now.
@@ -29,4 +32,11 @@ pub fn card(device: &Device, gpu: &Gpu) -> v1::Card {
         power_limit_w: live.power_limit_w,
         utilization_percent: live.utilization_percent.map(|busy| busy.gpu),
     }
+}
+
+/// Whether so many bytes of a kind say something. The CPU has no context, and where NVML is missing nobody tells what a
+/// card's takes: it is never known to be 0.
+#[must_use]
+pub fn is_known(kind: Kind, bytes: u64) -> bool {
+    kind != Kind::Context || bytes > 0
 }

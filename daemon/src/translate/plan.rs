@@ -39,6 +39,7 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
             bytes: plan.slots.bytes,
         }),
         memory: memory
+            .filter(|(kind, bytes)| super::card::is_known(*kind, *bytes))
             .map(|(kind, bytes)| v1::PlannedMemory {
                 kind: kind.name().to_owned(),
                 bytes,

@@ -1,9 +1,12 @@
 //! The daemon as others meet it: a real process, a socket of its own, a true client.
 
+#[path = "../../cuda/tests/stand_in/mod.rs"]
+mod stand_in;
 mod support;
 
 mod bad_checkpoints;
 mod bad_requests;
+mod card;
 mod configuration;
 mod fidelity;
 mod generating;

@@ -55,8 +55,9 @@ Examples:
   sluice plan --preset llada-8b --level mild --budget 4GiB --canvas 512
   sluice plan --model ~/models/LLaDA-8B-Instruct --budget 6GiB --json
 
-Without --model or --preset the plan is for the loaded model. Where no daemon runs, `sluiced plan`
-makes it.
+Without --model or --preset the plan is for the loaded model. It is for the device that the daemon
+computes on. Where no daemon runs, `sluiced plan` makes it, for the first card that can be used, else
+the CPU; its --device and --compute choose another.
 
 {}
 

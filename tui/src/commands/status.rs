@@ -1,10 +1,13 @@
 //! `sluice status`: one snapshot in words.
 
-use sluice_proto::v1::{Device, GetSnapshotRequest, Host, Measured, Plan, Settings, Snapshot};
+use sluice_proto::v1::{
+    Card, Device, GetSnapshotRequest, Host, Measured, NoCard, Plan, Settings, Snapshot,
+};
 use sluice_shared::units;
 
 use super::models::describe;
 use crate::{
+    card,
     connection::Daemon,
     json,
     output::{Failure, Out},
@@ -61,6 +64,13 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
                 ),
             );
         }
+        for (name, value) in device.card.iter().flat_map(card_facts) {
+            fact(name, value);
+        }
+        if let Some(NoCard { reason, hint }) = &device.no_card {
+            fact("no card", format!("so the CPU computes: {reason}"));
+            fact("", format!("hint: {hint}"));
+        }
     }
     for (name, value) in plan_facts(snapshot) {
         fact(name, value);
@@ -100,8 +110,13 @@ fn device_line(device: &Device) -> String {
     if !device.name.is_empty() {
         line += &format!(" ({})", device.name);
     }
+    let threads = match device.card {
+        // They convert weights; the card computes.
+        Some(_) => "threads beside it",
+        None => "threads",
+    };
     line += &format!(
-        ", {} threads, {} held, at most {}",
+        ", {} {threads}, {} held, at most {}",
         device.threads,
         units::bytes(device.used_bytes),
         units::bytes(device.peak_bytes)
@@ -110,6 +125,44 @@ fn device_line(device: &Device) -> String {
         line += &format!("; {} of {} free", units::bytes(free), units::bytes(total));
     }
     line
+}
+
+/// What the card is and how it does.
+fn card_facts(card: &Card) -> [(&'static str, String); 5] {
+    let unknown = || "unknown".to_owned();
+    let blas = match &card.blas {
+        Some(blas) => format!("with {blas}"),
+        None => "without cuBLAS".to_owned(),
+    };
+    let driver = card.driver_version.clone();
+    let driver = driver.unwrap_or_else(|| "of unknown version".into());
+    let mut bus = card::bus(card).unwrap_or_else(unknown);
+    if let Some(best) = card::bus_at_best(card) {
+        bus += &format!(", at best {best}");
+    }
+    let others = card.held_by_others_bytes.map(units::bytes);
+    [
+        ("card", format!("{}, {blas}", card::arithmetic(card))),
+        (
+            "driver",
+            format!(
+                "{driver}, CUDA {}; the card is {}",
+                card.cuda_version, card.pci_bus_id
+            ),
+        ),
+        ("bus", bus),
+        (
+            "now",
+            card::joined([card::activity(card), card::clocks(card)], ", ").unwrap_or_else(unknown),
+        ),
+        (
+            "others",
+            format!(
+                "hold {}",
+                others.unwrap_or_else(|| "an unknown amount".into())
+            ),
+        ),
+    ]
 }
 
 /// The plan beside what was measured.
@@ -305,6 +358,103 @@ mod tests {
         };
         let text = lines(&snapshot).join("\n");
         assert_eq!(text.matches(NOT_MEASURED).count(), 3, "{text}");
+    }
+
+    fn on(device: Device) -> Vec<String> {
+        lines(&Snapshot {
+            device: Some(device),
+            ..Default::default()
+        })
+    }
+
+    #[test]
+    fn a_card_tells_what_it_is_and_how_it_does() {
+        let card = Card {
+            compute: "bf16".into(),
+            capability: "8.6".into(),
+            pci_bus_id: "0000:01:00.0".into(),
+            driver_version: Some("570.00".into()),
+            cuda_version: "12.8".into(),
+            blas: Some("libcublas.so.12 (120805)".into()),
+            held_by_others_bytes: Some(1 << 30),
+            bus_generation: Some(3),
+            bus_generation_max: Some(4),
+            bus_width: Some(8),
+            bus_width_max: Some(8),
+            clock_mhz: Some(1500),
+            memory_clock_mhz: Some(5000),
+            temperature_c: Some(56),
+            power_w: Some(61.2),
+            power_limit_w: Some(115.0),
+            utilization_percent: Some(37),
+            ..Default::default()
+        };
+        let device = Device {
+            kind: "cuda".into(),
+            name: "NVIDIA GeForce RTX 3060".into(),
+            threads: 8,
+            used_bytes: 1 << 30,
+            peak_bytes: 1 << 30,
+            total_bytes: Some(12 << 30),
+            free_bytes: Some(10 << 30),
+            card: Some(card),
+            ..Default::default()
+        };
+        assert_eq!(
+            on(device)[1..7],
+            [
+                "device    cuda (NVIDIA GeForce RTX 3060), 8 threads beside it, 1.00 GiB held, at most 1.00 GiB; 10.0 GiB of 12.0 GiB free",
+                "card      capability 8.6, computes in bf16, with libcublas.so.12 (120805)",
+                "driver    570.00, CUDA 12.8; the card is 0000:01:00.0",
+                "bus       PCI Express 3 x8, at best 4 x8",
+                "now       37 % busy, 56 °C, 61 W of 115 W, 1,500 MHz, memory 5,000 MHz",
+                "others    hold 1.00 GiB",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_nobody_tells_of_a_card_is_unknown() {
+        let card = Card {
+            compute: "f16".into(),
+            capability: "7.5".into(),
+            pci_bus_id: "0000:01:00.0".into(),
+            cuda_version: "12.0".into(),
+            ..Default::default()
+        };
+        let device = Device {
+            card: Some(card),
+            ..Default::default()
+        };
+        assert_eq!(
+            on(device)[2..7],
+            [
+                "card      capability 7.5, computes in f16, without cuBLAS",
+                "driver    of unknown version, CUDA 12.0; the card is 0000:01:00.0",
+                "bus       unknown",
+                "now       unknown",
+                "others    hold an unknown amount",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_card_that_can_not_be_used_is_said_with_what_to_do() {
+        let device = Device {
+            kind: "cpu".into(),
+            no_card: Some(NoCard {
+                reason: "NVIDIA's driver finds no card".into(),
+                hint: "see that `nvidia-smi` lists the card".into(),
+            }),
+            ..Default::default()
+        };
+        assert_eq!(
+            on(device)[2..4],
+            [
+                "no card   so the CPU computes: NVIDIA's driver finds no card",
+                "          hint: see that `nvidia-smi` lists the card",
+            ]
+        );
     }
 
     #[test]

@@ -7,8 +7,8 @@ use ratatui::{
     style::{Color, Modifier},
 };
 use sluice_proto::v1::{
-    BlockDone, CanvasToken, Device, Done, FinishReason, Host, Measured, MemoryKind, Model,
-    ModelShape, ModelState, Notice, Pass, Plan, Queue, Queued, RequestKind, RequestState,
+    BlockDone, CanvasToken, Card, Device, Done, FinishReason, Host, Measured, MemoryKind, Model,
+    ModelShape, ModelState, NoCard, Notice, Pass, Plan, Queue, Queued, RequestKind, RequestState,
     RequestSummary, Server, ServerState, Settings, Snapshot, Started, Switch, SwitchTarget,
     TokenState, generation_event::Kind,
 };
@@ -129,6 +129,62 @@ fn plan(level: Level) -> Plan {
         not_loadable: "this version has no lossless format yet".into(),
         ..Default::default()
     }
+}
+
+/// A request on a card; `change` says what is known of it.
+fn on_card(change: impl FnOnce(&mut Device)) -> State {
+    let mut state = busy();
+    let rows = vec![summary(3, RequestState::Running)];
+    let Event::Snapshot(mut snapshot) = snapshot(rows) else {
+        unreachable!("that is what it is");
+    };
+    let device = snapshot.device.as_mut().expect("was set");
+    let kind = |kind: &str, bytes| MemoryKind {
+        kind: kind.into(),
+        bytes,
+        peak_bytes: bytes,
+    };
+    *device = Device {
+        kind: "cuda".into(),
+        name: "NVIDIA GeForce RTX 3060 Laptop GPU".into(),
+        threads: 8,
+        memory: vec![
+            kind("context", 180 << 20),
+            kind("weights", 900 << 20),
+            kind("slots", 0),
+            kind("activations", 60 << 20),
+            kind("head", 0),
+            kind("scratch", 40 << 20),
+        ],
+        used_bytes: 1180 << 20,
+        peak_bytes: 1200 << 20,
+        total_bytes: Some(6 << 30),
+        free_bytes: Some(3 << 30),
+        card: Some(Card {
+            compute: "bf16".into(),
+            capability: "8.6".into(),
+            pci_bus_id: "0000:01:00.0".into(),
+            driver_version: Some("570.00".into()),
+            cuda_version: "12.8".into(),
+            multiprocessors: 30,
+            held_by_others_bytes: Some(1 << 30),
+            bus_generation: Some(3),
+            bus_generation_max: Some(4),
+            bus_width: Some(8),
+            bus_width_max: Some(8),
+            clock_mhz: Some(1_500),
+            memory_clock_mhz: Some(5_000),
+            temperature_c: Some(56),
+            power_w: Some(61.2),
+            power_limit_w: Some(115.0),
+            utilization_percent: Some(37),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    change(device);
+    feed(&mut state, Event::Snapshot(snapshot));
+    state
 }
 
 /// The list of levels with all answers but the last.
@@ -314,6 +370,56 @@ fn idle_with_a_model() {
 #[test]
 fn a_request_in_its_second_block() {
     pictures("generating", &busy());
+}
+
+#[test]
+fn a_card_that_computes() {
+    pictures("card", &on_card(|_| {}));
+}
+
+#[test]
+fn a_card_of_which_little_is_known_shows_no_zeros() {
+    let state = on_card(|device| {
+        device.free_bytes = None;
+        device.memory.retain(|kind| kind.kind != "context");
+        device.card = Some(Card {
+            compute: "f16".into(),
+            capability: "7.5".into(),
+            ..Default::default()
+        });
+    });
+    pictures("card_unknown", &state);
+}
+
+#[test]
+fn a_cpu_that_computes_for_want_of_a_card() {
+    let state = on_card(|device| {
+        device.kind = "cpu".into();
+        device.card = None;
+        device.no_card = Some(NoCard {
+            reason: "NVIDIA's driver finds no card".into(),
+            hint: "see that `nvidia-smi` lists the card".into(),
+        });
+    });
+    pictures("no_card", &state);
+    let terminal = draw(&state, (120, 40), true);
+    let buffer = terminal.backend().buffer();
+    let row = (0..40).find(|y| {
+        (1..8).all(|x| buffer[(x, *y)].symbol() == &"no card"[usize::from(x) - 1..usize::from(x)])
+    });
+    let cell = &buffer[(1, row.expect("it is said"))];
+    assert_eq!((cell.fg, cell.modifier), (Color::Reset, Modifier::DIM));
+}
+
+#[test]
+fn where_rows_are_short_details_go_before_the_level_does() {
+    for (rows, kept) in [(30, "context"), (24, "memory"), (20, "37 % busy")] {
+        let screen = draw(&on_card(|_| {}), (100, rows), true);
+        let screen = screen.backend().to_string();
+        for words in ["host", "NVIDIA", "cuda: 1.15 GiB", "level", "a pass", kept] {
+            assert!(screen.contains(words), "{words} in {rows} rows: {screen}");
+        }
+    }
 }
 
 #[test]

@@ -29,6 +29,8 @@ const LEAST_ROWS: u16 = 10;
 const WIDE_COLUMNS: u16 = 100;
 const TALL_ROWS: u16 = 20;
 const SIDE_COLUMNS: u16 = 44;
+/// What the list of requests keeps below the memory.
+const REQUESTS_ROWS: u16 = 4;
 
 /// Draws the whole screen.
 pub fn view(frame: &mut Frame<'_>, state: &State, colour: bool) {
@@ -56,17 +58,24 @@ pub fn view(frame: &mut Frame<'_>, state: &State, colour: bool) {
     if area.width >= WIDE_COLUMNS && is_tall {
         let [side, main] =
             Layout::horizontal([Constraint::Length(SIDE_COLUMNS), Constraint::Min(0)]).areas(body);
-        let memory = panels::memory(state, usize::from(SIDE_COLUMNS) - 2, paint);
+        let inner = (
+            SIDE_COLUMNS - 2,
+            side.height.saturating_sub(REQUESTS_ROWS + 2),
+        );
+        let inner = (usize::from(inner.0), usize::from(inner.1));
+        let memory = panels::memory(state, inner, paint);
         let rows = u16::try_from(memory.len()).unwrap_or(u16::MAX) + 2;
         let [top, bottom] =
-            Layout::vertical([Constraint::Length(rows), Constraint::Min(4)]).areas(side);
+            Layout::vertical([Constraint::Length(rows), Constraint::Min(REQUESTS_ROWS)])
+                .areas(side);
         framed(frame, top, "Memory", false, memory);
         draw_requests(frame, bottom, state);
         panels::request(frame, main, state, paint);
     } else if is_tall {
         let facts = panels::memory_brief(state, usize::from(area.width), paint);
+        let rows = u16::try_from(facts.len()).unwrap_or(u16::MAX);
         let [top, middle, bottom] = Layout::vertical([
-            Constraint::Length(3),
+            Constraint::Length(rows),
             Constraint::Length(5),
             Constraint::Min(0),
         ])

@@ -1,0 +1,248 @@
+//! Computing on a card, and doing without one: against the stand-in for NVIDIA's libraries, whatever this machine has.
+
+use std::{fs, path::Path};
+
+use sluice_proto::v1::{self, ModelState};
+use sluice_shared::exit;
+use tempfile::TempDir;
+use tokio::process::Command;
+
+use crate::{
+    stand_in,
+    support::{self, Daemon, chat, done, generate, within},
+};
+
+/// `sluiced` where `libraries` is the first place to look for NVIDIA's.
+fn command(folder: &Path, libraries: &Path, environment: &[(&str, &str)]) -> Command {
+    let mut command = support::command(folder);
+    command
+        .env("LD_LIBRARY_PATH", libraries)
+        .envs(environment.iter().copied());
+    command
+}
+
+async fn start(libraries: &Path, environment: &[(&str, &str)], arguments: &[&str]) -> Daemon {
+    let folder = TempDir::new().unwrap();
+    let socket = folder.path().join("s");
+    let mut command = command(folder.path(), libraries, environment);
+    command.arg("--socket").arg(&socket).args(arguments);
+    let daemon = Daemon::spawn(folder, socket, command).await;
+    daemon.model_state(ModelState::Ready).await;
+    daemon
+}
+
+#[tokio::test]
+async fn a_card_writes_what_the_cpu_writes() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let request = || v1::GenerateRequest {
+        length: Some(16),
+        temperature: Some(0.7),
+        ..chat("Tell me a story.")
+    };
+    let cpu = start(libraries, &[], &["--device", "cpu"]).await;
+    let expected = generate(&cpu, request()).await.unwrap();
+    let expected = done(&expected);
+    assert!(expected.text.as_ref().is_some_and(|text| !text.is_empty()));
+    let device = cpu.snapshot().await.device.unwrap();
+    assert_eq!(device.kind, "cpu");
+    // Nobody asked for one.
+    assert_eq!((device.card, device.no_card), (None, None));
+    drop(cpu);
+
+    let held = [("STAND_IN_HELD", "1073741824")];
+    let cache = TempDir::new().unwrap();
+    let cache_flag = format!("--cache={}", cache.path().display());
+    let arguments = ["--device", "cuda:0", "--compute", "f32", &cache_flag];
+    let card = start(libraries, &held, &arguments).await;
+    let events = generate(&card, request()).await.unwrap();
+    let text = &done(&events).text;
+    assert_eq!(
+        (text, done(&events).exact),
+        (&expected.text, expected.exact)
+    );
+
+    let device = card.snapshot().await.device.unwrap();
+    assert_eq!((device.kind.as_str(), device.no_card), ("cuda", None));
+    assert_eq!(device.total_bytes, Some(4 << 30));
+    let kinds: Vec<_> = device.memory.iter().map(|kind| &*kind.kind).collect();
+    assert_eq!(kinds[..2], ["context", "weights"]);
+    let facts = device.card.unwrap();
+    assert_eq!((&*facts.compute, &*facts.capability), ("f32", "8.6"));
+    assert_eq!(facts.held_by_others_bytes, Some(1 << 30));
+    assert_eq!(facts.utilization_percent, Some(37));
+    assert!(card.log().contains("a card computes"), "{}", card.log());
+    assert!(cache.path().join("kernels").is_dir(), "for compiled ones");
+}
+
+#[tokio::test]
+async fn what_nobody_tells_of_a_card_is_not_set() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let silent = [("STAND_IN_NVML", "absent-figures")];
+    let daemon = start(libraries, &silent, &["--device", "cuda"]).await;
+    let device = daemon.snapshot().await.device.unwrap();
+    assert!(device.memory.iter().all(|kind| kind.kind != "context"));
+    let card = device.card.unwrap();
+    assert_eq!(card.held_by_others_bytes, None);
+    assert_eq!(card.utilization_percent, None);
+    assert_eq!((card.temperature_c, card.power_w), (None, None));
+    assert_eq!((card.bus_generation, card.clock_mhz), (None, None));
+}
+
+/// A machine on which no card can be used.
+struct Refusal {
+    environment: &'static [(&'static str, &'static str)],
+    reason: &'static str,
+    hint: &'static str,
+}
+
+const REFUSALS: [Refusal; 5] = [
+    Refusal {
+        environment: &[("STAND_IN_DRIVER_VERSION", "11080")],
+        reason: "NVIDIA's driver is too old: it knows CUDA 11.8, and 12.0 is needed",
+        hint: "update NVIDIA's driver to version 525 or newer",
+    },
+    Refusal {
+        environment: &[("STAND_IN_DEVICES", "0")],
+        reason: "NVIDIA's driver finds no card",
+        hint: "/dev/nvidia*",
+    },
+    Refusal {
+        environment: &[("CUDA_VISIBLE_DEVICES", "")],
+        reason: "CUDA_VISIBLE_DEVICES=\"\" hides every NVIDIA card",
+        hint: "unset CUDA_VISIBLE_DEVICES",
+    },
+    Refusal {
+        environment: &[("STAND_IN_CAPABILITY", "7.0")],
+        reason: "is too old: its compute capability is 7.0, and 7.5 is needed",
+        hint: "Turing",
+    },
+    Refusal {
+        environment: &[
+            ("STAND_IN_MEMORY", "0x40000000"),
+            ("STAND_IN_HELD", "0x3f000000"),
+        ],
+        reason: "has too little free memory",
+        hint: "end other programs on the card",
+    },
+];
+
+#[tokio::test]
+async fn a_card_that_can_not_be_used_is_refused_where_it_was_asked_for() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    for refusal in &REFUSALS {
+        is_refused(libraries, refusal).await;
+    }
+}
+
+#[tokio::test]
+async fn a_card_that_can_not_be_used_is_done_without_and_said_where_none_was_asked_for() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    for refusal in &REFUSALS {
+        is_done_without(libraries, refusal).await;
+    }
+}
+
+#[tokio::test]
+async fn a_machine_without_the_driver_is_told_so_and_computes() {
+    // Found before anything that this machine may have.
+    let libraries = TempDir::new().unwrap();
+    fs::write(libraries.path().join("libcuda.so.1"), "no library").unwrap();
+    let refusal = Refusal {
+        environment: &[],
+        reason: "NVIDIA's driver can't be used: ",
+        hint: "install NVIDIA's driver",
+    };
+    is_refused(libraries.path(), &refusal).await;
+    is_done_without(libraries.path(), &refusal).await;
+}
+
+async fn is_refused(libraries: &Path, refusal: &Refusal) {
+    let folder = TempDir::new().unwrap();
+    let output = command(folder.path(), libraries, refusal.environment)
+        .args(["--device", "cuda:0", "--socket", "s"])
+        .output();
+    let output = within("sluiced to end", output).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(exit::FAILURE.into()), "{said}");
+    let lines: Vec<&str> = said.lines().collect();
+    let [.., problem, hint] = lines[..] else {
+        panic!("{said}");
+    };
+    assert!(problem.starts_with("sluiced: "), "{said}");
+    assert!(problem.contains(refusal.reason), "{said}");
+    assert!(hint.starts_with("hint: "), "{said}");
+    assert!(hint.contains(refusal.hint), "{said}");
+    assert!(
+        !folder.path().join("s").exists(),
+        "no socket is left behind"
+    );
+}
+
+async fn is_done_without(libraries: &Path, refusal: &Refusal) {
+    let daemon = start(libraries, refusal.environment, &["--device", "auto"]).await;
+    let device = daemon.snapshot().await.device.unwrap();
+    assert_eq!((device.kind.as_str(), &device.card), ("cpu", &None));
+    let no_card = device.no_card.expect("the reason");
+    assert!(
+        no_card.reason.contains(refusal.reason),
+        "{}",
+        no_card.reason
+    );
+    assert!(no_card.hint.contains(refusal.hint), "{}", no_card.hint);
+    let log = daemon.log();
+    assert!(
+        log.contains("no card can be used, the CPU computes"),
+        "{log}"
+    );
+}
+
+#[tokio::test]
+async fn a_plan_says_which_card_it_is_for() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let folder = TempDir::new().unwrap();
+    let plan = async |environment: &[(&str, &str)], device: &[&str]| {
+        let output = command(folder.path(), libraries, environment)
+            .args(["plan", "--preset", "llada-8b", "--budget", "16GiB"])
+            .args(device)
+            .output();
+        let output = within("the plan", output).await.unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let card = plan(&[], &["--device", "cuda", "--compute", "f16"]).await;
+    assert!(card.contains("\ncontext "), "{card}");
+    assert!(card.contains("which computes in f16"), "{card}");
+    let cpu = plan(&[("STAND_IN_DEVICES", "0")], &[]).await;
+    assert!(!cpu.contains("\ncontext "), "{cpu}");
+    let why = "for the CPU, since no card can be used: NVIDIA's driver finds no card";
+    assert!(cpu.contains(why), "{cpu}");
+    let asked = plan(&[], &["--device", "cpu"]).await;
+    assert!(!asked.contains("for the CPU"), "{asked}");
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[tokio::test]
+async fn nothing_of_nvidias_is_needed_to_start() {
+    let folder = TempDir::new().unwrap();
+    // Has the system's loader list what it would load, as `ldd` does.
+    let output = support::command(folder.path())
+        .env("LD_TRACE_LOADED_OBJECTS", "1")
+        .output();
+    let output = within("the list", output).await.unwrap();
+    let libraries = String::from_utf8_lossy(&output.stdout);
+    assert!(libraries.contains("libc.so"), "{libraries}");
+    for name in ["libcu", "libnv"] {
+        assert!(!libraries.contains(name), "{libraries}");
+    }
+}
