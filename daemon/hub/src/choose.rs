@@ -1,0 +1,475 @@
+//! Which of a repository's files are a model: weights in safetensors with what belongs to them, or one model in GGUF.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use sluice_shared::units;
+
+use crate::{HubError, Name, RemoteFile};
+
+/// The one file of weights.
+const SINGLE: &str = "model.safetensors";
+/// The list of several.
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+/// Largest list of shards.
+pub(crate) const INDEX_BYTES_MAX: usize = 64 << 20;
+/// What belongs to weights in safetensors, where it is there, and its greatest size: tokenizers of large vocabularies
+/// have 35 MB.
+const COMPANIONS: &[(&str, u64)] = &[
+    ("config.json", 1 << 20),
+    ("generation_config.json", 1 << 20),
+    ("tokenizer.json", 256 << 20),
+    ("tokenizer_config.json", 64 << 20),
+    ("tokenizer.model", 64 << 20),
+    ("special_tokens_map.json", 1 << 20),
+    ("added_tokens.json", 16 << 20),
+    ("vocab.json", 64 << 20),
+    ("merges.txt", 64 << 20),
+    ("chat_template.jinja", 1 << 20),
+    ("chat_template.json", 1 << 20),
+];
+/// What tells people about a model of either kind.
+const PAPERS: &[&str] = &["README.md", "LICENSE", "LICENSE.txt", "LICENSE.md"];
+/// Most bytes of one of those.
+const PAPER_BYTES_MAX: u64 = 4 << 20;
+
+/// The files that are needed.
+#[derive(Debug, Clone)]
+pub(crate) struct Chosen {
+    /// The model, with a label where the repository has several.
+    pub(crate) name: Name,
+    /// The files, small ones first.
+    pub(crate) files: Vec<RemoteFile>,
+    /// Bytes of the weights among them.
+    pub(crate) weight_bytes: u64,
+}
+
+/// Which of several models in a repository is meant.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// A file by its name.
+    pub(crate) file: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ShardIndex {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// One model in GGUF: a file, or several that belong together.
+struct Gguf<'a> {
+    stem: String,
+    label: String,
+    files: Vec<&'a RemoteFile>,
+}
+
+/// Whether the list of shards decides what is needed.
+pub(crate) fn needs_index(files: &[RemoteFile], name: &Name, wanted: &Wanted) -> bool {
+    let is_gguf = name.label().is_some() || wanted.file.is_some();
+    !is_gguf
+        && find(files, SINGLE).is_none()
+        && find(files, INDEX).is_some_and(|file| file.bytes <= INDEX_BYTES_MAX as u64)
+}
+
+/// Chooses, with the list of shards where that decides.
+///
+/// # Errors
+/// When there is no model, or several and none was named.
+pub(crate) fn choose(
+    files: &[RemoteFile],
+    name: &Name,
+    wanted: &Wanted,
+    index: Option<&[u8]>,
+) -> Result<Chosen, HubError> {
+    if name.label().is_some() || wanted.file.is_some() {
+        return choose_gguf(files, name, wanted);
+    }
+    let weights = match (find(files, SINGLE), index) {
+        (Some(single), _) => vec![single.clone()],
+        (None, Some(index)) => shards(files, name, index)?,
+        (None, None) => return choose_gguf(files, name, wanted),
+    };
+    if find(files, "config.json").is_none() {
+        return Err(missing(name, "config.json beside its weights"));
+    }
+    let companions = COMPANIONS.iter().filter_map(|(file, bytes_max)| {
+        let file = find(files, file)?;
+        Some((file, *bytes_max))
+    });
+    let mut chosen = Vec::new();
+    for (file, bytes_max) in companions {
+        if file.bytes > bytes_max {
+            let problem = format!("{} of {}", file.path, units::bytes(file.bytes));
+            return Err(missing(
+                name,
+                &format!("{} of a likely size, but {problem}", file.path),
+            ));
+        }
+        chosen.push(file.clone());
+    }
+    chosen.extend(papers(files));
+    if index.is_some() {
+        chosen.extend(find(files, INDEX).cloned());
+    }
+    Ok(finish(name.clone(), chosen, weights))
+}
+
+fn finish(name: Name, mut small: Vec<RemoteFile>, weights: Vec<RemoteFile>) -> Chosen {
+    let weight_bytes = weights
+        .iter()
+        .fold(0, |sum: u64, file| sum.saturating_add(file.bytes));
+    small.extend(weights);
+    Chosen {
+        name,
+        files: small,
+        weight_bytes,
+    }
+}
+
+fn papers(files: &[RemoteFile]) -> impl Iterator<Item = RemoteFile> {
+    let found = PAPERS.iter().filter_map(|paper| find(files, paper));
+    found.filter(|file| file.bytes <= PAPER_BYTES_MAX).cloned()
+}
+
+/// The shards that the list names; each of them has to lie beside it.
+fn shards(files: &[RemoteFile], name: &Name, index: &[u8]) -> Result<Vec<RemoteFile>, HubError> {
+    let wrong = |problem: String| HubError::Answer {
+        host: name.repository(),
+        problem: format!("{INDEX}: {problem}"),
+    };
+    let index: ShardIndex =
+        serde_json::from_slice(index).map_err(|error| wrong(error.to_string()))?;
+    let shards: BTreeSet<String> = index.weight_map.into_values().collect();
+    if shards.is_empty() {
+        return Err(wrong("names no shard".to_owned()));
+    }
+    let found = shards.iter().map(|shard| {
+        let file = find(files, shard).filter(|file| file.path.ends_with(".safetensors"));
+        file.cloned().ok_or_else(|| {
+            missing(
+                name,
+                &format!(
+                    "{}, which its list of shards names",
+                    shard.chars().take(100).collect::<String>()
+                ),
+            )
+        })
+    });
+    found.collect()
+}
+
+fn choose_gguf(files: &[RemoteFile], name: &Name, wanted: &Wanted) -> Result<Chosen, HubError> {
+    let models = ggufs(files);
+    let labels = || {
+        models
+            .iter()
+            .map(|model| format!("{} ({})", model.label, units::bytes(model.bytes())))
+            .collect()
+    };
+    let matches = |model: &&Gguf<'_>| match (&wanted.file, name.label()) {
+        (Some(file), _) => model
+            .files
+            .iter()
+            .any(|found| found.path == *file || found.file_name() == file),
+        (None, Some(label)) => [&model.label, &model.stem]
+            .iter()
+            .any(|known| known.eq_ignore_ascii_case(label)),
+        (None, None) => true,
+    };
+    let found: Vec<_> = models.iter().filter(matches).collect();
+    let asked = wanted.file.as_deref().or(name.label());
+    let repository = name.repository();
+    match (&found[..], asked) {
+        ([model], _) => {
+            let name = name
+                .with_label(&model.label)
+                .map_err(|error| missing(name, &error.to_string()))?;
+            let weights = model.files.iter().map(|file| (*file).clone()).collect();
+            Ok(finish(name, papers(files).collect(), weights))
+        }
+        ([], Some(label)) => Err(HubError::NoLabel {
+            repository,
+            label: label.to_owned(),
+            labels: labels(),
+        }),
+        ([], None) => match files.iter().find(|file| is_pickle(&file.path)) {
+            Some(pickle) => Err(HubError::PickleOnly {
+                repository,
+                file: pickle.path.clone(),
+            }),
+            None => Err(missing(name, "weights in safetensors or GGUF")),
+        },
+        _ => Err(HubError::Ambiguous {
+            repository,
+            labels: labels(),
+        }),
+    }
+}
+
+/// All models in GGUF, in the order of their names. Projectors of pictures are no models.
+fn ggufs(files: &[RemoteFile]) -> Vec<Gguf<'_>> {
+    let mut by_stem: BTreeMap<String, Vec<&RemoteFile>> = BTreeMap::new();
+    for file in files {
+        let Some(stem) = file.file_name().strip_suffix(".gguf") else {
+            continue;
+        };
+        if !stem.starts_with("mmproj") {
+            by_stem
+                .entry(without_part(stem).to_owned())
+                .or_default()
+                .push(file);
+        }
+    }
+    let short: Vec<_> = by_stem.keys().map(|stem| label_of(stem)).collect();
+    let models = by_stem.into_iter().map(|(stem, mut files)| {
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        let label = label_of(&stem);
+        let is_unique = short.iter().filter(|other| **other == label).count() == 1;
+        let label = if is_unique { label } else { plain(&stem) };
+        Gguf { stem, label, files }
+    });
+    models.collect()
+}
+
+impl Gguf<'_> {
+    fn bytes(&self) -> u64 {
+        self.files
+            .iter()
+            .fold(0, |sum, file| sum.saturating_add(file.bytes))
+    }
+}
+
+/// What people call a GGUF file: its format where the name ends in one, such as `Q4_K_M`, else all of the name.
+#[must_use]
+pub fn label_of(stem: &str) -> String {
+    let last = stem
+        .rsplit(['-', '.'])
+        .next()
+        .unwrap_or(stem)
+        .to_ascii_uppercase();
+    let has_digit_after = |prefix: &str| {
+        let rest = last.strip_prefix(prefix);
+        rest.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+    };
+    let is_format = ["Q", "IQ", "TQ", "MXFP", "NVFP"]
+        .into_iter()
+        .any(has_digit_after)
+        || ["F16", "BF16", "F32"].contains(&last.as_str());
+    if is_format { last } else { plain(stem) }
+}
+
+/// The text as a part of a name.
+fn plain(text: &str) -> String {
+    let kept = text.chars().map(|character| match character {
+        'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '_' | '.' => character,
+        _ => '_',
+    });
+    let text: String = kept.take(96).collect();
+    text.replace("..", "_")
+        .trim_start_matches(['.', '-'])
+        .to_owned()
+}
+
+/// The name without `-00001-of-00003`.
+fn without_part(stem: &str) -> &str {
+    let cut = || {
+        let (rest, count) = stem.rsplit_once("-of-")?;
+        let (whole, number) = rest.rsplit_once('-')?;
+        let is_number =
+            |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+        (is_number(number) && is_number(count)).then_some(whole)
+    };
+    cut().unwrap_or(stem)
+}
+
+fn is_pickle(path: &str) -> bool {
+    [".bin", ".pt", ".pth", ".ckpt", ".pkl"]
+        .iter()
+        .any(|ending| path.ends_with(ending))
+}
+
+fn find<'a>(files: &'a [RemoteFile], path: &str) -> Option<&'a RemoteFile> {
+    files
+        .iter()
+        .find(|file| file.is_at_root() && file.path == path)
+}
+
+fn missing(name: &Name, missing: &str) -> HubError {
+    HubError::NoModel {
+        repository: name.repository(),
+        missing: missing.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(paths: &[&str]) -> Vec<RemoteFile> {
+        let file = |path: &&str| RemoteFile {
+            path: (*path).to_owned(),
+            bytes: 10,
+            sha256: None,
+            blob: None,
+        };
+        paths.iter().map(file).collect()
+    }
+
+    fn chosen(
+        paths: &[&str],
+        name: &str,
+        file: Option<&str>,
+    ) -> Result<(String, Vec<String>), HubError> {
+        let wanted = Wanted {
+            file: file.map(str::to_owned),
+        };
+        let chosen = choose(&files(paths), &name.parse().unwrap(), &wanted, None)?;
+        Ok((
+            chosen.name.to_string(),
+            chosen.files.into_iter().map(|file| file.path).collect(),
+        ))
+    }
+
+    #[test]
+    fn of_a_folder_only_what_is_needed_is_taken() {
+        let all = [
+            "README.md",
+            "config.json",
+            "model.safetensors",
+            "pytorch_model.bin",
+            "tokenizer.json",
+            "sub/config.json",
+            "consolidated.safetensors",
+            "training_args.bin",
+            "x.gguf",
+            "tf_model.h5",
+        ];
+        let (name, paths) = chosen(&all, "a/b", None).unwrap();
+        assert_eq!(name, "a/b");
+        assert_eq!(
+            paths,
+            [
+                "config.json",
+                "tokenizer.json",
+                "README.md",
+                "model.safetensors"
+            ]
+        );
+    }
+
+    #[test]
+    fn shards_are_those_of_the_list() {
+        let all = files(&[
+            "config.json",
+            INDEX,
+            "m-1.safetensors",
+            "m-2.safetensors",
+            "m-3.safetensors",
+        ]);
+        let name: Name = "a/b".parse().unwrap();
+        assert!(needs_index(&all, &name, &Wanted::default()));
+        let pick = |index: &str| choose(&all, &name, &Wanted::default(), Some(index.as_bytes()));
+        let chosen = pick(
+            r#"{"weight_map":{"x":"m-1.safetensors","y":"m-2.safetensors","z":"m-1.safetensors"}}"#,
+        )
+        .unwrap();
+        assert_eq!(chosen.weight_bytes, 20);
+        assert_eq!(chosen.files.len(), 4);
+        for wrong in [
+            r#"{"weight_map":{"x":"../../etc/passwd"}}"#,
+            r#"{"weight_map":{"x":"m-4.safetensors"}}"#,
+            r#"{"weight_map":{"x":"config.json"}}"#,
+            r#"{"weight_map":{}}"#,
+            "[]",
+            "",
+        ] {
+            assert!(pick(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn one_of_several_gguf_files_is_named_by_its_format_or_its_name() {
+        let all = [
+            "b-Q4_K_M.gguf",
+            "b-q8_0.gguf",
+            "mmproj-F16.gguf",
+            "big/b-BF16-00002-of-00002.gguf",
+            "big/b-BF16-00001-of-00002.gguf",
+            "README.md",
+        ];
+        assert_eq!(
+            chosen(&all, "a/b:q4_k_m", None).unwrap(),
+            (
+                "a/b:Q4_K_M".to_owned(),
+                vec!["README.md".to_owned(), "b-Q4_K_M.gguf".to_owned()]
+            )
+        );
+        assert_eq!(
+            chosen(&all, "a/b", Some("b-q8_0.gguf")).unwrap().0,
+            "a/b:Q8_0"
+        );
+        assert_eq!(chosen(&all, "a/b:BF16", None).unwrap().1.len(), 3);
+        let error = chosen(&all, "a/b", None).unwrap_err().to_string();
+        assert!(
+            error.contains("BF16 (20 B), Q4_K_M (10 B), Q8_0"),
+            "{error}"
+        );
+        assert!(matches!(
+            chosen(&all, "a/b:Q2_K", None),
+            Err(HubError::NoLabel { .. })
+        ));
+        assert!(matches!(
+            chosen(&all, "a/b", Some("../x.gguf")),
+            Err(HubError::NoLabel { .. })
+        ));
+        assert_eq!(chosen(&["only.gguf"], "a/b", None).unwrap().0, "a/b:only");
+    }
+
+    #[test]
+    fn formats_that_two_files_share_do_not_name_either() {
+        let all = ["x-Q8_0.gguf", "y-Q8_0.gguf"];
+        assert!(matches!(
+            chosen(&all, "a/b:Q8_0", None),
+            Err(HubError::NoLabel { .. })
+        ));
+        assert_eq!(chosen(&all, "a/b:x-Q8_0", None).unwrap().0, "a/b:x-Q8_0");
+    }
+
+    #[test]
+    fn what_is_no_model_is_told_apart() {
+        assert!(matches!(
+            chosen(&["config.json", "pytorch_model.bin"], "a/b", None),
+            Err(HubError::PickleOnly { .. })
+        ));
+        assert!(matches!(
+            chosen(&["README.md"], "a/b", None),
+            Err(HubError::NoModel { .. })
+        ));
+        assert!(matches!(
+            chosen(&["model.safetensors"], "a/b", None),
+            Err(HubError::NoModel { .. })
+        ));
+    }
+
+    #[test]
+    fn labels_are_formats_or_safe_names() {
+        for (stem, label) in [
+            ("m-Q4_K_M", "Q4_K_M"),
+            ("m.q8_0", "Q8_0"),
+            ("m-IQ3_XXS", "IQ3_XXS"),
+            ("m-f16", "F16"),
+            ("Qwen", "Qwen"),
+            ("a b..c", "a_b_c"),
+            ("..x", "_x"),
+        ] {
+            assert_eq!(label_of(stem), label, "{stem}");
+            assert!(
+                "a/b"
+                    .parse::<Name>()
+                    .unwrap()
+                    .with_label(&label_of(stem))
+                    .is_ok()
+            );
+        }
+    }
+}

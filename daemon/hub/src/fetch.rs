@@ -1,0 +1,221 @@
+//! One file: from where it stopped, again after a cut, never more than was promised.
+
+use std::{path::Path, time::Duration};
+
+use http::{
+    StatusCode,
+    header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE},
+};
+use tokio::task::spawn_blocking;
+
+use crate::{
+    Client, HubError, Name, RemoteFile,
+    client::Answer,
+    listing,
+    part::{self, Part},
+};
+
+/// Gathered before it is written and hashed.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// What a fetch tells while it goes on.
+pub(crate) trait Told: Send {
+    /// Bytes of the file that are there.
+    fn bytes(&mut self, bytes: u64);
+    /// An attempt failed; the next comes after a pause.
+    fn retry(&mut self, reason: &HubError, pause: Duration);
+}
+
+/// Where a file comes from, and where it goes.
+pub(crate) struct Fetch<'a> {
+    pub(crate) client: &'a Client,
+    pub(crate) name: &'a Name,
+    pub(crate) commit: &'a str,
+    pub(crate) file: &'a RemoteFile,
+    pub(crate) folder: &'a Path,
+}
+
+impl Fetch<'_> {
+    /// Downloads what is missing of the file, checks it and gives it its name.
+    pub(crate) async fn run(&self, told: &mut dyn Told) -> Result<(), HubError> {
+        let mut attempts = self.client.attempts();
+        let mut before = None;
+        loop {
+            let mut had = 0;
+            match self.attempt(&mut had, told).await {
+                Ok(()) => return Ok(()),
+                Err(error) => {
+                    // A line that breaks again and again but brings something each time is no reason to give up.
+                    if before.is_some_and(|before| had > before) {
+                        attempts.begin_anew();
+                    }
+                    before = before.max(Some(had));
+                    attempts
+                        .after(error, &mut |error, pause| told.retry(error, pause))
+                        .await?;
+                }
+            }
+        }
+    }
+
+    async fn attempt(&self, had: &mut u64, told: &mut dyn Told) -> Result<(), HubError> {
+        let file_name = self.file.file_name();
+        let part_path = self.folder.join(format!("{file_name}.part"));
+        let bytes_max = self.file.bytes;
+        let mut part = blocking(move || Part::open(&part_path, bytes_max, &mut |_| {})).await?;
+        *had = part.bytes();
+        told.bytes(*had);
+        if part.bytes() < self.file.bytes {
+            part = self.receive(part, had, told).await?;
+        }
+        let (file, sha256) = (self.file.path.clone(), self.file.sha256.clone());
+        let target = self.folder.join(file_name);
+        blocking(move || part.finish(&file, sha256.as_deref(), &target)).await
+    }
+
+    async fn receive(
+        &self,
+        mut part: Part,
+        had: &mut u64,
+        told: &mut dyn Told,
+    ) -> Result<Part, HubError> {
+        let path = listing::file_path(self.name, self.commit, &self.file.path);
+        let mut answer = self.client.get(&path, part.bytes()).await?;
+        if answer.status() == StatusCode::RANGE_NOT_SATISFIABLE {
+            part.restart()?;
+            answer = self.client.get(&path, 0).await?;
+        }
+        let begins_at = self.check(&answer, part.bytes())?;
+        if begins_at < part.bytes() {
+            // It does not know ranges.
+            part.restart()?;
+        }
+        let mut piece = Vec::with_capacity(PIECE_BYTES);
+        loop {
+            let next = answer.next().await;
+            let is_over = !matches!(next, Ok(Some(_)));
+            if let Ok(Some(bytes)) = &next {
+                let received = part.bytes() + piece.len() as u64 + bytes.len() as u64;
+                if received > self.file.bytes {
+                    part::remove(&self.folder.join(format!("{}.part", self.file.file_name())))?;
+                    return Err(self.wrong(&answer, "has more bytes than were promised"));
+                }
+                piece.extend_from_slice(bytes);
+            }
+            // What came before a cut is kept.
+            if piece.len() >= PIECE_BYTES || (is_over && !piece.is_empty()) {
+                (part, piece) = blocking(move || {
+                    part.write(&piece)?;
+                    piece.clear();
+                    Ok((part, piece))
+                })
+                .await?;
+                *had = part.bytes();
+                told.bytes(*had);
+            }
+            if next?.is_none() {
+                break;
+            }
+        }
+        match part.bytes() == self.file.bytes {
+            true => Ok(part),
+            false => Err(HubError::Unreachable {
+                host: answer.host,
+                cause: format!(
+                    "it closed the connection {} bytes early",
+                    self.file.bytes - part.bytes()
+                ),
+            }),
+        }
+    }
+
+    /// Whether an answer is the file, and from which byte on.
+    fn check(&self, answer: &Answer, from: u64) -> Result<u64, HubError> {
+        if answer
+            .header(CONTENT_ENCODING)
+            .is_some_and(|coding| coding != "identity")
+        {
+            return Err(self.wrong(answer, "is sent in a coding that nobody asked for"));
+        }
+        let begins_at = match answer.status() {
+            StatusCode::OK => 0,
+            StatusCode::PARTIAL_CONTENT => {
+                let range = answer.header(CONTENT_RANGE).and_then(content_range);
+                match range {
+                    Some((start, total))
+                        if start == from && total.is_none_or(|total| total == self.file.bytes) =>
+                    {
+                        start
+                    }
+                    _ => {
+                        return Err(
+                            self.wrong(answer, "is sent in another range than was asked for")
+                        );
+                    }
+                }
+            }
+            StatusCode::NOT_FOUND
+                if answer.is_hub && answer.header("x-error-code") == Some("EntryNotFound") =>
+            {
+                return Err(self.wrong(answer, "is listed and not there"));
+            }
+            _ => {
+                return Err(listing::refusal(
+                    self.client,
+                    answer,
+                    self.name,
+                    self.commit,
+                ));
+            }
+        };
+        let length = answer
+            .header(CONTENT_LENGTH)
+            .and_then(|text| text.parse::<u64>().ok());
+        match length.is_none_or(|length| begins_at.checked_add(length) == Some(self.file.bytes)) {
+            true => Ok(begins_at),
+            false => Err(self.wrong(answer, "has another length than was promised")),
+        }
+    }
+
+    fn wrong(&self, answer: &Answer, problem: &str) -> HubError {
+        HubError::Answer {
+            host: answer.host.clone(),
+            problem: format!("{} {problem}", self.file.path),
+        }
+    }
+}
+
+/// First byte and length of the whole, of `bytes 5-9/10`.
+fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
+    let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (start, _) = range.split_once('-')?;
+    let total = match total {
+        "*" => None,
+        total => Some(total.parse().ok()?),
+    };
+    Some((start.parse().ok()?, total))
+}
+
+/// Work with a disk, away from the threads that answer calls.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, HubError> + Send + 'static,
+) -> Result<T, HubError> {
+    match spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_read() {
+        assert_eq!(content_range("bytes 5-9/10"), Some((5, Some(10))));
+        assert_eq!(content_range("bytes 5-9/*"), Some((5, None)));
+        for wrong in ["", "bytes */10", "bytes -1-9/10", "5-9/10", "bytes 5-9/x"] {
+            assert_eq!(content_range(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Getting models from a Hugging Face hub: what a repository has, which of its files are needed, and their bytes, in a
+//! folder that appears only when all of them are there and verified.
+//!
+//! A hub is not trusted. Names are checked before they become paths, every answer has a bound, what was promised and
+//! what came are compared, and a token goes to the hub alone. The crate knows nothing of models or gRPC, reads no
+//! environment and prints nothing.
+//!
+//! Modules stand in the order in which a pull meets them.
+
+mod name;
+
+mod access;
+mod client;
+
+mod choose;
+mod listing;
+
+mod fetch;
+mod part;
+
+mod manifest;
+mod pull;
+
+mod error;
+
+pub use access::{Access, Token};
+pub use choose::label_of;
+pub use client::{Client, Patience};
+pub use error::HubError;
+pub use listing::RemoteFile;
+pub use manifest::{MANIFEST, Manifest, PulledFile};
+pub use name::{Name, NameError};
+pub use pull::{PARTIAL, Pull, PullEvent, Pulled};

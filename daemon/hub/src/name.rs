@@ -1,0 +1,173 @@
+//! What a model of a hub is called: `OWNER/NAME`, and `OWNER/NAME:LABEL` for one of several files.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+/// Longest owner, name or label; a file system's limit is 255.
+const PART_BYTES_MAX: usize = 96;
+
+/// The name of a model, whose parts are safe as names of folders.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name {
+    owner: String,
+    name: String,
+    label: Option<String>,
+}
+
+/// Why a text names no model.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("'{text}' is no model's name: {problem}")]
+pub struct NameError {
+    /// What was given, cut where it is long.
+    pub text: String,
+    /// What is wrong with it.
+    pub problem: &'static str,
+}
+
+impl Name {
+    /// `OWNER/NAME`, as the hub knows it.
+    #[must_use]
+    pub fn repository(&self) -> String {
+        format!("{}/{}", self.owner, self.name)
+    }
+
+    /// Which of several files, such as `Q4_K_M`.
+    #[must_use]
+    pub fn label(&self) -> Option<&str> {
+        self.label.as_deref()
+    }
+
+    /// The same repository with another label.
+    ///
+    /// # Errors
+    /// When the label can't be a folder's name.
+    pub fn with_label(&self, label: &str) -> Result<Self, NameError> {
+        check(label, label)?;
+        Ok(Self {
+            label: Some(label.to_owned()),
+            ..self.clone()
+        })
+    }
+
+    /// The repository, without a label.
+    #[must_use]
+    pub fn without_label(&self) -> Self {
+        Self {
+            label: None,
+            ..self.clone()
+        }
+    }
+
+    /// Where it lies below the folder of models.
+    #[must_use]
+    pub fn folder(&self) -> PathBuf {
+        let last = match &self.label {
+            Some(label) => format!("{}:{label}", self.name),
+            None => self.name.clone(),
+        };
+        PathBuf::from(&self.owner).join(last)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.owner, self.name)?;
+        match &self.label {
+            Some(label) => write!(f, ":{label}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Name {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let (repository, label) = match text.split_once(':') {
+            Some((repository, label)) => (repository, Some(label)),
+            None => (text, None),
+        };
+        let Some((owner, name)) = repository.split_once('/') else {
+            return Err(wrong(text, "it has the form OWNER/NAME"));
+        };
+        for part in [owner, name].into_iter().chain(label) {
+            check(text, part)?;
+        }
+        Ok(Self {
+            owner: owner.to_owned(),
+            name: name.to_owned(),
+            label: label.map(str::to_owned),
+        })
+    }
+}
+
+/// The hub's own rule for names, which also keeps them from being paths, options or hidden files.
+fn check(text: &str, part: &str) -> Result<(), NameError> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if part.is_empty() {
+        return Err(wrong(text, "a part is empty"));
+    }
+    if part.len() > PART_BYTES_MAX {
+        return Err(wrong(text, "a part has more than 96 characters"));
+    }
+    if !part.bytes().all(is_plain) {
+        return Err(wrong(
+            text,
+            "only letters, digits, '-', '_' and '.' are allowed",
+        ));
+    }
+    if part.starts_with(['.', '-']) || part.contains("..") {
+        return Err(wrong(text, "a part begins with '.' or '-', or has '..'"));
+    }
+    Ok(())
+}
+
+fn wrong(text: &str, problem: &'static str) -> NameError {
+    NameError {
+        text: text.chars().take(200).collect(),
+        problem,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        for text in ["GSAI-ML/LLaDA-8B-Instruct", "a/b.c_d:Q4_K_M"] {
+            assert_eq!(text.parse::<Name>().unwrap().to_string(), text);
+        }
+        let name: Name = "a/b:Q8_0".parse().unwrap();
+        assert_eq!(name.repository(), "a/b");
+        assert_eq!(name.label(), Some("Q8_0"));
+        assert_eq!(name.folder(), PathBuf::from("a/b:Q8_0"));
+    }
+
+    #[test]
+    fn what_could_lead_elsewhere_is_no_name() {
+        for text in [
+            "",
+            "a",
+            "a/",
+            "/a",
+            "a/b/c",
+            "../b",
+            "a/..",
+            "a/../../b",
+            ".a/b",
+            "-a/b",
+            "a/b\0",
+            "a/b c",
+            "a/b:",
+            "a/b:../c",
+            "a/b:c/d",
+            "a\\b/c",
+            "a/b%2f",
+            "a/b:c:d",
+            "ä/b",
+        ] {
+            assert!(text.parse::<Name>().is_err(), "{text:?}");
+        }
+        assert!(format!("a/{}", "b".repeat(97)).parse::<Name>().is_err());
+    }
+}
