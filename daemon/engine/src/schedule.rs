@@ -1,5 +1,5 @@
-//! What the engine thread does next: loads of models first, one at a time, then changes of the settings, which wait for
-//! a load, then requests in the order in which they were admitted. The queue is bounded and refuses at once.
+//! What the engine thread does next: loads of models first, one at a time, then unloading and changes of the settings,
+//! which wait for a load, then requests in the order in which they were admitted. The queue is bounded and refuses at once.
 
 use std::{
     collections::VecDeque,
@@ -12,7 +12,9 @@ use std::{
 
 use crate::{
     checkpoint::Source,
-    engine::{ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, LoadStep, Settings},
+    engine::{
+        ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, LoadStep, Settings, UnloadReport,
+    },
     error::EngineError,
     event::{Event, Outcome, Sink},
     request::Work,
@@ -62,9 +64,18 @@ pub(crate) struct Apply {
     pub(crate) report: ApplyReport,
 }
 
+/// The present model is to go.
+pub(crate) struct Unload {
+    /// Not if a request waits for it.
+    pub(crate) only_idle: bool,
+    /// Told whether it went.
+    pub(crate) report: UnloadReport,
+}
+
 /// What the engine thread is to do.
 pub(crate) enum Command {
     Load(Load),
+    Unload(Unload),
     LoadStep(LoadStep),
     Apply(Apply),
     Run(Job),
@@ -85,6 +96,7 @@ struct State {
     loading: Option<Arc<AtomicBool>>,
     /// What that load wants.
     step: Option<LoadStep>,
+    unloads: VecDeque<Unload>,
     applies: VecDeque<Apply>,
     waiting: VecDeque<Job>,
     running: Option<(u64, Arc<AtomicBool>)>,
@@ -111,8 +123,17 @@ impl State {
         }
     }
 
+    /// What a load under way leads to stays until it is there.
+    fn next_unload(&mut self) -> Option<Unload> {
+        match self.loading {
+            Some(_) => None,
+            None => self.unloads.pop_front(),
+        }
+    }
+
     fn has_work(&self) -> bool {
-        let has_settings = !self.loads.is_empty() || !self.applies.is_empty();
+        let has_settings =
+            !self.loads.is_empty() || !self.unloads.is_empty() || !self.applies.is_empty();
         self.stopped
             || self.step.is_some()
             || (self.loading.is_none() && has_settings)
@@ -163,6 +184,23 @@ impl Queue {
         state.loads.push_back(load);
         self.changed.notify_all();
         Ok(())
+    }
+
+    /// Refused, with the report given back, when the engine is stopping.
+    pub(crate) fn unload(&self, unload: Unload) -> Result<(), Unload> {
+        let mut state = self.state();
+        if state.stopped {
+            return Err(unload);
+        }
+        state.unloads.push_back(unload);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Whether no request waits or runs.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.state();
+        state.running.is_none() && state.waiting.is_empty()
     }
 
     /// Stops the load under way and those that wait.
@@ -263,6 +301,9 @@ impl Queue {
         if let Some(load) = state.next_load() {
             return Some(Command::Load(load));
         }
+        if let Some(unload) = state.next_unload() {
+            return Some(Command::Unload(unload));
+        }
         if let Some(apply) = state.next_apply() {
             return Some(Command::Apply(apply));
         }
@@ -280,6 +321,7 @@ impl Queue {
         }
         let waiting = std::mem::take(&mut state.waiting);
         let loads = std::mem::take(&mut state.loads);
+        let unloads = std::mem::take(&mut state.unloads);
         let applies = std::mem::take(&mut state.applies);
         // A load that waits for room is told by its being gone.
         let step = state.step.take();
@@ -296,6 +338,9 @@ impl Queue {
         }
         for mut load in loads {
             (load.report)(LoadEvent::Finished(Err(EngineError::Stopped)));
+        }
+        for unload in unloads {
+            (unload.report)(false);
         }
         for mut apply in applies {
             (apply.report)(ApplyEvent::Finished(Err(EngineError::Stopped)));

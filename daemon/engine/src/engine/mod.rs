@@ -38,7 +38,7 @@ use crate::{
     ops::Ops,
     plan::{Plan, Workload},
     request::{ModelId, Work},
-    schedule::{Apply, Load, Queue},
+    schedule::{Apply, Load, Queue, Unload},
     text::Text,
 };
 
@@ -179,6 +179,9 @@ pub enum LoadEvent {
 /// Takes a load's events, on the load's thread and the last one on the engine's; must not block.
 pub type LoadReport = Box<dyn FnMut(LoadEvent) + Send>;
 
+/// Told on the engine's thread whether a model went; must not block.
+pub type UnloadReport = Box<dyn FnOnce(bool) + Send>;
+
 /// How a change of the settings goes.
 #[derive(Debug)]
 pub enum ApplyEvent {
@@ -286,6 +289,14 @@ impl Engine {
     /// Stops the load under way, and those that wait.
     pub fn cancel_loads(&self) {
         self.shared.queue.cancel_loads();
+    }
+
+    /// Lets the present model go, between two requests and not while another loads: all of its memory is given back, and
+    /// the settings stay. Requests that wait are refused, unless `only_idle` says that then it is to stay.
+    pub fn unload(&self, only_idle: bool, report: UnloadReport) {
+        if let Err(refused) = self.shared.queue.unload(Unload { only_idle, report }) {
+            (refused.report)(false);
+        }
     }
 
     /// Puts other settings in force, while requests run if need be: between their passes, step by step. A change that

@@ -1,5 +1,7 @@
 //! The engine with the demonstration model: whatever the plan, and while it changes, a text is what it would have been.
 
+mod unload;
+
 use std::{path::Path, sync::mpsc, time::Duration};
 
 use sluice_shared::{

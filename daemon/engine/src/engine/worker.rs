@@ -29,7 +29,7 @@ use crate::{
     },
     ops::Ops,
     request::{ModelId, Work},
-    schedule::{Command, Job},
+    schedule::{Command, Job, Unload},
     text::Text,
 };
 
@@ -94,6 +94,7 @@ impl Worker {
                 Some(Command::Stop) => return,
                 Some(Command::Load(load)) => self.begin_load(load),
                 Some(Command::LoadStep(step)) => self.step_load(step),
+                Some(Command::Unload(unload)) => self.unload(unload),
                 Some(Command::Apply(apply)) => self.begin_switch(apply),
                 Some(Command::Run(job)) => self.serve(job),
                 None if is_switching => self.advance_switch_idle(),
@@ -143,6 +144,19 @@ impl Worker {
         self.start_measuring();
         self.tell_state();
         Ok(loaded)
+    }
+
+    /// Lets the present model go, and all that was kept for it.
+    fn unload(&mut self, unload: Unload) {
+        let goes = self.current.is_some() && (!unload.only_idle || self.shared.queue.is_idle());
+        if goes {
+            self.abandon_switch(EngineError::Superseded);
+            self.current = None;
+            self.shared.state.clear();
+            self.ops.release();
+            self.update_limit();
+        }
+        (unload.report)(goes);
     }
 
     /// The ledger's limit, from the settings in force, or those that a model is being loaded with. What is held already

@@ -1,0 +1,75 @@
+//! Letting a model go: all of its memory comes back, and the engine is as it was before the first load.
+
+use super::*;
+
+fn unload(engine: &Engine, only_idle: bool) -> mpsc::Receiver<bool> {
+    let (send, went) = mpsc::channel();
+    engine.unload(only_idle, Box::new(move |goes| send.send(goes).unwrap()));
+    went
+}
+
+#[test]
+fn an_unloaded_model_leaves_no_byte_in_the_ledger() {
+    for level in [Level::Off, Level::Aggressive] {
+        let engine = start();
+        let before = engine.memory();
+        let settings = Settings {
+            level,
+            ..Settings::default()
+        };
+        let model = load(&engine, settings).unwrap();
+        let world = World { engine, model };
+        let tokens = world.generate().tokens;
+        assert!(world.engine.memory().used_bytes > before.used_bytes + (1 << 20));
+
+        assert!(unload(&world.engine, false).recv().unwrap());
+        let after = world.engine.memory();
+        let held = |report: &ledger::Report| -> Vec<_> {
+            let kinds = report.kinds.iter();
+            kinds.map(|kind| (kind.kind.name(), kind.bytes)).collect()
+        };
+        assert_eq!(held(&after), held(&before));
+        assert!(world.engine.model().is_none() && world.engine.in_force().is_none());
+        assert!(
+            !unload(&world.engine, false).recv().unwrap(),
+            "nothing is left to go"
+        );
+
+        // The settings are those that it had, and the text what it was.
+        let model = load(&world.engine, world.engine.settings()).unwrap();
+        assert_eq!(world.engine.settings().level, level);
+        let world = World { model, ..world };
+        assert_eq!(world.generate().tokens, tokens);
+    }
+}
+
+#[test]
+fn requests_are_neither_cut_nor_kept_for_a_model_that_goes() {
+    let world = world(Level::Standard, None);
+    let (started, passes) = mpsc::channel();
+    let running = world.submit(world.request(48), move |_| {
+        let _ = started.send(());
+    });
+    passes.recv().unwrap();
+    let waiting = world.submit(world.request(48), |_| {});
+    // Somebody wants the model, so idleness is over.
+    let stays = unload(&world.engine, true);
+    assert!(!stays.recv().unwrap());
+    assert!(
+        running.recv().unwrap().is_ok(),
+        "what runs comes to its end"
+    );
+    assert!(waiting.recv().unwrap().is_ok());
+
+    let (started, passes) = mpsc::channel();
+    let running = world.submit(world.request(48), move |_| {
+        let _ = started.send(());
+    });
+    passes.recv().unwrap();
+    let waiting = world.submit(world.request(48), |_| {});
+    let goes = unload(&world.engine, false);
+    assert!(running.recv().unwrap().is_ok());
+    assert!(goes.recv().unwrap());
+    assert!(matches!(waiting.recv().unwrap(), Err(EngineError::NoModel)));
+    assert!(unload(&world.engine, true).recv().is_ok_and(|went| !went));
+}
