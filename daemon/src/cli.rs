@@ -9,7 +9,7 @@ use sluice_shared::{
 };
 
 use crate::{
-    config::{AutoFactor, Budget, CacheLimit, Compute, Device, Filter, limits},
+    config::{AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, limits},
     gpu::Gpu,
     planning::Planning,
     synth::Synth,
@@ -102,6 +102,16 @@ pub struct Arguments {
     /// go when there are more, but never one in use [default: 32GiB] [env: SLUICE_CACHE_LIMIT]
     #[arg(long, value_name = "BYTES|none", allow_negative_numbers = true)]
     pub cache_limit: Option<CacheLimit>,
+
+    /// Folder that models are downloaded into [default: models below $STATE_DIRECTORY, else below
+    /// $XDG_DATA_HOME/sluice, else below ~/.local/share/sluice] [env: SLUICE_MODELS]
+    #[arg(long, value_name = "DIR")]
+    pub models: Option<PathBuf>,
+
+    /// Let the model go after so long without requests, such as 15m; the next request loads it again
+    /// [default: never] [env: SLUICE_IDLE_UNLOAD]
+    #[arg(long, value_name = "TIME|never", allow_negative_numbers = true)]
+    pub idle_unload: Option<IdleUnload>,
 
     /// Requests that may wait while one runs [default: 16] [env: SLUICE_QUEUE]
     #[arg(long, value_name = "N", value_parser = limits::queue)]

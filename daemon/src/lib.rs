@@ -14,6 +14,8 @@ pub mod systemd;
 
 pub mod applies;
 pub mod failure;
+pub mod idle;
+pub mod library;
 pub mod models;
 pub mod registry;
 

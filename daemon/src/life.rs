@@ -15,6 +15,8 @@ use tokio::{
 
 use crate::{
     config::{Config, Device, Source},
+    idle,
+    library::Library,
     listen::{self, ListenError, Listening},
     models::{AskedBy, ModelName, Request},
     services::{self, Daemon},
@@ -118,13 +120,21 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
     })?);
     tell_device(&engine);
     make_kernel_folder(config, &engine);
-    let daemon = Arc::new(Daemon::new(engine, listening.path.clone()));
+    let library = Library::new(
+        config.models.value.clone(),
+        config.hub_cache.clone(),
+        config.hub.clone(),
+    );
+    let daemon = Arc::new(Daemon::new(engine, library, listening.path.clone()));
     load_configured_model(&daemon, config);
     let listener = listening
         .take_listener()
         .expect("a socket that was just opened has its listener");
     let server = tokio::spawn(services::serve(daemon.clone(), listener));
     tokio::spawn(tell_systemd(daemon.clone()));
+    if let Some(after) = config.idle_unload.value.after() {
+        tokio::spawn(idle::watch(daemon.clone(), after));
+    }
     announce(&listening, config);
 
     let code = tokio::select! {
@@ -216,7 +226,7 @@ fn make_kernel_folder(config: &Config, engine: &Engine) {
 fn load_configured_model(daemon: &Daemon, config: &Config) {
     let name = match &config.model.value {
         Some(path) => ModelName::at(path),
-        None => ModelName::embedded(),
+        None => daemon.library.default().unwrap_or_else(ModelName::embedded),
     };
     let load = daemon
         .models
@@ -277,6 +287,7 @@ fn status_line(daemon: &Daemon) -> String {
     };
     match model.state() {
         v1::ModelState::Ready => format!("serving {}", model.name),
+        v1::ModelState::Asleep => format!("{} sleeps until a request", model.name),
         v1::ModelState::Failed => format!("{} failed: {}", model.name, model.error),
         _ => format!("loading {}", model.name),
     }

@@ -54,6 +54,12 @@ impl HostFacts {
         Some((system.total_memory(), system.available_memory())).filter(|(total, _)| *total > 0)
     }
 
+    /// What this process holds in memory, where the system tells.
+    #[must_use]
+    pub fn resident_bytes(&self) -> Option<u64> {
+        self.to_wire().resident_bytes
+    }
+
     fn to_wire(&self) -> v1::Host {
         let (total, available) = self.memory().unzip();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -9,7 +9,7 @@ mod optimizer;
 use sluice_shared::policy::PolicyChoice;
 pub use sluice_shared::sampling::{Cache, EosPolicy, Remasking};
 
-pub use self::optimizer::{Adjustment, Loading, Measuring, Planned, Planning, Samples};
+pub use self::optimizer::{Adjustment, Loading, Measuring, Planned, Planning, Samples, Subject};
 use crate::v1;
 
 /// A message that breaks the schema's rules.

@@ -1,5 +1,7 @@
 //! Figures as people read them.
 
+use std::time::Duration;
+
 /// Bytes in binary units with three significant digits: `512 B`, `1.50 KiB`, `14.9 GiB`.
 #[must_use]
 pub fn bytes(count: u64) -> String {
@@ -57,6 +59,33 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         return Err(format!("{text:?} is more than any machine has; {EXAMPLES}"));
     }
     Ok(bytes as u64)
+}
+
+/// Reads a time as people write it: `90s`, `15m`, `1.5h`, `2d`.
+///
+/// # Errors
+/// What is wrong with it, and an example.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no time; write it like 90s, 15m or 2h");
+    let trimmed = text.trim();
+    let end = trimmed
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(end);
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    let unit = match unit.trim().to_ascii_lowercase().as_str() {
+        "ms" => 0.001,
+        "s" | "sec" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
+        _ => return Err(wrong()),
+    };
+    let seconds = number * unit;
+    if seconds > 366.0 * 86_400.0 {
+        return Err(format!("{text:?} is more than a year"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
 }
 
 /// The least amount of at least `count` bytes that is easily typed, in the form that [`parse_bytes`] reads: whole MiB from
@@ -122,6 +151,21 @@ pub fn count(value: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_read_as_people_write_them() {
+        for (text, seconds) in [
+            ("90s", 90.0),
+            ("15m", 900.0),
+            (" 1.5 h", 5400.0),
+            ("250ms", 0.25),
+        ] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_secs_f64(seconds)));
+        }
+        for wrong in ["", "15", "m", "-1m", "1w", "1e9h", "1.2.3s", "9999d"] {
+            assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn bytes_keep_three_digits() {

@@ -61,6 +61,8 @@ impl Canvas {
             }
             Kind::Notice(notice) => self.notices.push(notice.text),
             Kind::Done(done) => self.done = Some(done),
+            // Of the model, not of the canvas.
+            Kind::Loading(_) => {}
         }
     }
 

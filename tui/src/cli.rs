@@ -1,6 +1,7 @@
 //! The command line: names, defaults and the help that teaches them.
 
 mod help;
+mod library;
 mod plans;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use clap_complete::Shell;
 use sluice_proto::v1;
 use sluice_shared::policy::PolicyChoice;
 
+pub use library::{Inspect, Pull, Remove};
 pub use plans::{Budget, Fidelity, Levels, Plan, Restore, SetBudget, SetLevel, Wish};
 
 /// Talks to sluiced, which runs language models that are bigger than the graphics card.
@@ -41,10 +43,19 @@ pub enum Command {
     Score(Score),
     /// Shows the daemon, its memory, model and queue
     Status(Plain),
-    /// Lists models
-    Models(Plain),
-    /// Loads a checkpoint in the present model's place
+    /// Lists models: loaded, on disk and on their way
+    #[command(visible_alias = "models")]
+    List(Plain),
+    /// Downloads a model from the hub
+    Pull(Pull),
+    /// Deletes a downloaded model
+    Rm(Remove),
+    /// Tells what a checkpoint is and what it would take, without loading it
+    Inspect(Inspect),
+    /// Loads a model in the present one's place
     Load(Load),
+    /// Lets the loaded model go and gives back its memory
+    Unload(Plain),
     /// Tells what a level and a budget would lead to, before anything is loaded
     Plan(Plan),
     /// Changes how faithful the weights are, while requests run
@@ -223,10 +234,13 @@ pub struct Plain {
 #[derive(Debug, Args)]
 #[command(after_help = help::LOAD)]
 pub struct Load {
-    /// The checkpoint's folder, which the daemon's user must be able to read; requests that wait
-    /// are refused. Where the budget has no room for both, the present model goes first. Left out:
-    /// the model that ships inside the daemon
-    pub dir: Option<PathBuf>,
+    /// A model as `sluice list` calls it, or a checkpoint's folder, which the daemon's user must be
+    /// able to read; requests that wait are refused. Where the budget has no room for both, the
+    /// present model goes first. Left out: the model that ships inside the daemon
+    pub model: Option<PathBuf>,
+    /// Load it at every start of the daemon, too, where its configuration names no model
+    #[arg(long)]
+    pub default: bool,
     /// How faithful the weights are, and how much memory they may take, from here on.
     #[command(flatten)]
     pub wish: Wish,

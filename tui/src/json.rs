@@ -3,6 +3,7 @@
 //! Field names are those of the schema; enums are their short names in lower case; bytes are
 //! read as UTF-8, with U+FFFD where they are not.
 
+mod library;
 mod weights;
 
 use serde_json::{Map, Value, json};
@@ -10,12 +11,13 @@ use sluice_proto::{
     plan_table,
     v1::{
         BlockDone, CanvasToken, Card, Device, Done, FinishReason, Host, LoadProgress, Model,
-        ModelShape, ModelState, Notice, Pass, Policy, Queue, Queued, RequestKind, RequestState,
-        RequestSummary, ScoreResult, Server, ServerState, Snapshot, Started, TokenState, Totals,
-        generation_event::Kind,
+        ModelOrigin, ModelShape, ModelState, Notice, Pass, Policy, Queue, Queued, RequestKind,
+        RequestState, RequestSummary, ScoreResult, Server, ServerState, Snapshot, Started,
+        TokenState, Totals, generation_event::Kind,
     },
 };
 
+pub use library::{inspection, pull};
 pub use weights::{applying, fidelity};
 use weights::{layer_state, measured, settings, switch, switch_target};
 
@@ -29,6 +31,12 @@ pub fn event(kind: &Kind) -> Value {
         Kind::BlockDone(block) => block_done(block),
         Kind::Notice(notice) => self::notice(notice),
         Kind::Done(done) => self::done(done),
+        Kind::Loading(loading) => json!({
+            "event": "loading",
+            "model": loading.model,
+            "loaded_bytes": loading.loaded_bytes,
+            "total_bytes": loading.total_bytes,
+        }),
     }
 }
 
@@ -249,6 +257,14 @@ pub fn model(model: &Model) -> Value {
         "is_demonstration": model.is_demonstration,
         "shape": model.shape.as_ref().map(shape),
         "progress": model.progress.as_ref().map(progress),
+        "origin": model_origin(model.origin()),
+        "disk_bytes": model.disk_bytes,
+        "file_format": model.file_format,
+        "is_default": model.is_default,
+        "family": model.family,
+        "parameters": model.parameters,
+        "commit": model.commit,
+        "pull": model.pull.as_ref().map(library::progress),
     })
 }
 
@@ -330,6 +346,7 @@ short_name!(finish_reason, FinishReason, "FINISH_REASON_");
 short_name!(token_state, TokenState, "TOKEN_STATE_");
 short_name!(request_kind, RequestKind, "REQUEST_KIND_");
 short_name!(request_state, RequestState, "REQUEST_STATE_");
+short_name!(model_origin, ModelOrigin, "MODEL_ORIGIN_");
 short_name!(model_state, ModelState, "MODEL_STATE_");
 short_name!(server_state, ServerState, "SERVER_STATE_");
 

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use sluice_shared::level::{Embedding, Level};
 
 use super::{
-    AutoFactor, Budget, CacheLimit, Compute, ConfigError, Device, Environment, Filter,
+    AutoFactor, Budget, CacheLimit, Compute, ConfigError, Device, Environment, Filter, IdleUnload,
     values::from_text,
 };
 
@@ -34,6 +34,9 @@ pub(super) struct FileLayer {
     pub(super) keep_converted: Option<bool>,
     #[serde(default, deserialize_with = "from_text")]
     pub(super) cache_limit: Option<CacheLimit>,
+    pub(super) models: Option<PathBuf>,
+    #[serde(default, deserialize_with = "from_text")]
+    pub(super) idle_unload: Option<IdleUnload>,
     pub(super) queue: Option<usize>,
     pub(super) drain_seconds: Option<u64>,
     pub(super) log: Option<Filter>,

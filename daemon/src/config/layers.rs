@@ -113,17 +113,34 @@ impl Layers<'_> {
         if let Some(Setting { value, source }) = found {
             return set(Some(value), source);
         }
+        let folder = self.usual_folder("CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache");
+        set(folder, Source::Default)
+    }
+
+    /// Without a word from anybody: below systemd's folder, else the user's.
+    pub(super) fn models(&self, flag: Option<&Path>) -> Setting<Option<PathBuf>> {
+        let found = self.path(("--models", flag), "SLUICE_MODELS", |file| {
+            file.models.as_ref()
+        });
+        if let Some(Setting { value, source }) = found {
+            return set(Some(value), source);
+        }
+        let folder = self.usual_folder("STATE_DIRECTORY", "XDG_DATA_HOME", ".local/share");
+        set(folder.map(|folder| folder.join("models")), Source::Default)
+    }
+
+    /// What systemd gave, else ours below what the user chose, or the place where such things usually are.
+    fn usual_folder(&self, systemd: &str, chosen: &str, usual: &str) -> Option<PathBuf> {
         let variable = |name| self.environment.variable(name);
-        let folder = if let Some(folders) = variable("CACHE_DIRECTORY") {
+        if let Some(folders) = variable(systemd) {
             // Of several, parted by colons, the first.
             let first = folders.as_bytes().split(|byte| *byte == b':').next();
             first.map(|first| PathBuf::from(OsStr::from_bytes(first)))
-        } else if let Some(folder) = variable("XDG_CACHE_HOME") {
+        } else if let Some(folder) = variable(chosen) {
             Some(Path::new(folder).join("sluice"))
         } else {
-            variable("HOME").map(|home| Path::new(home).join(".cache").join("sluice"))
-        };
-        set(folder, Source::Default)
+            variable("HOME").map(|home| Path::new(home).join(usual).join("sluice"))
+        }
     }
 
     pub(super) fn socket(&self, flag: Option<&Path>) -> Result<Setting<Address>, ConfigError> {

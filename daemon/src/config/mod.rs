@@ -9,10 +9,11 @@ mod values;
 
 use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf};
 
+use sluice_hub::Access;
 use sluice_shared::level::{Embedding, Level};
 
 use self::layers::Layers;
-pub use self::values::{AutoFactor, Budget, CacheLimit, Compute, Device, Filter};
+pub use self::values::{AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload};
 use crate::cli::Arguments;
 
 /// Everything the daemon can be told, checked.
@@ -42,6 +43,14 @@ pub struct Config {
     pub keep_converted: Setting<bool>,
     /// Most bytes that converted copies take.
     pub cache_limit: Setting<CacheLimit>,
+    /// Folder that models are downloaded into; `None`: nowhere.
+    pub models: Setting<Option<PathBuf>>,
+    /// After how long without requests the model is let go.
+    pub idle_unload: Setting<IdleUnload>,
+    /// The hub that models come from, by the variables that its own programs know.
+    pub hub: Access,
+    /// Where those programs keep what they downloaded.
+    pub hub_cache: Option<PathBuf>,
     /// Requests that may wait.
     pub queue: Setting<usize>,
     /// Seconds that running requests get on shutdown.
@@ -266,6 +275,22 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             |file| file.cache_limit,
             CacheLimit::default(),
         )?,
+        models: layers.models(arguments.models.as_deref()),
+        idle_unload: layers.value(
+            ("--idle-unload", arguments.idle_unload),
+            "idle_unload",
+            "SLUICE_IDLE_UNLOAD",
+            |file| file.idle_unload,
+            IdleUnload::default(),
+        )?,
+        hub: Access::from_variables(&|name| environment.variable(name).cloned()).map_err(
+            |error| {
+                let source = Source::Variable("HF_ENDPOINT");
+                let hint = "name one such as https://huggingface.co, or none for that one";
+                wrong("hub", &source, error.to_string(), Some(hint))
+            },
+        )?,
+        hub_cache: Access::cache_folder(&|name| environment.variable(name).cloned()),
         queue: layers.number(
             ("--queue", arguments.queue),
             &limits::QUEUE,

@@ -49,6 +49,15 @@ impl fmt::Display for Config {
         key(f, "keep_converted", &self.keep_converted, &keep_converted)?;
         let cache_limit = quoted(&self.cache_limit.value.to_string());
         key(f, "cache_limit", &self.cache_limit, &cache_limit)?;
+        match &self.models.value {
+            Some(path) => key(f, "models", &self.models, &quoted(&path.to_string_lossy()))?,
+            None => {
+                writeln!(f, "\n# default: none, since there is no $HOME")?;
+                writeln!(f, "# models = \"/path/to/folder\"")?;
+            }
+        }
+        let idle_unload = quoted(&self.idle_unload.value.to_string());
+        key(f, "idle_unload", &self.idle_unload, &idle_unload)?;
         key(f, "queue", &self.queue, &self.queue.value.to_string())?;
         let drain = self.drain_seconds.value.to_string();
         key(f, "drain_seconds", &self.drain_seconds, &drain)?;

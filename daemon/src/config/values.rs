@@ -1,6 +1,6 @@
 //! Values of the configuration that are more than a number or a path.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use sluice_engine::device::{self, Number};
@@ -168,6 +168,45 @@ impl<'de> Deserialize<'de> for AutoFactor {
         check_auto_factor(factor)
             .map(Self)
             .map_err(D::Error::custom)
+    }
+}
+
+/// After how long without requests the model is let go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct IdleUnload(Option<Duration>);
+
+impl IdleUnload {
+    /// The time; `None`: never.
+    #[must_use]
+    pub fn after(self) -> Option<Duration> {
+        self.0
+    }
+}
+
+impl FromStr for IdleUnload {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim() == "never" {
+            return Ok(Self(None));
+        }
+        let duration = units::parse_duration(text)?;
+        match duration.is_zero() {
+            true => Err("must be longer than nothing; \"never\" turns it off".to_owned()),
+            false => Ok(Self(Some(duration))),
+        }
+    }
+}
+
+impl fmt::Display for IdleUnload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.map(|after| (after.as_millis(), after.as_secs())) {
+            None => f.write_str("never"),
+            Some((millis, _)) if !millis.is_multiple_of(1000) => write!(f, "{millis}ms"),
+            Some((_, seconds)) if seconds.is_multiple_of(3600) => write!(f, "{}h", seconds / 3600),
+            Some((_, seconds)) if seconds.is_multiple_of(60) => write!(f, "{}m", seconds / 60),
+            Some((_, seconds)) => write!(f, "{seconds}s"),
+        }
     }
 }
 

@@ -1,13 +1,15 @@
 //! Everything that a call can fail with, and the one table that turns it into a gRPC status.
 
+mod library;
 mod table;
 
-use std::time::Duration;
+use std::{io, path::PathBuf, time::Duration};
 
 use sluice_engine::{
     EngineError, RequestError, checkpoint::CheckpointError, event::Outcome, model::shape::PRESETS,
     plan::PlanError, text::TextError,
 };
+use sluice_hub::{HubError, NameError};
 use sluice_proto::model::InvalidField;
 use tonic::Status;
 
@@ -109,6 +111,71 @@ pub enum Failure {
     /// The model went away before the engine could change it: the next one is loaded with what was asked for.
     #[error("no model is loaded; the next one is loaded with the level and the budget asked for")]
     HeldForNextLoad,
+    /// A hub didn't give the model.
+    #[error(transparent)]
+    Hub(#[from] HubError),
+    /// A text that can't be a model's name.
+    #[error("name: {0}")]
+    Name(#[from] NameError),
+    /// No model of that name on disk.
+    #[error("there is no model {model} here{}", match (*.is_partial, &.alike[..]) {
+        (true, _) => ", only a part of it".to_owned(),
+        (false, []) => String::new(),
+        (false, alike) => format!("; there is {}", alike.join(", ")),
+    })]
+    UnknownModel {
+        /// What was asked for.
+        model: String,
+        /// Whether a download of it has not come to its end.
+        is_partial: bool,
+        /// The same with a label.
+        alike: Vec<String>,
+    },
+    /// Models can't be downloaded anywhere.
+    #[error("there is no folder to keep models in")]
+    NoModelsFolder,
+    /// What we did not download we don't delete.
+    #[error("{model} was not downloaded by sluiced; it lies in {}", .folder.display())]
+    NotOurs {
+        /// Its name.
+        model: String,
+        /// Where it lies.
+        folder: PathBuf,
+    },
+    /// A model's files can't be deleted.
+    #[error("can't remove {}: {cause}", .path.display())]
+    Remove {
+        /// Its folder.
+        path: PathBuf,
+        /// The system's words.
+        cause: io::Error,
+    },
+    /// The default can't be written down.
+    #[error("can't write {}: {cause}", .path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// The system's words.
+        cause: io::Error,
+    },
+    /// The model is loaded, or being loaded.
+    #[error("the model {model} is loaded")]
+    ModelInUse {
+        /// Its name.
+        model: String,
+    },
+    /// Enough downloads are under way.
+    #[error("{max} models are being downloaded; more at once would only share the line")]
+    TooManyPulls {
+        /// How many there may be.
+        max: usize,
+    },
+    /// Somebody stopped a download.
+    #[error("the download of {model} was cancelled; what came so far is kept")]
+    PullCancelled {
+        /// Its name.
+        model: String,
+    },
     /// The daemon is shutting down.
     #[error("sluiced is shutting down")]
     Draining,
@@ -135,7 +202,7 @@ pub enum Failure {
     Cancelled,
     /// The system has no random numbers.
     #[error("can't draw a seed: {0}")]
-    NoSeed(std::io::Error),
+    NoSeed(io::Error),
     /// A bug: the engine went away with the request.
     #[error("the engine ended before the request did")]
     EngineLost,

@@ -9,7 +9,7 @@ use sluice_shared::{level::Level, units};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use super::Failure;
+use super::{Failure, library};
 
 /// Who speaks in `ErrorInfo.domain`.
 pub(super) const DOMAIN: &str = "sluice";
@@ -18,19 +18,19 @@ const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// A row of the table.
 #[derive(Debug)]
-struct Row {
-    code: Code,
+pub(super) struct Row {
+    pub(super) code: Code,
     /// Stable; clients compare it.
-    reason: &'static str,
-    hint: Option<Cow<'static, str>>,
-    figures: Vec<(&'static str, String)>,
+    pub(super) reason: &'static str,
+    pub(super) hint: Option<Cow<'static, str>>,
+    pub(super) figures: Vec<(&'static str, String)>,
     /// The field on the wire that is wrong.
-    field: Option<&'static str>,
-    retry: bool,
+    pub(super) field: Option<&'static str>,
+    pub(super) retry: bool,
 }
 
 impl Row {
-    fn new(code: Code, reason: &'static str) -> Self {
+    pub(super) fn new(code: Code, reason: &'static str) -> Self {
         Self {
             code,
             reason,
@@ -41,24 +41,24 @@ impl Row {
         }
     }
 
-    fn invalid(reason: &'static str, field: &'static str) -> Self {
+    pub(super) fn invalid(reason: &'static str, field: &'static str) -> Self {
         Self {
             field: Some(field),
             ..Self::new(Code::InvalidArgument, reason)
         }
     }
 
-    fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn hint(mut self, hint: impl Into<Cow<'static, str>>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    fn figure(mut self, name: &'static str, value: impl ToString) -> Self {
+    pub(super) fn figure(mut self, name: &'static str, value: impl ToString) -> Self {
         self.figures.push((name, value.to_string()));
         self
     }
 
-    fn retry(mut self) -> Self {
+    pub(super) fn retry(mut self) -> Self {
         self.retry = true;
         self
     }
@@ -148,6 +148,16 @@ fn row(failure: &Failure) -> Row {
         Failure::HeldForNextLoad => {
             Row::new(Code::FailedPrecondition, "NO_MODEL").hint("load one with sluice load")
         }
+        Failure::Hub(error) => library::hub(error),
+        Failure::Name(_)
+        | Failure::UnknownModel { .. }
+        | Failure::NoModelsFolder
+        | Failure::NotOurs { .. }
+        | Failure::Remove { .. }
+        | Failure::Record { .. }
+        | Failure::ModelInUse { .. }
+        | Failure::TooManyPulls { .. }
+        | Failure::PullCancelled { .. } => library::of(failure),
         // No retry delay: it will not come back by itself.
         Failure::Draining => {
             Row::new(Code::Unavailable, "DRAINING").hint("start sluiced again and repeat")

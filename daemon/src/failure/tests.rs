@@ -1,5 +1,7 @@
 //! A walk over every variant: to a status and back, as a client reads it.
 
+mod library;
+
 use std::{collections::BTreeSet, io};
 
 use sluice_engine::device::{self, CudaError};
@@ -52,6 +54,16 @@ fn name(failure: &Failure) -> &'static str {
         F::TooLargeForBudget(_) => "too large for the budget",
         F::NothingToChange(_) => "nothing to change",
         F::HeldForNextLoad => "held for the next load",
+        F::Hub(error) => library::hub_name(error),
+        F::Name(_) => "name",
+        F::UnknownModel { .. } => "unknown model",
+        F::NoModelsFolder => "no models folder",
+        F::NotOurs { .. } => "not ours",
+        F::Remove { .. } => "remove",
+        F::Record { .. } => "record",
+        F::ModelInUse { .. } => "model in use",
+        F::TooManyPulls { .. } => "too many pulls",
+        F::PullCancelled { .. } => "pull cancelled",
         F::Draining => "draining",
         F::DeadlineExceeded { .. } => "deadline",
         F::UnknownRequest { .. } => "unknown request",
@@ -111,7 +123,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 70;
+const VARIANTS: usize = 99;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -295,6 +307,7 @@ async fn all() -> Vec<(Failure, Code)> {
         all.push((error.into(), code));
     }
     let broken = broken_checkpoints().into_iter();
+    all.extend(library::examples());
     all.extend(broken.map(|error| (error.into(), FailedPrecondition)));
     let wrong = wrong_requests().into_iter();
     all.extend(wrong.map(|error| (error.into(), InvalidArgument)));

@@ -144,7 +144,9 @@ impl Report {
             AskedBy::Configuration => {
                 tracing::error!(model, reason = %failure, "the model can't be loaded");
             }
-            AskedBy::Client => tracing::info!(model, reason = %failure, "load failed"),
+            AskedBy::Client | AskedBy::Request => {
+                tracing::info!(model, reason = %failure, "load failed")
+            }
         }
         {
             let mut known = self.models.lock();

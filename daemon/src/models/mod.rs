@@ -1,6 +1,7 @@
 //! The model that serves, the one that loads, the one that failed; and the embedded one.
 
 mod load;
+mod rest;
 
 use std::{
     path::{Path, PathBuf},
@@ -13,7 +14,10 @@ use sluice_shared::level::Level;
 use tokio::sync::watch;
 
 use self::load::Report;
-pub use self::load::{LoadStage, LoadState};
+pub use self::{
+    load::{LoadStage, LoadState},
+    rest::Reason,
+};
 
 use crate::{failure::Failure, registry::Changes};
 
@@ -77,13 +81,17 @@ impl ModelName {
         }
     }
 
-    fn to_wire(&self, state: v1::ModelState) -> v1::Model {
+    pub(crate) fn to_wire(&self, state: v1::ModelState) -> v1::Model {
         let path = self.path.as_ref();
         v1::Model {
             name: self.name.clone(),
             path: path.map_or_else(String::new, |path| path.to_string_lossy().into_owned()),
             state: state.into(),
             is_demonstration: path.is_none(),
+            origin: match path {
+                Some(_) => v1::ModelOrigin::Path.into(),
+                None => v1::ModelOrigin::Embedded.into(),
+            },
             ..Default::default()
         }
     }
@@ -168,6 +176,8 @@ pub enum AskedBy {
     Configuration,
     /// A client, which gets the failure itself.
     Client,
+    /// A request for a model that was let go; others like it wait with it.
+    Request,
 }
 
 /// All models the daemon knows of.
@@ -182,7 +192,13 @@ pub struct Models {
 struct Known {
     serving: Option<Serving>,
     loading: Option<(ModelName, v1::LoadProgress)>,
+    /// Whether requests wait for it, rather than being refused meanwhile.
+    is_waking: bool,
+    /// How it goes, for those who wait for it.
+    states: Option<watch::Receiver<LoadState>>,
     failed: Option<(ModelName, String)>,
+    /// Let go for want of requests; the next one loads it again.
+    asleep: Option<ModelName>,
 }
 
 impl Models {
@@ -226,6 +242,7 @@ impl Models {
         let mut list: Vec<_> = serving.map(Serving::to_wire).collect();
         list.extend(known.loading.iter().map(loading_to_wire));
         list.extend(known.failed.iter().map(failed_to_wire));
+        list.extend(known.asleep.iter().map(asleep_to_wire));
         if !list.iter().any(|model| model.is_demonstration) {
             list.push(ModelName::embedded().to_wire(v1::ModelState::Available));
         }
@@ -240,6 +257,7 @@ impl Models {
         serving
             .or_else(|| known.loading.as_ref().map(loading_to_wire))
             .or_else(|| known.failed.as_ref().map(failed_to_wire))
+            .or_else(|| known.asleep.as_ref().map(asleep_to_wire))
     }
 
     /// What serves, unless the engine has let it go: to make room for another, or because a change of its weights
@@ -276,6 +294,8 @@ impl Models {
             }
             known.loading = Some((name.clone(), v1::LoadProgress::default()));
             known.failed = None;
+            known.asleep = None;
+            known.is_waking = asked_by == AskedBy::Request;
         }
         self.changes.tell();
         let mut settings = engine.settings();
@@ -283,6 +303,7 @@ impl Models {
         settings.budget_bytes = budget_bytes.or(settings.budget_bytes);
         let source = name.source();
         let (mut report, receiver) = Report::new(self.clone(), name, asked_by);
+        self.lock().states = Some(receiver.clone());
         engine.load(source, settings, Box::new(move |event| report.take(event)));
         Ok(receiver)
     }
@@ -297,6 +318,10 @@ impl Models {
     fn lock(&self) -> MutexGuard<'_, Known> {
         self.known.lock().expect("nothing panics under this lock")
     }
+}
+
+fn asleep_to_wire(name: &ModelName) -> v1::Model {
+    name.to_wire(v1::ModelState::Asleep)
 }
 
 fn loading_to_wire((name, progress): &(ModelName, v1::LoadProgress)) -> v1::Model {

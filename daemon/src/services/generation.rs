@@ -14,6 +14,7 @@ use super::{
     Daemon,
     deadline::Deadline,
     requests::{self, Answers},
+    waking,
 };
 use crate::{
     failure::Failure,
@@ -36,12 +37,22 @@ impl GenerationService for Service {
         request: Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let deadline = Deadline::of(request.metadata());
-        let admission = self.0.admit_generation(request.into_inner());
-        requests::run(&self.0, deadline, admission, |item| {
-            let event = generation_event(item);
-            event.map(|event| v1::GenerateResponse { event: Some(event) })
-        })
-        .await
+        let message = request.into_inner();
+        let daemon = self.0.clone();
+        self.0.check_open()?;
+        let waking = self.0.models.wake(&self.0.engine)?;
+        let request = async move {
+            let admission = daemon.admit_generation(message);
+            let answers = requests::run(&daemon, deadline, admission, |item| {
+                let event = generation_event(item);
+                event.map(|event| v1::GenerateResponse { event: Some(event) })
+            });
+            Ok(answers.await?.into_inner())
+        };
+        Ok(Response::new(match waking {
+            Some(states) => waking::answers(&self.0, states, deadline, request),
+            None => request.await?,
+        }))
     }
 
     async fn score(
@@ -139,6 +150,7 @@ impl Daemon {
     async fn admit_scoring(&self, message: v1::ScoreRequest) -> Result<Arc<Record>, Failure> {
         self.check_open()?;
         let checked = Scoring::try_from(message)?;
+        self.awake().await?;
         let serving = self.models.serving()?;
         let (work, _) = self
             .prepare(serving, move |serving| prepare::scoring(checked, serving))

@@ -4,10 +4,12 @@
 mod deadline;
 mod generation;
 mod incoming;
+mod library;
 mod model;
 mod optimizer;
 mod requests;
 mod telemetry;
+mod waking;
 
 use std::{
     path::PathBuf,
@@ -36,6 +38,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use crate::{
     applies::Target,
     failure::Failure,
+    library::{Library, Pulls},
     models::Models,
     registry::{Changes, Registry},
     telemetry::HostFacts,
@@ -60,6 +63,10 @@ pub struct Daemon {
     pub engine: Arc<Engine>,
     /// Models.
     pub models: Arc<Models>,
+    /// Those on disk.
+    pub library: Arc<Library>,
+    /// Those on their way.
+    pub pulls: Arc<Pulls>,
     /// Requests.
     pub requests: Arc<Registry>,
     /// Told whenever one of the two changes.
@@ -81,16 +88,21 @@ pub struct Daemon {
 impl Daemon {
     /// A daemon around an engine, without a model.
     #[must_use]
-    pub fn new(engine: Arc<Engine>, socket: PathBuf) -> Self {
+    pub fn new(engine: Arc<Engine>, library: Library, socket: PathBuf) -> Self {
         let changes = Changes::default();
+        let closing = CancellationToken::new();
+        let library = Arc::new(library);
+        let pulls = Pulls::new(library.clone(), changes.clone(), closing.clone());
         let models = Models::new(Arc::downgrade(&engine), changes.clone());
         Self {
             engine,
             models: Arc::new(models),
+            library,
+            pulls: Arc::new(pulls),
             requests: Arc::new(Registry::new(changes.clone())),
             changes,
             switch_target: Target::default(),
-            closing: CancellationToken::new(),
+            closing,
             socket,
             started: Instant::now(),
             host: HostFacts::new(),
@@ -181,7 +193,8 @@ async fn report_health(reporter: &HealthReporter, daemon: &Daemon) {
         false => ServingStatus::NotServing,
     };
     let open = !daemon.is_draining();
-    let generates = open && daemon.models.serving().is_ok();
+    // One that sleeps wakes for a request.
+    let generates = open && (daemon.models.serving().is_ok() || daemon.models.is_asleep());
     for (service, serving) in [
         ("", open),
         ("sluice.v1.GenerationService", generates),

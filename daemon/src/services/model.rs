@@ -1,22 +1,22 @@
-//! `ModelService`: what is loaded, and loading another.
+//! `ModelService`: what is loaded and what could be, loading, downloading, removing.
 
-use std::{path::Path, pin::Pin, sync::Arc};
+use std::{pin::Pin, sync::Arc};
 
 use futures_util::{
     StreamExt,
     stream::{self, Stream},
 };
 use sluice_proto::{
-    model::Loading,
+    model::{Loading, Subject},
     v1::{self, load_model_response::Kind, model_service_server::ModelService},
 };
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::Daemon;
+use super::{Daemon, library, requests::Answers};
 use crate::{
     failure::Failure,
-    models::{self, AskedBy, LoadStage, LoadState, ModelName},
+    models::{self, AskedBy, LoadStage, LoadState},
 };
 
 /// The service; clones share the daemon.
@@ -26,14 +26,16 @@ pub(super) struct Service(pub(super) Arc<Daemon>);
 impl ModelService for Service {
     type LoadModelStream =
         Pin<Box<dyn Stream<Item = Result<v1::LoadModelResponse, Status>> + Send>>;
+    type PullModelStream = Answers<v1::PullModelResponse>;
 
     async fn list_models(
         &self,
         _: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
-        Ok(Response::new(v1::ListModelsResponse {
-            models: self.0.models.list(),
-        }))
+        let daemon = self.0.clone();
+        let models = tokio::task::spawn_blocking(move || daemon.all_models()).await;
+        let models = models.map_err(Failure::from)?;
+        Ok(Response::new(v1::ListModelsResponse { models }))
     }
 
     async fn load_model(
@@ -43,15 +45,22 @@ impl ModelService for Service {
         self.0.check_open()?;
         let asked = Loading::try_from(request.into_inner()).map_err(Failure::from)?;
         let request = models::Request {
-            name: model_name(asked.path)?,
+            name: self.0.subject(asked.subject).await?,
             level: asked.level,
             budget_bytes: asked.budget_bytes,
         };
         tracing::info!(model = request.name.name, "loading a model for a client");
+        if asked.make_default {
+            self.0.library.check_default()?;
+        }
+        let name = request.name.clone();
         let states = self
             .0
             .models
             .load(&self.0.engine, request, AskedBy::Client)?;
+        if asked.make_default {
+            tokio::spawn(library::record(self.0.clone(), name, states.clone()));
+        }
         // Loading goes on when the caller goes away; a watcher of the daemon sees its end.
         let answers = stream::unfold(Some(Told::new(states)), |told| async {
             let mut told = told?;
@@ -73,6 +82,48 @@ impl ModelService for Service {
         let was_loading = self.0.models.cancel_load(&self.0.engine);
         tracing::info!(was_loading, "a client cancels the load");
         Ok(Response::new(v1::CancelLoadResponse { was_loading }))
+    }
+
+    async fn unload_model(
+        &self,
+        _: Request<v1::UnloadModelRequest>,
+    ) -> Result<Response<v1::UnloadModelResponse>, Status> {
+        Ok(Response::new(self.0.unload().await?))
+    }
+
+    async fn pull_model(
+        &self,
+        request: Request<v1::PullModelRequest>,
+    ) -> Result<Response<Self::PullModelStream>, Status> {
+        self.0.check_open()?;
+        Ok(Response::new(self.0.pull(request.into_inner())?))
+    }
+
+    async fn cancel_pull(
+        &self,
+        request: Request<v1::CancelPullRequest>,
+    ) -> Result<Response<v1::CancelPullResponse>, Status> {
+        let was_pulling = self.0.pulls.cancel(&request.into_inner().name);
+        tracing::info!(was_pulling, "a client cancels a download");
+        Ok(Response::new(v1::CancelPullResponse { was_pulling }))
+    }
+
+    async fn remove_model(
+        &self,
+        request: Request<v1::RemoveModelRequest>,
+    ) -> Result<Response<v1::RemoveModelResponse>, Status> {
+        let v1::RemoveModelRequest { name, force } = request.into_inner();
+        let freed_bytes = self.0.remove(name, force).await?;
+        Ok(Response::new(v1::RemoveModelResponse { freed_bytes }))
+    }
+
+    async fn inspect_model(
+        &self,
+        request: Request<v1::InspectModelRequest>,
+    ) -> Result<Response<v1::InspectModelResponse>, Status> {
+        let v1::InspectModelRequest { name, path } = request.into_inner();
+        let subject = Subject::new(name, path).map_err(Failure::from)?;
+        Ok(Response::new(self.0.inspect(subject).await?))
     }
 }
 
@@ -116,15 +167,4 @@ impl Told {
         answers.push(answer);
         (answers, ended)
     }
-}
-
-/// The model that a path on the wire means.
-pub(super) fn model_name(path: String) -> Result<ModelName, Failure> {
-    if path.is_empty() {
-        return Ok(ModelName::embedded());
-    }
-    if !Path::new(&path).is_absolute() {
-        return Err(Failure::PathNotAbsolute { path });
-    }
-    Ok(ModelName::at(Path::new(&path)))
 }

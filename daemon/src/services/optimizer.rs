@@ -17,7 +17,6 @@ use tonic::{Request, Response, Status};
 use super::{
     Daemon,
     deadline::Deadline,
-    model::model_name,
     requests::{self, Answers},
 };
 use crate::{
@@ -117,6 +116,7 @@ impl Daemon {
     ) -> Result<Arc<Record>, Failure> {
         self.check_open()?;
         let checked = Measuring::try_from(message)?;
+        self.awake().await?;
         let serving = self.models.serving()?;
         let (work, _) = self
             .prepare(serving, move |serving| prepare::measuring(checked, serving))
@@ -144,7 +144,7 @@ impl Daemon {
                 (name.clone(), Outline::of_preset(preset, machine))
             }
             Planned::Path(path) => {
-                let model = model_name(path.clone())?;
+                let model = self.named(path)?;
                 let machine = self.engine.machine()?;
                 let outline = Outline::of_checkpoint(&model.source(), machine)?;
                 (model.name, outline)

@@ -80,12 +80,25 @@ pub struct Measuring {
 /// A checked [`v1::LoadModelRequest`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loading {
-    /// Where the checkpoint lies; empty: the embedded model.
-    pub path: String,
+    /// Which model.
+    pub subject: Subject,
+    /// Whether it is to be loaded at every start.
+    pub make_default: bool,
     /// The level from here on; `None`: stays.
     pub level: Option<Level>,
     /// The budget from here on, at least 1; `None`: stays.
     pub budget_bytes: Option<u64>,
+}
+
+/// Which model is meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Subject {
+    /// The one inside the daemon.
+    Embedded,
+    /// The one that the daemon's list calls so; never empty.
+    Name(String),
+    /// The one that lies here; never empty.
+    Path(String),
 }
 
 impl TryFrom<v1::PlanRequest> for Planning {
@@ -188,10 +201,29 @@ impl TryFrom<v1::LoadModelRequest> for Loading {
 
     fn try_from(wire: v1::LoadModelRequest) -> Result<Self, InvalidField> {
         Ok(Self {
-            path: wire.path,
+            subject: Subject::new(wire.name, wire.path)?,
+            make_default: wire.make_default,
             level: level(wire.level)?,
             budget_bytes: budget(wire.budget_bytes)?,
         })
+    }
+}
+
+impl Subject {
+    /// From a name and a path, of which one at most may be given.
+    ///
+    /// # Errors
+    /// When both are.
+    pub fn new(name: String, path: String) -> Result<Self, InvalidField> {
+        match (name.is_empty(), path.is_empty()) {
+            (true, true) => Ok(Self::Embedded),
+            (true, false) => Ok(Self::Path(path)),
+            (false, true) => Ok(Self::Name(name)),
+            (false, false) => Err(invalid(
+                "name",
+                "is given beside a path; one of the two is taken",
+            )),
+        }
     }
 }
 
@@ -279,9 +311,9 @@ mod tests {
     fn levels_and_budgets_that_make_no_sense_are_named() {
         let load = |level: Option<&str>, budget_bytes| {
             Loading::try_from(v1::LoadModelRequest {
-                path: String::new(),
                 level: level.map(str::to_owned),
                 budget_bytes,
+                ..Default::default()
             })
         };
         assert!(load(Some("mild"), Some(1)).is_ok());

@@ -11,6 +11,7 @@ Examples:
   sluice edit \"The cat sat on the mat.\" --replace \"cat sat\"
   sluice chat
   sluice status
+  sluice pull GSAI-ML/LLaDA-8B-Instruct
   sluice plan --preset llada-8b --level moderate --budget 4GiB
   sluice level moderate
   sluice fidelity stories.txt --level all
@@ -25,10 +26,39 @@ Examples:
 
 pub(super) const LOAD: &str = "\
 Examples:
-  sluice load ~/models/LLaDA-8B-Instruct
+  sluice load GSAI-ML/LLaDA-8B-Instruct --default
   sluice load ~/models/LLaDA-8B-Instruct --level moderate --budget 4GiB
 
 Ctrl-C cancels the load.";
+
+pub(super) const PULL: &str = "\
+Examples:
+  sluice pull GSAI-ML/LLaDA-8B-Instruct
+  sluice pull bartowski/SmolLM2-135M-Instruct-GGUF:Q4_K_M
+
+The daemon downloads, into its folder of models (sluiced --models): what is needed and nothing else,
+never a pickle. The size is known first, and whether the disk has room. Every large file is checked by
+its SHA-256, and the model appears when all of it is there. A download that was cut, cancelled or killed
+goes on where it was when the same command is given again.
+
+Ctrl-C cancels the download; it goes on when this program dies otherwise, and `sluice list` shows it.
+
+A private or gated model needs a token: HF_TOKEN here goes along with this one download, and only to the
+hub; the daemon's own is read as the hub's programs do. HF_ENDPOINT and HF_HUB_OFFLINE are the daemon's.
+
+With --json each line is an object whose \"event\" is plan, progress, notice or done.";
+
+pub(super) const REMOVE: &str = "\
+Example:
+  sluice rm GSAI-ML/LLaDA-8B-Instruct
+
+Only what `sluice pull` brought is deleted, or what there is of it. A model in the cache of the hub's own
+programs, or that somebody put beside the others, stays.";
+
+pub(super) const INSPECT: &str = "\
+Examples:
+  sluice inspect GSAI-ML/LLaDA-8B-Instruct
+  sluice inspect ~/models/LLaDA-8B-Instruct --json";
 
 pub(super) const BUDGET: &str = "\
 Examples:

@@ -5,18 +5,19 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
     CancelRequestRequest, Done, FinishReason, GenerateRequest, GenerationEvent, ListModelsRequest,
-    WatchRequestRequest, generation_event::Kind,
+    Loading, WatchRequestRequest, generation_event::Kind,
 };
 use sluice_shared::units;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::Status;
 
+use super::load::bar;
 use crate::{
     canvas::{Canvas, ids_text},
     connection::Daemon,
     json,
     live::Live,
-    output::{Failure, Out, colour_allowed, dim},
+    output::{Failure, Out, Progress, colour_allowed, dim},
 };
 
 /// How long an interrupted client waits for the daemon to confirm the cancellation; its going
@@ -103,6 +104,7 @@ async fn show(
     interrupts: &mut Signal,
 ) -> Result<(Option<Done>, Option<u64>), Failure> {
     let mut canvas = Canvas::default();
+    let mut waiting = Progress::new();
     let mut live = (out.is_terminal() && !json).then(|| Live::new(colour_allowed()));
     loop {
         let next = tokio::select! {
@@ -124,6 +126,10 @@ async fn show(
         let Some(kind) = event.and_then(|event| event.kind) else {
             continue;
         };
+        match &kind {
+            Kind::Loading(loading) if !json => waiting.show(&awaking(loading)),
+            _ => waiting.clear(),
+        }
         if json {
             out.line(&json::event(&kind).to_string())?;
         } else {
@@ -150,6 +156,17 @@ async fn show(
     }
     leave(live, out)?;
     Ok((None, canvas.queued.map(|queued| queued.request_id)))
+}
+
+/// A model that was let go comes back.
+fn awaking(loading: &Loading) -> String {
+    format!(
+        "loading {} again {} {} of {}",
+        loading.model,
+        bar(loading.loaded_bytes, loading.total_bytes),
+        units::bytes(loading.loaded_bytes),
+        units::bytes(loading.total_bytes)
+    )
 }
 
 /// What an event wants the user to know beside the text.

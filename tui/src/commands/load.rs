@@ -13,7 +13,11 @@ use sluice_shared::units;
 use tokio::signal::unix::Signal;
 use tonic::{Code, Streaming};
 
-use super::{follow::interrupts, models::describe};
+use super::{
+    follow::interrupts,
+    library::{Subject, subject},
+    models::describe,
+};
 use crate::{
     cli::Load,
     connection::Daemon,
@@ -26,9 +30,15 @@ const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
 /// Loads a checkpoint, or the embedded model where no folder is named.
 pub(super) async fn run(socket: PathBuf, arguments: &Load, out: &mut Out) -> Result<(), Failure> {
-    let path = arguments.dir.as_deref();
+    let (name, path) = match arguments.model.as_deref().map(subject).transpose()? {
+        None => (String::new(), String::new()),
+        Some(Subject::Name(name)) => (name, String::new()),
+        Some(Subject::Path(path)) => (String::new(), path),
+    };
     let request = LoadModelRequest {
-        path: path.map_or(Ok(String::new()), absolute)?,
+        name,
+        path,
+        make_default: arguments.default,
         level: arguments.wish.level.map(|level| level.name().to_owned()),
         budget_bytes: arguments.wish.budget,
     };

@@ -7,9 +7,11 @@ mod fidelity;
 mod follow;
 mod generate;
 mod input;
+mod library;
 mod load;
 mod models;
 mod plan;
+mod pull;
 mod requests;
 mod score;
 mod status;
@@ -57,11 +59,18 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             let daemon = Daemon::connect(socket).await?;
             status::run(&daemon, arguments.json, out).await
         }
-        Some(Command::Models(arguments)) => {
+        Some(Command::List(arguments)) => {
             let daemon = Daemon::connect(socket).await?;
             models::run(&daemon, arguments.json, out).await
         }
+        Some(Command::Pull(arguments)) => pull::run(socket, &arguments, out).await,
+        Some(Command::Rm(arguments)) => library::remove(socket, &arguments, out).await,
+        Some(Command::Inspect(arguments)) => library::inspect(socket, &arguments, out).await,
         Some(Command::Load(arguments)) => load::run(socket, &arguments, out).await,
+        Some(Command::Unload(arguments)) => {
+            let daemon = Daemon::connect(socket).await?;
+            library::unload(&daemon, arguments.json, out).await
+        }
         Some(Command::Plan(arguments)) => plan::run(socket, &arguments, out).await,
         Some(Command::Level(arguments)) => {
             let daemon = Daemon::connect(socket).await?;

@@ -1,14 +1,14 @@
-//! `sluice models`, and how a model is put into words.
+//! `sluice list`, and how a model is put into words.
 
 use serde_json::json;
-use sluice_proto::v1::{ListModelsRequest, Model, ModelState};
+use sluice_proto::v1::{ListModelsRequest, Model, ModelOrigin, ModelState};
 use sluice_shared::units;
 
 use crate::{
     connection::Daemon,
     json,
     output::{Failure, Out},
-    text::sanitise_line,
+    text::{self, sanitise_line},
 };
 
 /// Lists the models that the daemon knows.
@@ -25,10 +25,77 @@ pub(super) async fn run(daemon: &Daemon, json: bool, out: &mut Out) -> Result<()
     if models.is_empty() {
         return out.line("no models");
     }
+    let width = models.iter().map(|model| text::width(&model.name));
+    let width = width.max().unwrap_or_default().clamp(4, NAME_COLUMNS_MAX);
+    out.line(&format!(
+        "  {:<width$}  {:<9}  {:<8}  {:>14}  {:>8}  {:<11}  FROM",
+        "NAME", "STATE", "FAMILY", "PARAMETERS", "SIZE", "FORMAT"
+    ))?;
     for model in &models {
-        out.line(&describe(model))?;
+        out.line(&row(model, width))?;
     }
     Ok(())
+}
+
+/// Longer names push the other columns aside.
+const NAME_COLUMNS_MAX: usize = 48;
+
+/// A model as a line of the table; the default one is marked.
+fn row(model: &Model, width: usize) -> String {
+    let shape = model.shape.as_ref();
+    let family = shape.map_or(model.family.as_str(), |shape| shape.family.as_str());
+    let parameters = shape.map(|shape| shape.parameters).or(model.parameters);
+    let size = match (model.disk_bytes, shape, &model.pull) {
+        (_, _, Some(pull)) => units::bytes(pull.done_bytes),
+        (0, Some(shape), _) => units::bytes(shape.weight_bytes),
+        (0, None, _) => "?".to_owned(),
+        (bytes, ..) => units::bytes(bytes),
+    };
+    let format = match (model.file_format.as_str(), shape) {
+        ("", Some(shape)) => shape.formats.join(" + "),
+        (format, _) => format.to_owned(),
+    };
+    let mut line = format!(
+        "{} {:<width$}  {:<9}  {:<8}  {:>14}  {size:>8}  {format:<11}  {}",
+        if model.is_default { '*' } else { ' ' },
+        model.name,
+        state(model),
+        if family.is_empty() { "?" } else { family },
+        parameters.map_or_else(|| "?".to_owned(), units::count),
+        place(model),
+    );
+    if let Some(pull) = &model.pull {
+        line += &format!(", {} in all", units::bytes(pull.total_bytes));
+    }
+    if let (ModelState::Loading, Some(progress)) = (model.state(), &model.progress) {
+        line += &format!(
+            ", {} of {} read",
+            units::bytes(progress.loaded_bytes),
+            units::bytes(progress.total_bytes)
+        );
+    }
+    if !model.error.is_empty() {
+        line += &format!(", error: {}", model.error);
+    }
+    sanitise_line(&line)
+}
+
+fn state(model: &Model) -> String {
+    match model.state() {
+        ModelState::Ready => "loaded".to_owned(),
+        ModelState::Available => "on disk".to_owned(),
+        _ => json::model_state(model.state()),
+    }
+}
+
+fn place(model: &Model) -> String {
+    let path = &model.path;
+    match model.origin() {
+        _ if model.is_demonstration => "demonstration model, inside sluiced".to_owned(),
+        ModelOrigin::HubCache => format!("{path} (the hub's cache)"),
+        ModelOrigin::Local => format!("{path} (put there)"),
+        _ => path.clone(),
+    }
 }
 
 /// A model in one line.
@@ -47,6 +114,13 @@ pub(crate) fn describe(model: &Model) -> String {
         if !shape.has_tokenizer {
             line += ", no tokenizer";
         }
+    }
+    if model.shape.is_none() && model.disk_bytes > 0 {
+        line += &format!(
+            ": {} of {}",
+            units::bytes(model.disk_bytes),
+            model.file_format
+        );
     }
     if model.state() == ModelState::Loading
         && let Some(progress) = &model.progress

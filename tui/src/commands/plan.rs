@@ -13,7 +13,7 @@ use sluice_proto::{
 };
 use sluice_shared::exit;
 
-use super::load::absolute;
+use super::library::{Subject, subject};
 use crate::{
     cli::Plan,
     connection::Daemon,
@@ -23,7 +23,10 @@ use crate::{
 /// Prints a plan: the daemon's, or where none runs that of the program `sluiced`.
 pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Result<(), Failure> {
     let model = match (&arguments.model, &arguments.preset) {
-        (Some(dir), _) => Some(Model::Path(absolute(dir)?)),
+        (Some(model), _) => Some(Model::Path(match subject(model)? {
+            // The daemon knows where it lies.
+            Subject::Path(text) | Subject::Name(text) => text,
+        })),
         (None, preset) => preset.clone().map(Model::Preset),
     };
     let daemon = match Daemon::connect(socket).await {

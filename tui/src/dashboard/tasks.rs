@@ -316,6 +316,8 @@ fn id(kind: &Kind) -> u64 {
         Kind::BlockDone(event) => event.request_id,
         Kind::Notice(event) => event.request_id,
         Kind::Done(event) => event.request_id,
+        // It has none yet.
+        Kind::Loading(_) => 0,
     }
 }
 

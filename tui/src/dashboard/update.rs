@@ -119,6 +119,10 @@ fn tick(state: &mut State, shown_seconds: u64) -> bool {
 }
 
 fn follow(state: &mut State, request_id: u64, kind: Kind) {
+    if let Kind::Loading(loading) = &kind {
+        state.tell(format!("{} is loaded again", loading.model));
+        return;
+    }
     let ends = matches!(kind, Kind::Done(_));
     if state.own == Own::Sent && matches!(kind, Kind::Queued(_)) {
         state.own = Own::Active(request_id);

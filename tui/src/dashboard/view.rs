@@ -231,7 +231,11 @@ fn model_words(model: &Model, paint: Paint) -> (String, Style) {
             (words, paint.warning())
         }
         ModelState::Failed => (format!("{words} · failed: {}", model.error), paint.bad()),
-        ModelState::Available | ModelState::Unspecified => (words + " · not loaded", dim()),
+        ModelState::Asleep => (words + " · asleep until a request", dim()),
+        ModelState::Available
+        | ModelState::Pulling
+        | ModelState::Partial
+        | ModelState::Unspecified => (words + " · not loaded", dim()),
     }
 }
 

@@ -72,12 +72,13 @@ pub enum Step {
     Die,
 }
 
-/// What the fake does when asked to load a model, or to change its level or budget.
+/// What the fake does when asked to load or download a model, or to change its level or budget.
 #[derive(Debug, Clone, Default)]
 pub struct Change {
     pub load: Vec<load_model_response::Kind>,
+    pub pull: Vec<pull_model_response::Kind>,
     pub apply: Vec<apply_response::Kind>,
-    /// Never come to the end; a load waits for its cancellation.
+    /// Never come to the end; a load or a download waits for its cancellation.
     pub hangs: bool,
 }
 
@@ -96,6 +97,10 @@ pub struct Seen {
     pub cancelled: Vec<u64>,
     pub loaded: Vec<LoadModelRequest>,
     pub loads_cancelled: u32,
+    pub pulled: Vec<PullModelRequest>,
+    pub pulls_cancelled: Vec<String>,
+    pub removed: Vec<RemoveModelRequest>,
+    pub inspected: Vec<InspectModelRequest>,
     pub planned: Vec<PlanRequest>,
     pub applied: Vec<ApplyRequest>,
     pub restored: u32,
@@ -262,12 +267,13 @@ impl GenerationService for Service {
 #[tonic::async_trait]
 impl ModelService for Service {
     type LoadModelStream = ReceiverStream<Result<LoadModelResponse, Status>>;
+    type PullModelStream = ReceiverStream<Result<PullModelResponse, Status>>;
 
     async fn list_models(
         &self,
         _: Request<ListModelsRequest>,
     ) -> Result<Response<ListModelsResponse>, Status> {
-        let models = vec![model()];
+        let models = vec![model(), on_disk()];
         Ok(Response::new(ListModelsResponse { models }))
     }
 
@@ -303,6 +309,91 @@ impl ModelService for Service {
         seen.loads_cancelled += 1;
         self.cancelled.notify_one();
         Ok(Response::new(CancelLoadResponse { was_loading: true }))
+    }
+
+    async fn unload_model(
+        &self,
+        _: Request<UnloadModelRequest>,
+    ) -> Result<Response<UnloadModelResponse>, Status> {
+        Ok(Response::new(UnloadModelResponse {
+            name: "fake".into(),
+            device_bytes_before: 3 << 30,
+            device_bytes_after: 8 << 20,
+            resident_bytes_before: Some(4 << 30),
+            resident_bytes_after: Some(40 << 20),
+        }))
+    }
+
+    async fn pull_model(&self, request: Request<PullModelRequest>) -> Answers<PullModelResponse> {
+        {
+            let mut seen = self.seen.lock().expect("no test panics with it");
+            seen.pulled.push(request.into_inner());
+        }
+        let (sender, receiver) = tokio::sync::mpsc::channel(4);
+        let (change, cancelled) = (self.change.clone(), self.cancelled.clone());
+        tokio::spawn(async move {
+            for kind in &change.pull {
+                let kind = Some(kind.clone());
+                let _ = sender.send(Ok(PullModelResponse { kind })).await;
+            }
+            let last = if change.hangs {
+                cancelled.notified().await;
+                Err(Status::cancelled("the download was cancelled"))
+            } else {
+                let kind = Some(pull_model_response::Kind::Model(on_disk()));
+                Ok(PullModelResponse { kind })
+            };
+            let _ = sender.send(last).await;
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn cancel_pull(
+        &self,
+        request: Request<CancelPullRequest>,
+    ) -> Result<Response<CancelPullResponse>, Status> {
+        let mut seen = self.seen.lock().expect("no test panics with it");
+        seen.pulls_cancelled.push(request.into_inner().name);
+        self.cancelled.notify_one();
+        Ok(Response::new(CancelPullResponse { was_pulling: true }))
+    }
+
+    async fn remove_model(
+        &self,
+        request: Request<RemoveModelRequest>,
+    ) -> Result<Response<RemoveModelResponse>, Status> {
+        let mut seen = self.seen.lock().expect("no test panics with it");
+        seen.removed.push(request.into_inner());
+        let freed_bytes = 3 << 30;
+        Ok(Response::new(RemoveModelResponse { freed_bytes }))
+    }
+
+    async fn inspect_model(
+        &self,
+        request: Request<InspectModelRequest>,
+    ) -> Result<Response<InspectModelResponse>, Status> {
+        let mut seen = self.seen.lock().expect("no test panics with it");
+        seen.inspected.push(request.into_inner());
+        Ok(Response::new(InspectModelResponse {
+            model: Some(on_disk()),
+            facts: vec![Fact {
+                name: "licence".into(),
+                value: "mit\x1b[2J".into(),
+            }],
+            tensors: vec![TensorGroup {
+                format: "BF16".into(),
+                tensors: 12,
+                parameters: 1_500_000_000,
+                bytes: 3_000_000_000,
+            }],
+            levels: vec![LevelEstimate {
+                level: "moderate".into(),
+                peak_bytes: 2 << 30,
+                weight_bytes: 1 << 30,
+                fits: true,
+            }],
+            ..Default::default()
+        }))
     }
 }
 
@@ -505,6 +596,22 @@ fn model() -> Model {
         name: "fake".into(),
         state: ModelState::Ready.into(),
         is_demonstration: true,
+        ..Default::default()
+    }
+}
+
+/// A downloaded model.
+fn on_disk() -> Model {
+    Model {
+        name: "o/m".into(),
+        path: "/models/o/m".into(),
+        state: ModelState::Available.into(),
+        origin: ModelOrigin::Pulled.into(),
+        disk_bytes: 3 << 30,
+        file_format: "safetensors".into(),
+        family: "llada".into(),
+        parameters: Some(1_500_000_000),
+        is_default: true,
         ..Default::default()
     }
 }

@@ -1,0 +1,205 @@
+//! Examples of what the library and its hub can fail with.
+
+use std::io;
+
+use super::*;
+
+pub(super) fn hub_name(error: &HubError) -> &'static str {
+    use HubError as H;
+    match error {
+        H::Endpoint { .. } => "hub: endpoint",
+        H::Offline { .. } => "hub: offline",
+        H::Unreachable { .. } => "hub: unreachable",
+        H::Stalled { .. } => "hub: stalled",
+        H::NoRepository { .. } => "hub: no repository",
+        H::NoRevision { .. } => "hub: no revision",
+        H::Gated { .. } => "hub: gated",
+        H::WrongToken => "hub: wrong token",
+        H::TooMany { .. } => "hub: too many",
+        H::Status { .. } => "hub: status",
+        H::Answer { .. } => "hub: answer",
+        H::WrongHash { .. } => "hub: wrong hash",
+        H::PickleOnly { .. } => "hub: pickle only",
+        H::NoModel { .. } => "hub: no model",
+        H::Ambiguous { .. } => "hub: ambiguous",
+        H::NoLabel { .. } => "hub: no label",
+        H::NoSpace { .. } => "hub: no space",
+        H::Disk { .. } => "hub: disk",
+        H::Taken { .. } => "hub: taken",
+        H::Locked { .. } => "hub: locked",
+    }
+}
+
+pub(super) fn examples() -> Vec<(Failure, Code)> {
+    use Code::{
+        Cancelled, DataLoss, FailedPrecondition, InvalidArgument, NotFound, PermissionDenied,
+        ResourceExhausted, Unauthenticated, Unavailable,
+    };
+    use HubError as H;
+    let text = || "x".to_owned();
+    let path = || PathBuf::from("/x");
+    let disk = |kind: io::ErrorKind| H::Disk {
+        operation: "write",
+        path: path(),
+        cause: kind.into(),
+    };
+    let gated = |has_token| H::Gated {
+        repository: text(),
+        page: text(),
+        has_token,
+    };
+    let hub = [
+        (H::Endpoint { endpoint: text() }, FailedPrecondition),
+        (H::Offline { what: text() }, FailedPrecondition),
+        (
+            H::Unreachable {
+                host: text(),
+                cause: text(),
+            },
+            Unavailable,
+        ),
+        (
+            H::Stalled {
+                host: text(),
+                seconds: 1,
+            },
+            Unavailable,
+        ),
+        (
+            H::NoRepository {
+                repository: text(),
+                has_token: false,
+            },
+            NotFound,
+        ),
+        (
+            H::NoRepository {
+                repository: text(),
+                has_token: true,
+            },
+            NotFound,
+        ),
+        (
+            H::NoRevision {
+                repository: text(),
+                revision: text(),
+            },
+            NotFound,
+        ),
+        (gated(false), PermissionDenied),
+        (gated(true), PermissionDenied),
+        (H::WrongToken, Unauthenticated),
+        (
+            H::TooMany {
+                host: text(),
+                seconds: None,
+            },
+            Unavailable,
+        ),
+        (
+            H::Status {
+                host: text(),
+                status: 500,
+            },
+            Unavailable,
+        ),
+        (
+            H::Answer {
+                host: text(),
+                problem: text(),
+            },
+            DataLoss,
+        ),
+        (
+            H::WrongHash {
+                file: text(),
+                found: text(),
+                expected: text(),
+            },
+            DataLoss,
+        ),
+        (
+            H::PickleOnly {
+                repository: text(),
+                file: text(),
+            },
+            FailedPrecondition,
+        ),
+        (
+            H::NoModel {
+                repository: text(),
+                missing: text(),
+            },
+            FailedPrecondition,
+        ),
+        (
+            H::Ambiguous {
+                repository: text(),
+                labels: vec![text()],
+            },
+            FailedPrecondition,
+        ),
+        (
+            H::NoLabel {
+                repository: text(),
+                label: text(),
+                labels: vec![],
+            },
+            NotFound,
+        ),
+        (
+            H::NoSpace {
+                folder: path(),
+                needed_bytes: 2,
+                free_bytes: 1,
+            },
+            ResourceExhausted,
+        ),
+        (disk(io::ErrorKind::StorageFull), ResourceExhausted),
+        (disk(io::ErrorKind::PermissionDenied), FailedPrecondition),
+        (H::Taken { folder: path() }, FailedPrecondition),
+        (H::Locked { name: text() }, FailedPrecondition),
+    ];
+    let unknown = |model: &str, is_partial| Failure::UnknownModel {
+        model: model.to_owned(),
+        is_partial,
+        alike: vec![],
+    };
+    let cause = || io::ErrorKind::PermissionDenied.into();
+    let mut examples: Vec<_> = hub.map(|(error, code)| (error.into(), code)).into();
+    examples.extend([
+        (
+            Failure::Name("x".parse::<sluice_hub::Name>().unwrap_err()),
+            InvalidArgument,
+        ),
+        (unknown("x", false), NotFound),
+        (unknown("o/x", false), NotFound),
+        (unknown("o/x", true), NotFound),
+        (Failure::NoModelsFolder, FailedPrecondition),
+        (
+            Failure::NotOurs {
+                model: text(),
+                folder: path(),
+            },
+            FailedPrecondition,
+        ),
+        (
+            Failure::Remove {
+                path: path(),
+                cause: cause(),
+            },
+            FailedPrecondition,
+        ),
+        (
+            Failure::Record {
+                path: path(),
+                cause: cause(),
+            },
+            FailedPrecondition,
+        ),
+        (Failure::ModelInUse { model: text() }, FailedPrecondition),
+        (Failure::TooManyPulls { max: 1 }, ResourceExhausted),
+        (Failure::PullCancelled { model: text() }, Cancelled),
+    ]);
+    examples
+}

@@ -1,0 +1,72 @@
+//! Lets the model go after a time without requests.
+
+use std::{sync::Arc, time::Duration};
+
+use sluice_engine::ModelId;
+use sluice_shared::units;
+use tokio::time::{Instant, timeout_at};
+
+use crate::{models::Reason, services::Daemon};
+
+/// What tells that something was asked of the model since it was last looked at.
+#[derive(PartialEq)]
+struct Trace {
+    model: ModelId,
+    requests: u64,
+}
+
+/// Watches until the daemon closes.
+pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
+    let mut changes = daemon.changes.subscribe();
+    let mut since: Option<(Trace, Instant)> = None;
+    loop {
+        changes.mark_unchanged();
+        let trace = trace(&daemon);
+        since = match (trace, since.take()) {
+            (Some(trace), Some((before, since))) if trace == before => Some((trace, since)),
+            (Some(trace), _) => Some((trace, Instant::now())),
+            (None, _) => None,
+        };
+        let until = since.as_ref().map(|(_, since)| *since + after);
+        if until.is_some_and(|until| until <= Instant::now()) {
+            since = None;
+            let before = daemon.engine.memory().used_bytes;
+            // One that is being loaded just now, or wanted, stays.
+            if let Ok(Some(name)) = daemon.models.unload(&daemon.engine, Reason::Idle).await {
+                let freed = before.saturating_sub(daemon.engine.memory().used_bytes);
+                let idle = units::duration_ms(after.as_secs_f64() * 1000.0);
+                tracing::info!(
+                    model = name.name,
+                    freed = units::bytes(freed),
+                    idle,
+                    "unloaded, nobody asked for it"
+                );
+            }
+            continue;
+        }
+        let changed = async {
+            match until {
+                // Time that has passed is no change.
+                Some(until) => timeout_at(until, changes.changed()).await.unwrap_or(Ok(())),
+                None => changes.changed().await,
+            }
+        };
+        tokio::select! {
+            () = daemon.closing.cancelled() => return,
+            changed = changed => if changed.is_err() { return },
+        }
+    }
+}
+
+/// `None` while there is no model, or a request for it.
+fn trace(daemon: &Daemon) -> Option<Trace> {
+    let serving = daemon.models.serving().ok()?;
+    if !daemon.requests.active().is_empty() {
+        return None;
+    }
+    let totals = daemon.requests.totals().to_wire();
+    Some(Trace {
+        model: serving.loaded.id,
+        requests: totals.requests_done + totals.requests_cancelled + totals.requests_failed,
+    })
+}

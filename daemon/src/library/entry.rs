@@ -1,0 +1,211 @@
+//! What lies in a folder of models. A folder is anybody's: what can't be read is passed over, and there are bounds.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use sluice_hub::{Manifest, PARTIAL, label_of};
+use sluice_proto::v1;
+
+use super::{
+    facts::{self, Facts},
+    is_hidden,
+};
+
+/// Folders that are looked at; more are none of a library.
+const FOLDERS_MAX: usize = 2048;
+
+/// A model on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// `OWNER/NAME`, with `:LABEL` where there are several; or a folder's own name.
+    pub name: String,
+    /// What is loaded: a folder, or a GGUF file.
+    pub path: PathBuf,
+    /// The folder that it lies in.
+    pub folder: PathBuf,
+    /// Where it is from.
+    pub origin: Origin,
+    /// Whether its download has not come to its end.
+    pub is_partial: bool,
+    /// Bytes of its files.
+    pub disk_bytes: u64,
+    /// `safetensors` or `gguf`.
+    pub file_format: &'static str,
+    /// As its files say; may be empty.
+    pub family: String,
+    /// As its headers say.
+    pub parameters: Option<u64>,
+    /// The hub's commit; empty where it is not known.
+    pub commit: String,
+}
+
+/// Where a model is from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// We downloaded it.
+    Pulled,
+    /// Somebody put it there.
+    Local,
+    /// The hub's own programs downloaded it.
+    HubCache,
+}
+
+impl Origin {
+    pub(super) fn to_wire(self) -> v1::ModelOrigin {
+        match self {
+            Self::Pulled => v1::ModelOrigin::Pulled,
+            Self::Local => v1::ModelOrigin::Local,
+            Self::HubCache => v1::ModelOrigin::HubCache,
+        }
+    }
+}
+
+/// The models in our folder: `NAME` or `OWNER/NAME`, and those on their way.
+pub(super) fn of_folder(models: &Path) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for (first, folder) in folders(models) {
+        let own = of_model_folder(&folder, &first);
+        if !own.is_empty() {
+            entries.extend(own);
+            continue;
+        }
+        for (second, folder) in folders(&folder) {
+            entries.extend(of_model_folder(&folder, &format!("{first}/{second}")));
+        }
+    }
+    entries.extend(partial(&models.join(PARTIAL)));
+    entries
+}
+
+/// The models in the cache of the hub's own programs, each as its main branch was when they last looked.
+pub(super) fn of_hub_cache(cache: &Path) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for (key, folder) in folders(cache) {
+        let Some((owner, name)) = key
+            .strip_prefix("models--")
+            .and_then(|rest| rest.split_once("--"))
+        else {
+            continue;
+        };
+        let commit = facts::small_text(&folder.join("refs/main"), 100).unwrap_or_default();
+        let commit = commit.trim();
+        if commit.is_empty() || !commit.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            continue;
+        }
+        let snapshot = folder.join("snapshots").join(commit);
+        for entry in of_model_folder(&snapshot, &format!("{owner}/{name}")) {
+            entries.push(Entry {
+                origin: Origin::HubCache,
+                commit: commit.to_owned(),
+                ..entry
+            });
+        }
+    }
+    entries
+}
+
+/// The models in one folder: weights in safetensors, and each in GGUF.
+fn of_model_folder(folder: &Path, name: &str) -> Vec<Entry> {
+    let manifest = Manifest::read(folder);
+    let commit = manifest.as_ref().map(|manifest| manifest.commit.clone());
+    let entry = |name: String, path: PathBuf, facts: Facts| Entry {
+        name,
+        path,
+        folder: folder.to_owned(),
+        origin: match manifest {
+            Some(_) => Origin::Pulled,
+            None => Origin::Local,
+        },
+        is_partial: false,
+        disk_bytes: facts.disk_bytes,
+        file_format: facts.file_format,
+        family: facts.family,
+        parameters: facts.parameters,
+        commit: commit.clone().unwrap_or_default(),
+    };
+    let mut entries = Vec::new();
+    if let Some(facts) = Facts::of_folder(folder) {
+        entries.push(entry(name.to_owned(), folder.to_owned(), facts));
+    }
+    for file in ggufs(folder) {
+        let stem = file.file_stem().and_then(OsStr::to_str).unwrap_or_default();
+        // A folder that was made for one of several has its label already.
+        let name = match name.contains(':') {
+            true => name.to_owned(),
+            false => format!("{name}:{}", label_of(stem)),
+        };
+        if !entries.iter().any(|known: &Entry| known.name == name) {
+            let facts = Facts::of_gguf(&file);
+            entries.push(entry(name, file, facts));
+        }
+    }
+    entries
+}
+
+/// The GGUF files of a folder, in order, so that of a split one the first comes first.
+fn ggufs(folder: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<_> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .take(FOLDERS_MAX)
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "gguf")
+        })
+        .collect();
+    files.sort_unstable();
+    files
+}
+
+/// Downloads that have not come to their end.
+fn partial(folder: &Path) -> Vec<Entry> {
+    let entries = all_folders(folder).into_iter().filter_map(|(_, folder)| {
+        let manifest = Manifest::read(&folder)?;
+        let name = match &manifest.label {
+            Some(label) => format!("{}:{label}", manifest.repository),
+            None => manifest.repository.clone(),
+        };
+        let sizes = fs::read_dir(&folder)
+            .ok()?
+            .flatten()
+            .filter_map(|entry| Some(entry.metadata().ok()?.len()));
+        Some(Entry {
+            name,
+            path: folder.clone(),
+            disk_bytes: sizes.sum(),
+            folder,
+            origin: Origin::Pulled,
+            is_partial: true,
+            file_format: "",
+            family: String::new(),
+            parameters: None,
+            commit: manifest.commit,
+        })
+    });
+    entries.collect()
+}
+
+/// The folders in a folder that are not hidden, with names that are text, in order.
+fn folders(folder: &Path) -> Vec<(String, PathBuf)> {
+    let mut folders = all_folders(folder);
+    folders.retain(|(name, _)| !is_hidden(name));
+    folders
+}
+
+fn all_folders(folder: &Path) -> Vec<(String, PathBuf)> {
+    let mut folders: Vec<_> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .take(FOLDERS_MAX)
+        .flatten()
+        .filter_map(|entry| Some((entry.file_name().into_string().ok()?, entry.path())))
+        .filter(|(_, path)| path.is_dir())
+        .collect();
+    folders.sort_unstable();
+    folders
+}

@@ -1,0 +1,226 @@
+//! The models on disk: those that were downloaded, those that somebody put beside them, and those in the cache of the
+//! hub's own programs. Here a name becomes a place.
+
+mod default;
+mod entry;
+mod facts;
+mod inspect;
+mod pulls;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use sluice_hub::{Access, Manifest, PARTIAL};
+use sluice_proto::v1;
+
+pub(crate) use self::inspect::inspect;
+pub use self::{
+    entry::{Entry, Origin},
+    pulls::{PullStage, PullState, Pulls},
+};
+use crate::{
+    failure::Failure,
+    models::{EMBEDDED_NAME, ModelName},
+};
+
+/// All models on disk that can be called by a name.
+#[derive(Debug)]
+pub struct Library {
+    /// Where models are downloaded to; `None`: nowhere.
+    folder: Option<PathBuf>,
+    /// Where the hub's own programs have theirs; only read.
+    hub_cache: Option<PathBuf>,
+    /// How the hub is reached.
+    access: Access,
+}
+
+impl Library {
+    /// The library in these folders, which need not be there yet.
+    #[must_use]
+    pub fn new(folder: Option<PathBuf>, hub_cache: Option<PathBuf>, access: Access) -> Self {
+        Self {
+            folder,
+            hub_cache,
+            access,
+        }
+    }
+
+    /// How the hub is reached.
+    #[must_use]
+    pub fn access(&self) -> &Access {
+        &self.access
+    }
+
+    /// Where models are downloaded to.
+    ///
+    /// # Errors
+    /// When there is no such place.
+    pub fn folder(&self) -> Result<&Path, Failure> {
+        self.folder.as_deref().ok_or(Failure::NoModelsFolder)
+    }
+
+    /// All models, in the order of their names. Reads folders: not for async code.
+    #[must_use]
+    pub fn entries(&self) -> Vec<Entry> {
+        let mut entries = self
+            .folder
+            .as_deref()
+            .map(entry::of_folder)
+            .unwrap_or_default();
+        let cached = self.hub_cache.as_deref().map(entry::of_hub_cache);
+        for entry in cached.unwrap_or_default() {
+            // One's own copy counts.
+            if !entries.iter().any(|known| known.name == entry.name) {
+                entries.push(entry);
+            }
+        }
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        entries
+    }
+
+    /// The model of a name, whole. Upper and lower case are as good where only one model is meant.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn find(&self, name: &str) -> Result<Entry, Failure> {
+        let entries = self.entries();
+        let is_whole = |entry: &&Entry| !entry.is_partial;
+        let exact = entries
+            .iter()
+            .filter(is_whole)
+            .find(|entry| entry.name == name);
+        let alike: Vec<_> = entries
+            .iter()
+            .filter(is_whole)
+            .filter(|entry| entry.name.eq_ignore_ascii_case(name))
+            .collect();
+        match (exact, &alike[..]) {
+            (Some(entry), _) => Ok(entry.clone()),
+            (None, [entry]) => Ok((*entry).clone()),
+            _ => Err(self.unknown(name, &entries)),
+        }
+    }
+
+    /// The model that a name means: one of the library, or the embedded one.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn model(&self, name: &str) -> Result<ModelName, Failure> {
+        match name {
+            EMBEDDED_NAME => Ok(ModelName::embedded()),
+            name => self.find(name).map(|entry| entry.model()),
+        }
+    }
+
+    /// Deletes a model that was downloaded, or what there is of one, and returns the bytes of it. What the hub did not
+    /// send stays, and its folder then too.
+    ///
+    /// # Errors
+    /// When it is not ours, or can't be deleted.
+    pub fn remove(&self, name: &str) -> Result<u64, Failure> {
+        let entries = self.entries();
+        let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
+            return Err(self.unknown(name, &entries));
+        };
+        let failed = |cause: io::Error| Failure::Remove {
+            path: entry.folder.clone(),
+            cause,
+        };
+        if entry.is_partial {
+            fs::remove_dir_all(&entry.folder).map_err(failed)?;
+            return Ok(entry.disk_bytes);
+        }
+        let Some(manifest) =
+            Manifest::read(&entry.folder).filter(|_| entry.origin == Origin::Pulled)
+        else {
+            return Err(Failure::NotOurs {
+                model: entry.name.clone(),
+                folder: entry.folder.clone(),
+            });
+        };
+        // What tells that they are ours goes last.
+        let names = manifest.files.iter().map(|file| file.name.as_str());
+        for name in names.chain([sluice_hub::MANIFEST]) {
+            match fs::remove_file(entry.folder.join(name)) {
+                Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(failed(cause)),
+                _ => {}
+            }
+        }
+        // Only when nothing else lies in them.
+        if fs::remove_dir(&entry.folder).is_ok()
+            && let Some(owner) = entry.folder.parent()
+        {
+            let _ = fs::remove_dir(owner);
+        }
+        if self
+            .default()
+            .is_some_and(|default| default.path.as_ref() == Some(&entry.path))
+        {
+            self.set_default(&ModelName::embedded())?;
+        }
+        Ok(manifest.bytes())
+    }
+
+    fn unknown(&self, name: &str, entries: &[Entry]) -> Failure {
+        let is_partial = entries
+            .iter()
+            .any(|entry| entry.is_partial && entry.name.eq_ignore_ascii_case(name));
+        let prefix = format!("{}:", name.to_ascii_lowercase());
+        let labelled = entries.iter().filter(|entry| {
+            !entry.is_partial && entry.name.to_ascii_lowercase().starts_with(&prefix)
+        });
+        Failure::UnknownModel {
+            model: name.chars().take(200).collect(),
+            is_partial,
+            alike: labelled.map(|entry| entry.name.clone()).collect(),
+        }
+    }
+}
+
+impl Entry {
+    /// As it is loaded.
+    #[must_use]
+    pub fn model(&self) -> ModelName {
+        ModelName {
+            name: self.name.clone(),
+            path: Some(self.path.clone()),
+        }
+    }
+
+    /// As the wire has a model that is not loaded.
+    #[must_use]
+    pub fn to_wire(&self) -> v1::Model {
+        let state = match self.is_partial {
+            true => v1::ModelState::Partial,
+            false => v1::ModelState::Available,
+        };
+        let mut model = v1::Model {
+            name: self.name.clone(),
+            path: self.path.to_string_lossy().into_owned(),
+            state: state.into(),
+            ..Default::default()
+        };
+        self.describe(&mut model);
+        model
+    }
+
+    /// Adds what the disk knows to what is known of a model.
+    pub fn describe(&self, model: &mut v1::Model) {
+        model.origin = self.origin.to_wire().into();
+        model.disk_bytes = self.disk_bytes;
+        model.file_format = self.file_format.to_owned();
+        model.family = self.family.clone();
+        model.parameters = self.parameters;
+        model.commit = self.commit.clone();
+    }
+}
+
+/// Whether a folder is one that the library keeps for itself.
+fn is_hidden(name: &str) -> bool {
+    name.starts_with('.') || name == PARTIAL
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! Letting a model go and having it back: on demand, or after a time without requests.
+
+use std::sync::Arc;
+
+use sluice_engine::Engine;
+use tokio::sync::{oneshot, watch};
+
+use super::{AskedBy, LoadState, ModelName, Models, Request};
+use crate::failure::Failure;
+
+/// Why a model goes, and so what becomes of the next request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// Somebody wants its memory: it stays away.
+    Asked,
+    /// Nobody has wanted it for a while: whoever wants it next gets it back.
+    Idle,
+}
+
+impl Models {
+    /// Lets the present model go, after the request that runs; which one it was. For want of requests it goes only if
+    /// there are none.
+    ///
+    /// # Errors
+    /// While one is being loaded.
+    pub async fn unload(
+        &self,
+        engine: &Engine,
+        reason: Reason,
+    ) -> Result<Option<ModelName>, Failure> {
+        let name = {
+            let known = self.lock();
+            if let Some((other, _)) = &known.loading {
+                let model = other.name.clone();
+                return Err(Failure::LoadInProgress { model });
+            }
+            self.serving_of(&known)
+                .map(|serving| serving.name.clone())
+                .or_else(|| known.asleep.clone())
+        };
+        let (send, went) = oneshot::channel();
+        let report = Box::new(move |goes| {
+            // Whoever asked may be gone.
+            let _ = send.send(goes);
+        });
+        engine.unload(reason == Reason::Idle, report);
+        let went = went.await.unwrap_or(false);
+        let before = {
+            let mut known = self.lock();
+            if reason == Reason::Asked {
+                known.asleep = None;
+            } else if went && known.loading.is_none() {
+                known.asleep.clone_from(&name);
+            }
+            // Its tokenizer, too, unless another was loaded meanwhile.
+            match self.serving_of(&known) {
+                Some(_) => None,
+                None => known.serving.take(),
+            }
+        };
+        // Freed outside the lock.
+        drop(before);
+        self.changes.tell();
+        Ok(name.filter(|_| went || reason == Reason::Asked))
+    }
+
+    /// Whether a request now is one that loads the model again, or waits for that.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        self.lock().asleep.is_some()
+    }
+
+    /// Has a model that was let go for want of requests loaded again, or joins who does. `None`: there is nothing to
+    /// wait for.
+    ///
+    /// # Errors
+    /// When another model is being loaded.
+    pub fn wake(
+        self: &Arc<Self>,
+        engine: &Engine,
+    ) -> Result<Option<watch::Receiver<LoadState>>, Failure> {
+        let name = {
+            let known = self.lock();
+            if known.loading.is_some() && known.is_waking {
+                return Ok(known.states.clone());
+            }
+            known.asleep.clone()
+        };
+        let Some(name) = name else { return Ok(None) };
+        tracing::info!(model = name.name, "a request wakes the model");
+        match self.load(engine, Request::of(name), AskedBy::Request) {
+            Ok(states) => Ok(Some(states)),
+            // Another request was quicker.
+            Err(Failure::LoadInProgress { .. }) => Ok(self.lock().states.clone()),
+            Err(failure) => Err(failure),
+        }
+    }
+}

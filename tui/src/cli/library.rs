@@ -1,0 +1,47 @@
+//! The commands for models on disk.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::help;
+
+/// `sluice pull`.
+#[derive(Debug, Args)]
+#[command(after_long_help = help::PULL)]
+pub struct Pull {
+    /// The model as the hub calls it, OWNER/NAME; of a repository with several GGUF files, OWNER/NAME:LABEL,
+    /// such as :Q4_K_M
+    pub name: String,
+    /// In a label's place, the GGUF file by its name
+    #[arg(long, value_name = "NAME.gguf")]
+    pub file: Option<String>,
+    /// A branch, a tag or a commit [default: main]
+    #[arg(long, value_name = "REVISION")]
+    pub revision: Option<String>,
+    /// Print each event as a JSON object on its own line; the last is "done"
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `sluice rm`.
+#[derive(Debug, Args)]
+#[command(after_help = help::REMOVE)]
+pub struct Remove {
+    /// The model, as `sluice list` calls it
+    pub name: String,
+    /// Unload it first, where it is loaded
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `sluice inspect`.
+#[derive(Debug, Args)]
+#[command(after_help = help::INSPECT)]
+pub struct Inspect {
+    /// A model as `sluice list` calls it, or a checkpoint's folder or file
+    pub model: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}

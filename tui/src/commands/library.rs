@@ -1,0 +1,209 @@
+//! `sluice rm`, `inspect` and `unload`: models on disk, and letting the loaded one go.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use sluice_proto::v1::{
+    InspectModelRequest, InspectModelResponse, RemoveModelRequest, UnloadModelRequest,
+    UnloadModelResponse,
+};
+use sluice_shared::units;
+
+use super::load::absolute;
+use crate::{
+    cli::{Inspect, Remove},
+    connection::Daemon,
+    json,
+    output::{Failure, Out},
+    text::sanitise_line,
+};
+
+/// What an argument means.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// A folder or a file, absolute.
+    Path(String),
+    /// What the daemon's list calls so.
+    Name(String),
+}
+
+/// A path where there is one, or where it looks like one; else a name.
+pub(super) fn subject(argument: &Path) -> Result<Subject, Failure> {
+    let text = argument.to_string_lossy();
+    let looks_like_path = text.starts_with(['/', '.', '~']) || text.ends_with('/');
+    match argument.exists() || looks_like_path {
+        true => absolute(argument).map(Subject::Path),
+        false => Ok(Subject::Name(text.into_owned())),
+    }
+}
+
+/// Deletes a downloaded model.
+pub(super) async fn remove(
+    socket: PathBuf,
+    arguments: &Remove,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let daemon = Daemon::connect(socket).await?;
+    let request = RemoveModelRequest {
+        name: arguments.name.clone(),
+        force: arguments.force,
+    };
+    let answer = daemon.models().remove_model(request).await;
+    let freed = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner()
+        .freed_bytes;
+    let line = format!("removed {}, {} freed", arguments.name, units::bytes(freed));
+    out.line(&sanitise_line(&line))
+}
+
+/// Lets the loaded model go.
+pub(super) async fn unload(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
+    let answer = daemon.models().unload_model(UnloadModelRequest {}).await;
+    let went = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner();
+    if json {
+        let value = json!({
+            "name": went.name,
+            "device_bytes_before": went.device_bytes_before,
+            "device_bytes_after": went.device_bytes_after,
+            "resident_bytes_before": went.resident_bytes_before,
+            "resident_bytes_after": went.resident_bytes_after,
+        });
+        return out.line(&value.to_string());
+    }
+    out.line(&sanitise_line(&unloaded(&went)))
+}
+
+fn unloaded(went: &UnloadModelResponse) -> String {
+    if went.name.is_empty() {
+        return "no model was loaded".to_owned();
+    }
+    let change = |before, after| format!("{} → {}", units::bytes(before), units::bytes(after));
+    let mut line = format!(
+        "unloaded {}: device {}",
+        went.name,
+        change(went.device_bytes_before, went.device_bytes_after)
+    );
+    if let (Some(before), Some(after)) = (went.resident_bytes_before, went.resident_bytes_after) {
+        line += &format!(", sluiced {} resident", change(before, after));
+    }
+    line
+}
+
+/// Tells what a checkpoint is.
+pub(super) async fn inspect(
+    socket: PathBuf,
+    arguments: &Inspect,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let (name, path) = match subject(&arguments.model)? {
+        Subject::Name(name) => (name, String::new()),
+        Subject::Path(path) => (String::new(), path),
+    };
+    let daemon = Daemon::connect(socket).await?;
+    let request = InspectModelRequest { name, path };
+    let answer = daemon.models().inspect_model(request).await;
+    let facts = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner();
+    if arguments.json {
+        return out.line(&json::inspection(&facts).to_string());
+    }
+    for line in lines(&facts) {
+        out.line(&sanitise_line(&line))?;
+    }
+    Ok(())
+}
+
+fn lines(facts: &InspectModelResponse) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(model) = &facts.model {
+        lines.push(format!(
+            "{} ({})",
+            model.name,
+            json::model_state(model.state())
+        ));
+        if !model.path.is_empty() {
+            lines.push(format!("  {:<16} {}", "path", model.path));
+        }
+        if model.disk_bytes > 0 {
+            let size = units::bytes(model.disk_bytes);
+            lines.push(format!("  {:<16} {size} of {}", "files", model.file_format));
+        }
+    }
+    for fact in &facts.facts {
+        lines.push(format!("  {:<16} {}", fact.name, fact.value));
+    }
+    if !facts.tensors.is_empty() {
+        lines.push("tensors".to_owned());
+    }
+    for group in &facts.tensors {
+        lines.push(format!(
+            "  {:<16} {:>6} with {} parameters, {}",
+            group.format,
+            units::count(group.tensors),
+            units::count(group.parameters),
+            units::bytes(group.bytes)
+        ));
+    }
+    if !facts.levels.is_empty() {
+        lines.push("levels, with everything in memory".to_owned());
+    }
+    for level in &facts.levels {
+        let fits = match level.fits {
+            true => "fits the budget",
+            false => "more than the budget: streamed",
+        };
+        lines.push(format!(
+            "  {:<16} {:>8}, of it weights {:>8}; {fits}",
+            level.level,
+            units::bytes(level.peak_bytes),
+            units::bytes(level.weight_bytes)
+        ));
+    }
+    if !facts.not_loadable.is_empty() {
+        lines.push(format!("can't be loaded: {}", facts.not_loadable));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_path_is_a_name() {
+        let name = |text: &str| Ok::<_, ()>(Subject::Name(text.to_owned()));
+        let meant = |text: &str| subject(Path::new(text)).map_err(drop);
+        assert_eq!(
+            meant("GSAI-ML/LLaDA-8B-Instruct"),
+            name("GSAI-ML/LLaDA-8B-Instruct")
+        );
+        assert_eq!(meant("a/b:Q4_K_M"), name("a/b:Q4_K_M"));
+        assert_eq!(meant("/nowhere"), Ok(Subject::Path("/nowhere".to_owned())));
+        for path in ["./nowhere", "src", "nowhere/"] {
+            assert!(matches!(meant(path), Ok(Subject::Path(_))), "{path}");
+        }
+    }
+
+    #[test]
+    fn unloading_shows_what_came_back() {
+        let went = UnloadModelResponse {
+            name: "a/b".to_owned(),
+            device_bytes_before: 3 << 30,
+            device_bytes_after: 8 << 20,
+            resident_bytes_before: Some(4 << 30),
+            resident_bytes_after: Some(40 << 20),
+        };
+        assert_eq!(
+            unloaded(&went),
+            "unloaded a/b: device 3.00 GiB → 8.00 MiB, sluiced 4.00 GiB → 40.0 MiB resident"
+        );
+        assert_eq!(
+            unloaded(&UnloadModelResponse::default()),
+            "no model was loaded"
+        );
+    }
+}

@@ -1,0 +1,240 @@
+//! `sluice pull`.
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use futures_util::StreamExt;
+use sluice_proto::v1::{
+    CancelPullRequest, PullModelRequest, PullModelResponse, PullPlan, PullProgress,
+    pull_model_response::Kind,
+};
+use sluice_shared::units;
+use tokio::signal::unix::Signal;
+use tonic::{Code, Streaming};
+
+use super::{follow::interrupts, load::bar, models::describe};
+use crate::{
+    cli::Pull,
+    connection::Daemon,
+    json,
+    output::{Failure, Out, Progress, dim},
+};
+
+/// How long an interrupted client waits for the daemon to take the cancellation.
+const CANCEL_WAIT: Duration = Duration::from_secs(5);
+/// Over how long a rate is taken.
+const RATE_WINDOW: Duration = Duration::from_secs(5);
+
+/// Downloads a model, or joins the download under way.
+pub(super) async fn run(socket: PathBuf, arguments: &Pull, out: &mut Out) -> Result<(), Failure> {
+    let request = PullModelRequest {
+        name: arguments.name.clone(),
+        file: arguments.file.clone().unwrap_or_default(),
+        revision: arguments.revision.clone().unwrap_or_default(),
+        // The daemon has its own environment; this one is the user's.
+        token: std::env::var("HF_TOKEN").unwrap_or_default(),
+    };
+    let daemon = Daemon::connect(socket).await?;
+    let mut interrupts = interrupts()?;
+    let answer = daemon.models().pull_model(request).await;
+    let stream = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner();
+    follow(&daemon, arguments, stream, &mut interrupts, out).await
+}
+
+/// Shows a download until the model is there. An interrupt cancels it; what became of that, the stream tells.
+async fn follow(
+    daemon: &Daemon,
+    arguments: &Pull,
+    mut stream: Streaming<PullModelResponse>,
+    interrupts: &mut Signal,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let mut progress = Progress::new();
+    let mut rate = Rate::default();
+    let mut was_interrupted = false;
+    let mut name = match &arguments.file {
+        Some(file) => format!("{}:{file}", arguments.name),
+        None => arguments.name.clone(),
+    };
+    loop {
+        let next = tokio::select! {
+            next = stream.next() => next,
+            _ = interrupts.recv() => {
+                progress.clear();
+                if was_interrupted {
+                    return Err(unconfirmed());
+                }
+                was_interrupted = true;
+                cancel(daemon, &name).await?;
+                continue;
+            }
+        };
+        let kind = match next {
+            Some(Ok(answer)) => answer.kind,
+            Some(Err(status)) if was_interrupted && status.code() == Code::Cancelled => {
+                return Err(Failure::new("interrupted; what came so far is kept")
+                    .with_hint("the same command goes on from there"));
+            }
+            Some(Err(status)) => return Err(daemon.failure(status)),
+            None => return Err(Failure::new("the daemon ended the stream without a model")),
+        };
+        let Some(kind) = kind else { continue };
+        if arguments.json {
+            out.line(&json::pull(&kind).to_string())?;
+        }
+        match kind {
+            Kind::Plan(plan) => {
+                name.clone_from(&plan.name);
+                if !arguments.json {
+                    progress.clear();
+                    dim(&planned(&plan));
+                }
+            }
+            Kind::Progress(step) if !arguments.json => {
+                rate.see(Instant::now(), step.done_bytes);
+                progress.show(&pulling(&step, rate.bytes_per_second()));
+            }
+            Kind::Notice(text) if !arguments.json => {
+                progress.clear();
+                dim(&format!("note: {text}"));
+            }
+            Kind::Model(model) => {
+                progress.clear();
+                if !arguments.json {
+                    out.line(&format!("pulled {}", describe(&model)))?;
+                    dim(&format!("`sluice load {}` loads it", model.name));
+                }
+                return Ok(());
+            }
+            _ => {}
+        }
+    }
+}
+
+async fn cancel(daemon: &Daemon, name: &str) -> Result<(), Failure> {
+    let name = name.to_owned();
+    let mut client = daemon.models();
+    let call = client.cancel_pull(CancelPullRequest { name });
+    match tokio::time::timeout(CANCEL_WAIT, call).await {
+        Ok(answer) => answer.map(|_| ()).map_err(|status| daemon.failure(status)),
+        Err(_) => Err(unconfirmed()),
+    }
+}
+
+fn unconfirmed() -> Failure {
+    Failure::new("interrupted; the daemon has not confirmed the end of the download")
+        .with_hint("`sluice list` shows whether it still goes on")
+}
+
+/// What is to come, in one line.
+fn planned(plan: &PullPlan) -> String {
+    let mut line = format!(
+        "{}: {} files, {}",
+        plan.name,
+        plan.files,
+        units::bytes(plan.total_bytes)
+    );
+    if plan.present_bytes > 0 {
+        line += &format!(", {} of it here already", units::bytes(plan.present_bytes));
+    }
+    line + &format!("; into {}", plan.folder)
+}
+
+fn pulling(step: &PullProgress, rate: Option<f64>) -> String {
+    let mut line = format!(
+        "pulling {} {} of {}",
+        bar(step.done_bytes, step.total_bytes),
+        units::bytes(step.done_bytes),
+        units::bytes(step.total_bytes)
+    );
+    if let Some(rate) = rate.filter(|rate| *rate >= 1.0) {
+        let left = step.total_bytes.saturating_sub(step.done_bytes) as f64 / rate;
+        line += &format!(
+            ", {}/s, {} left",
+            units::bytes(rate as u64),
+            units::about_ms(left * 1000.0)
+        );
+    }
+    if !step.file.is_empty() {
+        line += &format!(" · {}", step.file);
+    }
+    line
+}
+
+/// How fast bytes come, over the last seconds.
+#[derive(Default)]
+struct Rate {
+    seen: Vec<(Instant, u64)>,
+}
+
+impl Rate {
+    fn see(&mut self, now: Instant, bytes: u64) {
+        // A file that had to be begun anew has fewer than before.
+        if self.seen.last().is_some_and(|(_, last)| *last > bytes) {
+            self.seen.clear();
+        }
+        self.seen.push((now, bytes));
+        let first = self
+            .seen
+            .iter()
+            .position(|(at, _)| now.duration_since(*at) <= RATE_WINDOW);
+        self.seen.drain(..first.unwrap_or(0));
+    }
+
+    /// `None` until there is something to tell from.
+    fn bytes_per_second(&self) -> Option<f64> {
+        let ((begun, first), (now, last)) = (self.seen.first()?, self.seen.last()?);
+        let seconds = now.duration_since(*begun).as_secs_f64();
+        (seconds >= 0.5).then(|| (last - first) as f64 / seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_that_of_the_last_seconds() {
+        let start = Instant::now();
+        let mut rate = Rate::default();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        rate.see(at(0), 0);
+        assert_eq!(rate.bytes_per_second(), None);
+        for (second, bytes) in [(1, 1000), (10, 5000), (12, 7000)] {
+            rate.see(at(second), bytes);
+        }
+        assert_eq!(rate.bytes_per_second(), Some(1000.0));
+        rate.see(at(13), 0);
+        assert_eq!(rate.bytes_per_second(), None);
+    }
+
+    #[test]
+    fn a_download_fits_a_line() {
+        let step = PullProgress {
+            file: "model.safetensors".into(),
+            done_bytes: 1 << 30,
+            total_bytes: 4 << 30,
+        };
+        let line = pulling(&step, Some(f64::from(100 << 20)));
+        assert!(
+            line.ends_with("1.00 GiB of 4.00 GiB, 100 MiB/s, 30 s left · model.safetensors"),
+            "{line}"
+        );
+        let plan = PullPlan {
+            name: "a/b".into(),
+            files: 3,
+            total_bytes: 4 << 30,
+            present_bytes: 1 << 30,
+            folder: "/m/a/b".into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            planned(&plan),
+            "a/b: 3 files, 4.00 GiB, 1.00 GiB of it here already; into /m/a/b"
+        );
+    }
+}
