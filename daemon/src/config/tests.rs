@@ -300,3 +300,49 @@ fn the_limit_of_the_cache_is_an_amount_or_none() {
     let fixture = fixture.variable("SLUICE_CACHE_LIMIT", "0");
     assert_eq!(limit(&fixture, &[]).bytes(), Some(0), "those in use stay");
 }
+
+#[test]
+fn models_lie_where_the_system_or_the_user_keeps_such_things() {
+    let models = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().models.value;
+    let fixture = Fixture::new();
+    assert_eq!(models(&fixture, &[]), None);
+    let fixture = fixture.variable("HOME", "/h");
+    let usual = Some("/h/.local/share/sluice/models".into());
+    assert_eq!(models(&fixture, &[]), usual);
+    let fixture = fixture.variable("XDG_DATA_HOME", "/d");
+    assert_eq!(models(&fixture, &[]), Some("/d/sluice/models".into()));
+    let fixture = fixture.variable("STATE_DIRECTORY", "/var/lib/sluice:/other");
+    assert_eq!(models(&fixture, &[]), Some("/var/lib/sluice/models".into()));
+    let named = fixture.folder.path().join("m");
+    assert_eq!(models(&fixture, &["--models", "m"]), Some(named));
+}
+
+#[test]
+fn a_model_goes_after_a_time_that_is_named() {
+    let idle = |line: &[&str]| Fixture::new().resolve(line).unwrap().idle_unload.value;
+    assert_eq!(idle(&[]).after(), None);
+    for (text, shown) in [
+        ("15m", "15m"),
+        ("90s", "90s"),
+        ("1.5h", "90m"),
+        ("250ms", "250ms"),
+        ("never", "never"),
+    ] {
+        assert_eq!(idle(&["--idle-unload", text]).to_string(), shown);
+    }
+    for wrong in ["0s", "15", "soon"] {
+        let fixture = Fixture::new().variable("SLUICE_IDLE_UNLOAD", wrong);
+        let error = fixture.resolve(&[]).unwrap_err();
+        assert!(
+            error.starts_with("idle_unload (from $SLUICE_IDLE_UNLOAD)"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_hub_that_is_no_address_is_told_before_a_socket_opens() {
+    let fixture = Fixture::new().variable("HF_ENDPOINT", "huggingface");
+    let error = fixture.resolve(&[]).unwrap_err();
+    assert!(error.starts_with("hub (from $HF_ENDPOINT)"), "{error}");
+}

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use safetensors::{SafeTensors, tensor::Metadata};
+use safetensors::tensor::Metadata;
 use serde_json::{Map, Value};
 
 /// Largest `config.json`.
@@ -131,9 +131,8 @@ fn header(path: &Path) -> Option<Metadata> {
     if bytes > HEADER_BYTES_MAX || bytes > file.metadata().ok()?.len() {
         return None;
     }
-    let mut header = length.to_vec();
+    let mut header = Vec::new();
     file.take(bytes).read_to_end(&mut header).ok()?;
-    SafeTensors::read_metadata(&header)
-        .ok()
-        .map(|(_, metadata)| metadata)
+    // The crate's own reader of headers wants the whole file beside it.
+    serde_json::from_slice(&header).ok()
 }

@@ -1,1 +1,140 @@
 //! The library over folders that a test makes.
+
+use super::*;
+
+fn library(folder: &Path) -> Library {
+    let access = Access::new("http://127.0.0.1:1", None, true).unwrap();
+    Library::new(Some(folder.to_owned()), None, access)
+}
+
+fn put(folder: &Path, file: &str, bytes: &[u8]) {
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join(file), bytes).unwrap();
+}
+
+fn names(library: &Library) -> Vec<String> {
+    library
+        .entries()
+        .into_iter()
+        .map(|entry| entry.name)
+        .collect()
+}
+
+/// A manifest as the hub's crate writes it.
+fn manifest(files: &[&str]) -> Vec<u8> {
+    let files: Vec<_> = files
+        .iter()
+        .map(|file| {
+            serde_json::json!({"name": file, "path": file, "bytes": 2, "sha256": null, "blob": "b"})
+        })
+        .collect();
+    let manifest = serde_json::json!({
+        "endpoint": "https://h", "repository": "o/m", "label": null, "revision": "main",
+        "commit": "c0ffee0", "files": files,
+    });
+    manifest.to_string().into_bytes()
+}
+
+#[test]
+fn models_are_found_by_name_whatever_else_lies_about() {
+    let folder = tempfile::tempdir().unwrap();
+    let models = folder.path();
+    for (name, file) in [("o/m", "model.safetensors"), ("plain", "model.safetensors")] {
+        put(
+            &models.join(name),
+            "config.json",
+            br#"{"model_type":"llada"}"#,
+        );
+        put(&models.join(name), file, b"not a header");
+    }
+    put(&models.join("o/g"), "g-Q4_K_M.gguf", b"GGUF");
+    put(&models.join("o/g"), "g-Q8_0.gguf", b"GGUF");
+    put(&models.join("o/one:Q4_K_M"), "one-Q4_K_M.gguf", b"GGUF");
+    put(&models.join("o/notes"), "todo.txt", b"");
+    put(&models.join("o/pickle"), "config.json", b"{}");
+    put(&models.join(".hidden/m"), "x.gguf", b"");
+    put(models, "file", b"");
+    let library = library(models);
+    assert_eq!(
+        names(&library),
+        ["o/g:Q4_K_M", "o/g:Q8_0", "o/m", "o/one:Q4_K_M", "plain"]
+    );
+    let found = library.find("O/G:q8_0").unwrap();
+    assert_eq!(found.path, models.join("o/g/g-Q8_0.gguf"));
+    assert_eq!((found.file_format, found.disk_bytes), ("gguf", 4));
+    let found = library.find("o/m").unwrap();
+    assert_eq!((found.family.as_str(), found.parameters), ("llada", None));
+    assert!(
+        matches!(library.find("o/g"), Err(Failure::UnknownModel { alike, .. }) if alike.len() == 2)
+    );
+    assert_eq!(library.model(EMBEDDED_NAME).unwrap(), ModelName::embedded());
+}
+
+#[test]
+fn removing_takes_what_was_brought_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("o/m");
+    put(&model, "config.json", b"{}");
+    put(&model, "model.safetensors", b"xx");
+    let library = library(folder.path());
+    assert!(matches!(
+        library.remove("o/m"),
+        Err(Failure::NotOurs { .. })
+    ));
+    put(
+        &model,
+        sluice_hub::MANIFEST,
+        &manifest(&["config.json", "model.safetensors"]),
+    );
+    put(&model, "notes.txt", b"mine");
+    assert_eq!(library.remove("o/m").unwrap(), 4);
+    assert_eq!(fs::read(model.join("notes.txt")).unwrap(), b"mine");
+    assert!(!model.join("config.json").exists());
+    assert!(matches!(
+        library.remove("o/m"),
+        Err(Failure::UnknownModel { .. })
+    ));
+}
+
+#[test]
+fn a_manifest_that_names_other_places_is_not_believed() {
+    let folder = tempfile::tempdir().unwrap();
+    let precious = folder.path().join("precious");
+    fs::write(&precious, b"x").unwrap();
+    for file in ["../../precious", "/etc/passwd", ".ssh", ""] {
+        let model = folder.path().join("o/m");
+        put(&model, "config.json", b"{}");
+        put(&model, "model.safetensors", b"xx");
+        put(&model, sluice_hub::MANIFEST, &manifest(&[file]));
+        let removed = library(folder.path()).remove("o/m");
+        assert!(matches!(removed, Err(Failure::NotOurs { .. })), "{file}");
+    }
+    assert!(precious.exists());
+}
+
+#[test]
+fn the_default_is_a_name_or_a_path_that_is_still_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let (models, elsewhere) = (
+        folder.path().join("models"),
+        folder.path().join("elsewhere"),
+    );
+    let library = library(&models);
+    assert_eq!(library.default(), None);
+    put(&models.join("o/m"), "config.json", b"{}");
+    put(&models.join("o/m"), "model.safetensors", b"xx");
+    let own = library.model("o/m").unwrap();
+    library.set_default(&own).unwrap();
+    assert_eq!(library.default(), Some(own));
+    fs::create_dir(&elsewhere).unwrap();
+    let other = ModelName::at(&elsewhere);
+    library.set_default(&other).unwrap();
+    assert_eq!(library.default(), Some(other));
+    fs::remove_dir(&elsewhere).unwrap();
+    assert_eq!(library.default(), None);
+    let nowhere = Library::new(None, None, library.access().clone());
+    assert!(matches!(
+        nowhere.set_default(&ModelName::embedded()),
+        Err(Failure::NoModelsFolder)
+    ));
+}

@@ -4,12 +4,16 @@
 mod stand_in;
 mod support;
 
+#[path = "../../hub/tests/hub/mod.rs"]
+mod hub;
+
 mod bad_checkpoints;
 mod bad_requests;
 mod card;
 mod configuration;
 mod fidelity;
 mod generating;
+mod library;
 mod planning;
 mod plans;
 mod requests;

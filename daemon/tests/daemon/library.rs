@@ -1,0 +1,550 @@
+//! The library as a user meets it: a daemon, a hub on this machine, models pulled, loaded, let go and removed.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use sluice_proto::{
+    client::CallError,
+    v1::{self, pull_model_response::Kind},
+};
+use tempfile::TempDir;
+use tonic::Code;
+
+use crate::{
+    hub::{COMMIT, Fault, Hub},
+    support::{Daemon, checkpoints, command, done, generate, tokens, until, within},
+};
+
+const NAME: &str = "o/llada-tiny";
+
+/// A daemon and its hub, which has the small fixture.
+struct Setting {
+    hub: Hub,
+    daemon: Daemon,
+}
+
+impl Setting {
+    async fn new(arguments: &[&str]) -> Self {
+        Self::with_variables(arguments, &[]).await
+    }
+
+    async fn with_variables(arguments: &[&str], variables: &[(&str, &str)]) -> Self {
+        let hub = Hub::start();
+        for file in ["config.json", "model.safetensors"] {
+            let bytes = fs::read(checkpoints::fixture("llada-tiny").join(file)).unwrap();
+            hub.put(NAME, file, &bytes, file.ends_with("safetensors"));
+        }
+        hub.put(NAME, "README.md", b"---\nlicense: mit\n---\n", false);
+        let folder = TempDir::new().unwrap();
+        let daemon = start(folder, &hub, arguments, variables).await;
+        Self { hub, daemon }
+    }
+
+    async fn pull(&self, name: &str) -> Result<Vec<Kind>, CallError> {
+        pull(&self.daemon, name).await
+    }
+
+    async fn load(&self, name: &str, make_default: bool) -> Result<v1::Model, CallError> {
+        let request = v1::LoadModelRequest {
+            name: name.to_owned(),
+            make_default,
+            ..Default::default()
+        };
+        let answer = self.daemon.models().await.load_model(request).await;
+        let mut stream = answer?.into_inner();
+        let mut model = None;
+        while let Some(answer) = within("a load", stream.message()).await? {
+            if let Some(v1::load_model_response::Kind::Model(loaded)) = answer.kind {
+                model = Some(loaded);
+            }
+        }
+        Ok(model.expect("a load ends with a model"))
+    }
+
+    async fn list(&self) -> Vec<v1::Model> {
+        let answer = self
+            .daemon
+            .models()
+            .await
+            .list_models(v1::ListModelsRequest {})
+            .await;
+        answer.unwrap().into_inner().models
+    }
+
+    async fn listed(&self, name: &str) -> Option<v1::Model> {
+        self.list()
+            .await
+            .into_iter()
+            .find(|model| model.name == name)
+    }
+
+    async fn remove(&self, name: &str, force: bool) -> Result<u64, CallError> {
+        let request = v1::RemoveModelRequest {
+            name: name.to_owned(),
+            force,
+        };
+        let answer = self.daemon.models().await.remove_model(request).await?;
+        Ok(answer.into_inner().freed_bytes)
+    }
+
+    fn models(&self) -> PathBuf {
+        models(self.daemon.folder.path())
+    }
+}
+
+fn models(folder: &Path) -> PathBuf {
+    folder.join(".local/share/sluice/models")
+}
+
+async fn start(
+    folder: TempDir,
+    hub: &Hub,
+    arguments: &[&str],
+    variables: &[(&str, &str)],
+) -> Daemon {
+    let socket = folder.path().join("s");
+    let mut command = command(folder.path());
+    command
+        .env("HF_ENDPOINT", hub.endpoint())
+        .envs(variables.iter().copied())
+        .arg("--socket")
+        .arg(&socket)
+        .args(["--device", "cpu"])
+        .args(arguments);
+    let daemon = Daemon::spawn(folder, socket, command).await;
+    // One loads at a time, and at the start one does.
+    daemon.model_state(v1::ModelState::Ready).await;
+    daemon
+}
+
+async fn pull(daemon: &Daemon, name: &str) -> Result<Vec<Kind>, CallError> {
+    let request = v1::PullModelRequest {
+        name: name.to_owned(),
+        ..Default::default()
+    };
+    let mut stream = daemon
+        .models()
+        .await
+        .pull_model(request)
+        .await?
+        .into_inner();
+    let mut kinds = Vec::new();
+    while let Some(answer) = within("a download", stream.message()).await? {
+        kinds.extend(answer.kind);
+    }
+    Ok(kinds)
+}
+
+#[tokio::test]
+async fn a_model_is_pulled_listed_inspected_loaded_and_removed() {
+    let setting = Setting::new(&[]).await;
+    let kinds = setting.pull(NAME).await.unwrap();
+    assert!(matches!(&kinds[..], [.., Kind::Model(model)] if model.name == NAME));
+    let Some(Kind::Plan(plan)) = kinds.iter().find(|kind| matches!(kind, Kind::Plan(_))) else {
+        panic!("a plan comes first: {kinds:?}")
+    };
+    assert_eq!((plan.files, plan.present_bytes), (3, 0));
+    assert_eq!(Path::new(&plan.folder), setting.models().join(NAME));
+
+    let model = setting.listed(NAME).await.unwrap();
+    assert_eq!(model.state(), v1::ModelState::Available);
+    assert_eq!(model.origin(), v1::ModelOrigin::Pulled);
+    assert_eq!(
+        (model.family.as_str(), model.commit.as_str()),
+        ("llada", COMMIT)
+    );
+    assert!(model.parameters.unwrap() > 10_000);
+
+    let request = v1::InspectModelRequest {
+        name: NAME.to_owned(),
+        ..Default::default()
+    };
+    let facts = setting
+        .daemon
+        .models()
+        .await
+        .inspect_model(request)
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(facts.not_loadable, "");
+    assert!(
+        facts
+            .facts
+            .iter()
+            .any(|fact| fact.name == "licence" && fact.value == "mit")
+    );
+    assert!(
+        facts
+            .facts
+            .iter()
+            .any(|fact| fact.name == "tokenizer" && fact.value == "none")
+    );
+    assert_eq!(
+        facts
+            .tensors
+            .iter()
+            .map(|group| group.parameters)
+            .sum::<u64>(),
+        model.parameters.unwrap()
+    );
+    let off = facts
+        .levels
+        .iter()
+        .find(|level| level.level == "off")
+        .unwrap();
+    let frugal = facts
+        .levels
+        .iter()
+        .find(|level| level.level == "moderate")
+        .unwrap();
+    assert!(
+        off.fits && frugal.weight_bytes < off.weight_bytes,
+        "{:?}",
+        facts.levels
+    );
+
+    let loaded = setting.load(NAME, false).await.unwrap();
+    assert_eq!(loaded.name, NAME);
+    assert_eq!(
+        setting.listed(NAME).await.unwrap().state(),
+        v1::ModelState::Ready
+    );
+    let events = generate(&setting.daemon, tokens(&[1, 2, 3], 8))
+        .await
+        .unwrap();
+    assert_eq!(done(&events).tokens.len(), 8);
+
+    let error = setting.remove(NAME, false).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("MODEL_IN_USE"));
+    assert!(setting.remove(NAME, true).await.unwrap() > 10_000);
+    assert!(setting.listed(NAME).await.is_none());
+    assert!(
+        !setting.models().join("o").exists(),
+        "its owner's folder went with it"
+    );
+    let error = setting.remove(NAME, false).await.unwrap_err();
+    assert_eq!(
+        (error.code, error.reason.as_deref()),
+        (Code::NotFound, Some("UNKNOWN_MODEL"))
+    );
+}
+
+#[tokio::test]
+async fn a_download_outlives_its_client_and_a_daemon_that_is_killed() {
+    let mut setting = Setting::new(&[]).await;
+    let size = fs::metadata(checkpoints::fixture("llada-tiny").join("model.safetensors"))
+        .unwrap()
+        .len();
+    setting.hub.pace(Some(size as usize / 4));
+    let request = v1::PullModelRequest {
+        name: NAME.to_owned(),
+        ..Default::default()
+    };
+    let stream = setting
+        .daemon
+        .models()
+        .await
+        .pull_model(request)
+        .await
+        .unwrap();
+    drop(stream);
+    until("bytes of it", || async {
+        let model = setting.listed(NAME).await;
+        model.is_some_and(|model| model.state() == v1::ModelState::Pulling)
+    })
+    .await;
+    let error = setting.remove(NAME, true).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("MODEL_IN_USE"));
+    let part = setting
+        .models()
+        .join(".partial/o--llada-tiny/model.safetensors.part");
+    until("a part on disk", || async { part.exists() }).await;
+    setting.daemon.signal(rustix::process::Signal::KILL);
+    setting.daemon.ended().await;
+
+    setting.hub.pace(None);
+    let folder = std::mem::replace(&mut setting.daemon.folder, TempDir::new().unwrap());
+    fs::remove_file(folder.path().join("s")).unwrap();
+    setting.daemon = start(folder, &setting.hub, &[], &[]).await;
+    assert_eq!(
+        setting.listed(NAME).await.unwrap().state(),
+        v1::ModelState::Partial
+    );
+    let error = setting.load(NAME, false).await.unwrap_err();
+    assert!(error.hint.unwrap().contains("sluice pull o/llada-tiny"));
+    setting.pull(NAME).await.unwrap();
+    setting.load(NAME, false).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_download_is_joined_and_cancelled_by_name() {
+    let setting = Setting::new(&[]).await;
+    setting.hub.fault("model.safetensors", [Fault::Stall(1000)]);
+    let cancelled = async {
+        until("the download", || async {
+            !setting.hub.asked_for("model.safetensors").is_empty()
+        })
+        .await;
+        let request = v1::CancelPullRequest {
+            name: NAME.to_owned(),
+        };
+        let answer = setting
+            .daemon
+            .models()
+            .await
+            .cancel_pull(request.clone())
+            .await;
+        assert!(answer.unwrap().into_inner().was_pulling);
+        until("its end", || async {
+            let model = setting.listed(NAME).await;
+            model.is_some_and(|model| model.state() == v1::ModelState::Partial)
+        })
+        .await;
+        let answer = setting.daemon.models().await.cancel_pull(request).await;
+        assert!(!answer.unwrap().into_inner().was_pulling);
+    };
+    let (first, second, ()) = tokio::join!(setting.pull(NAME), setting.pull(NAME), cancelled);
+    for ended in [first, second] {
+        assert_eq!(ended.unwrap_err().reason.as_deref(), Some("PULL_CANCELLED"));
+    }
+    assert_eq!(
+        setting.hub.asked_for("/revision/main?blobs=true").len(),
+        1,
+        "the second joined the first"
+    );
+    assert!(
+        setting.remove(NAME, false).await.unwrap() > 0,
+        "what there is of it can go"
+    );
+    assert!(setting.listed(NAME).await.is_none());
+}
+
+#[tokio::test]
+async fn failures_of_a_hub_come_with_a_hint() {
+    let setting = Setting::new(&[]).await;
+    setting.hub.wants("hf_right");
+    let error = setting.pull(NAME).await.unwrap_err();
+    assert_eq!(error.code, Code::NotFound);
+    assert!(error.hint.unwrap().contains("HF_TOKEN"));
+    // The caller's own token goes along, for this call.
+    let request = v1::PullModelRequest {
+        name: NAME.to_owned(),
+        token: "hf_right".to_owned(),
+        ..Default::default()
+    };
+    let mut stream = setting
+        .daemon
+        .models()
+        .await
+        .pull_model(request)
+        .await
+        .unwrap()
+        .into_inner();
+    while within("a download", stream.message())
+        .await
+        .unwrap()
+        .is_some()
+    {}
+    assert!(setting.listed(NAME).await.is_some());
+    assert!(!setting.daemon.log().contains("hf_right"));
+    for wrong in ["llada", "../o/m", "o/../m", "/etc/passwd", ""] {
+        let error = setting.pull(wrong).await.unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument, "{wrong}");
+    }
+    let offline = Setting::with_variables(&[], &[("HF_HUB_OFFLINE", "1")]).await;
+    let error = offline.pull(NAME).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("OFFLINE"));
+    assert!(offline.hub.seen().is_empty());
+}
+
+#[tokio::test]
+async fn the_default_model_is_there_after_a_restart() {
+    let mut setting = Setting::new(&[]).await;
+    setting.pull(NAME).await.unwrap();
+    setting.load(NAME, true).await.unwrap();
+    until("the record", || async {
+        setting.listed(NAME).await.unwrap().is_default
+    })
+    .await;
+    setting.daemon.signal(rustix::process::Signal::TERM);
+    setting.daemon.ended().await;
+    let folder = std::mem::replace(&mut setting.daemon.folder, TempDir::new().unwrap());
+    setting.daemon = start(folder, &setting.hub, &[], &[]).await;
+    let model = setting.daemon.model_state(v1::ModelState::Ready).await;
+    assert_eq!(model.name, NAME);
+    // What is gone is no default any more.
+    setting.remove(NAME, true).await.unwrap();
+    let list = setting.list().await;
+    let default: Vec<_> = list.iter().filter(|model| model.is_default).collect();
+    assert!(
+        matches!(&default[..], [model] if model.is_demonstration),
+        "{default:?}"
+    );
+}
+
+#[tokio::test]
+async fn models_of_others_are_listed_and_left_alone() {
+    let folder = TempDir::new().unwrap();
+    let source = checkpoints::fixture("llada-tiny");
+    let put = |target: &Path| {
+        fs::create_dir_all(target).unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            fs::copy(source.join(file), target.join(file)).unwrap();
+        }
+    };
+    put(&models(folder.path()).join("by-hand"));
+    let repository = folder
+        .path()
+        .join(".cache/huggingface/hub/models--o--cached");
+    let blobs = repository.join("blobs");
+    put(&blobs);
+    let snapshot = repository.join("snapshots").join(COMMIT);
+    fs::create_dir_all(&snapshot).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::os::unix::fs::symlink(blobs.join(file), snapshot.join(file)).unwrap();
+    }
+    fs::create_dir_all(repository.join("refs")).unwrap();
+    fs::write(repository.join("refs/main"), COMMIT).unwrap();
+    let gguf = models(folder.path()).join("o/several");
+    fs::create_dir_all(&gguf).unwrap();
+    fs::write(gguf.join("several-Q4_K_M.gguf"), b"GGUF").unwrap();
+
+    let hub = Hub::start();
+    let daemon = start(folder, &hub, &[], &[]).await;
+    let setting = Setting { hub, daemon };
+    for (name, origin) in [
+        ("by-hand", v1::ModelOrigin::Local),
+        ("o/cached", v1::ModelOrigin::HubCache),
+        ("o/several:Q4_K_M", v1::ModelOrigin::Local),
+    ] {
+        assert_eq!(
+            setting.listed(name).await.unwrap().origin(),
+            origin,
+            "{name}"
+        );
+        let error = setting.remove(name, true).await.unwrap_err();
+        assert_eq!(error.reason.as_deref(), Some("NOT_OURS"), "{name}");
+    }
+    for name in ["by-hand", "o/cached"] {
+        assert_eq!(setting.load(name, false).await.unwrap().name, name);
+    }
+    let error = setting.load("o/several", false).await.unwrap_err();
+    assert!(
+        error.message.contains("there is o/several:Q4_K_M"),
+        "{}",
+        error.message
+    );
+}
+
+#[tokio::test]
+async fn an_unloaded_model_gives_its_memory_back_to_the_system() {
+    let slow = checkpoints::slow().to_str().unwrap();
+    let daemon = Daemon::with_model(Path::new(slow), &["--device", "cpu"]).await;
+    generate(&daemon, tokens(&[1, 2, 3], 8)).await.unwrap();
+    let before = daemon.snapshot().await;
+    let unload = async || {
+        let answer = daemon
+            .models()
+            .await
+            .unload_model(v1::UnloadModelRequest {})
+            .await;
+        answer.unwrap().into_inner()
+    };
+    let went = unload().await;
+    assert_eq!(went.name, "slow-checkpoint");
+    let weights = before.plan.unwrap().resident_bytes;
+    assert!(weights > 20 << 20, "{weights}");
+    assert!(went.device_bytes_before - went.device_bytes_after >= weights);
+    let resident = (
+        went.resident_bytes_before.unwrap(),
+        went.resident_bytes_after.unwrap(),
+    );
+    assert!(
+        resident.0 > resident.1 + weights * 9 / 10,
+        "{resident:?} for {weights}"
+    );
+    let after = daemon.snapshot().await;
+    assert!(after.model.is_none() && after.plan.is_none());
+    let kinds = after.device.unwrap().memory;
+    assert!(
+        kinds
+            .iter()
+            .all(|kind| kind.kind == "scratch" || kind.bytes == 0),
+        "{kinds:?}"
+    );
+    // It was asked for, so it stays away.
+    let error = generate(&daemon, tokens(&[1, 2, 3], 8)).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("NO_MODEL"));
+    assert_eq!(unload().await.name, "");
+}
+
+#[tokio::test]
+async fn an_idle_model_goes_and_the_next_request_has_it_back() {
+    let slow = checkpoints::slow().to_str().unwrap();
+    let arguments = ["--device", "cpu", "--model", slow, "--idle-unload", "300ms"];
+    let daemon = Daemon::start(&arguments).await;
+    daemon.model_state(v1::ModelState::Asleep).await;
+    assert!(
+        daemon.log().contains("nobody asked for it"),
+        "{}",
+        daemon.log()
+    );
+    let kinds = daemon.snapshot().await.device.unwrap().memory;
+    assert!(
+        kinds
+            .iter()
+            .all(|kind| kind.kind == "scratch" || kind.bytes == 0),
+        "{kinds:?}"
+    );
+
+    // Two at once wake it once, and are told how far it is.
+    let (first, second) = tokio::join!(
+        generate(&daemon, tokens(&[1, 2, 3], 8)),
+        generate(&daemon, tokens(&[1, 2, 3], 8))
+    );
+    let (first, second) = (first.unwrap(), second.unwrap());
+    let is_loading = |kind: &v1::generation_event::Kind| matches!(kind, v1::generation_event::Kind::Loading(loading) if loading.model == "slow-checkpoint");
+    assert!(first.iter().any(is_loading) && second.iter().any(is_loading));
+    assert_eq!(daemon.log().matches("a request wakes the model").count(), 1);
+    assert_eq!(done(&first).tokens, done(&second).tokens);
+
+    daemon.model_state(v1::ModelState::Asleep).await;
+    let score = v1::ScoreRequest {
+        prompt: Some(v1::score_request::Prompt::Tokens(v1::TokenIds {
+            ids: vec![1, 2],
+        })),
+        answer: Some(v1::score_request::Answer::AnswerTokens(v1::TokenIds {
+            ids: vec![3],
+        })),
+        ..Default::default()
+    };
+    let mut stream = daemon
+        .generation()
+        .await
+        .score(score)
+        .await
+        .unwrap()
+        .into_inner();
+    assert!(within("a score", stream.message()).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_running_request_keeps_its_model() {
+    let slow = checkpoints::slow().to_str().unwrap();
+    let arguments = ["--device", "cpu", "--model", slow, "--idle-unload", "1ms"];
+    let daemon = Daemon::start(&arguments).await;
+    daemon.model_state(v1::ModelState::Asleep).await;
+    // Far longer than the time without requests.
+    let events = generate(&daemon, tokens(&[1, 2, 3], 96)).await.unwrap();
+    assert_eq!(done(&events).tokens.len(), 96);
+    tokio::time::timeout(
+        Duration::from_secs(60),
+        daemon.model_state(v1::ModelState::Asleep),
+    )
+    .await
+    .unwrap();
+}
