@@ -61,7 +61,7 @@ pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
 /// `None` while there is no model, or a request for it.
 fn trace(daemon: &Daemon) -> Option<Trace> {
     let serving = daemon.models.serving().ok()?;
-    if !daemon.requests.active().is_empty() {
+    if daemon.is_wanted() || !daemon.requests.active().is_empty() {
         return None;
     }
     let totals = daemon.requests.totals().to_wire();

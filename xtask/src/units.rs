@@ -88,7 +88,16 @@ fn units(checks: &mut Checks) -> io::Result<()> {
         .args(["security", "--no-pager", "--offline=true"])
         .arg(format!("--threshold={EXPOSURE_MAX}"))
         .arg(folder.path().join("sluice.service"));
-    checks.run(&mut security)
+    checks.run(&mut security)?;
+
+    // The drop-in afterwards: the bound is for the unit as it is installed.
+    let drop_in = folder.path().join("sluice.service.d");
+    fs::create_dir(&drop_in)?;
+    fs::copy(
+        root().join("systemd/sluice.service.d/pull.conf"),
+        drop_in.join("pull.conf"),
+    )?;
+    checks.run_silent(&mut verify)
 }
 
 /// The user, then the folders that belong to it, in an empty root of their own.

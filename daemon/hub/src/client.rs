@@ -14,38 +14,12 @@ use hyper_util::{
     client::legacy::{Client as Pool, connect::HttpConnector},
     rt::TokioExecutor,
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-use crate::{Access, HubError};
+use crate::{Access, HubError, Patience, patience::Attempts};
 
 /// The hub itself refers to one or two others.
 const REDIRECTS_MAX: usize = 6;
-/// Longest that a hub's word on when to come back is followed.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
-
-/// How long a hub is waited for, and how often it is asked again.
-#[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    /// For a connection.
-    pub connect: Duration,
-    /// For an answer, and for each next part of it.
-    pub stall: Duration,
-    /// Before the second attempt; doubled before each further one.
-    pub pause: Duration,
-    /// Attempts in a row that bring nothing.
-    pub attempts: u32,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self {
-            connect: Duration::from_secs(15),
-            stall: Duration::from_secs(30),
-            pause: Duration::from_secs(1),
-            attempts: 6,
-        }
-    }
-}
 
 type Connections<C> = Pool<C, Empty<Bytes>>;
 
@@ -101,10 +75,7 @@ impl Client {
 
     /// A new row of attempts.
     pub(crate) fn attempts(&self) -> Attempts {
-        Attempts {
-            patience: self.patience,
-            failed: 0,
-        }
+        Attempts::new(self.patience)
     }
 
     /// Asks for the rest of what lies at a path of the hub, from a byte on, following redirects. Answers that are no
@@ -284,45 +255,6 @@ impl Answer {
             bytes.extend_from_slice(&part);
         }
         Ok(bytes)
-    }
-}
-
-/// Attempts that have brought nothing so far.
-pub(crate) struct Attempts {
-    patience: Patience,
-    failed: u32,
-}
-
-impl Attempts {
-    /// The last one brought something.
-    pub(crate) fn begin_anew(&mut self) {
-        self.failed = 0;
-    }
-
-    /// Waits before the next one.
-    ///
-    /// # Errors
-    /// The error, when it won't go away or there were enough attempts.
-    pub(crate) async fn after(
-        &mut self,
-        error: HubError,
-        tell: &mut (dyn FnMut(&HubError, Duration) + Send),
-    ) -> Result<(), HubError> {
-        self.failed += 1;
-        if !error.is_transient() || self.failed >= self.patience.attempts {
-            return Err(error);
-        }
-        let mut pause = self.patience.pause * 2_u32.saturating_pow(self.failed - 1);
-        if let HubError::TooMany {
-            seconds: Some(seconds),
-            ..
-        } = error
-        {
-            pause = pause.max(Duration::from_secs(seconds).min(RETRY_AFTER_MAX));
-        }
-        tell(&error, pause);
-        sleep(pause).await;
-        Ok(())
     }
 }
 

@@ -11,6 +11,7 @@ mod name;
 
 mod access;
 mod client;
+mod patience;
 
 mod choose;
 mod listing;
@@ -19,15 +20,18 @@ mod fetch;
 mod part;
 
 mod manifest;
+mod place;
 mod pull;
 
 mod error;
 
 pub use access::{Access, Token};
 pub use choose::label_of;
-pub use client::{Client, Patience};
+pub use client::Client;
 pub use error::HubError;
 pub use listing::RemoteFile;
 pub use manifest::{MANIFEST, Manifest, PulledFile};
 pub use name::{Name, NameError};
-pub use pull::{PARTIAL, Pull, PullEvent, Pulled};
+pub use patience::Patience;
+pub use place::PARTIAL;
+pub use pull::{Pull, PullEvent, Pulled};

@@ -60,7 +60,7 @@ pub(super) fn hub(error: &HubError) -> Row {
         HubError::Offline { .. } => Row::new(Code::FailedPrecondition, "OFFLINE")
             .hint("start sluiced without HF_HUB_OFFLINE, or `sluice load` what `sluice list` shows"),
         HubError::Unreachable { host, .. } => Row::new(Code::Unavailable, "HUB_UNREACHABLE")
-            .hint("check the network of the daemon's machine; what came so far is kept, the same call goes on")
+            .hint("check the network of the daemon's machine (the service has none without pull.conf: systemd/README.md); what came so far is kept, the same call goes on")
             .figure("host", host),
         HubError::Stalled { host, seconds } => Row::new(Code::Unavailable, "HUB_STALLED")
             .hint("what came so far is kept; the same call goes on")

@@ -126,6 +126,7 @@ impl Report {
         let before = {
             let mut known = self.models.lock();
             known.loading = None;
+            known.is_waking = false;
             known.failed = None;
             known.serving.replace(serving)
         };
@@ -145,12 +146,13 @@ impl Report {
                 tracing::error!(model, reason = %failure, "the model can't be loaded");
             }
             AskedBy::Client | AskedBy::Request => {
-                tracing::info!(model, reason = %failure, "load failed")
+                tracing::info!(model, reason = %failure, "load failed");
             }
         }
         {
             let mut known = self.models.lock();
             known.loading = None;
+            known.is_waking = false;
             if !was_cancelled {
                 known.failed = Some((self.name.clone(), failure.to_string()));
             }

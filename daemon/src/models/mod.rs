@@ -242,7 +242,9 @@ impl Models {
         let mut list: Vec<_> = serving.map(Serving::to_wire).collect();
         list.extend(known.loading.iter().map(loading_to_wire));
         list.extend(known.failed.iter().map(failed_to_wire));
-        list.extend(known.asleep.iter().map(asleep_to_wire));
+        let is_away = self.serving_of(&known).is_none();
+        let asleep = known.asleep.iter().filter(|_| is_away);
+        list.extend(asleep.map(asleep_to_wire));
         if !list.iter().any(|model| model.is_demonstration) {
             list.push(ModelName::embedded().to_wire(v1::ModelState::Available));
         }
@@ -286,7 +288,7 @@ impl Models {
             level,
             budget_bytes,
         } = request;
-        {
+        let ((mut report, source), receiver) = {
             let mut known = self.lock();
             if let Some((other, _)) = &known.loading {
                 let model = other.name.clone();
@@ -296,14 +298,15 @@ impl Models {
             known.failed = None;
             known.asleep = None;
             known.is_waking = asked_by == AskedBy::Request;
-        }
+            let source = name.source();
+            let (report, receiver) = Report::new(self.clone(), name, asked_by);
+            known.states = Some(receiver.clone());
+            ((report, source), receiver)
+        };
         self.changes.tell();
         let mut settings = engine.settings();
         settings.level = level.unwrap_or(settings.level);
         settings.budget_bytes = budget_bytes.or(settings.budget_bytes);
-        let source = name.source();
-        let (mut report, receiver) = Report::new(self.clone(), name, asked_by);
-        self.lock().states = Some(receiver.clone());
         engine.load(source, settings, Box::new(move |event| report.take(event)));
         Ok(receiver)
     }

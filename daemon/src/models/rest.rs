@@ -38,6 +38,10 @@ impl Models {
                 .map(|serving| serving.name.clone())
                 .or_else(|| known.asleep.clone())
         };
+        if reason == Reason::Idle {
+            // Known before it goes, so that whoever misses it knows that it can be had back.
+            self.lock().asleep.clone_from(&name);
+        }
         let (send, went) = oneshot::channel();
         let report = Box::new(move |goes| {
             // Whoever asked may be gone.
@@ -47,10 +51,8 @@ impl Models {
         let went = went.await.unwrap_or(false);
         let before = {
             let mut known = self.lock();
-            if reason == Reason::Asked {
+            if reason == Reason::Asked || !went {
                 known.asleep = None;
-            } else if went && known.loading.is_none() {
-                known.asleep.clone_from(&name);
             }
             // Its tokenizer, too, unless another was loaded meanwhile.
             match self.serving_of(&known) {
@@ -67,7 +69,8 @@ impl Models {
     /// Whether a request now is one that loads the model again, or waits for that.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
-        self.lock().asleep.is_some()
+        let known = self.lock();
+        known.is_waking || (known.asleep.is_some() && self.serving_of(&known).is_none())
     }
 
     /// Has a model that was let go for want of requests loaded again, or joins who does. `None`: there is nothing to
@@ -81,10 +84,13 @@ impl Models {
     ) -> Result<Option<watch::Receiver<LoadState>>, Failure> {
         let name = {
             let known = self.lock();
-            if known.loading.is_some() && known.is_waking {
+            if known.is_waking {
                 return Ok(known.states.clone());
             }
-            known.asleep.clone()
+            match self.serving_of(&known) {
+                Some(_) => None,
+                None => known.asleep.clone(),
+            }
         };
         let Some(name) = name else { return Ok(None) };
         tracing::info!(model = name.name, "a request wakes the model");

@@ -40,9 +40,12 @@ impl GenerationService for Service {
         let message = request.into_inner();
         let daemon = self.0.clone();
         self.0.check_open()?;
+        let wanted = self.0.want();
         let waking = self.0.models.wake(&self.0.engine)?;
         let request = async move {
-            let admission = daemon.admit_generation(message);
+            // Held since it was asked for, however long the model takes to come.
+            let _wanted = wanted;
+            let admission = daemon.admit_awake(|| daemon.admit_generation(message.clone()));
             let answers = requests::run(&daemon, deadline, admission, |item| {
                 let event = generation_event(item);
                 event.map(|event| v1::GenerateResponse { event: Some(event) })
@@ -60,7 +63,8 @@ impl GenerationService for Service {
         request: Request<v1::ScoreRequest>,
     ) -> Result<Response<Self::ScoreStream>, Status> {
         let deadline = Deadline::of(request.metadata());
-        let admission = self.0.admit_scoring(request.into_inner());
+        let message = request.into_inner();
+        let admission = self.0.admit_awake(|| self.0.admit_scoring(message.clone()));
         requests::run(&self.0, deadline, admission, |item| match item {
             Item::Score(response) => Some(*response),
             // Queued, which estimates have no message for.
@@ -150,7 +154,6 @@ impl Daemon {
     async fn admit_scoring(&self, message: v1::ScoreRequest) -> Result<Arc<Record>, Failure> {
         self.check_open()?;
         let checked = Scoring::try_from(message)?;
-        self.awake().await?;
         let serving = self.models.serving()?;
         let (work, _) = self
             .prepare(serving, move |serving| prepare::scoring(checked, serving))

@@ -54,28 +54,21 @@ impl Daemon {
 
     /// The model that is meant. Reads folders, aside.
     pub(super) async fn subject(self: &Arc<Self>, subject: Subject) -> Result<ModelName, Failure> {
-        let text = match subject {
-            Subject::Embedded => return Ok(ModelName::embedded()),
-            Subject::Path(path) if !Path::new(&path).is_absolute() => {
-                return Err(Failure::PathNotAbsolute { path });
-            }
-            Subject::Name(text) | Subject::Path(text) => text,
-        };
         let daemon = self.clone();
-        spawn_blocking(move || daemon.named(&text)).await?
+        let found = spawn_blocking(move || match subject {
+            Subject::Embedded => Ok(ModelName::embedded()),
+            Subject::Name(name) => daemon.library.model(&name),
+            Subject::Path(path) => daemon.at(path),
+        });
+        found.await?
     }
 
-    /// The model of a name or an absolute path; one of the library has its name there either way.
-    pub(super) fn named(&self, text: &str) -> Result<ModelName, Failure> {
-        let path = Path::new(text);
-        if !path.is_absolute() {
-            return match self.library.model(text) {
-                Err(_) if text.starts_with('.') => Err(Failure::PathNotAbsolute {
-                    path: text.to_owned(),
-                }),
-                model => model,
-            };
+    /// The model that lies at an absolute path; one of the library has its name there.
+    pub(super) fn at(&self, path: String) -> Result<ModelName, Failure> {
+        if !Path::new(&path).is_absolute() {
+            return Err(Failure::PathNotAbsolute { path });
         }
+        let path = Path::new(&path);
         let entries = self.library.entries();
         let known = entries
             .iter()

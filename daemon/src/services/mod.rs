@@ -15,7 +15,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Instant,
 };
@@ -83,6 +83,20 @@ pub struct Daemon {
     pub host: HostFacts,
     draining: AtomicBool,
     preparing: Arc<Semaphore>,
+    wanted: Arc<AtomicUsize>,
+}
+
+/// Somebody is about to use the model.
+pub(crate) struct Wanted {
+    count: Arc<AtomicUsize>,
+    changes: Changes,
+}
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::AcqRel);
+        self.changes.tell();
+    }
 }
 
 impl Daemon {
@@ -108,6 +122,7 @@ impl Daemon {
             host: HostFacts::new(),
             draining: AtomicBool::new(false),
             preparing: Arc::new(Semaphore::new(PREPARING_MAX)),
+            wanted: Arc::default(),
         }
     }
 
@@ -121,6 +136,20 @@ impl Daemon {
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// Keeps the model from being let go for want of requests while one is on its way.
+    pub(crate) fn want(&self) -> Wanted {
+        self.wanted.fetch_add(1, Ordering::AcqRel);
+        Wanted {
+            count: self.wanted.clone(),
+            changes: self.changes.clone(),
+        }
+    }
+
+    /// Whether a request is on its way that the engine has not heard of.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Acquire) > 0
     }
 
     fn check_open(&self) -> Result<(), Failure> {

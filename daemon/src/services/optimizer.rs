@@ -22,7 +22,7 @@ use super::{
 use crate::{
     applies::{self, Applied, ApplyState},
     failure::Failure,
-    models::Serving,
+    models::{ModelName, Serving},
     prepare,
     registry::{Facts, Item, Record},
     translate,
@@ -83,7 +83,10 @@ impl OptimizerService for Service {
         request: Request<v1::MeasureFidelityRequest>,
     ) -> Result<Response<Self::MeasureFidelityStream>, Status> {
         let deadline = Deadline::of(request.metadata());
-        let admission = self.0.admit_measurement(request.into_inner());
+        let message = request.into_inner();
+        let admission = self
+            .0
+            .admit_awake(|| self.0.admit_measurement(message.clone()));
         requests::run(&self.0, deadline, admission, |item| match item {
             Item::Fidelity(response) => Some(response.clone()),
             // Queued, which measurements have no message for.
@@ -116,7 +119,6 @@ impl Daemon {
     ) -> Result<Arc<Record>, Failure> {
         self.check_open()?;
         let checked = Measuring::try_from(message)?;
-        self.awake().await?;
         let serving = self.models.serving()?;
         let (work, _) = self
             .prepare(serving, move |serving| prepare::measuring(checked, serving))
@@ -143,12 +145,8 @@ impl Daemon {
                 let machine = self.engine.machine()?;
                 (name.clone(), Outline::of_preset(preset, machine))
             }
-            Planned::Path(path) => {
-                let model = self.named(path)?;
-                let machine = self.engine.machine()?;
-                let outline = Outline::of_checkpoint(&model.source(), machine)?;
-                (model.name, outline)
-            }
+            Planned::Path(path) => self.outline(self.at(path.clone())?)?,
+            Planned::Name(name) => self.outline(self.library.model(name)?)?,
         };
         let settings = self.engine.settings();
         let budget_bytes = asked
@@ -163,6 +161,13 @@ impl Daemon {
         };
         let plan = outline.plan(choices, budget_bytes, workload)?;
         Ok(translate::plan::plan(&plan, &name))
+    }
+
+    /// A model on disk as plans see it.
+    fn outline(&self, model: ModelName) -> Result<(String, Outline), Failure> {
+        let machine = self.engine.machine()?;
+        let outline = Outline::of_checkpoint(&model.source(), machine)?;
+        Ok((model.name, outline))
     }
 
     fn plan_loaded(&self, asked: &Planning) -> Result<v1::Plan, Failure> {

@@ -7,6 +7,7 @@ use futures_util::{
     future::ready,
     stream::{self, Stream},
 };
+use sluice_engine::EngineError;
 use sluice_proto::v1::{self, generation_event::Kind};
 use tokio::sync::watch;
 use tonic::Status;
@@ -15,11 +16,30 @@ use super::{Daemon, deadline::Deadline, requests::Answers};
 use crate::{
     failure::Failure,
     models::{LoadStage, LoadState},
+    registry::Record,
 };
 
 impl Daemon {
+    /// Admits a request, with the model loaded again before it where that was let go, be it in this very moment.
+    pub(super) async fn admit_awake<F>(&self, admit: impl Fn() -> F) -> Result<Arc<Record>, Failure>
+    where
+        F: Future<Output = Result<Arc<Record>, Failure>>,
+    {
+        let _wanted = self.want();
+        self.awake().await?;
+        match admit().await {
+            Err(Failure::Engine(EngineError::NoModel | EngineError::ModelReplaced))
+                if self.models.is_asleep() =>
+            {
+                self.awake().await?;
+                admit().await
+            }
+            admitted => admitted,
+        }
+    }
+
     /// Waits for a model that was let go to be loaded again; at once where there is nothing to wait for.
-    pub(super) async fn awake(&self) -> Result<(), Failure> {
+    async fn awake(&self) -> Result<(), Failure> {
         if let Some(mut states) = self.models.wake(&self.engine)? {
             let is_over = |state: &LoadState| {
                 matches!(state.stage, LoadStage::Ready(_) | LoadStage::Failed(_))

@@ -19,6 +19,8 @@ pub enum Planned {
     Preset(String),
     /// The checkpoint at this path.
     Path(String),
+    /// The one that the list of models calls so.
+    Name(String),
 }
 
 /// A checked [`v1::PlanRequest`].
@@ -119,6 +121,7 @@ impl TryFrom<v1::PlanRequest> for Planning {
                 None => Planned::Loaded,
                 Some(Model::Preset(name)) => Planned::Preset(name),
                 Some(Model::Path(path)) => Planned::Path(path),
+                Some(Model::Name(name)) => Planned::Name(name),
             },
             level: level(wire.level)?,
             budget_bytes: budget(wire.budget_bytes)?,

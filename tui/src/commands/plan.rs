@@ -23,16 +23,19 @@ use crate::{
 /// Prints a plan: the daemon's, or where none runs that of the program `sluiced`.
 pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Result<(), Failure> {
     let model = match (&arguments.model, &arguments.preset) {
-        (Some(model), _) => Some(Model::Path(match subject(model)? {
-            // The daemon knows where it lies.
-            Subject::Path(text) | Subject::Name(text) => text,
-        })),
+        (Some(model), _) => Some(match subject(model)? {
+            Subject::Path(path) => Model::Path(path),
+            Subject::Name(name) => Model::Name(name),
+        }),
         (None, preset) => preset.clone().map(Model::Preset),
     };
     let daemon = match Daemon::connect(socket).await {
         Ok(daemon) => daemon,
         Err(failure) if failure.code() == exit::UNREACHABLE => {
             return match model {
+                Some(Model::Name(_)) => Err(failure.with_hint(
+                    "start it with `sluiced`: it knows where models of that name lie; a path needs no daemon",
+                )),
                 Some(model) => Err(in_our_place(&model, arguments)),
                 None => Err(failure.with_hint(
                     "start it with `sluiced`, or name a model with --model or --preset, which needs no daemon",
@@ -101,7 +104,7 @@ fn words(model: &Model, arguments: &Plan) -> Vec<String> {
     };
     match model {
         Model::Preset(name) => flag("--preset", Some(name.clone())),
-        Model::Path(path) => flag("--model", Some(path.clone())),
+        Model::Path(path) | Model::Name(path) => flag("--model", Some(path.clone())),
     }
     flag(
         "--level",
