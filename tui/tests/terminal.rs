@@ -109,7 +109,7 @@ impl Drop for Journey {
 fn a_canvas_resolves_in_place_and_leaves_the_text() {
     let fake = Fake::start(story("once upon a \x1b[2Jtime"));
     let mut journey = Journey::start(fake.sluice(&["generate", "hi"]));
-    journey.expect("not meant to be useful");
+    journey.expect("demonstration model");
     assert!(journey.end().success());
     let screen = journey.screen();
     assert!(screen.contains("\x1b[2;3m"), "guesses are dim: {screen:?}");

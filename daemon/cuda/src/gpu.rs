@@ -3,7 +3,7 @@
 use std::{
     ffi::c_void,
     fmt, ptr,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -30,7 +30,7 @@ pub struct Gpu(Arc<Inner>);
 
 /// The fields are dropped in this order: first the work ends, last the context.
 struct Inner {
-    blas: OnceLock<Result<Blas, String>>,
+    blas: Result<Blas, String>,
     stream: Stream,
     kernels: Mutex<Kernels>,
     staging: Mutex<Staging>,
@@ -66,11 +66,13 @@ impl Gpu {
             memory: Pinned::allocate(context.0, STAGING_BYTES)?,
             used: 0,
         };
+        // Its handle takes memory on the card, which belongs to what the context took.
+        let blas = Blas::open(context.0, stream.handle);
         let context_bytes = free_before
             .zip(free_bytes())
             .map(|(before, after)| before.saturating_sub(after));
         Ok(Self(Arc::new(Inner {
-            blas: OnceLock::new(),
+            blas,
             stream,
             kernels: Mutex::new(Kernels::new(context.0)),
             staging: Mutex::new(staging),
@@ -99,7 +101,7 @@ impl Gpu {
         &self.0.facts
     }
 
-    /// What the context took on the card when it was opened; unknown without NVML, since the driver tells nothing before
+    /// What the context, with cuBLAS in it, took on the card when it was opened; unknown without NVML, since the driver tells nothing before
     /// there is a context. A neighbour's allocation in that moment counts with it.
     #[must_use]
     pub fn context_bytes(&self) -> Option<u64> {
@@ -261,20 +263,13 @@ impl Gpu {
     /// cuBLAS, opened by the first call, where it is found.
     #[must_use]
     pub fn blas(&self) -> Option<&Blas> {
-        self.open_blas().as_ref().ok()
+        self.0.blas.as_ref().ok()
     }
 
     /// Why there is no cuBLAS, if there is none.
     #[must_use]
     pub fn blas_absence(&self) -> Option<&str> {
-        self.open_blas().as_ref().err().map(String::as_str)
-    }
-
-    fn open_blas(&self) -> &Result<Blas, String> {
-        self.0.blas.get_or_init(|| {
-            let context = self.current().map_err(|cause| cause.to_string())?;
-            Blas::open(context, self.0.stream.handle)
-        })
+        self.0.blas.as_ref().err().map(String::as_str)
     }
 
     /// Begins to measure the time that the card takes for what is sent from now on.

@@ -206,7 +206,7 @@ async fn finish(
     live.finish(&text, out)?;
     let mut line = summary(done);
     if is_demonstration(daemon, canvas).await {
-        line += " · demonstration model, not meant to be useful";
+        line += " · demonstration model";
     }
     dim(&line);
     Ok(())

@@ -86,7 +86,7 @@ fn write_slow(folder: &Path) {
         "architectures": ["LLaDAModelLM"], "model_type": "llada", "block_type": "llama",
         "activation_type": "silu", "layer_norm_type": "rms", "rms_norm_eps": 1e-5,
         "d_model": WIDTH, "n_heads": 4, "n_kv_heads": 4, "n_layers": LAYERS,
-        "mlp_hidden_size": MLP_WIDTH, "max_sequence_length": 512, "rope": true,
+        "mlp_hidden_size": MLP_WIDTH, "max_sequence_length": 4096, "rope": true,
         "rope_theta": 10000.0, "vocab_size": VOCABULARY, "embedding_size": VOCABULARY,
         "mask_token_id": 2040, "eos_token_id": 2041, "pad_token_id": 2041,
         "include_bias": false, "include_qkv_bias": false, "weight_tying": false,
