@@ -7,6 +7,7 @@ mod memory;
 
 use std::{fmt, sync::Arc};
 
+use sluice_cuda::Blas;
 pub use sluice_cuda::{CudaError, Gpu, Number, Unavailable};
 
 pub use self::{
@@ -62,7 +63,7 @@ pub struct CardProfile {
     pub number: Number,
     /// What the driver takes for itself.
     pub context_bytes: u64,
-    /// What cuBLAS may use; 0 where there is none.
+    /// What cuBLAS works in; 0 where there is none.
     pub workspace_bytes: usize,
 }
 
@@ -76,9 +77,6 @@ impl Profile {
         }
     }
 }
-
-/// What cuBLAS may use: NVIDIA's recommendation for cards since Hopper, and for those before.
-const WORKSPACE_BYTES: [usize; 2] = [32 << 20, 4 << 20];
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -141,17 +139,11 @@ impl Device {
     /// # Errors
     /// When the threads can't be started.
     pub fn card(gpu: Gpu, number: Option<Number>, threads: usize) -> Result<Self, EngineError> {
-        let capability = gpu.capability();
-        let best = match capability >= (8, 0) {
+        let best = match gpu.facts().has_bf16 {
             true => Number::Bf16,
             false => Number::F16,
         };
-        let [since_hopper, before] = WORKSPACE_BYTES;
-        let workspace_bytes = match gpu.blas() {
-            None => 0,
-            Some(_) if capability >= (9, 0) => since_hopper,
-            Some(_) => before,
-        };
+        let workspace_bytes = gpu.blas().map_or(0, Blas::workspace_bytes);
         let cpu = Self::cpu(threads)?;
         Ok(Self {
             profile: Profile {
@@ -213,9 +205,11 @@ impl Device {
         self.profile.card.map_or(0, |card| card.context_bytes)
     }
 
-    /// What cuBLAS may use.
-    pub(crate) fn workspace_bytes(&self) -> usize {
-        self.profile.card.map_or(0, |card| card.workspace_bytes)
+    /// What cuBLAS works in.
+    pub(crate) fn workspace_bytes(&self) -> u64 {
+        self.profile
+            .card
+            .map_or(0, |card| card.workspace_bytes as u64)
     }
 
     /// What memory there is where weights and activations live.

@@ -27,32 +27,27 @@ pub(super) struct Card {
     _held: Held,
 }
 
-/// What the driver took for its context, and cuBLAS's workspace.
+/// What was taken when the card was opened: the driver's context, and cuBLAS's workspace.
 struct Held {
     _context: Entry,
-    workspace: DeviceBuffer<u8>,
+    _workspace: Entry,
 }
 
 impl Held {
     fn new(device: &Device, ledger: &Ledger) -> Result<Self, EngineError> {
-        let workspace = device.workspace_bytes();
         Ok(Self {
             _context: ledger.reserve(Kind::Context, device.context_bytes())?,
-            workspace: DeviceBuffer::new(device, ledger, Kind::Scratch, workspace)?,
+            _workspace: ledger.reserve(Kind::Scratch, device.workspace_bytes())?,
         })
     }
 }
 
 impl Card {
     pub(super) fn new(gpu: Gpu, device: &Device, ledger: &Ledger) -> Result<Self, EngineError> {
-        let held = Held::new(device, ledger)?;
-        if let Some(blas) = gpu.blas() {
-            blas.set_workspace(held.workspace.span())?;
-        }
         Ok(Self {
             number: device.number(),
             gpu,
-            _held: held,
+            _held: Held::new(device, ledger)?,
         })
     }
 
