@@ -6,12 +6,14 @@ use std::{
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     time::Duration,
 };
 
 use crate::{
     checkpoint::Source,
+    device::Rates,
     engine::{ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, LoadStep, Settings},
     error::EngineError,
     event::{Event, Outcome, Sink},
@@ -62,8 +64,12 @@ pub(crate) struct Apply {
     pub(crate) report: ApplyReport,
 }
 
+/// Takes the device's rates; nobody waits for them any more when it is gone.
+pub(crate) type Measured = mpsc::Sender<Result<Option<Rates>, EngineError>>;
+
 /// What the engine thread is to do.
 pub(crate) enum Command {
+    Measure(Measured),
     Load(Load),
     LoadStep(LoadStep),
     Apply(Apply),
@@ -80,6 +86,7 @@ pub(crate) struct Queue {
 
 #[derive(Default)]
 struct State {
+    measures: VecDeque<Measured>,
     loads: VecDeque<Load>,
     /// The flag that stops the load under way.
     loading: Option<Arc<AtomicBool>>,
@@ -115,6 +122,7 @@ impl State {
         let has_settings = !self.loads.is_empty() || !self.applies.is_empty();
         self.stopped
             || self.step.is_some()
+            || !self.measures.is_empty()
             || (self.loading.is_none() && has_settings)
             || !self.waiting.is_empty()
     }
@@ -163,6 +171,16 @@ impl Queue {
         state.loads.push_back(load);
         self.changed.notify_all();
         Ok(())
+    }
+
+    /// Asks for the device's rates; false when the engine is stopping.
+    pub(crate) fn measure(&self, measured: Measured) -> bool {
+        let mut state = self.state();
+        if !state.stopped {
+            state.measures.push_back(measured);
+            self.changed.notify_all();
+        }
+        !state.stopped
     }
 
     /// Stops the load under way and those that wait.
@@ -260,6 +278,9 @@ impl Queue {
         if let Some(step) = state.step.take() {
             return Some(Command::LoadStep(step));
         }
+        if let Some(measured) = state.measures.pop_front() {
+            return Some(Command::Measure(measured));
+        }
         if let Some(load) = state.next_load() {
             return Some(Command::Load(load));
         }
@@ -281,6 +302,8 @@ impl Queue {
         let waiting = std::mem::take(&mut state.waiting);
         let loads = std::mem::take(&mut state.loads);
         let applies = std::mem::take(&mut state.applies);
+        // Who waits for rates is told by its being gone.
+        state.measures.clear();
         // A load that waits for room is told by its being gone.
         let step = state.step.take();
         if let Some(cancel) = &state.loading {

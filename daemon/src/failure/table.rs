@@ -193,17 +193,33 @@ fn engine(error: &EngineError) -> Row {
         EngineError::OutOfMemory {
             needed_bytes,
             used_bytes,
+            free_bytes,
             ..
-        } => Row::new(Code::ResourceExhausted, "OUT_OF_MEMORY")
-            .hint("ask for a smaller length, raise the budget, or choose a more frugal level")
-            .figure("needed_bytes", needed_bytes)
-            .figure("used_bytes", used_bytes),
+        } => {
+            let row = Row::new(Code::ResourceExhausted, "OUT_OF_MEMORY")
+                .figure("needed_bytes", needed_bytes)
+                .figure("used_bytes", used_bytes);
+            match free_bytes {
+                None => row.hint(
+                    "ask for a smaller length, raise the budget, or choose a more frugal level",
+                ),
+                Some(free_bytes) => row.figure("free_bytes", free_bytes).hint(
+                    "end other programs on the card, which nvidia-smi lists, or choose a more frugal level",
+                ),
+            }
+        }
         EngineError::NoCard(unavailable) => {
             Row::new(Code::FailedPrecondition, "NO_CARD").hint(unavailable.hint())
         }
         EngineError::HeadSize { head_dim } => Row::new(Code::FailedPrecondition, "HEAD_SIZE")
             .hint("start sluiced with --device cpu")
             .figure("head_dim", head_dim),
+        EngineError::Card(error) if error.ends_context() => {
+            Row::new(Code::Internal, "CARD_FAILED").hint(
+                "sluiced ends, since only a new process can use the card again; as a service it comes back by itself; \
+                 what nvidia-smi and the kernel's log say of the card tells more",
+            )
+        }
         EngineError::Card(_) => Row::new(Code::Internal, "CARD_FAILED").hint(
             "start sluiced again; what nvidia-smi and the kernel's log say of the card tells more",
         ),

@@ -143,6 +143,7 @@ async fn all() -> Vec<(Failure, Code)> {
                 needed_bytes: 2,
                 used_bytes: 1,
                 limit_bytes: Some(2),
+                free_bytes: None,
             }),
             ResourceExhausted,
         ),

@@ -92,6 +92,23 @@ async fn what_nobody_tells_of_a_card_is_not_set() {
     assert_eq!((card.bus_generation, card.clock_mhz), (None, None));
 }
 
+#[tokio::test]
+async fn a_card_that_fails_for_good_ends_the_daemon_so_that_it_can_start_again() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let failing = [("STAND_IN_FAIL_KERNEL", "head_reduce")];
+    let mut daemon = start(libraries, &failing, &["--device", "cuda"]).await;
+    let request = chat("Tell me a story.");
+    let error = generate(&daemon, request).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("CARD_FAILED"));
+    let hint = error.hint.unwrap_or_default();
+    assert!(hint.contains("sluiced ends"), "{hint}");
+    let (status, _, log) = daemon.ended().await;
+    assert_eq!(status.code(), Some(exit::FAILURE.into()), "{log}");
+    assert!(log.contains("the card has failed"), "{log}");
+}
+
 /// A machine on which no card can be used.
 struct Refusal {
     environment: &'static [(&'static str, &'static str)],

@@ -7,7 +7,7 @@ mod memory;
 
 use std::{fmt, sync::Arc};
 
-use sluice_cuda::Blas;
+use sluice_cuda::{self as cuda, Blas};
 pub use sluice_cuda::{CudaError, Gpu, Number, Unavailable};
 
 pub use self::{
@@ -43,7 +43,7 @@ pub enum Choice {
 pub struct Opened {
     /// What computes.
     pub device: Device,
-    /// What was wrong with cards.
+    /// What was wrong with the first one.
     pub no_card: Option<Unavailable>,
 }
 
@@ -100,7 +100,7 @@ impl Device {
                 let (device, no_card) = (Self::cpu(threads)?, None);
                 return Ok(Opened { device, no_card });
             }
-            Choice::Auto => (Gpu::open(0), false),
+            Choice::Auto => (first_card(), false),
             Choice::Cuda(ordinal) => (Gpu::open(ordinal), true),
         };
         Ok(match opened {
@@ -188,6 +188,12 @@ impl Device {
         self.gpu.as_ref()
     }
 
+    /// Whether it is a card that this process can't use any more.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.gpu.as_ref().is_some_and(Gpu::has_failed)
+    }
+
     /// Whether a card computes, or would in a rehearsal.
     #[must_use]
     pub fn is_card(&self) -> bool {
@@ -232,4 +238,17 @@ impl Device {
             pool.install(work);
         }
     }
+}
+
+/// The first card that can be used, else why the first of all can't be.
+fn first_card() -> Result<Gpu, Unavailable> {
+    let refused = match Gpu::open(0) {
+        Ok(gpu) => return Ok(gpu),
+        Err(refused) => refused,
+    };
+    let others = cuda::devices().unwrap_or_default();
+    let mut others = others.iter().filter(|card| card.ordinal > 0);
+    others
+        .find_map(|card| Gpu::open(card.ordinal).ok())
+        .ok_or(refused)
 }
