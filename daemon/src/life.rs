@@ -201,7 +201,10 @@ fn tell_device(engine: &Engine) {
             "a card computes"
         );
         if let Some(reason) = gpu.blas_absence() {
-            tracing::info!(reason, "no cuBLAS can be used, Sluice's own kernels multiply");
+            tracing::info!(
+                reason,
+                "no cuBLAS can be used, Sluice's own kernels multiply"
+            );
         }
     }
 }

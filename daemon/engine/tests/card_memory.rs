@@ -111,7 +111,10 @@ fn what_a_card_can_do_is_measured_once_and_by_the_engines_thread() {
             assert!(machine.rates.is_some());
             let after = engine.memory();
             assert_eq!(after.used_bytes, before.used_bytes, "given back");
-            assert!(after.peak_bytes > before.peak_bytes, "in the engine's account");
+            assert!(
+                after.peak_bytes > before.peak_bytes,
+                "in the engine's account"
+            );
             let asked = allocations();
             assert_eq!(engine.machine().unwrap().rates, machine.rates);
             assert_eq!(allocations(), asked);

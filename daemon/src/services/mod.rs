@@ -38,7 +38,7 @@ use crate::{
     failure::Failure,
     models::Models,
     registry::{Changes, Registry},
-    telemetry::HostFacts,
+    telemetry::{CardFigures, HostFacts},
 };
 
 /// Largest message taken: above the bounds on text and ids.
@@ -74,6 +74,8 @@ pub struct Daemon {
     pub started: Instant,
     /// What the machine says.
     pub host: HostFacts,
+    /// What the card said a moment ago.
+    pub card: CardFigures,
     draining: AtomicBool,
     preparing: Arc<Semaphore>,
 }
@@ -94,6 +96,7 @@ impl Daemon {
             socket,
             started: Instant::now(),
             host: HostFacts::new(),
+            card: CardFigures::default(),
             draining: AtomicBool::new(false),
             preparing: Arc::new(Semaphore::new(PREPARING_MAX)),
         }

@@ -8,7 +8,7 @@ mod memory;
 use std::{fmt, sync::Arc};
 
 use sluice_cuda::{self as cuda, Blas};
-pub use sluice_cuda::{CudaError, Gpu, Number, Unavailable};
+pub use sluice_cuda::{CudaError, Gpu, Live, Number, Unavailable};
 
 pub use self::{
     buffer::DeviceBuffer,
@@ -59,6 +59,8 @@ pub struct Profile {
 /// What of a card decides how much memory a pass takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CardProfile {
+    /// All of its memory.
+    pub total_bytes: u64,
     /// What is computed in; sums are `f32` whatever it is.
     pub number: Number,
     /// What the driver takes for itself.
@@ -148,6 +150,7 @@ impl Device {
         Ok(Self {
             profile: Profile {
                 card: Some(CardProfile {
+                    total_bytes: gpu.facts().total_bytes,
                     number: number.unwrap_or(best),
                     context_bytes: gpu.context_bytes().unwrap_or(0),
                     workspace_bytes,
