@@ -32,6 +32,8 @@ pub struct Gpu(Arc<Inner>);
 struct Inner {
     blas: Result<Blas, String>,
     stream: Stream,
+    /// For copies to memory that nothing in the other one uses.
+    copies: Stream,
     kernels: Mutex<Kernels>,
     staging: Mutex<Staging>,
     facts: Facts,
@@ -62,6 +64,7 @@ impl Gpu {
         let context = OwnedContext::retain(driver, device, &facts.name, free_before)?;
         context.0.make_current()?;
         let stream = Stream::create(context.0)?;
+        let copies = Stream::create(context.0)?;
         let staging = Staging {
             memory: Pinned::allocate(context.0, STAGING_BYTES)?,
             used: 0,
@@ -79,6 +82,7 @@ impl Gpu {
         Ok(Self(Arc::new(Inner {
             blas,
             stream,
+            copies,
             kernels: Mutex::new(Kernels::new(context.0)),
             staging: Mutex::new(staging),
             facts,
@@ -151,7 +155,7 @@ impl Gpu {
             return Ok(());
         }
         if from.len() > STAGING_BYTES {
-            self.start_upload(to, from)?;
+            start_upload(&self.0.stream, self.current()?, to, from)?;
             return self.synchronize();
         }
         let mut staging = lock(&self.0.staging);
@@ -162,23 +166,25 @@ impl Gpu {
         let start = staging.used;
         let aside = &mut staging.memory[start..start + from.len()];
         aside.copy_from_slice(from);
-        self.start_upload(to, aside)?;
+        start_upload(&self.0.stream, self.current()?, to, aside)?;
         staging.used += from.len();
         Ok(())
     }
 
-    /// `from` must not change until the stream has been waited for.
-    fn start_upload(&self, to: Span, from: &[u8]) -> Result<(), CudaError> {
-        let context = self.current()?;
-        // SAFETY: `from` is readable for its length; the callers keep it until the copy is done.
-        context.check("copy to the card", unsafe {
-            (context.driver.api.copy_to_device)(
-                to.address(),
-                from.as_ptr().cast(),
-                from.len(),
-                self.0.stream.handle,
-            )
-        })
+    /// Copies to memory on the card that nothing that was sent reads or writes, beside that work, and waits for it.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn upload_beside(&self, to: Span, from: &[u8]) -> Result<(), CudaError> {
+        assert_eq!(to.bytes(), from.len(), "upload: lengths differ");
+        if from.is_empty() {
+            return Ok(());
+        }
+        start_upload(&self.0.copies, self.current()?, to, from)?;
+        self.0.copies.wait()
     }
 
     /// Copies from the card, after all that was sent before.
@@ -359,6 +365,19 @@ impl Timer {
         })?;
         Ok(Duration::from_secs_f32(milliseconds.max(0.0) / 1000.0))
     }
+}
+
+/// `from` must not change until the stream has been waited for; the context is the current one.
+fn start_upload(stream: &Stream, context: Context, to: Span, from: &[u8]) -> Result<(), CudaError> {
+    // SAFETY: `from` is readable for its length; the callers keep it until the copy is done.
+    context.check("copy to the card", unsafe {
+        (context.driver.api.copy_to_device)(
+            to.address(),
+            from.as_ptr().cast(),
+            from.len(),
+            stream.handle,
+        )
+    })
 }
 
 /// Small uploads on their way.

@@ -304,6 +304,26 @@ fn bytes_come_back_as_they_went() {
 }
 
 #[test]
+fn a_copy_beside_the_work_does_not_wait_for_it() {
+    // The work before would end the card when it ran, which it does when somebody waits for it.
+    let settings = [("STAND_IN_FAIL_KERNEL", "1")];
+    apart::run(
+        "a_copy_beside_the_work_does_not_wait_for_it",
+        &settings,
+        || {
+            let gpu = Gpu::open(0).unwrap();
+            let memory = gpu.allocate(2 * MIB).unwrap();
+            let (used, fresh) = (memory.span().part(0, MIB), memory.span().part(MIB, MIB));
+            gpu.fill(used, 0).unwrap();
+            gpu.add(Number::F32, used, used, 16).unwrap();
+            gpu.upload_beside(fresh, &numbers(MIB)).unwrap();
+            assert!(!gpu.has_failed());
+            assert!(gpu.synchronize().is_err() && gpu.has_failed());
+        },
+    );
+}
+
+#[test]
 fn what_was_uploaded_may_change_at_once() {
     apart::run("what_was_uploaded_may_change_at_once", &[], || {
         const BYTES: usize = 300_000;
