@@ -17,7 +17,7 @@ use sluice_engine::{
     ledger::Ledger,
     model::shape::Shape,
     ops::Ops,
-    plan::{Machine, Plan, Question, SourceTensor, Working, Workload},
+    plan::{Machine, Plan, PlanError, Question, SourceTensor, Working, Workload},
 };
 use sluice_shared::{
     exit,
@@ -28,6 +28,10 @@ use sluice_shared::{
 };
 
 use crate::config::{Compute, Device};
+
+mod memory;
+
+use memory::CardMemory;
 
 /// What is to be done with a card.
 #[derive(Debug, Subcommand)]
@@ -143,49 +147,87 @@ fn about(device: &device::Device) -> Value {
 
 impl Checking {
     fn check(&self) -> Result<(Value, bool), EngineError> {
+        let device = open(self.device, None)?;
         let numbers: Vec<Number> = match self.compute.and_then(Compute::number) {
             Some(number) => vec![number],
             None => {
-                let device = open(self.device, None)?;
                 let has_bf16 = device.gpu().is_none_or(|card| card.facts().has_bf16);
                 let is_there = |number: &Number| has_bf16 || *number != Number::Bf16;
                 Number::ALL.into_iter().filter(is_there).collect()
             }
         };
+        // Known now, it is told whatever becomes of the card.
+        let device = about(&device);
         let mut runs = Vec::new();
         let mut failed = 0;
         for number in numbers {
-            let device = open(self.device, Some(number))?;
-            let mut checks = operations(&device, self.seed, &mut |check| tell(number, check))?;
-            // What the references computed in is `f32`; other numbers choose other tokens now and then.
-            if let (Some(folder), Number::F32) = (&self.fixtures, number) {
-                for name in ["llada-tiny", "llada-tiny-bf16"] {
-                    let found = self.fixture(&folder.join(name), &device)?;
-                    found.iter().for_each(|check| tell(number, check));
-                    checks.extend(found);
-                }
-            }
+            let checks = self.checks(number);
             failed += checks.iter().filter(|check| !check.passes()).count();
             let checks: Vec<Value> = checks.iter().map(check_json).collect();
             runs.push(json!({ "compute": number.name(), "checks": checks }));
-            if device.gpu().is_none() {
-                // The CPU computes in one number only.
+            if self.device == Device::Cpu {
+                // It computes in one number only.
                 break;
             }
         }
-        let device = about(&open(self.device, None)?);
         eprintln!("{failed} checks failed");
         let report = json!({ "device": device, "failed": failed, "runs": runs });
         Ok((report, failed == 0))
     }
 
-    fn fixture(&self, folder: &Path, device: &device::Device) -> Result<Vec<Check>, EngineError> {
+    /// All that is checked in a number. What can't be is a check that failed, and others go on.
+    fn checks(&self, number: Number) -> Vec<Check> {
         let mut checks = Vec::new();
+        let device = match open(self.device, Some(number)) {
+            Ok(device) => device,
+            Err(error) => {
+                let check = Check::failed("the device", &error);
+                tell(number, &check);
+                return vec![check];
+            }
+        };
+        match operations(&device, self.seed, &mut |check| tell(number, check)) {
+            Ok(found) => checks.extend(found),
+            Err(error) => {
+                let check = Check::failed("operations", &error);
+                tell(number, &check);
+                checks.push(check);
+            }
+        }
+        let names = ["llada-tiny", "llada-tiny-bf16"];
+        for folder in names
+            .iter()
+            .filter_map(|name| Some(self.fixtures.as_ref()?.join(name)))
+        {
+            let mut found = Vec::new();
+            if let Err(error) = self.fixture(&folder, &device, &mut found) {
+                found.push(Check::failed(
+                    format!("{}, the rest", folder.display()),
+                    &error,
+                ));
+            }
+            found.iter().for_each(|check| tell(number, check));
+            checks.extend(found);
+        }
+        checks
+    }
+
+    fn fixture(
+        &self,
+        folder: &Path,
+        device: &device::Device,
+        checks: &mut Vec<Check>,
+    ) -> Result<(), EngineError> {
         // With the embedding on the card, and without.
         for level in [Level::Off, Level::Standard] {
             let ops = Ops::new(device.clone(), Ledger::default())?;
-            let plan = |shape: &Shape, sources: &[_]| resident(shape, sources, level, device);
+            let plan =
+                |shape: &Shape, sources: &[_]| resident(shape, sources, level, device).map(Some);
             checks.extend(fixture_logits(folder, &ops, &plan)?);
+        }
+        if device.number() != Number::F32 {
+            // What the references computed in is `f32`; other numbers choose other tokens now and then.
+            return Ok(());
         }
         let options = Options {
             device: self.device.choice(),
@@ -193,7 +235,7 @@ impl Checking {
             ..Options::default()
         };
         checks.extend(fixture_tokens(folder, options)?);
-        Ok(checks)
+        Ok(())
     }
 }
 
@@ -202,8 +244,8 @@ fn resident(
     sources: &[SourceTensor],
     level: Level,
     device: &device::Device,
-) -> Option<Plan> {
-    let plan = Plan::new(&Question {
+) -> Result<Plan, PlanError> {
+    Plan::new(&Question {
         shape,
         sources,
         choices: Choices::from(level),
@@ -214,8 +256,7 @@ fn resident(
         },
         working: Working::default(),
         machine: &Machine::unmeasured(device.profile(), 0),
-    });
-    plan.ok()
+    })
 }
 
 fn tell(number: Number, check: &Check) {
@@ -228,6 +269,9 @@ fn tell(number: Number, check: &Check) {
         check.error,
         check.tolerance
     );
+    if let Some(cause) = &check.cause {
+        eprintln!("      {cause}");
+    }
 }
 
 fn check_json(check: &Check) -> Value {
@@ -237,6 +281,7 @@ fn check_json(check: &Check) -> Value {
         "error": check.error.is_finite().then_some(check.error),
         "tolerance": check.tolerance,
         "passes": check.passes(),
+        "cause": check.cause,
     })
 }
 
@@ -257,32 +302,35 @@ impl Timing {
             false => speeds(&device, &mut tell_speed)?,
         };
         let operations: Vec<Value> = operations.iter().map(speed_json).collect();
-        let number = device.number();
-        drop(device);
         let mut passes = Vec::new();
+        let mut is_right = true;
         if let Some(model) = &self.model {
             for &canvas in &self.canvas {
-                passes.push(self.passes(model, canvas)?);
+                let (report, memory) = self.passes(model, canvas, &device)?;
+                passes.push(report);
+                is_right &= memory.is_none_or(|memory| memory.agrees());
             }
         }
         let report = json!({
             "device": about,
-            "compute": number.name(),
+            "compute": device.number().name(),
             "link": link,
             "operations": operations,
             "passes": passes,
         });
-        Ok((report, true))
+        Ok((report, is_right))
     }
 
-    /// Loads the checkpoint, runs some passes, and unloads it again.
-    fn passes(&self, model: &Path, canvas: usize) -> Result<Value, EngineError> {
-        let free = || -> Result<Option<u64>, EngineError> {
-            Ok(open(self.device, self.compute.number())?
-                .memory()
-                .free_bytes)
-        };
-        let before = free()?;
+    /// Loads the checkpoint, runs some passes, and unloads it again. `device` stays open all the while: what its context takes
+    /// is taken before and after.
+    fn passes(
+        &self,
+        model: &Path,
+        canvas: usize,
+        device: &device::Device,
+    ) -> Result<(Value, Option<CardMemory>), EngineError> {
+        let free = || device.gpu().and(device.memory().free_bytes);
+        let before = free();
         let engine = Engine::start(Options {
             device: self.device.choice(),
             number: self.compute.number(),
@@ -303,10 +351,13 @@ impl Timing {
         };
         let plan = engine.plan(&Change::default(), workload)?;
         let times = generate(&engine, loaded, canvas, block, self.passes)?;
-        let (memory, card_free) = (engine.memory(), engine.device().memory().free_bytes);
+        let (memory, with_model) = (engine.memory(), free());
+        let allocations = plan.units.len();
         engine.stop();
         drop(engine);
-        let after = free()?;
+        let after = free();
+        let card = CardMemory::new(before, with_model, after, &memory, allocations);
+        card.iter().for_each(CardMemory::tell);
         // The first passes compile kernels and touch memory.
         let mut later: Vec<f64> = times.iter().skip(times.len().min(2)).copied().collect();
         later.sort_by(f64::total_cmp);
@@ -317,7 +368,7 @@ impl Timing {
             units::bytes(memory.peak_bytes),
             units::bytes(plan.peak_bytes()),
         );
-        Ok(json!({
+        let report = json!({
             "canvas": canvas,
             "block": block,
             "level": self.level.name(),
@@ -327,10 +378,9 @@ impl Timing {
             "pass_predicted_s": plan.pass.map(|pass| pass.total_s()),
             "peak_bytes": memory.peak_bytes,
             "peak_predicted_bytes": plan.peak_bytes(),
-            "free_before_bytes": before,
-            "free_with_model_bytes": card_free,
-            "free_after_unload_bytes": after,
-        }))
+            "card": card.as_ref().map(CardMemory::json),
+        });
+        Ok((report, card))
     }
 }
 

@@ -151,7 +151,10 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
             }
         }
         () = engine_death(&daemon) => {
-            tracing::error!("the engine's thread has ended; leaving, for a clean start");
+            match daemon.engine.device().has_failed() {
+                true => tracing::error!("the card has failed; leaving, for a clean start"),
+                false => tracing::error!("the engine's thread has ended; leaving, for a clean start"),
+            }
             exit::FAILURE
         }
     };
@@ -207,6 +210,12 @@ fn tell_device(engine: &Engine) {
             cublas = gpu.blas().map_or("none", |blas| blas.name()),
             "a card computes"
         );
+        if let Some(reason) = gpu.blas_absence() {
+            tracing::info!(
+                reason,
+                "no cuBLAS can be used, Sluice's own kernels multiply"
+            );
+        }
     }
 }
 

@@ -3,8 +3,10 @@
 use std::{
     fs, process,
     sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
+use sluice_engine::device::{Gpu, Live};
 use sluice_proto::{PROTOCOL, v1};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
@@ -79,9 +81,36 @@ fn status_bytes(status: &str, key: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// The picture as it is now.
-#[must_use]
-pub fn snapshot(daemon: &Daemon) -> v1::Snapshot {
+/// What changes on a card, asked for at most once in a while: driver and NVML take their time, and more of it while the
+/// card is given work.
+#[derive(Default)]
+pub struct CardFigures(tokio::sync::Mutex<Option<(Instant, Live)>>);
+
+impl CardFigures {
+    /// How long figures are as good as new.
+    const PATIENCE: Duration = Duration::from_secs(1);
+
+    /// On a thread that may wait; those that ask meanwhile wait for the same answer.
+    async fn of(&self, gpu: &Gpu) -> Option<Live> {
+        let mut known = self.0.lock().await;
+        if let Some((since, live)) = &*known
+            && since.elapsed() < Self::PATIENCE
+        {
+            return Some(live.clone());
+        }
+        let gpu = gpu.clone();
+        let live = tokio::task::spawn_blocking(move || gpu.live()).await.ok()?;
+        *known = Some((Instant::now(), live.clone()));
+        Some(live)
+    }
+}
+
+/// The picture as it is now; what changes on a card by itself may be a second old.
+pub async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
+    let live = match daemon.engine.device().gpu() {
+        Some(gpu) => daemon.card.of(gpu).await,
+        None => None,
+    };
     let state = if daemon.is_draining() {
         v1::ServerState::Draining
     } else if daemon.models.serving().is_ok() {
@@ -100,7 +129,7 @@ pub fn snapshot(daemon: &Daemon) -> v1::Snapshot {
             state: state.into(),
             socket: daemon.socket.to_string_lossy().into_owned(),
         }),
-        device: Some(device(daemon)),
+        device: Some(device(daemon, live.as_ref())),
         host: Some(daemon.host.to_wire()),
         model: daemon.models.present(),
         queue: Some(v1::Queue {
@@ -145,10 +174,19 @@ fn settings(daemon: &Daemon) -> v1::Settings {
     }
 }
 
-fn device(daemon: &Daemon) -> v1::Device {
+fn device(daemon: &Daemon, live: Option<&Live>) -> v1::Device {
     let memory = daemon.engine.memory();
     let device = daemon.engine.device();
-    let facts = device.memory();
+    let (total_bytes, free_bytes) = match device.gpu() {
+        Some(gpu) => (
+            Some(gpu.facts().total_bytes),
+            live.and_then(|live| live.free_bytes),
+        ),
+        None => {
+            let facts = device.memory();
+            (facts.total_bytes, facts.free_bytes)
+        }
+    };
     let kinds = memory.kinds.iter();
     let kinds = kinds.filter(|kind| translate::card::is_known(kind.kind, kind.peak_bytes));
     let kinds = kinds.map(|kind| v1::MemoryKind {
@@ -162,7 +200,9 @@ fn device(daemon: &Daemon) -> v1::Device {
             Some(gpu) => gpu.name().to_owned(),
             None => daemon.host.processor.clone(),
         },
-        card: device.gpu().map(|gpu| translate::card::card(device, gpu)),
+        card: device
+            .gpu()
+            .map(|gpu| translate::card::card(device, gpu, live)),
         no_card: daemon.engine.no_card().map(|why| v1::NoCard {
             reason: why.to_string(),
             hint: why.hint().to_owned(),
@@ -171,8 +211,8 @@ fn device(daemon: &Daemon) -> v1::Device {
         memory: kinds.collect(),
         used_bytes: memory.used_bytes,
         peak_bytes: memory.peak_bytes,
-        total_bytes: facts.total_bytes,
-        free_bytes: facts.free_bytes,
+        total_bytes,
+        free_bytes,
         default_budget_bytes: daemon.engine.budget_default(),
     }
 }

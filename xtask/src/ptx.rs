@@ -42,11 +42,35 @@ pub(crate) enum Mode {
     Check,
 }
 
-/// The check as a step of CI: without the compiler there is none.
+/// Why there is no compiler.
+#[derive(Debug, PartialEq, Eq)]
+enum NoTools {
+    /// This machine lacks what it takes to fetch it; that says nothing of the kernels.
+    OutOfReach(String),
+    /// What was fetched is not what was asked for, or can't be kept.
+    Failed(String),
+}
+
+impl NoTools {
+    fn words(self) -> String {
+        match self {
+            Self::OutOfReach(words) | Self::Failed(words) => words,
+        }
+    }
+}
+
+impl From<io::Error> for NoTools {
+    fn from(cause: io::Error) -> Self {
+        Self::Failed(cause.to_string())
+    }
+}
+
+/// The check as a step of CI. Where the compiler is out of reach there is none; one that isn't what the hashes say fails it.
 pub(crate) fn ci_step() -> io::Result<Outcome> {
     let tools = match tools() {
         Ok(tools) => tools,
-        Err(error) => return Ok(Outcome::Skipped(error.to_string())),
+        Err(NoTools::OutOfReach(words)) => return Ok(Outcome::Skipped(words)),
+        Err(NoTools::Failed(words)) => return Ok(Outcome::Failed(words)),
     };
     Ok(match make(Mode::Check, &tools)? {
         true => Outcome::Passed,
@@ -55,7 +79,8 @@ pub(crate) fn ci_step() -> io::Result<Outcome> {
 }
 
 pub(crate) fn run(mode: Mode) -> ExitCode {
-    match tools().and_then(|tools| make(mode, &tools)) {
+    let tools = tools().map_err(|why| io::Error::other(why.words()));
+    match tools.and_then(|tools| make(mode, &tools)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -118,7 +143,7 @@ fn modules() -> io::Result<Vec<String>> {
 }
 
 /// The compiler's folder, filled by the first call.
-fn tools() -> io::Result<PathBuf> {
+fn tools() -> Result<PathBuf, NoTools> {
     let folder = root().join(TOOLS);
     let wanted = fs::read_to_string(root().join(KERNELS).join("compiler.txt"))?;
     let marker = folder.join("compiler.txt");
@@ -126,31 +151,45 @@ fn tools() -> io::Result<PathBuf> {
         return Ok(folder);
     }
     if !has("python3", &["-m", "pip", "--version"]) {
-        return Err(io::Error::other(
+        return Err(NoTools::OutOfReach(
             "the compiler comes from Python's package index, and there is no pip\n\
-             install python3-pip, so that `python3 -m pip` works",
+             install python3-pip, so that `python3 -m pip` works"
+                .to_owned(),
         ));
     }
     match fs::remove_dir_all(&folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
     eprintln!("ptx: fetching NVIDIA's compiler, 90 MB, into {TOOLS}");
-    let status = Command::new("python3")
+    let output = Command::new("python3")
         .args(["-m", "pip", "install", "--quiet", "--no-deps"])
         .args(["--require-hashes", "--only-binary", ":all:"])
         .arg("--target")
         .arg(&folder)
         .arg("-r")
         .arg(root().join(KERNELS).join("compiler.txt"))
-        .status()?;
-    if !status.success() {
-        return Err(io::Error::other(
-            "pip can't fetch the compiler, which exists for Linux on x86-64",
-        ));
+        .output()?;
+    if !output.status.success() {
+        return Err(unfetched(&String::from_utf8_lossy(&output.stderr)));
     }
     fs::write(marker, wanted)?;
     Ok(folder)
+}
+
+/// What pip's words mean, whose exit code is always the same.
+fn unfetched(words: &str) -> NoTools {
+    let all = format!(
+        "pip can't fetch the compiler, which exists for Linux on x86-64\n{}",
+        words.trim()
+    );
+    let is_wrong = words.contains("DO NOT MATCH THE HASHES");
+    // It tries again and again before it says that there is no such package.
+    let is_offline = words.contains("connection broken by") || words.contains("Connection to ");
+    match is_offline && !is_wrong {
+        true => NoTools::OutOfReach(all),
+        false => NoTools::Failed(all),
+    }
 }
 
 /// A compilation in NVRTC.
@@ -289,10 +328,12 @@ fn slim(module: &str, ptx: &str) -> String {
 struct Cost {
     registers: u32,
     shared_bytes: u32,
-    spilled_bytes: u32,
+    /// Of slow memory, for registers that were not enough and for arrays that don't lie in registers.
+    local_bytes: u32,
 }
 
-/// Assembles all modules for all cards and shows what their kernels take. False where one spills registers.
+/// Assembles all modules for all cards and shows what their kernels take. False where one keeps in slow memory
+/// what belongs in registers.
 fn assemble(tools: &Path, modules: &[String]) -> io::Result<bool> {
     let mut good = true;
     for (version, program, cards) in ASSEMBLERS {
@@ -334,10 +375,10 @@ fn assemble(tools: &Path, modules: &[String]) -> io::Result<bool> {
                     .collect();
                 let costs = || costs.iter().flatten();
                 let shared = costs().map(|cost| cost.shared_bytes).max().unwrap_or(0);
-                let spilled = costs().map(|cost| cost.spilled_bytes).max().unwrap_or(0);
+                let local = costs().map(|cost| cost.local_bytes).max().unwrap_or(0);
                 print!("{kernel:26}{registers} {shared:>6}");
-                if spilled > 0 {
-                    print!("  spills {spilled} bytes");
+                if local > 0 {
+                    print!("  {local} bytes in slow memory");
                     good = false;
                 }
                 println!();
@@ -351,7 +392,7 @@ fn assemble(tools: &Path, modules: &[String]) -> io::Result<bool> {
 fn costs(report: &str) -> Vec<(String, Cost)> {
     let mut costs = Vec::new();
     let mut kernel = String::new();
-    let mut spilled_bytes = 0;
+    let mut local_bytes = 0;
     for line in report.lines() {
         // "12 bytes spill stores": the number before the words.
         let number = |words: &str| -> u32 {
@@ -361,16 +402,53 @@ fn costs(report: &str) -> Vec<(String, Cost)> {
         };
         if line.contains("Compiling entry function") {
             kernel = line.split('\'').nth(1).unwrap_or_default().to_owned();
-        } else if line.contains("bytes spill stores") {
-            spilled_bytes = number(" bytes spill stores");
+        } else if line.contains("bytes stack frame") {
+            // What is spilled lies there too.
+            local_bytes = number(" bytes stack frame").max(number(" bytes spill stores"));
         } else if line.contains("Used ") {
             let cost = Cost {
                 registers: number(" registers"),
                 shared_bytes: number(" bytes smem"),
-                spilled_bytes,
+                local_bytes,
             };
             costs.push((std::mem::take(&mut kernel), cost));
         }
     }
     costs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_compiler_out_of_reach_is_done_without() {
+        let offline = "WARNING: Retrying (Retry(total=0)) after connection broken by \
+                       'NewConnectionError('Failed to establish a new connection')'\n\
+                       ERROR: Could not find a version that satisfies the requirement";
+        assert!(matches!(unfetched(offline), NoTools::OutOfReach(_)));
+        let wrong = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.";
+        for words in [
+            wrong,
+            &format!("{offline}\n{wrong}"),
+            "No space left on device",
+        ] {
+            assert!(matches!(unfetched(words), NoTools::Failed(_)), "{words}");
+        }
+    }
+
+    #[test]
+    fn what_lies_in_slow_memory_is_counted() {
+        let report = "ptxas info    : Compiling entry function 'a' for 'sm_75'\n\
+                      ptxas info    : Function properties for a\n    \
+                      64 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+                      ptxas info    : Used 40 registers, 4096 bytes smem, 400 bytes cmem[0]\n";
+        let costs = costs(report);
+        let (kernel, cost) = &costs[0];
+        assert_eq!((kernel.as_str(), costs.len()), ("a", 1));
+        assert_eq!(
+            (cost.registers, cost.shared_bytes, cost.local_bytes),
+            (40, 4096, 64)
+        );
+    }
 }

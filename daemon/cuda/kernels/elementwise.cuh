@@ -12,6 +12,12 @@ template <class T> DEVICE void convert(T *out, const float *x, u64 count) {
     if (i < count) out[i] = narrow<T>(x[i]);
 }
 
+// What cuBLAS rounded to infinity becomes the largest number, as in products of our own kernels.
+template <class T> DEVICE void saturate(T *x, u64 count) {
+    const u64 i = thread_of_grid();
+    if (i < count) x[i] = narrow<T>(widen(x[i]));
+}
+
 template <class T> DEVICE void add(float *x, const T *y, u64 count) {
     const u64 i = thread_of_grid();
     if (i < count) x[i] += widen(y[i]);

@@ -12,6 +12,20 @@ constexpr u32 FEW_OUTPUTS = 2;
 constexpr u32 FEW_SUMS = FEW_OUTPUTS * FEW_ROWS;
 static_assert(2 * FEW_SUMS == WARP, "two lanes end up with a sum");
 
+// Lanes add up what they have of each sum, half of the sums each at every turn: in the end two lanes share one. Each turn
+// has a number of its own of the compiler's: sums that are found by a number that is only known later lie in slow memory.
+template <u32 COUNT> DEVICE void share_sums(float (&sums)[FEW_SUMS], u32 lane) {
+    constexpr u32 FAR = 2 * COUNT;
+    const bool upper = (lane & FAR) != 0;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) {
+        const float kept = upper ? sums[i + COUNT] : sums[i];
+        const float given = upper ? sums[i] : sums[i + COUNT];
+        sums[i] = kept + __shfl_xor_sync(0xffffffffu, given, FAR);
+    }
+    if constexpr (COUNT > 1) share_sums<COUNT / 2>(sums, lane);
+}
+
 template <class T, class Format>
 DEVICE void multiply_few(Output<T> out, const T *x, const u8 *weights, u32 rows, u32 outputs, u32 width) {
     using Numbers = format::Dense<T>;
@@ -58,17 +72,7 @@ DEVICE void multiply_few(Output<T> out, const T *x, const u8 *weights, u32 rows,
             }
         }
     }
-    // Lanes add up what they have of each sum, half of the sums each at every turn: in the end two lanes share one.
-#pragma unroll
-    for (u32 count = FEW_SUMS / 2, far = WARP / 2; count > 0; count /= 2, far /= 2) {
-        const bool upper = (lane & far) != 0;
-#pragma unroll
-        for (u32 i = 0; i < count; i++) {
-            const float kept = upper ? sums[i + count] : sums[i];
-            const float given = upper ? sums[i] : sums[i + count];
-            sums[i] = kept + __shfl_xor_sync(0xffffffffu, given, far);
-        }
-    }
+    share_sums<FEW_SUMS / 2>(sums, lane);
     const float sum = sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 1);
     const u32 output = first + lane / 2 / FEW_ROWS, row = lane / 2 % FEW_ROWS;
     if (lane % 2 == 0 && row < rows && output < outputs) out.put(u64(row) * outputs + output, sum);

@@ -7,11 +7,14 @@ use std::{
 };
 
 use crate::{
-    CudaError, Number, Span,
-    context::Context,
+    CudaError, Facts, Number, Span,
+    context::{Context, Stream},
     driver::Handle,
     library::{self, Code, functions},
+    memory::OnCard,
 };
+
+mod trial;
 
 /// The versions that are looked for, the newest first: CUDA's major version and the library's name.
 const LIBRARIES: [(u32, &str); 3] = [
@@ -36,6 +39,9 @@ functions! {
     }
 }
 
+/// What cuBLAS works in: NVIDIA's recommendation for cards since Hopper, and for those before.
+const WORKSPACE_BYTES: [usize; 2] = [32 << 20, 4 << 20];
+
 /// cuBLAS on one card, working in its stream.
 pub struct Blas {
     api: Api,
@@ -43,6 +49,8 @@ pub struct Blas {
     handle: Mutex<Library>,
     context: Context,
     name: String,
+    /// cuBLAS's for as long as its state lives: it writes there whenever it multiplies.
+    workspace: OnCard,
 }
 
 /// cuBLAS's own state.
@@ -73,32 +81,54 @@ pub struct Product {
 }
 
 impl Blas {
-    /// Opens the library and makes its state. The context must be the current one.
-    pub(crate) fn open(context: Context, stream: Handle) -> Result<Self, String> {
+    /// Opens the newest library that can compute on the card. The context must be the current one.
+    pub(crate) fn open(context: Context, stream: &Stream, facts: &Facts) -> Result<Self, String> {
         // One that is newer than the driver opens and then fails.
-        let names: Vec<&str> = LIBRARIES
+        let names = LIBRARIES
             .iter()
-            .filter(|(major, _)| *major <= context.driver.cuda_version.0)
-            .map(|&(_, name)| name)
-            .collect();
-        let (library, name) = library::open_first(&names)?;
+            .filter(|(major, _)| *major <= context.driver.cuda_version.0);
+        let mut reasons = Vec::new();
+        for (_, name) in names {
+            match Self::open_one(name, context, stream, facts) {
+                Ok(blas) => return Ok(blas),
+                Err(reason) => reasons.push(reason),
+            }
+        }
+        Err(reasons.join("; "))
+    }
+
+    fn open_one(
+        name: &str,
+        context: Context,
+        stream: &Stream,
+        facts: &Facts,
+    ) -> Result<Self, String> {
+        let (library, _) = library::open_first(&[name])?;
         // It has state of its own in the process: it stays.
         let library = Box::leak(Box::new(library));
         // SAFETY: the types are those of cublas_v2.h, and have been since CUDA 11.
         let api =
             unsafe { Api::find(library) }.map_err(|symbol| format!("{name} has no {symbol}"))?;
+        let named = |cause: CudaError| format!("{name}: {cause}");
+        let [since_hopper, before] = WORKSPACE_BYTES;
+        let workspace_bytes = match facts.capability >= (9, 0) {
+            true => since_hopper,
+            false => before,
+        };
+        let workspace = OnCard::allocate(context, workspace_bytes).map_err(named)?;
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` outlives the call.
-        check("start", unsafe { (api.create)(&raw mut handle) })
-            .map_err(|cause| format!("{name}: {cause}"))?;
+        check("start", unsafe { (api.create)(&raw mut handle) }).map_err(named)?;
         let mut blas = Self {
             api,
             handle: Mutex::new(Library(handle)),
             context,
             name: name.to_owned(),
+            workspace,
         };
-        blas.prepare(handle, stream)
-            .map_err(|cause| format!("{name}: {cause}"))?;
+        blas.prepare(handle, stream.handle).map_err(named)?;
+        // Libraries open and start on cards that they have no kernels for.
+        trial::multiply(&blas, context, stream, facts.has_bf16).map_err(named)?;
         Ok(blas)
     }
 
@@ -116,6 +146,15 @@ impl Blas {
         check("work in a stream", unsafe {
             (self.api.set_stream)(handle, stream)
         })?;
+        // After the stream, which takes back what was set before.
+        // SAFETY: memory on the card that lives as long as the handle.
+        check("take a workspace", unsafe {
+            (self.api.set_workspace)(
+                handle,
+                ptr::without_provenance_mut(address(self.workspace.span)),
+                self.workspace.span.bytes(),
+            )
+        })?;
         // SAFETY: the handle lives.
         check("compute as told", unsafe {
             (self.api.set_math_mode)(handle, DISALLOW_REDUCED_PRECISION_REDUCTION)
@@ -128,22 +167,10 @@ impl Blas {
         &self.name
     }
 
-    /// Gives it memory to work in, in place of some that it would allocate itself. The memory must stay until it is given
-    /// another; none takes it away.
-    ///
-    /// # Errors
-    /// When cuBLAS refuses, as it does memory that isn't aligned to 256 bytes.
-    pub fn set_workspace(&self, workspace: Span) -> Result<(), CudaError> {
-        self.context.make_current()?;
-        let library = self.lock();
-        // SAFETY: an address on the card only.
-        check("take a workspace", unsafe {
-            (self.api.set_workspace)(
-                library.0,
-                ptr::without_provenance_mut(address(workspace)),
-                workspace.bytes(),
-            )
-        })
+    /// Memory on the card that it works in, held as long as the card is open.
+    #[must_use]
+    pub fn workspace_bytes(&self) -> usize {
+        self.workspace.span.bytes()
     }
 
     /// Multiplies, after all that was sent to the card before. Sums are `f32`; products of `f32` are strictly that.

@@ -3,13 +3,14 @@
 use std::{
     cell::Cell,
     fmt, ptr,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use crate::{
-    CudaError, Unavailable,
+    CudaError, MemoryInfo, Span, Unavailable,
     driver::{Device, Driver, Handle},
     error::code,
+    library::Code,
 };
 
 /// The driver's state for one card in this process. Copies don't keep it alive: what holds one is dropped before
@@ -20,6 +21,8 @@ pub(crate) struct Context {
     handle: Handle,
     /// No two have the same, though the driver uses addresses again.
     id: u64,
+    /// Whether work in it has failed in a way that nothing more can be done with it.
+    has_failed: &'static AtomicBool,
 }
 
 // SAFETY: the driver's handles are of use in any thread, and at once in several.
@@ -43,6 +46,38 @@ impl Context {
             CURRENT.set(self.id);
         }
         Ok(())
+    }
+
+    /// What a code means, after the words that say what was tried; one that ends the context is remembered.
+    pub(crate) fn check(self, what: &str, code: Code) -> Result<(), CudaError> {
+        self.note(code);
+        self.driver.check(what, code)
+    }
+
+    /// Remembers a code that ends the context.
+    pub(crate) fn note(self, code: Code) {
+        if code::ends_context(code) {
+            self.has_failed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nothing more can be done with it.
+    pub(crate) fn has_failed(self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// How much memory the card has, and how much of it is free now.
+    pub(crate) fn memory(self) -> Result<MemoryInfo, CudaError> {
+        let (mut free, mut total) = (0, 0);
+        self.make_current()?;
+        // SAFETY: both outlive the call.
+        self.check("ask for free memory", unsafe {
+            (self.driver.api.memory_info)(&raw mut free, &raw mut total)
+        })?;
+        Ok(MemoryInfo {
+            free_bytes: free as u64,
+            total_bytes: total as u64,
+        })
     }
 }
 
@@ -89,6 +124,8 @@ impl OwnedContext {
                         driver,
                         handle,
                         id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+                        // A byte for each card that is opened, never freed: copies of a context are everywhere.
+                        has_failed: Box::leak(Box::new(AtomicBool::new(false))),
                     },
                     device,
                 ))
@@ -127,10 +164,49 @@ impl Stream {
         const NON_BLOCKING: u32 = 1;
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` outlives the call.
-        context.driver.check("make a stream", unsafe {
+        context.check("make a stream", unsafe {
             (context.driver.api.stream_create)(&raw mut handle, NON_BLOCKING)
         })?;
         Ok(Self { handle, context })
+    }
+
+    /// Waits until all that was sent is done.
+    pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        self.context.make_current()?;
+        // SAFETY: the stream lives.
+        self.context.check("finish the work on the card", unsafe {
+            (self.context.driver.api.stream_wait)(self.handle)
+        })
+    }
+
+    /// Sets every byte.
+    pub(crate) fn fill(&self, to: Span, byte: u8) -> Result<(), CudaError> {
+        if to.bytes() == 0 {
+            return Ok(());
+        }
+        self.context.make_current()?;
+        // SAFETY: an address on the card only; it checks it.
+        self.context.check("fill memory on the card", unsafe {
+            (self.context.driver.api.fill)(to.address(), byte, to.bytes(), self.handle)
+        })
+    }
+
+    /// Copies from the card, after all that was sent before. The lengths are the same.
+    pub(crate) fn download(&self, from: Span, to: &mut [u8]) -> Result<(), CudaError> {
+        if to.is_empty() {
+            return Ok(());
+        }
+        self.context.make_current()?;
+        // SAFETY: `to` is writable for its length, and nobody else's until the copy is done, which is waited for.
+        self.context.check("copy from the card", unsafe {
+            (self.context.driver.api.copy_to_host)(
+                to.as_mut_ptr().cast(),
+                from.address(),
+                to.len(),
+                self.handle,
+            )
+        })?;
+        self.wait()
     }
 }
 
@@ -165,7 +241,7 @@ impl Event {
         const BLOCKING_SYNC: u32 = 1;
         let mut handle = ptr::null_mut();
         // SAFETY: `handle` outlives the call.
-        context.driver.check("make an event", unsafe {
+        context.check("make an event", unsafe {
             (context.driver.api.event_create)(&raw mut handle, BLOCKING_SYNC)
         })?;
         Ok(Self { handle, context })
@@ -173,7 +249,7 @@ impl Event {
 
     pub(crate) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: both live, in the same context, which is the current one.
-        self.context.driver.check("record an event", unsafe {
+        self.context.check("record an event", unsafe {
             (self.context.driver.api.event_record)(self.handle, stream.handle)
         })
     }

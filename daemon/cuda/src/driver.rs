@@ -70,7 +70,6 @@ functions! {
         module_load: cuModuleLoadDataEx(*mut Handle, *const c_void, c_uint, *mut i32, *mut *mut c_void),
         module_function: cuModuleGetFunction(*mut Handle, Handle, *const c_char),
         module_unload: cuModuleUnload(Handle),
-        function_attribute: cuFuncSetAttribute(Handle, i32, i32),
         launch: cuLaunchKernel(
             Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void,
         ),
@@ -102,11 +101,8 @@ impl Driver {
             library::open_first(&[LIBRARY]).map_err(|reason| Unavailable::NoDriver { reason })?;
         // The driver starts threads of its own: it stays for as long as the process does.
         let library = Box::leak(Box::new(library));
-        let incomplete = |symbol| Unavailable::NoDriver {
-            reason: format!("{LIBRARY} has no {symbol}"),
-        };
         // Before the other functions are looked up: an old driver lacks some, and its age is the better reason.
-        let cuda_version = cuda_version(library).map_err(incomplete)?;
+        let cuda_version = cuda_version(library)?;
         if cuda_version < CUDA_NEEDED {
             return Err(Unavailable::DriverTooOld {
                 found: cuda_version,
@@ -199,26 +195,59 @@ impl Driver {
 }
 
 /// CUDA's version that the driver knows, which it tells before it is initialized.
-fn cuda_version(library: &Library) -> Result<(u32, u32), &'static str> {
+fn cuda_version(library: &Library) -> Result<(u32, u32), Unavailable> {
     functions! {
         struct Version {
             get: cuDriverGetVersion(*mut i32),
         }
     }
     // SAFETY: the type is that of cuda.h.
-    let version = unsafe { Version::find(library) }?;
+    let version = unsafe { Version::find(library) }.map_err(incomplete)?;
     let mut number = 0;
-    // SAFETY: `number` outlives the call. A failure leaves 0, which is too old.
-    unsafe { (version.get)(&raw mut number) };
+    // SAFETY: `number` outlives the call.
+    match unsafe { (version.get)(&raw mut number) } {
+        0 => {}
+        // The toolkit's library for linking answers everything so, the question what a code means too.
+        code::STUB_LIBRARY => {
+            return Err(Unavailable::Failed(CudaError::Driver {
+                what: "use NVIDIA's driver".to_owned(),
+                code: code::STUB_LIBRARY,
+                name: "CUDA_ERROR_STUB_LIBRARY".to_owned(),
+                text: "CUDA driver is a stub library".to_owned(),
+            }));
+        }
+        code => {
+            return Err(Unavailable::Failed(CudaError::Driver {
+                what: "ask NVIDIA's driver for its version".to_owned(),
+                code,
+                name: format!("code {code}"),
+                text: "unknown error".to_owned(),
+            }));
+        }
+    }
     let number = u32::try_from(number).unwrap_or(0);
     Ok((number / 1000, number % 1000 / 10))
 }
 
+fn incomplete(symbol: &str) -> Unavailable {
+    Unavailable::NoDriver {
+        reason: format!("{LIBRARY} has no {symbol}"),
+    }
+}
+
 /// Why the driver shows no card. `CUDA_VISIBLE_DEVICES` is the driver's own variable; it is read here only to name it.
 fn no_device() -> Unavailable {
-    let there_are_some = nvml().is_none_or(|nvml| nvml.device_count().is_ok_and(|count| count > 0));
+    let counted = nvml().and_then(|nvml| nvml.device_count().ok());
     match env::var("CUDA_VISIBLE_DEVICES") {
-        Ok(visible) if there_are_some => Unavailable::Hidden { visible },
+        // Where nobody counts the cards, only a value that names none is known to hide them all: the system may keep this
+        // process from those that it names.
+        Ok(visible) if counted.map_or(names_none(&visible), |count| count > 0) => {
+            Unavailable::Hidden { visible }
+        }
         _ => Unavailable::NoDevice,
     }
+}
+
+fn names_none(visible: &str) -> bool {
+    matches!(visible.trim(), "" | "-1" | "NoDevFiles")
 }

@@ -162,6 +162,8 @@ pub enum CudaError {
     Kernels {
         /// The module.
         module: &'static str,
+        /// The driver's code.
+        code: i32,
         /// The driver's name for the code.
         name: String,
         /// The driver's words.
@@ -193,11 +195,18 @@ pub enum CudaError {
 }
 
 impl CudaError {
+    /// Whether this process can't use the card any more: after some failures the driver answers every call with the same
+    /// code, and only another process gets a new start.
+    #[must_use]
+    pub fn ends_context(&self) -> bool {
+        code::ends_context(self.code())
+    }
+
     /// The driver's code, if it gave one.
     fn code(&self) -> Code {
         match self {
-            Self::Driver { code, .. } => *code,
-            _ => 0,
+            Self::Driver { code, .. } | Self::Kernels { code, .. } => *code,
+            Self::OutOfMemory { .. } | Self::OutOfPinnedMemory { .. } | Self::Blas { .. } => 0,
         }
     }
 }
@@ -217,4 +226,34 @@ pub(crate) mod code {
     pub(crate) const SYSTEM_DRIVER_MISMATCH: Code = 803;
     pub(crate) const COMPAT_NOT_SUPPORTED_ON_DEVICE: Code = 804;
     pub(crate) const UNKNOWN: Code = 999;
+
+    /// Whether the driver gives this code to every later call, as cuda.h says of each of these.
+    pub(crate) fn ends_context(code: Code) -> bool {
+        const DEINITIALIZED: Code = 4;
+        const ECC_UNCORRECTABLE: Code = 214;
+        const NVLINK_UNCORRECTABLE: Code = 220;
+        const CONTAINED: Code = 226;
+        const ILLEGAL_ADDRESS: Code = 700;
+        const LAUNCH_TIMEOUT: Code = 702;
+        const CONTEXT_IS_DESTROYED: Code = 709;
+        const ASSERT: Code = 710;
+        const HARDWARE_STACK_ERROR: Code = 714;
+        const LAUNCH_FAILED: Code = 719;
+        const TENSOR_MEMORY_LEAK: Code = 721;
+        const EXTERNAL_DEVICE: Code = 911;
+        matches!(
+            code,
+            DEINITIALIZED
+                | ECC_UNCORRECTABLE
+                | NVLINK_UNCORRECTABLE
+                | CONTAINED
+                | ILLEGAL_ADDRESS
+                | LAUNCH_TIMEOUT
+                | CONTEXT_IS_DESTROYED
+                | ASSERT
+                // Between them: illegal instruction, misaligned address, invalid address space, invalid program counter.
+                | HARDWARE_STACK_ERROR
+                ..=LAUNCH_FAILED | TENSOR_MEMORY_LEAK | EXTERNAL_DEVICE | UNKNOWN
+        )
+    }
 }

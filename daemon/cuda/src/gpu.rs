@@ -32,6 +32,8 @@ pub struct Gpu(Arc<Inner>);
 struct Inner {
     blas: Result<Blas, String>,
     stream: Stream,
+    /// For copies to memory that nothing in the other one uses.
+    copies: Stream,
     kernels: Mutex<Kernels>,
     staging: Mutex<Staging>,
     facts: Facts,
@@ -62,18 +64,25 @@ impl Gpu {
         let context = OwnedContext::retain(driver, device, &facts.name, free_before)?;
         context.0.make_current()?;
         let stream = Stream::create(context.0)?;
+        let copies = Stream::create(context.0)?;
         let staging = Staging {
             memory: Pinned::allocate(context.0, STAGING_BYTES)?,
             used: 0,
         };
         // Its handle takes memory on the card, which belongs to what the context took.
-        let blas = Blas::open(context.0, stream.handle);
+        let blas = Blas::open(context.0, &stream, &facts);
+        // What it tried has ended by now. If that failed, so will all that comes.
+        stream.wait()?;
+        let workspace_bytes = blas
+            .as_ref()
+            .map_or(0, |blas| blas.workspace_bytes() as u64);
         let context_bytes = free_before
             .zip(free_bytes())
-            .map(|(before, after)| before.saturating_sub(after));
+            .map(|(before, after)| before.saturating_sub(after + workspace_bytes));
         Ok(Self(Arc::new(Inner {
             blas,
             stream,
+            copies,
             kernels: Mutex::new(Kernels::new(context.0)),
             staging: Mutex::new(staging),
             facts,
@@ -101,8 +110,9 @@ impl Gpu {
         &self.0.facts
     }
 
-    /// What the context, with cuBLAS in it, took on the card when it was opened; unknown without NVML, since the driver tells nothing before
-    /// there is a context. A neighbour's allocation in that moment counts with it.
+    /// What the context took on the card when it was opened, with cuBLAS in it but without the memory that
+    /// [cuBLAS works in](Blas::workspace_bytes); unknown without NVML, since the driver tells nothing before there is a
+    /// context. A neighbour's allocation in that moment counts with it.
     #[must_use]
     pub fn context_bytes(&self) -> Option<u64> {
         self.0.context_bytes
@@ -113,16 +123,7 @@ impl Gpu {
     /// # Errors
     /// When the driver fails.
     pub fn memory(&self) -> Result<MemoryInfo, CudaError> {
-        let (mut free, mut total) = (0, 0);
-        let context = self.current()?;
-        // SAFETY: both outlive the call.
-        context.driver.check("ask for free memory", unsafe {
-            (context.driver.api.memory_info)(&raw mut free, &raw mut total)
-        })?;
-        Ok(MemoryInfo {
-            free_bytes: free as u64,
-            total_bytes: total as u64,
-        })
+        self.0.context.0.memory()
     }
 
     /// Memory on the card, with whatever lay there. None at all is fine.
@@ -154,7 +155,7 @@ impl Gpu {
             return Ok(());
         }
         if from.len() > STAGING_BYTES {
-            self.start_upload(to, from)?;
+            start_upload(&self.0.stream, self.current()?, to, from)?;
             return self.synchronize();
         }
         let mut staging = lock(&self.0.staging);
@@ -165,23 +166,25 @@ impl Gpu {
         let start = staging.used;
         let aside = &mut staging.memory[start..start + from.len()];
         aside.copy_from_slice(from);
-        self.start_upload(to, aside)?;
+        start_upload(&self.0.stream, self.current()?, to, aside)?;
         staging.used += from.len();
         Ok(())
     }
 
-    /// `from` must not change until the stream has been waited for.
-    fn start_upload(&self, to: Span, from: &[u8]) -> Result<(), CudaError> {
-        let context = self.current()?;
-        // SAFETY: `from` is readable for its length; the callers keep it until the copy is done.
-        context.driver.check("copy to the card", unsafe {
-            (context.driver.api.copy_to_device)(
-                to.address(),
-                from.as_ptr().cast(),
-                from.len(),
-                self.0.stream.handle,
-            )
-        })
+    /// Copies to memory on the card that nothing that was sent reads or writes, beside that work, and waits for it.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn upload_beside(&self, to: Span, from: &[u8]) -> Result<(), CudaError> {
+        assert_eq!(to.bytes(), from.len(), "upload: lengths differ");
+        if from.is_empty() {
+            return Ok(());
+        }
+        start_upload(&self.0.copies, self.current()?, to, from)?;
+        self.0.copies.wait()
     }
 
     /// Copies from the card, after all that was sent before.
@@ -193,20 +196,7 @@ impl Gpu {
     /// When the lengths differ.
     pub fn download(&self, from: Span, to: &mut [u8]) -> Result<(), CudaError> {
         assert_eq!(from.bytes(), to.len(), "download: lengths differ");
-        if to.is_empty() {
-            return Ok(());
-        }
-        let context = self.current()?;
-        // SAFETY: `to` is writable for its length, and nobody else's until the copy is done, which is waited for.
-        context.driver.check("copy from the card", unsafe {
-            (context.driver.api.copy_to_host)(
-                to.as_mut_ptr().cast(),
-                from.address(),
-                to.len(),
-                self.0.stream.handle,
-            )
-        })?;
-        self.synchronize()
+        self.0.stream.download(from, to)
     }
 
     /// Copies on the card. The two must not overlap.
@@ -223,7 +213,7 @@ impl Gpu {
         }
         let context = self.current()?;
         // SAFETY: addresses on the card only; it checks them.
-        context.driver.check("copy on the card", unsafe {
+        context.check("copy on the card", unsafe {
             (context.driver.api.copy_on_device)(
                 to.address(),
                 from.address(),
@@ -238,14 +228,7 @@ impl Gpu {
     /// # Errors
     /// When the driver fails.
     pub fn fill(&self, to: Span, byte: u8) -> Result<(), CudaError> {
-        if to.bytes() == 0 {
-            return Ok(());
-        }
-        let context = self.current()?;
-        // SAFETY: an address on the card only; it checks it.
-        context.driver.check("fill memory on the card", unsafe {
-            (context.driver.api.fill)(to.address(), byte, to.bytes(), self.0.stream.handle)
-        })
+        self.0.stream.fill(to, byte)
     }
 
     /// Waits until all that was sent is done.
@@ -253,14 +236,17 @@ impl Gpu {
     /// # Errors
     /// When some of it failed.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        let context = self.current()?;
-        // SAFETY: the stream lives as long as the card.
-        context.driver.check("finish the work on the card", unsafe {
-            (context.driver.api.stream_wait)(self.0.stream.handle)
-        })
+        self.0.stream.wait()
     }
 
-    /// cuBLAS, opened by the first call, where it is found.
+    /// Whether this process can't use the card any more: some of its work has failed so that the driver refuses all that
+    /// comes after.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.0.context.0.has_failed()
+    }
+
+    /// cuBLAS, where it is found and can compute.
     #[must_use]
     pub fn blas(&self) -> Option<&Blas> {
         self.0.blas.as_ref().ok()
@@ -299,16 +285,11 @@ impl Gpu {
         kernel: &str,
         grid: [u32; 3],
         block: u32,
-        shared_bytes: u32,
         arguments: &[Argument<'_>],
     ) -> Result<(), CudaError> {
         let context = self.current()?;
-        let function = lock(&self.0.kernels).function(
-            kernel,
-            shared_bytes,
-            arguments,
-            self.0.facts.capability,
-        )?;
+        let function =
+            lock(&self.0.kernels).function(kernel, arguments, self.0.facts.capability)?;
         let mut addresses: Vec<*mut c_void> = arguments.iter().map(Argument::address).collect();
         // SAFETY: the kernel takes as many arguments of these sizes, and each address is readable for its size during the
         // call, which copies them.
@@ -321,7 +302,8 @@ impl Gpu {
                 block,
                 1,
                 1,
-                shared_bytes,
+                // All that kernels share lies in arrays of their own.
+                0,
                 self.0.stream.handle,
                 addresses.as_mut_ptr(),
                 ptr::null_mut(),
@@ -329,7 +311,7 @@ impl Gpu {
         };
         match code {
             0 => Ok(()),
-            code => context.driver.check(&format!("launch {kernel}"), code),
+            code => context.check(&format!("launch {kernel}"), code),
         }
     }
 
@@ -366,19 +348,36 @@ impl Timer {
     /// # Errors
     /// When some of it failed.
     pub fn stop(self) -> Result<Duration, CudaError> {
-        let driver = self.gpu.current()?.driver;
+        let context = self.gpu.current()?;
         self.end.record(&self.gpu.0.stream)?;
         // SAFETY: the event lives until the end of the function.
-        driver.check("finish the work on the card", unsafe {
-            (driver.api.event_wait)(self.end.handle)
+        context.check("finish the work on the card", unsafe {
+            (context.driver.api.event_wait)(self.end.handle)
         })?;
         let mut milliseconds = 0.0;
         // SAFETY: both events have been recorded, and `milliseconds` outlives the call.
-        driver.check("measure time on the card", unsafe {
-            (driver.api.event_elapsed)(&raw mut milliseconds, self.start.handle, self.end.handle)
+        context.check("measure time on the card", unsafe {
+            (context.driver.api.event_elapsed)(
+                &raw mut milliseconds,
+                self.start.handle,
+                self.end.handle,
+            )
         })?;
         Ok(Duration::from_secs_f32(milliseconds.max(0.0) / 1000.0))
     }
+}
+
+/// `from` must not change until the stream has been waited for; the context is the current one.
+fn start_upload(stream: &Stream, context: Context, to: Span, from: &[u8]) -> Result<(), CudaError> {
+    // SAFETY: `from` is readable for its length; the callers keep it until the copy is done.
+    context.check("copy to the card", unsafe {
+        (context.driver.api.copy_to_device)(
+            to.address(),
+            from.as_ptr().cast(),
+            from.len(),
+            stream.handle,
+        )
+    })
 }
 
 /// Small uploads on their way.

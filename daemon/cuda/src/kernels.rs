@@ -5,7 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::{CudaError, Format, Gpu, Number, Product, Span, launch::Argument};
+use crate::{Blas, CudaError, Format, Gpu, Number, Product, Span, launch::Argument};
 
 /// The CUDA version whose compiler made the PTX; an older driver can't read it. Linux drivers are of this version from
 /// 525.60 on.
@@ -395,38 +395,9 @@ impl Gpu {
         )
     }
 
-    /// `count` stored weights as numbers that are computed in.
-    ///
-    /// # Errors
-    /// When the card refuses it, or has failed before.
-    ///
-    /// # Panics
-    /// When a span is too short, or the weights are not whole blocks.
-    pub fn widen(
-        &self,
-        number: Number,
-        format: Format,
-        out: Span,
-        weights: Span,
-        count: usize,
-    ) -> Result<(), CudaError> {
-        /// Weights that a block takes, as `widen.cuh` says.
-        const BLOCK_WEIGHTS: usize = 2048;
-        holds("out", out, count, number.bytes());
-        holds_weights(weights, format, count);
-        if count == 0 {
-            return Ok(());
-        }
-        self.send(
-            &format!("widen_{}_{}", number.name(), format.name()),
-            [count.div_ceil(BLOCK_WEIGHTS), 1],
-            128,
-            &[address(out), address(weights), Argument::U64(count as u64)],
-        )
-    }
-
     /// `out = x · weightsᵀ`, by what is fastest for the shape: cuBLAS where it is found and the weights are numbers as they
-    /// are computed in, else [our own kernels](Self::multiply_by_kernels). Products are added up in `f32`.
+    /// are computed in, else [our own kernels](Self::multiply_by_kernels). Products are added up in `f32`; in half precision,
+    /// what is too large stays the largest number.
     ///
     /// # Errors
     /// When the card refuses it, or has failed before.
@@ -443,9 +414,31 @@ impl Gpu {
             && format.name() == number.name()
             && let Some(blas) = self.blas()
         {
-            return blas.multiply(number, product);
+            return self.multiply_by_blas(blas, number, product);
         }
         self.multiply_by_kernels(number, format, product)
+    }
+
+    fn multiply_by_blas(
+        &self,
+        blas: &Blas,
+        number: Number,
+        product: Product,
+    ) -> Result<(), CudaError> {
+        blas.multiply(number, product).map_err(|refused| {
+            // cuBLAS has words of its own for work that failed before; the driver's say more, and whether all is over.
+            self.synchronize().err().unwrap_or(refused)
+        })?;
+        let count = product.rows * product.outputs;
+        if number != Number::F16 || product.out_is_f32 || count == 0 {
+            return Ok(());
+        }
+        self.send(
+            "saturate_f16",
+            threads(count),
+            ELEMENT_THREADS,
+            &[address(product.out), Argument::U64(count as u64)],
+        )
     }
 
     /// The same without cuBLAS: a kernel for few rows, or one of two for tiles.
@@ -715,7 +708,6 @@ impl Gpu {
             kernel,
             [grid[0] as u32, grid[1] as u32, 1],
             block,
-            0,
             arguments,
         )
     }
@@ -821,12 +813,12 @@ macro_rules! modules {
     };
 }
 
-static MODULES: [Module; 18] = modules! {
+static MODULES: [Module; 15] = modules! {
     all:
-        "embed" "rows_f32" "rows_f16" "widen_f32" "widen_f16" "multiply_f32" "multiply_f16" "multiply_few_f32"
-        "multiply_few_f16" "attention_f32" "attention_f16" "head" "compare";
+        "embed" "rows_f32" "rows_f16" "multiply_f32" "multiply_f16" "multiply_few_f32" "multiply_few_f16" "attention_f32"
+        "attention_f16" "head" "compare";
     from_80:
-        "rows_bf16" "widen_bf16" "multiply_bf16" "multiply_few_bf16" "attention_bf16";
+        "rows_bf16" "multiply_bf16" "multiply_few_bf16" "attention_bf16";
 };
 
 #[cfg(test)]

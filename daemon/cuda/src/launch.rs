@@ -52,8 +52,6 @@ struct Function {
     handle: Handle,
     /// Sizes of what it takes.
     parameters: Vec<usize>,
-    /// Dynamic shared memory that it was allowed. Without asking it may have what its own arrays leave of 48 KiB.
-    shared_bytes: u32,
 }
 
 // SAFETY: the driver's handles are of use in any thread.
@@ -72,7 +70,6 @@ impl Kernels {
     pub(crate) fn function(
         &mut self,
         kernel: &str,
-        shared_bytes: u32,
         arguments: &[Argument<'_>],
         capability: (u32, u32),
     ) -> Result<Handle, CudaError> {
@@ -82,7 +79,7 @@ impl Kernels {
         }
         let function = self
             .functions
-            .get_mut(kernel)
+            .get(kernel)
             .expect("it was inserted if it was not there");
         // The driver can't know how many addresses it is given.
         assert!(
@@ -93,22 +90,6 @@ impl Kernels {
             "{kernel} takes arguments of {:?} bytes, not {arguments:?}",
             function.parameters
         );
-        if shared_bytes > function.shared_bytes {
-            const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
-            let bytes = i32::try_from(shared_bytes).unwrap_or(i32::MAX);
-            // SAFETY: the handle is a function's.
-            let code = unsafe {
-                (self.context.driver.api.function_attribute)(
-                    function.handle,
-                    MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                    bytes,
-                )
-            };
-            self.context
-                .driver
-                .check("give a kernel more shared memory", code)?;
-            function.shared_bytes = shared_bytes;
-        }
         Ok(function.handle)
     }
 
@@ -137,11 +118,7 @@ impl Kernels {
             (self.context.driver.api.module_function)(&raw mut handle, loaded, name.as_ptr())
         };
         match code {
-            0 => Ok(Function {
-                handle,
-                parameters,
-                shared_bytes: 0,
-            }),
+            0 => Ok(Function { handle, parameters }),
             code => Err(self.failed(module.name, code, "")),
         }
     }
@@ -177,9 +154,11 @@ impl Kernels {
     }
 
     fn failed(&self, module: &'static str, code: i32, log: &str) -> CudaError {
+        self.context.note(code);
         let (name, text) = self.context.driver.words(code);
         CudaError::Kernels {
             module,
+            code,
             name,
             text,
             log: log.trim().to_owned(),

@@ -51,48 +51,64 @@ impl Span {
 /// Memory on the card, freed when dropped. Its contents are whatever lay there.
 #[derive(Debug)]
 pub struct GpuMemory {
-    span: Span,
-    gpu: Gpu,
+    // Before the card, which it needs when it is freed.
+    memory: OnCard,
+    _gpu: Gpu,
 }
 
 impl GpuMemory {
     pub(crate) fn allocate(gpu: &Gpu, bytes: usize) -> Result<Self, CudaError> {
-        let mut address = 0;
-        // The driver refuses 0 bytes.
-        if bytes > 0 {
-            let context = gpu.current()?;
-            // SAFETY: `address` outlives the call.
-            match unsafe { (context.driver.api.memory_allocate)(&raw mut address, bytes) } {
-                code::OUT_OF_MEMORY => {
-                    return Err(CudaError::OutOfMemory {
-                        needed_bytes: bytes as u64,
-                        free_bytes: gpu.memory().ok().map(|memory| memory.free_bytes),
-                    });
-                }
-                code => context.driver.check("allocate memory on the card", code)?,
-            }
-        }
         Ok(Self {
-            span: Span { address, bytes },
-            gpu: gpu.clone(),
+            memory: OnCard::allocate(gpu.current()?, bytes)?,
+            _gpu: gpu.clone(),
         })
     }
 
     /// Where it lies.
     #[must_use]
     pub fn span(&self) -> Span {
-        self.span
+        self.memory.span
     }
 }
 
-impl Drop for GpuMemory {
+/// [`GpuMemory`] that doesn't keep its context alive, for the [`Gpu`]'s own.
+#[derive(Debug)]
+pub(crate) struct OnCard {
+    pub(crate) span: Span,
+    context: Context,
+}
+
+impl OnCard {
+    /// The context must be the current one.
+    pub(crate) fn allocate(context: Context, bytes: usize) -> Result<Self, CudaError> {
+        let mut address = 0;
+        // The driver refuses 0 bytes.
+        if bytes > 0 {
+            // SAFETY: `address` outlives the call.
+            match unsafe { (context.driver.api.memory_allocate)(&raw mut address, bytes) } {
+                code::OUT_OF_MEMORY => {
+                    return Err(CudaError::OutOfMemory {
+                        needed_bytes: bytes as u64,
+                        free_bytes: context.memory().ok().map(|memory| memory.free_bytes),
+                    });
+                }
+                code => context.check("allocate memory on the card", code)?,
+            }
+        }
+        Ok(Self {
+            span: Span { address, bytes },
+            context,
+        })
+    }
+}
+
+impl Drop for OnCard {
     fn drop(&mut self) {
-        if self.span.bytes > 0
-            && let Ok(context) = self.gpu.current()
-        {
+        if self.span.bytes > 0 && self.context.make_current().is_ok() {
             // SAFETY: allocated by this driver and freed once. The driver waits for work that uses it. It fails only when
-            // the context has failed before, which has been told and takes the memory along.
-            unsafe { (context.driver.api.memory_free)(self.span.address) };
+            // the context has failed before, which is remembered and takes the memory along.
+            self.context
+                .note(unsafe { (self.context.driver.api.memory_free)(self.span.address) });
         }
     }
 }
@@ -155,7 +171,7 @@ impl Pinned {
                         needed_bytes: bytes as u64,
                     });
                 }
-                code => context.driver.check("allocate pinned memory", code)?,
+                code => context.check("allocate pinned memory", code)?,
             }
             // SAFETY: the driver gave `bytes` bytes. A slice of them may be made only once they have values.
             unsafe { ptr::write_bytes(start.cast::<u8>(), 0, bytes) };

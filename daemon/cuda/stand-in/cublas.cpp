@@ -1,9 +1,18 @@
-// libcublas.so.12 on the CPU: the one multiplication that Sluice asks of cuBLAS. Types and codes are those of cublas_v2.h.
+// libcublas.so.12 on the CPU, and an older one: the one multiplication that Sluice asks of cuBLAS. Types and codes are those
+// of cublas_v2.h.
+//
+// It scribbles over its workspace in every multiplication, and refuses one that was freed.
 
+#include "card.h"
 #include "cuda_on_cpu.h"
 #include "driver.h"
 
+#include <cstring>
 #include <vector>
+
+#ifndef VERSION
+#define VERSION 120805
+#endif
 
 namespace {
 
@@ -11,10 +20,11 @@ enum Code { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILE
 enum Type { F32 = 0, F16 = 2, BF16 = 14 };
 enum Operation { AS_IT_IS = 0, TRANSPOSED = 1 };
 
-constexpr int VERSION = 120805;
-
 struct Library {
     void *stream = nullptr;
+    // What it was given; its own, which nobody sees, if nothing.
+    unsigned char *workspace = nullptr;
+    size_t workspace_bytes = 0;
 };
 
 bool known(int type) { return type == F32 || type == F16 || type == BF16; }
@@ -61,12 +71,19 @@ EXPORT cublasGetVersion_v2(void *handle, int *version) {
 
 EXPORT cublasSetStream_v2(void *handle, void *stream) {
     if (!handle) return NOT_INITIALIZED;
-    return static_cast<Library *>(handle)->stream = stream, SUCCESS;
+    auto *library = static_cast<Library *>(handle);
+    // As the real one does: a workspace belongs to a stream.
+    *library = Library{stream};
+    return SUCCESS;
 }
 
-EXPORT cublasSetWorkspace_v2(void *handle, void *workspace, size_t) {
+EXPORT cublasSetWorkspace_v2(void *handle, void *workspace, size_t bytes) {
     if (!handle) return NOT_INITIALIZED;
-    return reinterpret_cast<uintptr_t>(workspace) % 256 == 0 ? SUCCESS : INVALID_VALUE;
+    if (reinterpret_cast<uintptr_t>(workspace) % 256 != 0) return INVALID_VALUE;
+    auto *library = static_cast<Library *>(handle);
+    library->workspace = static_cast<unsigned char *>(workspace);
+    library->workspace_bytes = bytes;
+    return SUCCESS;
 }
 
 EXPORT cublasSetMathMode(void *handle, int) { return handle ? SUCCESS : NOT_INITIALIZED; }
@@ -83,10 +100,16 @@ EXPORT cublasGemmEx(void *handle, int operation_a, int operation_b, int m, int n
     if (!known(type_a) || type_a != type_b || (type_c != F32 && type_c != type_a) ||
         (compute != COMPUTE_32F && compute != COMPUTE_32F_PEDANTIC))
         return NOT_SUPPORTED;
+    if (int(stand_in::setting("STAND_IN_BLAS_FAILS", 0)) == VERSION / 10000) return NOT_SUPPORTED;
+    auto *library = static_cast<Library *>(handle);
+    unsigned char *workspace = library->workspace;
+    size_t workspace_bytes = library->workspace_bytes;
+    if (workspace && !stand_in::holds(reinterpret_cast<uint64_t>(workspace), workspace_bytes)) return EXECUTION_FAILED;
 
     Matrix left{a, type_a, transposed_a, size_t(stride_a)}, right{b, type_b, transposed_b, size_t(stride_b)};
     float alpha = *static_cast<const float *>(alpha_at), beta = *static_cast<const float *>(beta_at);
     auto work = [=, rows = size_t(m), columns = size_t(n), inner = size_t(k)] {
+        if (workspace) std::memset(workspace, 0xff, workspace_bytes);
         // Widened once, and so laid out that a column of the product is summed many rows at a time.
         std::vector<float> widened(inner * rows), sums(rows);
         for (size_t i = 0; i < rows; i++)
@@ -105,5 +128,5 @@ EXPORT cublasGemmEx(void *handle, int operation_a, int operation_b, int m, int n
             }
         }
     };
-    return stand_in::send(static_cast<Library *>(handle)->stream, work) ? SUCCESS : EXECUTION_FAILED;
+    return stand_in::send(library->stream, work) ? SUCCESS : EXECUTION_FAILED;
 }

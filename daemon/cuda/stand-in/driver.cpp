@@ -296,8 +296,8 @@ bool attribute(int number, int card, int &value) {
     case 39: value = 1536; return true;                       // threads of a multiprocessor
     case 40: value = 2; return true;                          // copy engines
     case 41: value = 1; return true;                          // unified addresses
-    case 75: value = card::capability().major; return true;
-    case 76: value = card::capability().minor; return true;
+    case 75: value = card::capability(card).major; return true;
+    case 76: value = card::capability(card).minor; return true;
     case 81: value = shared_bytes_max() + 1024; return true;  // shared memory of a multiprocessor
     case 97: value = shared_bytes_max(); return true;         // shared memory of a block that asks for it
     default: return false;
@@ -375,11 +375,13 @@ bool is_pinned(const void *start, size_t bytes) {
 
 void *at(uint64_t address) { return reinterpret_cast<void *>(address); }
 
+// How often memory of a card was asked for.
+uint64_t allocations = 0;
+
 Code allocate(Context &context, uint64_t *address, size_t bytes) {
-    static uint64_t calls = 0;
     if (!address || bytes == 0) return INVALID_VALUE;
     uint64_t taken = context.used_bytes + card::held_bytes(), total = card::total_bytes();
-    if (fails("STAND_IN_FAIL_ALLOCATION", calls) || taken > total || bytes > total - taken) return OUT_OF_MEMORY;
+    if (fails("STAND_IN_FAIL_ALLOCATION", allocations) || taken > total || bytes > total - taken) return OUT_OF_MEMORY;
     auto memory = std::make_unique<DeviceMemory>(bytes);
     *address = memory->address();
     context.used_bytes += bytes;
@@ -418,7 +420,8 @@ Code launch(Context &context, Stream &stream, const Function &function, uint3 gr
     if (function.ptx.threads_max && threads > function.ptx.threads_max) return LAUNCH_OUT_OF_RESOURCES;
     if (!parameters && !function.kernel->parameter_bytes.empty()) return INVALID_VALUE;
 
-    bool fail = fails("STAND_IN_FAIL_KERNEL", calls);
+    const char *named = std::getenv("STAND_IN_FAIL_KERNEL");
+    bool fail = (named && function.name == named) || fails("STAND_IN_FAIL_KERNEL", calls);
     stream.send([&context, fail, name = function.name, grid, block, shared, body = function.kernel->bind(parameters)] {
         if (fail) context.failure = ILLEGAL_ADDRESS;
         if (context.failure == SUCCESS) run({name.c_str(), grid, block, shared, body});
@@ -439,6 +442,11 @@ bool stand_in::send(void *stream, std::function<void()> work) {
     }) == SUCCESS;
 }
 
+bool stand_in::holds(uint64_t address, size_t bytes) {
+    return in_context([&](Context &context) { return context.holds(address, bytes) ? SUCCESS : INVALID_VALUE; }) ==
+           SUCCESS;
+}
+
 uint64_t stand_in::used_bytes(int ordinal) {
     std::lock_guard<std::mutex> lock(driver.mutex);
     auto found = driver.contexts.find(ordinal);
@@ -448,6 +456,12 @@ uint64_t stand_in::used_bytes(int ordinal) {
 // ---------------------------------------------------------------------------------------------- what libcuda.so.1 has
 
 #define EXPORT extern "C" __attribute__((visibility("default"))) int
+
+// For tests, not the driver's: see `allocations`.
+extern "C" __attribute__((visibility("default"))) uint64_t standInAllocations() {
+    std::lock_guard<std::mutex> lock(driver.mutex);
+    return allocations;
+}
 
 EXPORT cuInit(unsigned flags) {
     std::lock_guard<std::mutex> lock(driver.mutex);
@@ -465,6 +479,7 @@ EXPORT cuInit(unsigned flags) {
 }
 
 EXPORT cuDriverGetVersion(int *version) {
+    if (int code = int(setting("STAND_IN_VERSION_FAILS", 0))) return code;
     *version = card::driver_version();
     return SUCCESS;
 }

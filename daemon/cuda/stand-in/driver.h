@@ -10,6 +10,9 @@ namespace stand_in {
 // Appends to a stream's work; false when there is no such stream.
 __attribute__((visibility("default"))) bool send(void *stream, std::function<void()> work);
 
+// Whether so many bytes from there on are allocated, in the context that this thread uses.
+__attribute__((visibility("default"))) bool holds(uint64_t address, size_t bytes);
+
 // What this process has of a card's memory, its context among it.
 __attribute__((visibility("default"))) uint64_t used_bytes(int ordinal);
 

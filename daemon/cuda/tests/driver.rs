@@ -58,6 +58,25 @@ fn an_old_driver_is_refused() {
 }
 
 #[test]
+fn the_toolkits_stand_in_for_linking_is_named() {
+    let settings = [("STAND_IN_VERSION_FAILS", "34")];
+    apart::run(
+        "the_toolkits_stand_in_for_linking_is_named",
+        &settings,
+        || {
+            let refusal = refusal();
+            assert!(
+                refusal
+                    .to_string()
+                    .contains("CUDA driver is a stub library"),
+                "{refusal}"
+            );
+            assert!(refusal.hint().contains("stubs"), "{}", refusal.hint());
+        },
+    );
+}
+
+#[test]
 fn a_machine_without_a_card_is_refused() {
     let settings = [("STAND_IN_DEVICES", "0")];
     apart::run("a_machine_without_a_card_is_refused", &settings, || {
@@ -80,6 +99,35 @@ fn cards_that_are_hidden_are_told_from_none() {
                 refusal.to_string(),
                 "CUDA_VISIBLE_DEVICES=\"\" hides every NVIDIA card"
             );
+        },
+    );
+}
+
+#[test]
+fn a_card_that_is_named_and_not_found_is_not_hidden() {
+    let settings = [("CUDA_VISIBLE_DEVICES", "0"), ("STAND_IN_DEVICES", "0")];
+    apart::run_without(
+        &["libnvidia-ml.so.1"],
+        "a_card_that_is_named_and_not_found_is_not_hidden",
+        &settings,
+        || {
+            let refusal = refusal();
+            assert_eq!(refusal, Unavailable::NoDevice);
+            assert!(refusal.hint().contains("/dev/nvidia*"));
+        },
+    );
+}
+
+#[test]
+fn a_value_that_names_no_card_hides_all_whoever_counts_them() {
+    let settings = [("CUDA_VISIBLE_DEVICES", "-1")];
+    apart::run_without(
+        &["libnvidia-ml.so.1"],
+        "a_value_that_names_no_card_hides_all_whoever_counts_them",
+        &settings,
+        || {
+            let visible = "-1".to_owned();
+            assert_eq!(refusal(), Unavailable::Hidden { visible });
         },
     );
 }
@@ -256,6 +304,26 @@ fn bytes_come_back_as_they_went() {
 }
 
 #[test]
+fn a_copy_beside_the_work_does_not_wait_for_it() {
+    // The work before would end the card when it ran, which it does when somebody waits for it.
+    let settings = [("STAND_IN_FAIL_KERNEL", "1")];
+    apart::run(
+        "a_copy_beside_the_work_does_not_wait_for_it",
+        &settings,
+        || {
+            let gpu = Gpu::open(0).unwrap();
+            let memory = gpu.allocate(2 * MIB).unwrap();
+            let (used, fresh) = (memory.span().part(0, MIB), memory.span().part(MIB, MIB));
+            gpu.fill(used, 0).unwrap();
+            gpu.add(Number::F32, used, used, 16).unwrap();
+            gpu.upload_beside(fresh, &numbers(MIB)).unwrap();
+            assert!(!gpu.has_failed());
+            assert!(gpu.synchronize().is_err() && gpu.has_failed());
+        },
+    );
+}
+
+#[test]
 fn what_was_uploaded_may_change_at_once() {
     apart::run("what_was_uploaded_may_change_at_once", &[], || {
         const BYTES: usize = 300_000;
@@ -416,6 +484,7 @@ fn a_kernel_that_fails_is_told_by_whoever_waits() {
                 ": an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)"
             ));
             // The card is lost to this process, and everything says so.
+            assert!(error.ends_context() && gpu.has_failed());
             assert!(gpu.allocate(1).is_err() && gpu.memory().is_err());
         },
     );
@@ -467,8 +536,7 @@ fn cublas_multiplies() {
         let gpu = Gpu::open(0).unwrap();
         let blas = gpu.blas().expect("the stand-in has one");
         assert!(blas.name().starts_with("libcublas.so.12 ("));
-        let workspace = gpu.allocate(MIB).unwrap();
-        blas.set_workspace(workspace.span()).unwrap();
+        assert_eq!(blas.workspace_bytes(), 4 * MIB);
 
         // Small whole numbers, which every kind of number holds exactly, and their sums too.
         let whole = |count: usize, factor: usize| -> Vec<f32> {
@@ -538,6 +606,66 @@ fn without_cublas_there_is_a_reason() {
             assert!(gpu.blas_absence().unwrap().contains("libcublas.so.12"));
         },
     );
+}
+
+#[test]
+fn a_cublas_that_cannot_compute_is_passed_over() {
+    apart::run(
+        "a_cublas_that_cannot_compute_is_passed_over",
+        &[("STAND_IN_BLAS_FAILS", "12")],
+        || {
+            let gpu = Gpu::open(0).unwrap();
+            let name = gpu.blas().expect("the older one").name();
+            assert_eq!(name, "libcublas.so.11 (110902)");
+        },
+    );
+}
+
+#[test]
+fn a_cublas_that_cannot_compute_leaves_our_own_kernels() {
+    apart::run_without(
+        &["libcublas.so.11"],
+        "a_cublas_that_cannot_compute_leaves_our_own_kernels",
+        &[("STAND_IN_BLAS_FAILS", "12")],
+        || {
+            let gpu = Gpu::open(0).unwrap();
+            assert!(gpu.blas().is_none());
+            let why = gpu.blas_absence().unwrap();
+            assert!(why.contains("CUBLAS_STATUS_NOT_SUPPORTED"), "{why}");
+            let free = gpu.memory().unwrap().free_bytes;
+            drop(gpu);
+            // Nothing of the one that was tried stays.
+            let gpu = Gpu::open(0).unwrap();
+            assert_eq!(gpu.memory().unwrap().free_bytes, free);
+        },
+    );
+}
+
+#[test]
+fn cublas_works_in_memory_that_stays() {
+    apart::run("cublas_works_in_memory_that_stays", &[], || {
+        let gpu = Gpu::open(0).unwrap();
+        // Another user of the card opens it too, and lets it go.
+        drop(Gpu::open(0).unwrap());
+        let memory = gpu.allocate(3 * 64 * 64 * 4).unwrap();
+        let part = |index: usize| memory.span().part(index * 64 * 64 * 4, 64 * 64 * 4);
+        gpu.fill(memory.span(), 0).unwrap();
+        let product = Product {
+            out: part(0),
+            out_is_f32: true,
+            x: part(1),
+            weights: part(2),
+            rows: 64,
+            outputs: 64,
+            width: 64,
+            accumulate: false,
+        };
+        gpu.multiply(Number::F32, sluice_cuda::Format::F32, product)
+            .unwrap();
+        let mut found = vec![1; 64 * 64 * 4];
+        gpu.download(part(0), &mut found).unwrap();
+        assert!(found.iter().all(|&byte| byte == 0));
+    });
 }
 
 /// Bytes without a pattern.

@@ -146,14 +146,12 @@ fn weights_are_decoded_as_the_engine_decodes_them() {
                 };
                 let bytes = stored(&mut random, format, count);
                 let expected = decode(format, &bytes);
-                let weights = Buffer::of(gpu, &bytes);
-                for number in Number::ALL {
-                    let out = Buffer::new(gpu, count * number.bytes());
-                    gpu.widen(number, format, out.span(), weights.span(), count)
-                        .unwrap();
-                    for (found, &expected) in out.read_numbers(gpu, number).iter().zip(&expected) {
-                        assert_eq!(found.to_bits(), narrow(number, expected).to_bits());
-                    }
+                let (weights, id) = (Buffer::of(gpu, &bytes), Buffer::of(gpu, &[0u32]));
+                let out = Buffer::new(gpu, count * 4);
+                gpu.embed(out.span(), id.span(), weights.span(), format, count, 1)
+                    .unwrap();
+                for (found, expected) in out.read::<f32>(gpu).iter().zip(&expected) {
+                    assert_eq!(found.to_bits(), expected.to_bits());
                 }
             }
         }
@@ -265,6 +263,42 @@ fn what_is_too_large_for_half_precision_stays_the_largest() {
                     number.name()
                 );
             }
+        }
+    });
+}
+
+#[test]
+fn products_too_large_for_half_precision_stay_the_largest_by_cublas_too() {
+    on_card(|gpu| {
+        const SIDE: usize = 32;
+        assert!(gpu.blas().is_some());
+        let factors = |value: f32| {
+            Buffer::of_numbers(
+                gpu,
+                Number::F16,
+                &vec![f16::from_f32(value).to_f32(); SIDE * SIDE],
+            )
+        };
+        for (one, other, expected) in [
+            (200.0, 200.0, 65504.0),
+            (-200.0, 200.0, -65504.0),
+            (2.0, 3.0, 192.0),
+        ] {
+            let (x, weights) = (factors(one), factors(other));
+            let out = Buffer::new(gpu, SIDE * SIDE * 2);
+            let product = Product {
+                out: out.span(),
+                out_is_f32: false,
+                x: x.span(),
+                weights: weights.span(),
+                rows: SIDE,
+                outputs: SIDE,
+                width: SIDE,
+                accumulate: false,
+            };
+            gpu.multiply(Number::F16, Format::F16, product).unwrap();
+            let found = out.read_numbers(gpu, Number::F16);
+            assert!(found.iter().all(|&sum| sum == expected), "{found:?}");
         }
     });
 }
@@ -913,7 +947,6 @@ fn nothing_is_sent_for_nothing() {
         let span = none.span();
         gpu.embed(span, span, span, Format::F32, 4, 0).unwrap();
         gpu.add(Number::F16, span, span, 0).unwrap();
-        gpu.widen(Number::F32, Format::Q4K, span, span, 0).unwrap();
         gpu.take_rows(2, span, span, span, 0, 9).unwrap();
         let product = Product {
             out: span,

@@ -101,8 +101,9 @@ pub enum EngineError {
     ModelReplaced,
     /// The device has no room.
     #[error(
-        "{needed_bytes} bytes for {purpose} can't be had; {used_bytes} {limit}are in use",
-        limit = limit_bytes.map_or_else(String::new, |limit| format!("of {limit} "))
+        "{needed_bytes} bytes for {purpose} can't be had; {used_bytes} {limit}are in use{free}",
+        limit = limit_bytes.map_or_else(String::new, |limit| format!("of {limit} ")),
+        free = free_bytes.map_or_else(String::new, |free| format!(", and {free} are free on the card"))
     )]
     OutOfMemory {
         /// What they were for.
@@ -113,6 +114,8 @@ pub enum EngineError {
         used_bytes: u64,
         /// Bytes that it may hold there, if somebody set a limit.
         limit_bytes: Option<u64>,
+        /// Bytes that the driver of a card calls free, where it is what refused.
+        free_bytes: Option<u64>,
     },
     /// The card that was asked for can't be used.
     #[error(transparent)]

@@ -196,6 +196,7 @@ impl Ledger {
             needed_bytes: bytes,
             used_bytes: self.used_bytes(),
             limit_bytes: Some(self.limit()).filter(|&limit| limit != u64::MAX),
+            free_bytes: None,
         }
     }
 

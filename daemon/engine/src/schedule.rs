@@ -6,12 +6,14 @@ use std::{
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     time::Duration,
 };
 
 use crate::{
     checkpoint::Source,
+    device::Rates,
     engine::{
         ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, LoadStep, Settings, UnloadReport,
     },
@@ -72,8 +74,12 @@ pub(crate) struct Unload {
     pub(crate) report: UnloadReport,
 }
 
+/// Takes the device's rates; nobody waits for them any more when it is gone.
+pub(crate) type Measured = mpsc::Sender<Result<Option<Rates>, EngineError>>;
+
 /// What the engine thread is to do.
 pub(crate) enum Command {
+    Measure(Measured),
     Load(Load),
     Unload(Unload),
     LoadStep(LoadStep),
@@ -91,6 +97,7 @@ pub(crate) struct Queue {
 
 #[derive(Default)]
 struct State {
+    measures: VecDeque<Measured>,
     loads: VecDeque<Load>,
     /// The flag that stops the load under way.
     loading: Option<Arc<AtomicBool>>,
@@ -136,6 +143,7 @@ impl State {
             !self.loads.is_empty() || !self.unloads.is_empty() || !self.applies.is_empty();
         self.stopped
             || self.step.is_some()
+            || !self.measures.is_empty()
             || (self.loading.is_none() && has_settings)
             || !self.waiting.is_empty()
     }
@@ -201,6 +209,16 @@ impl Queue {
     pub(crate) fn is_idle(&self) -> bool {
         let state = self.state();
         state.running.is_none() && state.waiting.is_empty()
+    }
+
+    /// Asks for the device's rates; false when the engine is stopping.
+    pub(crate) fn measure(&self, measured: Measured) -> bool {
+        let mut state = self.state();
+        if !state.stopped {
+            state.measures.push_back(measured);
+            self.changed.notify_all();
+        }
+        !state.stopped
     }
 
     /// Stops the load under way and those that wait.
@@ -298,6 +316,9 @@ impl Queue {
         if let Some(step) = state.step.take() {
             return Some(Command::LoadStep(step));
         }
+        if let Some(measured) = state.measures.pop_front() {
+            return Some(Command::Measure(measured));
+        }
         if let Some(load) = state.next_load() {
             return Some(Command::Load(load));
         }
@@ -323,6 +344,8 @@ impl Queue {
         let loads = std::mem::take(&mut state.loads);
         let unloads = std::mem::take(&mut state.unloads);
         let applies = std::mem::take(&mut state.applies);
+        // Who waits for rates is told by its being gone.
+        state.measures.clear();
         // A load that waits for room is told by its being gone.
         let step = state.step.take();
         if let Some(cancel) = &state.loading {

@@ -88,7 +88,7 @@ fn check_fixture(name: &str) {
     // With the embedding on the card, and without.
     for level in [Level::Off, Level::Standard] {
         let ops = Ops::new(card(Number::F32), Ledger::default()).unwrap();
-        let plan = |shape: &Shape, sources: &[_]| Some(resident(shape, sources, level));
+        let plan = |shape: &Shape, sources: &[_]| Ok(Some(resident(shape, sources, level)));
         let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
         assert!(!checks.is_empty());
         all_pass(&checks);
@@ -102,6 +102,30 @@ fn check_fixture(name: &str) {
     let checks = fixture_tokens(&folder(name), options).unwrap();
     assert_eq!(checks.len(), 17);
     all_pass(&checks);
+}
+
+/// What the references computed in is `f32`; in shorter numbers logits are near.
+fn check_logits(number: Number) {
+    if !stand_in::open() {
+        return;
+    }
+    for name in ["llada-tiny", "llada-tiny-bf16"] {
+        let ops = Ops::new(card(number), Ledger::default()).unwrap();
+        let plan = |shape: &Shape, sources: &[_]| Ok(Some(resident(shape, sources, Level::Off)));
+        let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
+        assert!(!checks.is_empty());
+        all_pass(&checks);
+    }
+}
+
+#[test]
+fn logits_in_f16() {
+    check_logits(Number::F16);
+}
+
+#[test]
+fn logits_in_bf16() {
+    check_logits(Number::Bf16);
 }
 
 #[test]

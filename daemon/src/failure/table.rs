@@ -3,7 +3,10 @@
 use std::{borrow::Cow, collections::HashMap, io, time::Duration};
 
 use sluice_engine::{
-    EngineError, RequestError, checkpoint::CheckpointError, plan::PlanError, text::TextError,
+    EngineError, RequestError,
+    checkpoint::CheckpointError,
+    plan::{OnCard, PlanError},
+    text::TextError,
 };
 use sluice_shared::{level::Level, units};
 use tonic::{Code, Status};
@@ -203,17 +206,33 @@ fn engine(error: &EngineError) -> Row {
         EngineError::OutOfMemory {
             needed_bytes,
             used_bytes,
+            free_bytes,
             ..
-        } => Row::new(Code::ResourceExhausted, "OUT_OF_MEMORY")
-            .hint("ask for a smaller length, raise the budget, or choose a more frugal level")
-            .figure("needed_bytes", needed_bytes)
-            .figure("used_bytes", used_bytes),
+        } => {
+            let row = Row::new(Code::ResourceExhausted, "OUT_OF_MEMORY")
+                .figure("needed_bytes", needed_bytes)
+                .figure("used_bytes", used_bytes);
+            match free_bytes {
+                None => row.hint(
+                    "ask for a smaller length, raise the budget, or choose a more frugal level",
+                ),
+                Some(free_bytes) => row.figure("free_bytes", free_bytes).hint(
+                    "end other programs on the card, which nvidia-smi lists, or choose a more frugal level",
+                ),
+            }
+        }
         EngineError::NoCard(unavailable) => {
             Row::new(Code::FailedPrecondition, "NO_CARD").hint(unavailable.hint())
         }
         EngineError::HeadSize { head_dim } => Row::new(Code::FailedPrecondition, "HEAD_SIZE")
             .hint("start sluiced with --device cpu")
             .figure("head_dim", head_dim),
+        EngineError::Card(error) if error.ends_context() => {
+            Row::new(Code::Internal, "CARD_FAILED").hint(
+                "sluiced ends, since only a new process can use the card again; as a service it comes back by itself; \
+                 what nvidia-smi and the kernel's log say of the card tells more",
+            )
+        }
         EngineError::Card(_) => Row::new(Code::Internal, "CARD_FAILED").hint(
             "start sluiced again; what nvidia-smi and the kernel's log say of the card tells more",
         ),
@@ -262,6 +281,18 @@ fn plan(error: &PlanError) -> Row {
             budget_bytes,
             least_bytes,
             level,
+            on_card: Some(card),
+            ..
+        } => Row::new(Code::FailedPrecondition, "BUDGET_TOO_SMALL")
+            .hint(on_card(*card, *level, *least_bytes))
+            .figure("budget_bytes", budget_bytes)
+            .figure("least_bytes", least_bytes)
+            .figure("card_bytes", card.total_bytes),
+        PlanError::BudgetTooSmall {
+            budget_bytes,
+            least_bytes,
+            level,
+            on_card: None,
             ..
         } => {
             let least = units::bytes_to_type(*least_bytes);
@@ -287,6 +318,24 @@ fn plan(error: &PlanError) -> Row {
         PlanError::Zero { what } => Row::invalid("ZERO", what)
             .hint("give a greater number, or leave it out for the default"),
     }
+}
+
+/// What to do where a card has no room for all of a model, which it can't stream yet.
+fn on_card(card: OnCard, level: Level, least_bytes: u64) -> String {
+    let mut ways = Vec::new();
+    if let Some(fitting) = card.fitting.filter(|fitting| *fitting != level) {
+        ways.push(format!(
+            "level {fitting} fits: sluice level {fitting} (sluiced: --level {fitting})"
+        ));
+    }
+    if least_bytes <= card.total_bytes {
+        let least = units::bytes_to_type(least_bytes);
+        ways.push(format!(
+            "at least {least} works: sluice budget {least} (sluiced: --budget {least})"
+        ));
+    }
+    ways.push("the CPU streams what has no room: sluiced --device cpu".to_owned());
+    ways.join("; or ")
 }
 
 fn request(error: &RequestError) -> Row {

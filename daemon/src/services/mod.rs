@@ -41,7 +41,7 @@ use crate::{
     library::{Library, Pulls},
     models::Models,
     registry::{Changes, Registry},
-    telemetry::HostFacts,
+    telemetry::{CardFigures, HostFacts},
 };
 
 /// Largest message taken: above the bounds on text and ids.
@@ -81,6 +81,8 @@ pub struct Daemon {
     pub started: Instant,
     /// What the machine says.
     pub host: HostFacts,
+    /// What the card said a moment ago.
+    pub card: CardFigures,
     draining: AtomicBool,
     preparing: Arc<Semaphore>,
     wanted: Arc<AtomicUsize>,
@@ -120,6 +122,7 @@ impl Daemon {
             socket,
             started: Instant::now(),
             host: HostFacts::new(),
+            card: CardFigures::default(),
             draining: AtomicBool::new(false),
             preparing: Arc::new(Semaphore::new(PREPARING_MAX)),
             wanted: Arc::default(),

@@ -37,7 +37,7 @@ impl TelemetryService for Service {
         _: Request<v1::GetSnapshotRequest>,
     ) -> Result<Response<v1::GetSnapshotResponse>, Status> {
         Ok(Response::new(v1::GetSnapshotResponse {
-            snapshot: Some(snapshot(&self.0)),
+            snapshot: Some(snapshot(&self.0).await),
         }))
     }
 
@@ -62,7 +62,7 @@ impl TelemetryService for Service {
         };
         let answers = stream::unfold(watcher, |mut watcher| async {
             watcher.wait().await;
-            let snapshot = Some(snapshot(&watcher.daemon));
+            let snapshot = Some(snapshot(&watcher.daemon).await);
             Some((Ok(v1::WatchSnapshotsResponse { snapshot }), watcher))
         });
         let closing = self.0.closing.clone().cancelled_owned();

@@ -1,15 +1,17 @@
 //! What is known of a card, on the wire.
 
 use sluice_engine::{
-    device::{Device, Gpu},
+    device::{Device, Gpu, Live},
     ledger::Kind,
 };
 use sluice_proto::v1;
 
-/// The card as it is now.
+/// The card, with what it said of itself.
 #[must_use]
-pub fn card(device: &Device, gpu: &Gpu) -> v1::Card {
-    let (facts, live) = (gpu.facts(), gpu.live());
+pub fn card(device: &Device, gpu: &Gpu, live: Option<&Live>) -> v1::Card {
+    let facts = gpu.facts();
+    let bus = live.and_then(|live| live.bus);
+    let clocks = live.and_then(|live| live.clocks_mhz);
     let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
     v1::Card {
         compute: device.number().name().to_owned(),
@@ -20,17 +22,19 @@ pub fn card(device: &Device, gpu: &Gpu) -> v1::Card {
         cuda_version: version(facts.cuda_version),
         blas: gpu.blas().map(|blas| blas.name().to_owned()),
         multiprocessors: facts.multiprocessors,
-        held_by_others_bytes: live.held_by_others_bytes,
-        bus_generation: live.bus.map(|bus| bus.generation),
-        bus_generation_max: live.bus.map(|bus| bus.generation_max),
-        bus_width: live.bus.map(|bus| bus.width),
-        bus_width_max: live.bus.map(|bus| bus.width_max),
-        clock_mhz: live.clocks_mhz.map(|clocks| clocks.sm),
-        memory_clock_mhz: live.clocks_mhz.map(|clocks| clocks.memory),
-        temperature_c: live.temperature_c,
-        power_w: live.power_w,
-        power_limit_w: live.power_limit_w,
-        utilization_percent: live.utilization_percent.map(|busy| busy.gpu),
+        held_by_others_bytes: live.and_then(|live| live.held_by_others_bytes),
+        bus_generation: bus.map(|bus| bus.generation),
+        bus_generation_max: bus.map(|bus| bus.generation_max),
+        bus_width: bus.map(|bus| bus.width),
+        bus_width_max: bus.map(|bus| bus.width_max),
+        clock_mhz: clocks.map(|clocks| clocks.sm),
+        memory_clock_mhz: clocks.map(|clocks| clocks.memory),
+        temperature_c: live.and_then(|live| live.temperature_c),
+        power_w: live.and_then(|live| live.power_w),
+        power_limit_w: live.and_then(|live| live.power_limit_w),
+        utilization_percent: live
+            .and_then(|live| live.utilization_percent)
+            .map(|busy| busy.gpu),
     }
 }
 

@@ -92,6 +92,93 @@ async fn what_nobody_tells_of_a_card_is_not_set() {
     assert_eq!((card.bus_generation, card.clock_mhz), (None, None));
 }
 
+#[tokio::test]
+async fn a_card_that_fails_for_good_ends_the_daemon_so_that_it_can_start_again() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let failing = [("STAND_IN_FAIL_KERNEL", "head_reduce")];
+    let mut daemon = start(libraries, &failing, &["--device", "cuda"]).await;
+    let request = chat("Tell me a story.");
+    let error = generate(&daemon, request).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("CARD_FAILED"));
+    let hint = error.hint.unwrap_or_default();
+    assert!(hint.contains("sluiced ends"), "{hint}");
+    let (status, _, log) = daemon.ended().await;
+    assert_eq!(status.code(), Some(exit::FAILURE.into()), "{log}");
+    assert!(log.contains("the card has failed"), "{log}");
+}
+
+/// What `sluiced gpu …` prints, and its exit code.
+async fn gpu(
+    libraries: &Path,
+    environment: &[(&str, &str)],
+    arguments: &[&str],
+) -> (serde_json::Value, Option<i32>) {
+    let folder = TempDir::new().unwrap();
+    let output = command(folder.path(), libraries, environment)
+        .arg("gpu")
+        .args(arguments)
+        .output();
+    let output = within("sluiced to end", output).await.unwrap();
+    let report = serde_json::from_slice(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    (report.expect(&said), output.status.code())
+}
+
+#[tokio::test]
+async fn a_check_reports_what_it_found_before_the_card_failed() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let failing = [("STAND_IN_FAIL_KERNEL", "attend_f32_128")];
+    let (report, code) = gpu(libraries, &failing, &["check", "--compute", "f32"]).await;
+    assert_eq!(code, Some(exit::FAILURE.into()));
+    assert_eq!(report["device"]["kind"], "cuda");
+    assert_eq!(report["failed"], 1);
+    let checks = report["runs"][0]["checks"].as_array().unwrap();
+    let (last, before) = checks.split_last().unwrap();
+    assert!(before.len() > 50 && before.iter().all(|check| check["passes"] == true));
+    assert_eq!(last["passes"], false);
+    assert!(
+        last["cause"]
+            .as_str()
+            .unwrap()
+            .contains("illegal memory access"),
+        "{last}"
+    );
+}
+
+#[tokio::test]
+async fn a_benchmark_compares_the_account_with_what_the_driver_says() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let model = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/engine/tests/fixtures/llada-tiny"
+    );
+    let arguments = [
+        "bench",
+        "--only-passes",
+        "--model",
+        model,
+        "--canvas",
+        "8",
+        "--passes",
+        "2",
+    ];
+    let (report, code) = gpu(libraries, &[], &arguments).await;
+    assert_eq!(code, Some(exit::OK.into()), "{report}");
+    let card = &report["passes"][0]["card"];
+    assert_eq!(card["agrees"], true);
+    assert_eq!(card["kept_bytes"], 0);
+    assert!(
+        card["counted_bytes"].as_u64() <= card["taken_bytes"].as_u64(),
+        "{card}"
+    );
+}
+
 /// A machine on which no card can be used.
 struct Refusal {
     environment: &'static [(&'static str, &'static str)],

@@ -14,10 +14,11 @@ use sluice_shared::{
     sampling::{EosPolicy, Remasking},
 };
 
-use super::Check;
+use super::{Check, worse};
 use crate::{
     Engine, Event, Generate, LoadEvent, ModelId, Options, Outcome, Settings, Slot, Work,
     checkpoint::{Checkpoint, CheckpointError, Source},
+    device::Number,
     error::EngineError,
     event::Generated,
     model::{
@@ -25,30 +26,54 @@ use crate::{
         shape::Shape,
     },
     ops::Ops,
-    plan::{self, Plan, SourceTensor},
+    plan::{self, Plan, PlanError, SourceTensor},
     residency::{LoadOutcome, Reader, Residency},
 };
 
-/// The largest difference of logits that a right implementation has in `f32`: an independent one in `f64` differs by
-/// 1.4e-4 from the reference.
-const LOGITS_TOLERANCE: f64 = 5e-4;
+/// How far found logits are from the reference's, in words and as a number, and how far those of a right implementation are.
+fn distance(reference: &[f32], found: &[f32], number: Number) -> (&'static str, f64, f64) {
+    let pairs = reference.iter().zip(found);
+    let differences = pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
+    let tolerance = match number {
+        Number::F32 => {
+            // An independent implementation in `f64` differs by 1.4e-4 from the reference.
+            return ("absolute", differences.fold(0.0, worse), 5e-4);
+        }
+        // About three times what the stand-in's card shows.
+        Number::F16 => 1.5e-2,
+        Number::Bf16 => 0.12,
+    };
+    // Single logits say little where every number is rounded to a few digits.
+    let squares: f64 = differences.map(|difference| difference * difference).sum();
+    let all: f64 = reference
+        .iter()
+        .map(|&logit| f64::from(logit).powi(2))
+        .sum();
+    (
+        "root mean square, relative",
+        (squares / all).sqrt(),
+        tolerance,
+    )
+}
 
-/// Compares the logits of every position with the reference's; all rows of a case are packed into one pass. `plan_for` says
-/// what lives where, or that there is no such plan; then there is nothing to compare.
+/// Says what lives where for a model with these tensors; nothing where there is no such plan, so nothing to compare.
+pub type PlanFor<'a> = dyn Fn(&Shape, &[SourceTensor]) -> Result<Option<Plan>, PlanError> + 'a;
+
+/// Compares the logits of every position with the reference's; all rows of a case are packed into one pass.
 ///
 /// # Errors
 /// A folder that isn't such a fixture, or a pass that fails.
 pub fn fixture_logits(
     folder: &Path,
     ops: &Ops,
-    plan_for: &dyn Fn(&Shape, &[SourceTensor]) -> Option<Plan>,
+    plan_for: &PlanFor<'_>,
 ) -> Result<Vec<Check>, EngineError> {
     let checkpoint = Checkpoint::open(&Source::Folder(folder.to_owned()))?;
     let config = Config::read(&checkpoint.config()?, None)?;
     let shape = Shape::of(&config);
     let model = Llada::new(config, ops)?;
     let sources = plan::sources(&checkpoint, shape.tensors())?;
-    let Some(plan) = plan_for(&shape, &sources) else {
+    let Some(plan) = plan_for(&shape, &sources)? else {
         return Ok(Vec::new());
     };
     let never = AtomicBool::new(false);
@@ -87,20 +112,15 @@ pub fn fixture_logits(
             .chunks_exact(4)
             .map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]))
             .collect();
-        let pairs = reference.iter().zip(&found);
-        let worst = pairs.map(|(a, b)| f64::from((a - b).abs()));
-        // A maximum would pass over what is no number.
-        let worst = worst.fold(0.0, |worst: f64, difference| match difference <= worst {
-            true => worst,
-            false => difference,
-        });
+        let (measure, error, tolerance) = distance(&reference, &found, device.number());
         checks.push(Check {
-            name: format!("{} {name}: logits, absolute", label(folder)),
+            name: format!("{} {name}: logits, {measure}", label(folder)),
             error: match reference.len() == found.len() {
-                true => worst,
+                true => error,
                 false => f64::NAN,
             },
-            tolerance: LOGITS_TOLERANCE,
+            tolerance,
+            cause: None,
         });
     }
     Ok(checks)
@@ -163,6 +183,7 @@ pub fn fixture_tokens(folder: &Path, options: Options) -> Result<Vec<Check>, Eng
             ),
             error: differing as f64,
             tolerance: 0.0,
+            cause: None,
         });
     }
     Ok(checks)

@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 use sluice_cuda::Number;
 
-use super::Check;
+use super::{Check, worse};
 use crate::{
     device::{Device, DeviceBuffer},
     error::EngineError,
@@ -20,10 +20,11 @@ use crate::{
 /// Memory that results are written to, poisoned before each check.
 const ARENA_BYTES: u64 = 64 << 20;
 
-/// Checks every operation of the device, in the numbers that it computes in. `told` hears of each check as it is done.
+/// Checks every operation of the device, in the numbers that it computes in. `told` hears of each check as it is done. An
+/// operation that fails is a check that does.
 ///
 /// # Errors
-/// When an operation fails.
+/// When what they all need can't be had.
 pub fn operations(
     device: &Device,
     seed: u64,
@@ -37,14 +38,26 @@ pub fn operations(
         checks: Vec::new(),
         told,
     };
-    pair.embeddings()?;
-    pair.norms()?;
-    pair.rotations()?;
-    pair.products()?;
-    pair.rows()?;
-    pair.attention()?;
-    pair.heads()?;
-    pair.comparisons()?;
+    type Group<'a> = fn(&mut Pair<'a>) -> Result<(), EngineError>;
+    let groups: [(&str, Group<'_>); 8] = [
+        ("embeddings", Pair::embeddings),
+        ("norms", Pair::norms),
+        ("rotations", Pair::rotations),
+        ("products", Pair::products),
+        ("rows", Pair::rows),
+        ("attention", Pair::attention),
+        ("heads", Pair::heads),
+        ("comparisons", Pair::comparisons),
+    ];
+    for (name, group) in groups {
+        if let Err(error) = group(&mut pair) {
+            // What was found before still counts, and what comes may tell more.
+            pair.add(Check::failed(format!("{name}, the rest"), &error));
+        }
+        if device.has_failed() {
+            break;
+        }
+    }
     Ok(pair.checks)
 }
 
@@ -198,11 +211,15 @@ impl Pair<'_> {
     }
 
     fn record(&mut self, name: String, error: f64, tolerance: f64) {
-        let check = Check {
+        self.add(Check {
             name,
             error,
             tolerance,
-        };
+            cause: None,
+        });
+    }
+
+    fn add(&mut self, check: Check) {
         (self.told)(&check);
         self.checks.push(check);
     }
@@ -457,11 +474,14 @@ impl Pair<'_> {
             let (mut differing, mut worst) = (0, 0.0f64);
             for (row, (expected, found)) in pairs.filter(|(row, _)| is_clear(*row)) {
                 differing += usize::from(expected.token != found.token);
-                worst = worst.max((expected.confidence.ln() - found.confidence.ln()).abs());
+                worst = worse(
+                    worst,
+                    (expected.confidence.ln() - found.confidence.ln()).abs(),
+                );
                 let targets = [expected, found].map(|candidate| candidate.target_log_probability);
                 assert_eq!(targets[0].is_some(), rows[row].target.is_some());
                 if let [Some(expected), Some(found)] = targets {
-                    worst = worst.max((expected - found).abs());
+                    worst = worse(worst, (expected - found).abs());
                 }
             }
             self.record(
@@ -499,9 +519,9 @@ impl Pair<'_> {
         }
         let mut worst = 0.0f64;
         for (expected, found) in results[0].iter().zip(&results[1]) {
-            worst = worst.max((expected.kl - found.kl).abs());
+            worst = worse(worst, (expected.kl - found.kl).abs());
             for side in 0..2 {
-                worst = worst.max((expected.target[side] - found.target[side]).abs());
+                worst = worse(worst, (expected.target[side] - found.target[side]).abs());
             }
         }
         let tolerance = 10.0 * self.tolerance();
@@ -520,5 +540,5 @@ fn distance(expected: &[f32], found: &[f32]) -> f64 {
         .fold(0.0f32, |most, value| most.max(value.abs()));
     let pairs = expected.iter().zip(found);
     let worst = pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
-    worst.fold(0.0, f64::max) / f64::from(largest.max(f32::MIN_POSITIVE))
+    worst.fold(0.0, worse) / f64::from(largest.max(f32::MIN_POSITIVE))
 }

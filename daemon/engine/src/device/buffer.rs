@@ -44,9 +44,16 @@ impl<T: bytemuck::Zeroable> DeviceBuffer<T> {
         let entry = ledger.reserve(kind, bytes as u64)?;
         match gpu.allocate(bytes) {
             Ok(memory) => Ok(Self::Gpu(GpuBuffer { memory, entry })),
-            Err(CudaError::OutOfMemory { .. }) => {
+            Err(CudaError::OutOfMemory { free_bytes, .. }) => {
                 drop(entry);
-                Err(ledger.refusal(kind, bytes as u64))
+                Err(EngineError::OutOfMemory {
+                    purpose: kind.name(),
+                    needed_bytes: bytes as u64,
+                    used_bytes: ledger.used_bytes(),
+                    // Of no account here: the card has less than what the limit allows.
+                    limit_bytes: None,
+                    free_bytes,
+                })
             }
             Err(error) => Err(error.into()),
         }

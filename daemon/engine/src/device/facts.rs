@@ -1,5 +1,7 @@
 //! What the machine can do, measured by a short probe: what a plan's times are made of.
 
+mod card;
+
 use std::{
     fs::File,
     io,
@@ -42,10 +44,6 @@ pub struct LinearRate {
 
 const POINTS: usize = 3;
 const POINT_ROWS: [usize; POINTS] = [1, 8, 64];
-/// A card is kept busy by more rows than a few cores are.
-const CARD_POINT_ROWS: [usize; POINTS] = [1, 64, 512];
-/// What takes so long tells enough of a card: nothing larger is tried.
-const LONG_S: f64 = 1e-3;
 
 /// Rounds over all formats and rows, at least and at most. The fastest run of each counts:
 /// others met somebody else's work, which a later round rarely meets at the same place.
@@ -97,8 +95,9 @@ impl Rates {
     }
 }
 
-/// Measures the rates, in about an eighth of a second and 48 MiB that are given back (on a card, 160 MiB). Not at all
-/// where that memory can't be had: then plans say nothing of times.
+/// Measures the rates, in about an eighth of a second and 48 MiB that are given back; on a card, in what it takes to make
+/// the kernels and a quarter of a second, and 160 MiB. Not at all where that memory can't be had: then plans say nothing of
+/// times.
 ///
 /// # Errors
 /// When the device fails.
@@ -142,11 +141,11 @@ fn measure_card(ops: &Ops, gpu: &Gpu, filling: &[u64]) -> Result<Rates, EngineEr
     let memory = DeviceBuffer::filled(device, ledger, Kind::Scratch, filling.len(), |memory| {
         memory.copy_from_slice(filling);
     })?;
-    let linear = measure_linear(ops, Data::Card(memory.span()))?;
+    let linear = card::measure_linear(ops, Data::Card(memory.span()));
     ops.release();
     Ok(Rates {
         copy_bytes_per_s: link.pinned_to_device,
-        linear,
+        linear: linear?,
     })
 }
 
@@ -156,6 +155,7 @@ fn no_memory(ops: &Ops) -> EngineError {
         needed_bytes: LARGE_BYTES as u64,
         used_bytes: ops.ledger().used_bytes(),
         limit_bytes: None,
+        free_bytes: None,
     }
 }
 
@@ -177,15 +177,7 @@ fn measure_copy(memory: &mut [u8]) -> io::Result<f64> {
 }
 
 fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, EngineError> {
-    let rows = match ops.device().is_card() {
-        true => CARD_POINT_ROWS,
-        false => POINT_ROWS,
-    };
-    let unknown = |format| LinearRate {
-        format,
-        points: rows.map(|rows| (rows, f64::INFINITY)),
-    };
-    let mut rates: Vec<_> = Format::ALL.iter().copied().map(unknown).collect();
+    let mut rates = unknown(POINT_ROWS);
     let start = Instant::now();
     for round in 0..ROUNDS_MAX {
         if round >= ROUNDS_MIN && start.elapsed() > ROUNDS_TIME {
@@ -197,13 +189,26 @@ fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, Engine
             }
         }
     }
-    // The small matrix lies in the cache: reading a large one still takes its time.
+    Ok(rising(rates))
+}
+
+/// Rates of all formats that are not measured yet.
+fn unknown(rows: [usize; POINTS]) -> Vec<LinearRate> {
+    let unknown = |format| LinearRate {
+        format,
+        points: rows.map(|rows| (rows, f64::INFINITY)),
+    };
+    Format::ALL.iter().copied().map(unknown).collect()
+}
+
+/// A small matrix lies in the cache: reading a large one still takes its time.
+fn rising(mut rates: Vec<LinearRate>) -> Vec<LinearRate> {
     for rate in &mut rates {
         for point in 1..POINTS {
             rate.points[point].1 = rate.points[point].1.max(rate.points[point - 1].1);
         }
     }
-    Ok(rates)
+    rates
 }
 
 /// Seconds that a weight takes.
@@ -213,38 +218,31 @@ fn time_weight(
     rows: usize,
     memory: Data<'_>,
 ) -> Result<f64, EngineError> {
-    let large = (LARGE_BYTES / format.bytes(LARGE_WIDTH), LARGE_WIDTH);
-    let shapes: &[_] = match (ops.device().is_card(), rows) {
-        // As large as it takes to keep a card busy, and no larger.
-        (true, _) => &[(64, 256), (512, 1024), large],
-        (false, 1) => &[large],
-        (false, _) => &[(SMALL_SIDE, SMALL_SIDE)],
+    let (outputs, width) = match rows {
+        1 => large(format),
+        _ => (SMALL_SIDE, SMALL_SIDE),
     };
-    let mut seconds = f64::INFINITY;
-    for &(outputs, width) in shapes {
-        let weight = Weight {
-            format,
-            rows: outputs,
-            width,
-            data: memory,
-            epoch: 0,
-        };
-        let time = time_linear(ops, rows, &weight.rows(0, outputs))?;
-        seconds = time / (outputs * width) as f64;
-        if time > LONG_S {
-            break;
-        }
-    }
-    Ok(seconds)
+    let weight = weight(format, (outputs, width), memory);
+    let x = ops.probe_rows(rows, &weight)?;
+    let seconds = ops.time(1, &mut || ops.linear(&x, &weight).map(drop))?;
+    Ok(seconds / (outputs * width) as f64)
 }
 
-fn time_linear(ops: &Ops, rows: usize, weight: &Weight<'_>) -> Result<f64, EngineError> {
-    let x = ops.probe_rows(rows, weight)?;
-    ops.wait()?;
-    let start = Instant::now();
-    drop(ops.linear(&x, weight)?);
-    ops.wait()?;
-    Ok(seconds_since(start))
+/// Rows and width of a matrix that most caches don't hold.
+fn large(format: Format) -> (usize, usize) {
+    (LARGE_BYTES / format.bytes(LARGE_WIDTH), LARGE_WIDTH)
+}
+
+/// As much of the memory as such a matrix takes.
+fn weight(format: Format, (rows, width): (usize, usize), memory: Data<'_>) -> Weight<'_> {
+    let all = Weight {
+        format,
+        rows,
+        width,
+        data: memory,
+        epoch: 0,
+    };
+    all.rows(0, rows)
 }
 
 /// Above zero even where the clock stood still, so that no rate is infinite.

@@ -7,7 +7,8 @@ mod memory;
 
 use std::{fmt, sync::Arc};
 
-pub use sluice_cuda::{CudaError, Gpu, Number, Unavailable};
+use sluice_cuda::{self as cuda, Blas};
+pub use sluice_cuda::{CudaError, Gpu, Live, Number, Unavailable};
 
 pub use self::{
     buffer::DeviceBuffer,
@@ -42,7 +43,7 @@ pub enum Choice {
 pub struct Opened {
     /// What computes.
     pub device: Device,
-    /// What was wrong with cards.
+    /// What was wrong with the first one.
     pub no_card: Option<Unavailable>,
 }
 
@@ -58,11 +59,13 @@ pub struct Profile {
 /// What of a card decides how much memory a pass takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CardProfile {
+    /// All of its memory.
+    pub total_bytes: u64,
     /// What is computed in; sums are `f32` whatever it is.
     pub number: Number,
     /// What the driver takes for itself.
     pub context_bytes: u64,
-    /// What cuBLAS may use; 0 where there is none.
+    /// What cuBLAS works in; 0 where there is none.
     pub workspace_bytes: usize,
 }
 
@@ -76,9 +79,6 @@ impl Profile {
         }
     }
 }
-
-/// What cuBLAS may use: NVIDIA's recommendation for cards since Hopper, and for those before.
-const WORKSPACE_BYTES: [usize; 2] = [32 << 20, 4 << 20];
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -102,7 +102,7 @@ impl Device {
                 let (device, no_card) = (Self::cpu(threads)?, None);
                 return Ok(Opened { device, no_card });
             }
-            Choice::Auto => (Gpu::open(0), false),
+            Choice::Auto => (first_card(), false),
             Choice::Cuda(ordinal) => (Gpu::open(ordinal), true),
         };
         Ok(match opened {
@@ -141,21 +141,16 @@ impl Device {
     /// # Errors
     /// When the threads can't be started.
     pub fn card(gpu: Gpu, number: Option<Number>, threads: usize) -> Result<Self, EngineError> {
-        let capability = gpu.capability();
-        let best = match capability >= (8, 0) {
+        let best = match gpu.facts().has_bf16 {
             true => Number::Bf16,
             false => Number::F16,
         };
-        let [since_hopper, before] = WORKSPACE_BYTES;
-        let workspace_bytes = match gpu.blas() {
-            None => 0,
-            Some(_) if capability >= (9, 0) => since_hopper,
-            Some(_) => before,
-        };
+        let workspace_bytes = gpu.blas().map_or(0, Blas::workspace_bytes);
         let cpu = Self::cpu(threads)?;
         Ok(Self {
             profile: Profile {
                 card: Some(CardProfile {
+                    total_bytes: gpu.facts().total_bytes,
                     number: number.unwrap_or(best),
                     context_bytes: gpu.context_bytes().unwrap_or(0),
                     workspace_bytes,
@@ -196,6 +191,12 @@ impl Device {
         self.gpu.as_ref()
     }
 
+    /// Whether it is a card that this process can't use any more.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.gpu.as_ref().is_some_and(Gpu::has_failed)
+    }
+
     /// Whether a card computes, or would in a rehearsal.
     #[must_use]
     pub fn is_card(&self) -> bool {
@@ -213,9 +214,11 @@ impl Device {
         self.profile.card.map_or(0, |card| card.context_bytes)
     }
 
-    /// What cuBLAS may use.
-    pub(crate) fn workspace_bytes(&self) -> usize {
-        self.profile.card.map_or(0, |card| card.workspace_bytes)
+    /// What cuBLAS works in.
+    pub(crate) fn workspace_bytes(&self) -> u64 {
+        self.profile
+            .card
+            .map_or(0, |card| card.workspace_bytes as u64)
     }
 
     /// What memory there is where weights and activations live.
@@ -238,4 +241,17 @@ impl Device {
             pool.install(work);
         }
     }
+}
+
+/// The first card that can be used, else why the first of all can't be.
+fn first_card() -> Result<Gpu, Unavailable> {
+    let refused = match Gpu::open(0) {
+        Ok(gpu) => return Ok(gpu),
+        Err(refused) => refused,
+    };
+    let others = cuda::devices().unwrap_or_default();
+    let mut others = others.iter().filter(|card| card.ordinal > 0);
+    others
+        .find_map(|card| Gpu::open(card.ordinal).ok())
+        .ok_or(refused)
 }

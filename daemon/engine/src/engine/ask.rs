@@ -1,5 +1,7 @@
 //! Plans for models that are not loaded: a published shape, or a checkpoint's headers.
 
+use std::sync::mpsc;
+
 use sluice_shared::level::Choices;
 
 use super::{Engine, current::Planner};
@@ -105,15 +107,21 @@ pub fn machine(device: &Device) -> Result<Machine, EngineError> {
 }
 
 impl Engine {
-    /// What this machine can do, as it was measured for the loaded model, else measured now.
+    /// What this machine can do, as it was measured for the loaded model, else as the engine's thread measures it the first
+    /// time that anybody asks. Waits for what that thread does just now.
     ///
     /// # Errors
-    /// When what measuring takes can't be had.
+    /// When the device fails, or the engine is stopping.
     pub fn machine(&self) -> Result<Machine, EngineError> {
-        match self.shared.state.planner() {
-            Some(planner) => Ok(planner.machine.clone()),
-            None => machine(&self.device),
+        if let Some(planner) = self.shared.state.planner() {
+            return Ok(planner.machine.clone());
         }
+        let (send, receive) = mpsc::channel();
+        if !self.shared.queue.measure(send) {
+            return Err(EngineError::Stopped);
+        }
+        let rates = receive.recv().map_err(|_| EngineError::Stopped)??;
+        Ok(Machine::here(self.device.profile(), rates, 0))
     }
 }
 

@@ -173,7 +173,7 @@ impl Worker {
     }
 
     /// Rates of the device, where there was room to measure them; tried when first needed.
-    fn rates(&mut self) -> Result<Option<Rates>, EngineError> {
+    pub(super) fn rates(&mut self) -> Result<Option<Rates>, EngineError> {
         match &self.rates {
             Some(rates) => Ok(rates.clone()),
             None => Ok(self.rates.insert(device::measure(&self.ops)?).clone()),

@@ -382,10 +382,11 @@ impl Engine {
         self.no_card.as_ref()
     }
 
-    /// Whether the thread runs. It ends by [`Engine::stop`], or by a panic.
+    /// Whether the thread runs, on a device that does. It ends by [`Engine::stop`], by a panic, or when a card fails so that
+    /// this process can't use it any more.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        self.shared.alive.load(Ordering::Acquire)
+        self.shared.alive.load(Ordering::Acquire) && !self.device.has_failed()
     }
 
     /// Cancels everything and waits for the thread to end.

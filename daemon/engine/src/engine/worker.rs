@@ -92,6 +92,8 @@ impl Worker {
             };
             match command {
                 Some(Command::Stop) => return,
+                // Gone, it has asked in vain.
+                Some(Command::Measure(measured)) => drop(measured.send(self.rates())),
                 Some(Command::Load(load)) => self.begin_load(load),
                 Some(Command::LoadStep(step)) => self.step_load(step),
                 Some(Command::Unload(unload)) => self.unload(unload),
@@ -99,6 +101,10 @@ impl Worker {
                 Some(Command::Run(job)) => self.serve(job),
                 None if is_switching => self.advance_switch_idle(),
                 None => self.narrow(),
+            }
+            // Whoever asked for it has been told. Nothing that comes could be done: the thread ends, and the daemon with it.
+            if self.ops.device().has_failed() {
+                return;
             }
         }
     }

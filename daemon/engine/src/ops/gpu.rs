@@ -8,6 +8,8 @@ use sluice_cuda::{Gpu, Number, Span};
 
 use super::{
     Activation, AttentionShape, Choice, HeadRow, Indices, RopeTable,
+    activation::Pool,
+    arena::Part,
     attention::CardTasks,
     compare::{Row, Side},
     head::Running,
@@ -27,32 +29,27 @@ pub(super) struct Card {
     _held: Held,
 }
 
-/// What the driver took for its context, and cuBLAS's workspace.
+/// What was taken when the card was opened: the driver's context, and cuBLAS's workspace.
 struct Held {
     _context: Entry,
-    workspace: DeviceBuffer<u8>,
+    _workspace: Entry,
 }
 
 impl Held {
     fn new(device: &Device, ledger: &Ledger) -> Result<Self, EngineError> {
-        let workspace = device.workspace_bytes();
         Ok(Self {
             _context: ledger.reserve(Kind::Context, device.context_bytes())?,
-            workspace: DeviceBuffer::new(device, ledger, Kind::Scratch, workspace)?,
+            _workspace: ledger.reserve(Kind::Scratch, device.workspace_bytes())?,
         })
     }
 }
 
 impl Card {
     pub(super) fn new(gpu: Gpu, device: &Device, ledger: &Ledger) -> Result<Self, EngineError> {
-        let held = Held::new(device, ledger)?;
-        if let Some(blas) = gpu.blas() {
-            blas.set_workspace(held.workspace.span())?;
-        }
         Ok(Self {
             number: device.number(),
             gpu,
-            _held: held,
+            _held: Held::new(device, ledger)?,
         })
     }
 
@@ -63,6 +60,15 @@ impl Card {
 
     pub(super) fn wait(&self) -> Result<(), EngineError> {
         Ok(self.gpu.synchronize()?)
+    }
+
+    pub(super) fn time(
+        &self,
+        work: &mut dyn FnMut() -> Result<(), EngineError>,
+    ) -> Result<f64, EngineError> {
+        let timer = self.gpu.start_timer()?;
+        work()?;
+        Ok(timer.stop()?.as_secs_f64())
     }
 
     pub(super) fn upload<T: Pod>(&self, to: Span, values: &[T]) -> Result<(), EngineError> {
@@ -274,31 +280,38 @@ impl Card {
     }
 }
 
+/// What the head's reduction takes on a card, from the arena of activations: every pass needs it anew, and the driver stops
+/// the card for whatever is given back to it.
+pub(super) struct HeadMemory {
+    logits: Part,
+    states: Part,
+    rows: Part,
+}
+
+impl HeadMemory {
+    /// For so many rows, and logits at once.
+    pub(super) fn take(pool: &Pool, rows: usize, logits: usize) -> Result<Self, EngineError> {
+        Ok(Self {
+            logits: pool.take_bytes(logits * size_of::<f32>())?,
+            states: pool.take_bytes(rows * size_of::<cuda::HeadState>())?,
+            rows: pool.take_bytes(rows * size_of::<cuda::HeadRow>())?,
+        })
+    }
+}
+
 /// The states of rows on their way through the head.
 pub(super) struct CardHead {
     gpu: Gpu,
-    states: DeviceBuffer<cuda::HeadState>,
-    rows: DeviceBuffer<cuda::HeadRow>,
+    memory: HeadMemory,
     choice: cuda::HeadChoice,
 }
 
 impl CardHead {
-    /// Counts in a rehearsal what the states take.
-    pub(super) fn reserve(
-        rows: usize,
-        device: &Device,
-        ledger: &Ledger,
-    ) -> Result<(), EngineError> {
-        let states = DeviceBuffer::<cuda::HeadState>::new(device, ledger, Kind::Head, rows)?;
-        let rows = DeviceBuffer::<cuda::HeadRow>::new(device, ledger, Kind::Head, rows)?;
-        drop((states, rows));
-        Ok(())
-    }
-
     pub(super) fn read(&self, count: usize) -> Result<Vec<Running>, EngineError> {
         let mut states = vec![cuda::HeadState::START; count];
+        let there = self.memory.states.span();
         self.gpu
-            .download(self.states.span(), bytemuck::cast_slice_mut(&mut states))?;
+            .download(there, bytemuck::cast_slice_mut(&mut states))?;
         let running = states.into_iter().map(|state| Running {
             max: state.max,
             sum: state.sum,
@@ -316,17 +329,10 @@ impl Card {
         &self,
         rows: &[HeadRow],
         choice: &Choice<'_>,
-        device: &Device,
-        ledger: &Ledger,
+        memory: HeadMemory,
     ) -> Result<CardHead, EngineError> {
-        let head = CardHead {
-            gpu: self.gpu.clone(),
-            states: DeviceBuffer::new(device, ledger, Kind::Head, rows.len())?,
-            rows: DeviceBuffer::new(device, ledger, Kind::Head, rows.len())?,
-            choice: head_choice(choice),
-        };
         let start = vec![cuda::HeadState::START; rows.len()];
-        self.upload(head.states.span(), &start)?;
+        self.upload(memory.states.span(), &start)?;
         let rows: Vec<_> = rows
             .iter()
             .map(|row| cuda::HeadRow {
@@ -335,22 +341,26 @@ impl Card {
                 target: row.target.unwrap_or(cuda::NO_TOKEN),
             })
             .collect();
-        self.upload(head.rows.span(), &rows)?;
-        Ok(head)
+        self.upload(memory.rows.span(), &rows)?;
+        Ok(CardHead {
+            gpu: self.gpu.clone(),
+            memory,
+            choice: head_choice(choice),
+        })
     }
 
     pub(super) fn reduce_head(
         &self,
         head: &CardHead,
-        logits: Span,
         x: &Activation,
         piece: &Weight<'_>,
         first: usize,
     ) -> Result<(), EngineError> {
+        let logits = head.memory.logits.span();
         let logits = logits.part(0, x.len() * piece.rows * size_of::<f32>());
         self.multiply(x, piece, logits, Number::F32, false)?;
-        let rows = head.rows.span().bytes() / size_of::<cuda::HeadRow>();
-        let (states, head_rows) = (head.states.span(), head.rows.span());
+        let (states, head_rows) = (head.memory.states.span(), head.memory.rows.span());
+        let rows = head_rows.bytes() / size_of::<cuda::HeadRow>();
         Ok(self.gpu.head_reduce(
             states,
             logits,

@@ -3,7 +3,11 @@
 
 use rayon::prelude::*;
 
-use super::{Activation, Body, Noise, Ops, cpu::Cpu, gpu::CardHead};
+use super::{
+    Activation, Body, Noise, Ops,
+    cpu::Cpu,
+    gpu::{CardHead, HeadMemory},
+};
 use crate::{device::DeviceBuffer, error::EngineError, ledger::Kind, residency::Weight};
 
 /// Logits that exist at once: 4 MiB, or a piece of the least size where that is more.
@@ -73,16 +77,22 @@ pub(super) struct Running {
 pub struct HeadReduction<'a> {
     rows: &'a [HeadRow],
     choice: &'a Choice<'a>,
-    /// Logits of `columns` of the vocabulary.
-    logits: DeviceBuffer<f32>,
+    /// Columns of the vocabulary whose logits exist at once.
     columns: usize,
     state: State,
 }
 
-/// Where the rows' states are.
+/// Where the rows' states and logits are.
 enum State {
-    Here(Vec<Running>),
+    Here {
+        running: Vec<Running>,
+        logits: DeviceBuffer<f32>,
+    },
     OnCard(Box<CardHead>),
+    /// Counted, where a card would compute.
+    Rehearsed {
+        _memory: HeadMemory,
+    },
 }
 
 impl Ops {
@@ -103,23 +113,22 @@ impl Ops {
             .max(PIECE_COLUMNS_MIN)
             .min(part_rows);
         let (device, ledger) = (&self.device, &self.ledger);
-        let logits = DeviceBuffer::new(device, ledger, Kind::Head, columns * inputs)?;
+        let on_card = || HeadMemory::take(&self.pool, rows.len(), columns * inputs);
         let state = match &self.body {
             Body::Card(card) => {
-                State::OnCard(Box::new(card.start_head(rows, choice, device, ledger)?))
+                State::OnCard(Box::new(card.start_head(rows, choice, on_card()?)?))
             }
-            Body::Cpu(_) => State::Here(vec![Running::default(); rows.len()]),
-            Body::Rehearsal => {
-                if device.is_card() {
-                    CardHead::reserve(rows.len(), device, ledger)?;
-                }
-                State::Here(Vec::new())
-            }
+            Body::Rehearsal if device.is_card() => State::Rehearsed {
+                _memory: on_card()?,
+            },
+            Body::Cpu(_) | Body::Rehearsal => State::Here {
+                running: vec![Running::default(); rows.len()],
+                logits: DeviceBuffer::new(device, ledger, Kind::Head, columns * inputs)?,
+            },
         };
         Ok(HeadReduction {
             rows,
             choice,
-            logits,
             columns,
             state,
         })
@@ -150,8 +159,7 @@ impl Ops {
                     let State::OnCard(state) = &reduction.state else {
                         unreachable!("began on the card")
                     };
-                    let logits = reduction.logits.span();
-                    card.reduce_head(state, logits, x, &piece, first + from)?;
+                    card.reduce_head(state, x, &piece, first + from)?;
                 }
                 Body::Rehearsal => {}
             }
@@ -162,11 +170,11 @@ impl Ops {
 
 impl HeadReduction<'_> {
     fn take_here(&mut self, cpu: &Cpu, x: &Activation, piece: &Weight<'_>, first: usize) {
-        let State::Here(running) = &mut self.state else {
+        let State::Here { running, logits } = &mut self.state else {
             unreachable!("began on the CPU")
         };
         let (rows, choice, width) = (self.rows, self.choice, piece.rows);
-        let logits = &mut self.logits.host_mut()[..x.len() * width];
+        let logits = &mut logits.host_mut()[..x.len() * width];
         cpu.run(|| {
             cpu.multiply_here(x, piece, logits, false);
             let (conditional, unconditional) = logits.split_at_mut(rows.len() * width);
@@ -191,8 +199,9 @@ impl HeadReduction<'_> {
     /// When a row's logits are not numbers, or the device fails.
     pub fn candidates(self) -> Result<Vec<Candidate>, EngineError> {
         let running = match self.state {
-            State::Here(running) => running,
+            State::Here { running, .. } => running,
             State::OnCard(state) => state.read(self.rows.len())?,
+            State::Rehearsed { .. } => Vec::new(),
         };
         let pairs = running.iter().zip(self.rows);
         pairs.map(Running::candidate).collect()

@@ -10,7 +10,7 @@ mod gpu;
 mod head;
 mod noise;
 
-use std::ops::Range;
+use std::{ops::Range, time::Instant};
 
 use sluice_cuda::Number;
 
@@ -171,6 +171,29 @@ impl Ops {
             Body::Card(card) => card.wait(),
             Body::Cpu(_) | Body::Rehearsal => Ok(()),
         }
+    }
+
+    /// Seconds that `work` takes, of which so many runs are sent one after another: on a card by its own clock.
+    ///
+    /// # Errors
+    /// When some of it failed.
+    pub(crate) fn time(
+        &self,
+        runs: usize,
+        work: &mut dyn FnMut() -> Result<(), EngineError>,
+    ) -> Result<f64, EngineError> {
+        self.wait()?;
+        let mut all = || (0..runs).try_for_each(|_| work());
+        let seconds = match &self.body {
+            Body::Card(card) => card.time(&mut all)?,
+            Body::Cpu(_) | Body::Rehearsal => {
+                let start = Instant::now();
+                all()?;
+                start.elapsed().as_secs_f64()
+            }
+        };
+        // Above zero even where the clock stood still, so that no rate is infinite.
+        Ok(seconds.max(1e-9) / runs as f64)
     }
 
     /// Places for the operations that take some.

@@ -157,9 +157,10 @@ pub struct Plan {
 pub enum PlanError {
     /// Not even the least that works fits.
     #[error(
-        "a budget of {budget} is too small: level {level} needs at least {least} for a canvas of {canvas}",
+        "a budget of {budget} is too small: level {level} needs at least {least} for a canvas of {canvas}{whole}",
         budget = units::bytes(*budget_bytes),
-        least = units::bytes_to_type(*least_bytes)
+        least = units::bytes_to_type(*least_bytes),
+        whole = if on_card.is_some() { ", since a card holds all of a model" } else { "" }
     )]
     BudgetTooSmall {
         /// What was allowed.
@@ -170,6 +171,8 @@ pub enum PlanError {
         level: Level,
         /// For this canvas.
         canvas: usize,
+        /// The card, if one computes.
+        on_card: Option<OnCard>,
     },
     /// The lossless format isn't there yet.
     #[error(
@@ -193,6 +196,15 @@ pub enum PlanError {
         /// What was given as 0.
         what: &'static str,
     },
+}
+
+/// What there is to do where a card has too little room: nothing is streamed to one yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OnCard {
+    /// All of its memory, which no budget goes beyond.
+    pub total_bytes: u64,
+    /// The most faithful level of which all fits the budget.
+    pub fitting: Option<Level>,
 }
 
 /// Slots for units that come from the host: two are held at once by an MLP, one is being filled.
@@ -337,6 +349,10 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         least_bytes,
         level: question.choices.level,
         canvas: question.workload.canvas,
+        on_card: question.machine.device.card.map(|card| OnCard {
+            total_bytes: card.total_bytes,
+            fitting: fitting(question),
+        }),
     };
     if needed <= question.budget_bytes {
         return Ok(Slots::default());
@@ -377,6 +393,17 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         return Ok(slots);
     }
     Err(too_small(needed - spread::most_saved(units, HOST_SLOTS)))
+}
+
+/// The most faithful level of which all is resident within the budget.
+fn fitting(question: &Question<'_>) -> Option<Level> {
+    let levels = [Level::Standard, Level::Moderate, Level::Aggressive];
+    levels.into_iter().find(|&level| {
+        let mut units = units(question.sources);
+        recipe::apply(level, question.choices.embedding, &mut units);
+        let resident: u64 = units.iter().map(UnitPlan::resident_bytes).sum();
+        question.working.total_bytes() + resident <= question.budget_bytes
+    })
 }
 
 /// The most faithful loadable level whose pass takes at most so many times as long as the fastest one's as is chosen.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    device::Profile,
+    device::{CardProfile, Number, Profile},
     format::Format,
     model::shape::{Naming, Preset},
     residency::Unit,
@@ -139,6 +139,48 @@ fn a_budget_below_the_working_set_names_the_least_that_works() {
     assert!(
         matches!(error, PlanError::BudgetTooSmall { least_bytes, .. } if least_bytes > 14 * GIB)
     );
+}
+
+#[test]
+fn a_card_without_room_for_all_of_a_model_says_which_level_has() {
+    let card = Profile {
+        card: Some(CardProfile {
+            total_bytes: 12 * GIB,
+            number: Number::Bf16,
+            context_bytes: 0,
+            workspace_bytes: 0,
+        }),
+        ..Profile::cpu(2)
+    };
+    let refused = |level: Level, budget_bytes| {
+        let shape = llada_8b();
+        let error = Plan::new(&Question {
+            shape: &shape,
+            sources: &sources_of(&shape),
+            choices: level.into(),
+            budget_bytes,
+            workload: Workload::default(),
+            working: Working::default(),
+            machine: &Machine::unmeasured(card, 0),
+        })
+        .unwrap_err();
+        let PlanError::BudgetTooSmall { on_card, .. } = error else {
+            panic!("{error}")
+        };
+        assert!(
+            error
+                .to_string()
+                .ends_with("since a card holds all of a model")
+        );
+        let on_card = on_card.expect("a card computes");
+        assert_eq!(on_card.total_bytes, 12 * GIB);
+        on_card.fitting
+    };
+    assert_eq!(refused(Level::Standard, 11 * GIB), Some(Level::Moderate));
+    assert_eq!(refused(Level::Standard, 5 * GIB), Some(Level::Aggressive));
+    assert_eq!(refused(Level::Off, 5 * GIB), Some(Level::Aggressive));
+    assert_eq!(refused(Level::Standard, 3 * GIB), None);
+    assert_eq!(refused(Level::Auto, 3 * GIB), None);
 }
 
 #[test]

@@ -137,7 +137,8 @@ impl Reader {
             }
         }
         if let Some(gpu) = device.gpu() {
-            gpu.upload(memory.span(), bytemuck::cast_slice(&staging))?;
+            // Nobody knows of this memory yet: passes of the model that serves go on.
+            gpu.upload_beside(memory.span(), bytemuck::cast_slice(&staging))?;
         }
         Ok(Some(Loaded {
             memory,

@@ -1,3 +1,0 @@
-#include "widen.cuh"
-
-WIDEN_KERNELS(f16)

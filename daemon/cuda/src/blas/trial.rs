@@ -1,0 +1,74 @@
+//! Whether a cuBLAS that opened can compute on the card: it may be too old or too new for it, and says so only when asked.
+
+use super::{Blas, Product};
+use crate::{
+    CudaError, Number,
+    context::{Context, Stream},
+    memory::OnCard,
+};
+
+/// Sides of the matrices.
+const SIDE: usize = 64;
+/// Every byte of the factors: a small number whatever they are.
+const BYTE: u8 = 0x3C;
+/// What sums of 64 products may be off, for their last bits.
+const TOLERANCE: f32 = 1e-3;
+
+/// Multiplies in every number that the card computes in, with results of both kinds.
+pub(super) fn multiply(
+    blas: &Blas,
+    context: Context,
+    stream: &Stream,
+    has_bf16: bool,
+) -> Result<(), CudaError> {
+    let bytes = SIDE * SIDE * size_of::<f32>();
+    let memory = OnCard::allocate(context, 2 * bytes)?;
+    let (factors, out) = (memory.span.part(0, bytes), memory.span.part(bytes, bytes));
+    stream.fill(factors, BYTE)?;
+    for number in Number::ALL {
+        if number == Number::Bf16 && !has_bf16 {
+            continue;
+        }
+        for out_is_f32 in [true, false] {
+            blas.multiply(
+                number,
+                Product {
+                    out,
+                    out_is_f32,
+                    x: factors,
+                    weights: factors,
+                    rows: SIDE,
+                    outputs: SIDE,
+                    width: SIDE,
+                    accumulate: false,
+                },
+            )?;
+            if !out_is_f32 {
+                continue;
+            }
+            let mut found = vec![0; bytes];
+            stream.download(out, &mut found)?;
+            let expected = SIDE as f32 * value(number).powi(2);
+            let mut found = found
+                .chunks_exact(4)
+                .map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]));
+            if !found.all(|sum| (sum - expected).abs() <= TOLERANCE * expected) {
+                return Err(CudaError::Blas {
+                    what: "multiply",
+                    name: format!("wrong products in {}", number.name()),
+                });
+            }
+        }
+    }
+    stream.wait()
+}
+
+/// The number that such bytes are.
+fn value(number: Number) -> f32 {
+    match number {
+        Number::F32 => f32::from_le_bytes([BYTE; 4]),
+        // 1.00111100b.
+        Number::F16 => 1.0 + f32::from(BYTE) / 1024.0,
+        Number::Bf16 => f32::from_le_bytes([0, 0, BYTE, BYTE]),
+    }
+}

@@ -1,0 +1,115 @@
+//! A card's rates. What runs for the first time there is made first, by the driver's compiler and the libraries' loaders, and
+//! that is many times what it takes: every shape runs once before it is timed, in memory that was had before.
+
+use std::time::Instant;
+
+use super::{LinearRate, POINTS, ROUNDS_MAX, ROUNDS_TIME, large, rising, unknown, weight};
+use crate::{
+    error::EngineError,
+    format::Format,
+    ops::{Activation, Ops},
+    residency::{Data, Weight},
+};
+
+/// A card is kept busy by more rows than a few cores are.
+const POINT_ROWS: [usize; POINTS] = [1, 64, 512];
+/// What takes so long tells enough: nothing larger is tried.
+const LONG_S: f64 = 1e-3;
+/// Runs that are timed together, at most.
+const RUNS_MAX: usize = 16;
+/// Parts of the arena that are taken at once, and what each may lose at its ends.
+const PARTS: usize = 4;
+const PART_ENDS_BYTES: usize = 64;
+
+pub(super) fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, EngineError> {
+    ops.reserve(arena_bytes(ops) as u64)?;
+    let mut rates = unknown(POINT_ROWS);
+    let mut probes = Vec::new();
+    for (rate, LinearRate { format, .. }) in rates.iter().enumerate() {
+        for (point, rows) in POINT_ROWS.into_iter().enumerate() {
+            let probe = Probe::new(ops, *format, rows, memory)?;
+            probes.push((rate, point, probe));
+        }
+    }
+    let start = Instant::now();
+    'rounds: for _ in 0..ROUNDS_MAX {
+        for (_, _, probe) in &mut probes {
+            if start.elapsed() > ROUNDS_TIME {
+                break 'rounds;
+            }
+            probe.run(ops, memory)?;
+        }
+    }
+    for (rate, point, probe) in probes {
+        rates[rate].points[point].1 = probe.seconds / (probe.shape.0 * probe.shape.1) as f64;
+    }
+    Ok(rising(rates))
+}
+
+/// A matrix as large as it takes to keep the card busy, and no larger.
+struct Probe {
+    format: Format,
+    rows: usize,
+    shape: (usize, usize),
+    /// That are timed together.
+    runs: usize,
+    /// The fastest so far: others met somebody else's work.
+    seconds: f64,
+}
+
+impl Probe {
+    fn new(ops: &Ops, format: Format, rows: usize, memory: Data<'_>) -> Result<Self, EngineError> {
+        let mut probe = Self {
+            format,
+            rows,
+            shape: (0, 0),
+            runs: 1,
+            seconds: f64::INFINITY,
+        };
+        for shape in shapes(format) {
+            probe.shape = shape;
+            // Of another shape.
+            probe.seconds = f64::INFINITY;
+            let (x, weight) = probe.factors(ops, memory)?;
+            drop(ops.linear(&x, &weight)?);
+            probe.run(ops, memory)?;
+            if probe.seconds > LONG_S {
+                break;
+            }
+        }
+        probe.runs = ((LONG_S / probe.seconds) as usize).clamp(1, RUNS_MAX);
+        Ok(probe)
+    }
+
+    fn run(&mut self, ops: &Ops, memory: Data<'_>) -> Result<(), EngineError> {
+        let (x, weight) = self.factors(ops, memory)?;
+        let seconds = ops.time(self.runs, &mut || ops.linear(&x, &weight).map(drop))?;
+        self.seconds = self.seconds.min(seconds);
+        Ok(())
+    }
+
+    fn factors<'a>(
+        &self,
+        ops: &Ops,
+        memory: Data<'a>,
+    ) -> Result<(Activation, Weight<'a>), EngineError> {
+        let weight = weight(self.format, self.shape, memory);
+        Ok((ops.probe_rows(self.rows, &weight)?, weight))
+    }
+}
+
+/// Rows and widths, the smallest first.
+fn shapes(format: Format) -> [(usize, usize); 3] {
+    [(64, 256), (512, 1024), large(format)]
+}
+
+/// What the largest probe takes: its rows as they come and as they are multiplied, their places, and the product.
+fn arena_bytes(ops: &Ops) -> usize {
+    let number = ops.device().number().bytes();
+    let of_shape = |(outputs, width): (usize, usize)| {
+        let row = width * size_of::<f32>() + width * number + size_of::<u32>() + outputs * number;
+        POINT_ROWS[POINTS - 1] * row + PARTS * PART_ENDS_BYTES
+    };
+    let all = Format::ALL.into_iter().flat_map(shapes).map(of_shape);
+    all.max().unwrap_or(0)
+}
