@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sluice_engine::{
     LoadedModel, ModelId,
     model::{ModelInfo, family::Mask},
+    text::Text,
 };
 use sluice_proto::v1;
 
