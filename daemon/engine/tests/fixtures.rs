@@ -83,6 +83,21 @@ fn logits_grouped_heads_bf16_shards() {
     check_logits("llada-tiny-bf16");
 }
 
+#[test]
+fn logits_biases_dream() {
+    check_logits("dream-tiny");
+}
+
+#[test]
+fn logits_causal_scaled_rotation() {
+    check_logits("llama-tiny");
+}
+
+#[test]
+fn logits_causal_tied_bf16_shards() {
+    check_logits("llama-tiny-tied");
+}
+
 fn check_tokens(name: &str, cases: usize) {
     let options = Options {
         threads: 2,
@@ -91,6 +106,17 @@ fn check_tokens(name: &str, cases: usize) {
     let checks = fixture_tokens(&folder(name), options).unwrap();
     all_pass(&checks);
     assert_eq!(checks.len(), cases);
+}
+
+#[test]
+fn tokens_shifted_logits_and_dream_s_rankings() {
+    check_tokens("dream-tiny", 6);
+}
+
+#[test]
+fn tokens_causal() {
+    check_tokens("llama-tiny", 3);
+    check_tokens("llama-tiny-tied", 3);
 }
 
 #[test]

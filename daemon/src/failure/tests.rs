@@ -45,6 +45,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Text(TextError::Template { .. }) => "template",
         F::Text(TextError::Encode { .. }) => "encode",
         F::NoTokenizer { .. } => "no tokenizer",
+        F::NoChatTemplate { .. } => "no chat template",
         F::TooLong { .. } => "too long",
         F::PinOutside { .. } => "pin outside",
         F::PinTwice { .. } => "pin twice",
@@ -85,6 +86,7 @@ fn plan_name(error: &PlanError) -> &'static str {
         P::BudgetTooSmall { .. } => "budget too small",
         P::NotLoadable { .. } => "not loadable",
         P::CanvasTooLong { .. } => "canvas too long",
+        P::CacheFormat { .. } => "cache format",
         P::Zero { .. } => "zero in a plan",
     }
 }
@@ -98,6 +100,9 @@ fn request_name(error: &RequestError) -> &'static str {
         R::NotAScale { .. } => "scale",
         R::UnknownToken { .. } => "token",
         R::MaskGiven { .. } => "mask",
+        R::OnlyCausal { .. } => "only causal",
+        R::OnlyMasked { .. } => "only masked",
+        R::Sampling { .. } => "sampling",
         R::TooManyDraws { .. } => "draws",
         R::TooManySamples { .. } => "samples",
     }
@@ -244,6 +249,7 @@ async fn all() -> Vec<(Failure, Code)> {
             InvalidArgument,
         ),
         (F::NoTokenizer { model: text() }, FailedPrecondition),
+        (F::NoChatTemplate { model: text() }, FailedPrecondition),
         (
             F::TooLong {
                 field: "raw_text",
@@ -404,7 +410,7 @@ fn broken_checkpoints() -> Vec<CheckpointError> {
         },
         C::UnknownArchitecture {
             found: text(),
-            known: "llada",
+            known: "llada".to_owned(),
         },
         C::Config {
             key: "d_model",
@@ -439,6 +445,12 @@ fn wrong_requests() -> Vec<RequestError> {
             vocabulary: 8,
         },
         R::MaskGiven { id: 7 },
+        R::OnlyCausal { what: "top_k" },
+        R::OnlyMasked { what: "guidance" },
+        R::Sampling {
+            what: "top_p",
+            problem: "must be above 0".to_owned(),
+        },
         R::TooManyDraws { draws: 2, max: 1 },
         R::TooManySamples { samples: 2, max: 1 },
     ]

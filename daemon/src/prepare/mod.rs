@@ -4,7 +4,7 @@
 mod canvas;
 mod samples;
 
-use sluice_engine::{Generate, Score, Slot, text::Text};
+use sluice_engine::{EngineError, Generate, RequestError, Score, Slot, model::family::Family};
 use sluice_proto::model::{
     Cache, EosPolicy, Generation, Input, InvalidField, PinContent, Prompt, Scoring, Turn,
 };
@@ -29,9 +29,12 @@ const DRAWS_DEFAULT: usize = 128;
 /// # Errors
 /// What the request asks for that can't be done with this model.
 pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Failure> {
-    check_cache(request.cache)?;
-    check_size(&request)?;
     let info = &serving.loaded.info;
+    match info.mask {
+        Some(_) => check_cache(request.cache)?,
+        None => check_causal(&request, serving)?,
+    }
+    check_size(&request)?;
     let is_edit = matches!(request.input, Input::Edit { .. });
     let (prompt, canvas) = match request.input {
         Input::Prompt { prompt, length } => {
@@ -63,7 +66,7 @@ pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Fa
                     return Err(empty("text", "there is nothing to edit").into());
                 }
                 [] => Vec::new(),
-                turns => chat_ids(tokenizer, turns)?,
+                turns => chat_ids(serving, turns)?,
             };
             let tokens = tokenizer.encode_with_spans(&text)?;
             let span_length = span_length.map(|length| length as usize);
@@ -92,6 +95,8 @@ pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Fa
             EosPolicy::Stop
         }),
         policy: request.policy,
+        sampling: request.sampling,
+        stops: request.stops.into_iter().map(String::into_bytes).collect(),
         seed: request.seed.map_or_else(draw_seed, Ok)?,
     })
 }
@@ -125,8 +130,8 @@ pub fn scoring(request: Scoring, serving: &Serving) -> Result<Score, Failure> {
 fn prompt_ids(prompt: Prompt, serving: &Serving) -> Result<Vec<u32>, Failure> {
     let (field, ids) = match prompt {
         Prompt::Tokens(ids) => return Ok(ids),
-        Prompt::Raw(text) => ("raw_text", serving.text()?.encode(&text)?),
-        Prompt::Chat(turns) => ("chat", chat_ids(serving.text()?, &turns)?),
+        Prompt::Raw(text) => ("raw_text", raw_ids(serving, &text)?),
+        Prompt::Chat(turns) => ("chat", chat_ids(serving, &turns)?),
     };
     if ids.is_empty() {
         return Err(empty(field, "the prompt has no tokens").into());
@@ -134,7 +139,28 @@ fn prompt_ids(prompt: Prompt, serving: &Serving) -> Result<Vec<u32>, Failure> {
     Ok(ids)
 }
 
-fn chat_ids(text: &Text, turns: &[Turn]) -> Result<Vec<u32>, Failure> {
+/// Text as it stands, behind what the tokenizer puts before every text. LLaDA's puts nothing there.
+fn raw_ids(serving: &Serving, raw: &str) -> Result<Vec<u32>, Failure> {
+    let text = serving.text()?;
+    let ids = text.encode(raw)?;
+    match is_llada(serving) || ids.is_empty() {
+        true => Ok(ids),
+        false => Ok([text.beginning()?, ids].concat()),
+    }
+}
+
+/// Its template is known, and was published after some of its checkpoints.
+fn is_llada(serving: &Serving) -> bool {
+    serving.loaded.info.family == Family::Llada.name()
+}
+
+fn chat_ids(serving: &Serving, turns: &[Turn]) -> Result<Vec<u32>, Failure> {
+    let text = serving.text()?;
+    if !is_llada(serving) && !text.has_chat_template() {
+        return Err(Failure::NoChatTemplate {
+            model: serving.name.name.clone(),
+        });
+    }
     let turns: Vec<_> = turns
         .iter()
         .map(|turn| (turn.role.name(), turn.content.as_str()))
@@ -171,6 +197,21 @@ fn empty(field: &'static str, problem: &str) -> InvalidField {
     InvalidField {
         field,
         problem: problem.to_owned(),
+    }
+}
+
+/// A causal model has no use for what the engine could not tell from a default, and stop strings need a tokenizer.
+fn check_causal(request: &Generation, serving: &Serving) -> Result<(), Failure> {
+    let asked = [
+        ("steps", request.steps.is_some()),
+        ("cache", request.cache != Cache::None),
+    ];
+    if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
+        return Err(EngineError::from(RequestError::OnlyMasked { what }).into());
+    }
+    match request.stops.is_empty() {
+        true => Ok(()),
+        false => serving.text().map(drop),
     }
 }
 

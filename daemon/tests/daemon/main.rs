@@ -10,6 +10,7 @@ mod hub;
 mod bad_checkpoints;
 mod bad_requests;
 mod card;
+mod causal;
 mod configuration;
 mod fidelity;
 mod generating;

@@ -226,7 +226,7 @@ impl Checkpoint {
             .transpose()
     }
 
-    /// The bytes of `tokenizer.json` and `tokenizer_config.json`, if they are there.
+    /// The bytes of `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, if they are there.
     ///
     /// # Errors
     /// When one can't be read or is too large.
@@ -235,7 +235,12 @@ impl Checkpoint {
             return Ok(None);
         };
         let config = self.small_file("tokenizer_config.json", TOKENIZER_BYTES_MAX)?;
-        Ok(Some(TokenizerFiles { tokenizer, config }))
+        let template = self.small_file("chat_template.jinja", TOKENIZER_BYTES_MAX)?;
+        Ok(Some(TokenizerFiles {
+            tokenizer,
+            config,
+            template,
+        }))
     }
 
     fn small_file(&self, name: &str, max: u64) -> Result<Option<Vec<u8>>, CheckpointError> {
@@ -250,6 +255,8 @@ pub struct TokenizerFiles {
     pub tokenizer: Vec<u8>,
     /// `tokenizer_config.json`.
     pub config: Option<Vec<u8>>,
+    /// `chat_template.jinja`, which newer checkpoints have instead of a key of the file before.
+    pub template: Option<Vec<u8>>,
 }
 
 /// The folder and the names of the files that hold the weights.

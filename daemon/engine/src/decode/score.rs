@@ -9,15 +9,15 @@ use std::time::Instant;
 
 use sluice_shared::{
     policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking},
+    sampling::{EosPolicy, Remasking, Sampling},
 };
 
 use super::{Denoiser, Pass, diffusion};
 use crate::{
     error::EngineError,
     event::{Event, Finish, Outcome, Scored},
-    model::llada::Interrupt,
-    ops::{HeadRow, Noise},
+    model::transformer::Interrupt,
+    ops::{HeadRow, Noise, Ranking},
     request::{Generate, Score, Slot},
 };
 
@@ -71,7 +71,7 @@ pub fn score(
 fn estimate(request: &Score, draw: usize, denoiser: &mut dyn Denoiser) -> Result<f64, Interrupt> {
     let length = request.answer.len();
     let masked = masked_positions(request, draw);
-    let mask = denoiser.vocabulary().mask;
+    let mask = denoiser.vocabulary().mask_id();
     let prompt = request.prompt.len();
     let mut canvas = [request.prompt.as_slice(), &request.answer].concat();
     let rows: Vec<HeadRow> = masked
@@ -100,6 +100,7 @@ fn estimate(request: &Score, draw: usize, denoiser: &mut dyn Denoiser) -> Result
         temperature: 0.0,
         noise: Noise::new(request.seed),
         suppressed: &[],
+        ranking: Ranking::Confidence,
     })?;
     let sum: f64 = candidates
         .iter()
@@ -147,6 +148,8 @@ fn is_greedy(request: &Score, denoiser: &mut dyn Denoiser) -> Result<Option<bool
         remasking: Remasking::LowConfidence,
         eos: EosPolicy::Keep,
         policy: PolicyChoice::default(),
+        sampling: Sampling::default(),
+        stops: Vec::new(),
         seed: request.seed,
     };
     let generated = diffusion::generate(&greedy, denoiser, &mut |_| {})?;

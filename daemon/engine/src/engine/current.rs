@@ -3,17 +3,18 @@
 use std::sync::Arc;
 
 use sluice_cuda::HEAD_DIM_MAX;
-use sluice_shared::level::Choices;
+use sluice_shared::level::{Choices, Kv};
 
-use super::{ask::default_canvas, switch::Switch};
+use super::{ask::default_canvas, extend::Kept, switch::Switch};
 use crate::{
     checkpoint::{Checkpoint, disk_rates},
     decode::Vocabulary,
     error::EngineError,
     model::{
-        llada::{Config, Llada, MLP_ROWS},
+        family::ModelConfig,
         rehearse::Rehearsal,
         shape::Shape,
+        transformer::{MLP_ROWS, Transformer},
     },
     plan::{self, Machine, Plan, Question, SourceTensor, Working, Workload},
     request::ModelId,
@@ -23,7 +24,7 @@ use crate::{
 /// What plans for a model are made from.
 #[derive(Debug)]
 pub(super) struct Planner {
-    pub(super) shape: Shape,
+    pub(super) config: ModelConfig,
     pub(super) sources: Vec<SourceTensor>,
     pub(super) machine: Machine,
     pub(super) rehearsal: Rehearsal,
@@ -31,10 +32,10 @@ pub(super) struct Planner {
 
 impl Planner {
     /// For a model with these tensors.
-    pub(super) fn new(shape: Shape, sources: Vec<SourceTensor>, machine: Machine) -> Self {
+    pub(super) fn new(config: ModelConfig, sources: Vec<SourceTensor>, machine: Machine) -> Self {
         Self {
-            rehearsal: Rehearsal::new(&shape, &sources, machine.device),
-            shape,
+            rehearsal: Rehearsal::new(config.clone(), &sources, machine.device),
+            config,
             sources,
             machine,
         }
@@ -43,10 +44,10 @@ impl Planner {
     /// For a checkpoint, whose headers are checked, and whose disk is tried for a moment.
     pub(super) fn of_checkpoint(
         checkpoint: &Checkpoint,
-        config: &Config,
+        config: ModelConfig,
         machine: Machine,
     ) -> Result<Self, EngineError> {
-        let shape = Shape::of(config);
+        let shape = &config.shape;
         let has_kernel = shape.head_dim <= HEAD_DIM_MAX && shape.head_dim.is_multiple_of(2);
         if machine.device.card.is_some() && !has_kernel {
             return Err(EngineError::HeadSize {
@@ -58,7 +59,7 @@ impl Planner {
             disk: disk_rates(checkpoint),
             ..machine
         };
-        Ok(Self::new(shape, sources, machine))
+        Ok(Self::new(config, sources, machine))
     }
 
     /// A plan for the loaded model.
@@ -80,11 +81,11 @@ impl Planner {
         mlp_rows: usize,
     ) -> Result<Plan, EngineError> {
         Ok(Plan::new(&Question {
-            shape: &self.shape,
+            shape: &self.config.shape,
             sources: &self.sources,
             choices,
             budget_bytes,
-            working: self.rehearsal.working(&workload, mlp_rows)?,
+            working: self.rehearsal.working(&workload, mlp_rows, choices.kv)?,
             workload,
             machine: &self.machine,
         })?)
@@ -102,7 +103,7 @@ pub(super) fn usual_workload(shape: &Shape) -> Workload {
 /// The loaded model.
 pub(super) struct Current {
     pub(super) id: ModelId,
-    pub(super) model: Llada,
+    pub(super) model: Transformer,
     pub(super) weights: Residency,
     pub(super) vocabulary: Vocabulary,
     pub(super) planner: Arc<Planner>,
@@ -113,6 +114,10 @@ pub(super) struct Current {
     pub(super) switch: Option<Switch>,
     /// The request that runs.
     pub(super) serving: Option<Workload>,
+    /// How its keys and values are kept, whatever the settings became meanwhile.
+    pub(super) serving_kv: Option<Kv>,
+    /// Keys and values of requests before, the latest last.
+    pub(super) kept: Vec<Kept>,
     /// The plan in force is for a wider request than the usual one, and nothing is gained by another.
     pub(super) stays_wide: bool,
     /// Rows that go through an MLP together: fewer when memory ran short.
@@ -122,7 +127,8 @@ pub(super) struct Current {
 impl Current {
     /// Memory that a request takes besides weights and slots.
     pub(super) fn working(&self, workload: &Workload) -> Result<Working, EngineError> {
-        self.planner.rehearsal.working(workload, self.mlp_rows)
+        let kv = self.serving_kv.unwrap_or_default();
+        self.planner.rehearsal.working(workload, self.mlp_rows, kv)
     }
 
     pub(super) fn set_mlp_rows(&mut self, rows: usize) {
@@ -146,7 +152,7 @@ impl Current {
 
     /// What plans are made for: the usual canvas, and the request that runs.
     pub(super) fn workload(&self) -> Workload {
-        let usual = usual_workload(&self.planner.shape);
+        let usual = usual_workload(&self.planner.config.shape);
         self.serving.map_or(usual, |serving| usual.widest(&serving))
     }
 

@@ -23,7 +23,7 @@ use crate::{
     checkpoint::{Checkpoint, CheckpointError, Source},
     device::{self, Rates},
     error::EngineError,
-    model::llada::Config,
+    model::family::ModelConfig,
     ops::Ops,
     plan::{Machine, Plan, UnitPlan},
     residency::{LoadOutcome, Reader, Residency},
@@ -160,11 +160,13 @@ impl Worker {
 
     /// Lets the present model go when there is no room for two, of which one serves.
     fn make_room(&mut self, plan: &Plan) {
-        let Some(current) = &self.current else {
+        let Some(current) = &mut self.current else {
             return;
         };
+        current.kept.clear();
         let new = plan.resident_bytes() + plan.slots.total_bytes() + plan.working.tables_bytes;
-        let serving = current.plan.working.activation_bytes + current.plan.working.head_bytes;
+        let serving = current.plan.working;
+        let serving = serving.activation_bytes + serving.cache_bytes + serving.head_bytes;
         let held = self.shared.ledger.used_bytes();
         if held + serving + new > plan.budget_bytes {
             self.current = None;
@@ -227,10 +229,14 @@ impl Beside {
         let opened = Opened::new(source)?;
         let profile = ops.device().profile();
         let machine = Machine::here(profile, self.rates.clone(), ledger.used_bytes());
-        let planner = Planner::of_checkpoint(&opened.checkpoint, &opened.config, machine)?;
+        let planner = Planner::of_checkpoint(&opened.checkpoint, opened.config.clone(), machine)?;
         let planner = Arc::new(planner);
         let budget = self.shared.state.budget_bytes(&settings);
-        let plan = planner.plan(settings.choices(), budget, usual_workload(&planner.shape))?;
+        let plan = planner.plan(
+            settings.choices(),
+            budget,
+            usual_workload(&planner.config.shape),
+        )?;
         plan.check_loadable()?;
         let plan = Arc::new(plan);
         report(LoadEvent::Planned(Arc::clone(&plan)));
@@ -297,21 +303,24 @@ impl Beside {
 /// A checkpoint whose small files have been read.
 pub(super) struct Opened {
     pub(super) checkpoint: Arc<Checkpoint>,
-    pub(super) config: Config,
+    pub(super) config: ModelConfig,
     pub(super) text: Option<Text>,
 }
 
 impl Opened {
     fn new(source: &Source) -> Result<Self, EngineError> {
         let checkpoint = Checkpoint::open(source)?;
-        let config = Config::read(
+        let config = ModelConfig::read(
             &checkpoint.config()?,
             checkpoint.generation_config()?.as_ref(),
         )?;
         // The tokenizer first: it is small, and a broken one should not cost a long read.
         let text = checkpoint
             .tokenizer()?
-            .map(|files| Text::new(&files.tokenizer, files.config.as_deref()))
+            .map(|files| {
+                let template = files.template.as_deref();
+                Text::with_template(&files.tokenizer, files.config.as_deref(), template)
+            })
             .transpose()
             .map_err(CheckpointError::from)?;
         Ok(Self {

@@ -13,22 +13,24 @@ use super::{
     LoadedModel, Shared,
     current::Current,
     derive::Keeping,
+    extend::Causal,
     load::{Loaded, Loading},
     serve::Served,
     state::{InForce, Measured},
 };
 use crate::{
-    decode::{Vocabulary, diffusion, score},
+    decode::{Vocabulary, autoregressive, diffusion, score},
     device::Rates,
     error::EngineError,
     event::{Event, Outcome, Sink},
     ledger::Mark,
     model::{
         ModelInfo,
-        llada::{Llada, MLP_ROWS},
+        transformer::{MLP_ROWS, Transformer},
     },
     ops::Ops,
-    request::{ModelId, Work},
+    plan::Workload,
+    request::{Generate, ModelId, Work},
     schedule::{Command, Job, Unload},
     text::Text,
 };
@@ -119,14 +121,14 @@ impl Worker {
             weights,
             settings,
         } = loaded;
-        let model = Llada::new(opened.config, &self.ops)?;
+        let model = Transformer::new(opened.config, &self.ops)?;
         let mut info = model.info(&weights);
         add_end_of_turn(&mut info, opened.text.as_ref());
         let id = ModelId(self.shared.last_model_id.fetch_add(1, Ordering::Relaxed) + 1);
         self.current = Some(Current {
             vocabulary: Vocabulary {
                 size: info.vocabulary,
-                mask: info.mask_token_id,
+                mask: info.mask,
                 ends: info.eos_token_ids.clone(),
             },
             model,
@@ -137,6 +139,8 @@ impl Worker {
             plan,
             switch: None,
             serving: None,
+            serving_kv: None,
+            kept: Vec::new(),
             stays_wide: false,
             mlp_rows: MLP_ROWS,
         });
@@ -225,6 +229,9 @@ impl Worker {
         }
         self.shared.ledger.mark(Mark::Request);
         let ledger = self.shared.ledger.clone();
+        if let (Work::Generate(request), true) = (work, current.vocabulary.mask.is_none()) {
+            return self.continue_prompt(request, work.workload(), sink, cancel);
+        }
         let mut served = match Served::start(self, work.workload(), cancel) {
             Err(_) if cancel.load(Ordering::Relaxed) => return Ok(Outcome::Cancelled),
             served => served?,
@@ -238,6 +245,32 @@ impl Worker {
             }
             Work::Score(request) => score::score(request, &mut served, sink),
         }
+    }
+}
+
+impl Worker {
+    /// Continues a prompt with a causal model.
+    fn continue_prompt(
+        &mut self,
+        request: &Generate,
+        workload: Workload,
+        sink: &mut Sink,
+        cancel: &AtomicBool,
+    ) -> Result<Outcome, EngineError> {
+        let loaded = self.shared.state.model();
+        let text = loaded.as_ref().and_then(|loaded| loaded.text.as_ref());
+        let mut causal = match Causal::start(self, request, workload, cancel) {
+            Err(_) if cancel.load(Ordering::Relaxed) => return Ok(Outcome::Cancelled),
+            causal => causal?,
+        };
+        let generated = autoregressive::generate(request, text, &mut causal, sink);
+        let left = causal.finish();
+        let mut generated = generated?;
+        generated.peak_device_bytes = self.shared.ledger.peak_since(Mark::Request);
+        if let Some(left) = left {
+            self.keep(left);
+        }
+        Ok(Outcome::Generated(generated))
     }
 }
 

@@ -248,11 +248,23 @@ impl Card {
         shape: AttentionShape,
         tasks: &CardTasks,
     ) -> Result<(), EngineError> {
+        self.attend_spans(out, q, [k.span(), v.span()], shape, tasks)
+    }
+
+    /// The same, with keys and values in the numbers of the queries, wherever they lie.
+    pub(super) fn attend_spans(
+        &self,
+        out: &Activation,
+        q: &Activation,
+        [k, v]: [Span; 2],
+        shape: AttentionShape,
+        tasks: &CardTasks,
+    ) -> Result<(), EngineError> {
         let attend = cuda::Attend {
             out: out.span(),
             q: q.span(),
-            k: k.span(),
-            v: v.span(),
+            k,
+            v,
             tasks: tasks.tasks.span(),
             task_count: tasks.tasks.len() / 4,
             segments: tasks.segments.span(),
@@ -297,6 +309,11 @@ impl HeadMemory {
             rows: pool.take_bytes(rows * size_of::<cuda::HeadRow>())?,
         })
     }
+
+    /// Where logits go, `f32`.
+    pub(super) fn logits(&self) -> Span {
+        self.logits.span()
+    }
 }
 
 /// The states of rows on their way through the head.
@@ -319,6 +336,7 @@ impl CardHead {
             best: Some(state.best).filter(|&best| best != cuda::NO_TOKEN),
             best_logit: state.best_logit,
             target_logit: state.target_logit,
+            ..Running::default()
         });
         Ok(running.collect())
     }
@@ -370,6 +388,20 @@ impl Card {
             first,
             &head.choice,
         )?)
+    }
+
+    /// Logits of one row by a part of the head, to where they belong.
+    pub(super) fn logits(
+        &self,
+        x: &Activation,
+        part: &Weight<'_>,
+        place: Span,
+    ) -> Result<(), EngineError> {
+        self.multiply(x, part, place, Number::F32, false)
+    }
+
+    pub(super) fn download(&self, from: Span, to: &mut [f32]) -> Result<(), EngineError> {
+        Ok(self.gpu.download(from, bytemuck::cast_slice_mut(to))?)
     }
 
     pub(super) fn start_comparison(

@@ -26,6 +26,18 @@ pub struct HeadRow {
     pub target: Option<u32>,
 }
 
+/// What rows are ranked by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ranking {
+    /// The chosen token's probability.
+    #[default]
+    Confidence,
+    /// By how much the most probable token is more probable than the next one.
+    Margin,
+    /// How certain the row is altogether: Σ p ln p over all tokens, at most 0.
+    Entropy,
+}
+
 /// How a token is chosen from a row's logits.
 #[derive(Debug, Clone)]
 pub struct Choice<'a> {
@@ -47,6 +59,8 @@ pub struct Choice<'a> {
     /// Tokens whose logit counts as −∞, for choice and probability alike, as in the
     /// reference's `logits_eos_inf`, which knows a single end token.
     pub suppressed: &'a [u32],
+    /// What [`Candidate::rank`] is.
+    pub ranking: Ranking,
 }
 
 /// What a row would become.
@@ -56,6 +70,8 @@ pub struct Candidate {
     pub token: u32,
     /// Its probability by the un-noised, un-tempered logits.
     pub confidence: f64,
+    /// What it is ranked by, by the same logits; the highest first.
+    pub rank: f64,
     /// Log-probability of the row's target.
     pub target_log_probability: Option<f64>,
 }
@@ -71,6 +87,10 @@ pub(super) struct Running {
     pub(super) best: Option<u32>,
     pub(super) best_logit: f32,
     pub(super) target_logit: f32,
+    /// Second largest logit so far.
+    pub(super) second: f32,
+    /// Sum of `logit * exp(logit - max)`, where rows are ranked by their entropy.
+    pub(super) weighted: f64,
 }
 
 /// Rows on their way through the head, a piece of the vocabulary at a time.
@@ -89,6 +109,12 @@ enum State {
         logits: DeviceBuffer<f32>,
     },
     OnCard(Box<CardHead>),
+    /// A card multiplies, and its kernel knows no such ranking: logits are copied from there and reduced here.
+    Copied {
+        memory: HeadMemory,
+        running: Vec<Running>,
+        logits: Vec<f32>,
+    },
     /// Counted, where a card would compute.
     Rehearsed {
         _memory: HeadMemory,
@@ -113,8 +139,16 @@ impl Ops {
             .max(PIECE_COLUMNS_MIN)
             .min(part_rows);
         let (device, ledger) = (&self.device, &self.ledger);
-        let on_card = || HeadMemory::take(&self.pool, rows.len(), columns * inputs);
+        let count = columns * inputs;
+        let on_card = || HeadMemory::take(&self.pool, rows.len(), count);
+        // A card's kernel keeps what confidences need, and nothing for other rankings.
+        let is_copied = choice.ranking != Ranking::Confidence;
         let state = match &self.body {
+            Body::Card(_) if is_copied => State::Copied {
+                memory: on_card()?,
+                running: vec![Running::default(); rows.len()],
+                logits: vec![0.0; count],
+            },
             Body::Card(card) => {
                 State::OnCard(Box::new(card.start_head(rows, choice, on_card()?)?))
             }
@@ -123,7 +157,7 @@ impl Ops {
             },
             Body::Cpu(_) | Body::Rehearsal => State::Here {
                 running: vec![Running::default(); rows.len()],
-                logits: DeviceBuffer::new(device, ledger, Kind::Head, columns * inputs)?,
+                logits: DeviceBuffer::new(device, ledger, Kind::Head, count)?,
             },
         };
         Ok(HeadReduction {
@@ -156,10 +190,26 @@ impl Ops {
             match &self.body {
                 Body::Cpu(cpu) => reduction.take_here(cpu, x, &piece, first + from),
                 Body::Card(card) => {
-                    let State::OnCard(state) = &reduction.state else {
-                        unreachable!("began on the card")
-                    };
-                    card.reduce_head(state, x, &piece, first + from)?;
+                    let first = first + from;
+                    match &mut reduction.state {
+                        State::OnCard(state) => card.reduce_head(state, x, &piece, first)?,
+                        State::Copied {
+                            memory,
+                            running,
+                            logits,
+                        } => {
+                            let logits = &mut logits[..x.len() * piece.rows];
+                            let there = memory.logits().part(0, size_of_val(logits));
+                            card.logits(x, &piece, there)?;
+                            card.download(there, logits)?;
+                            let (rows, choice) = (reduction.rows, reduction.choice);
+                            self.device
+                                .run(|| reduce(logits, piece.rows, first, rows, choice, running));
+                        }
+                        State::Here { .. } | State::Rehearsed { .. } => {
+                            unreachable!("began on the card")
+                        }
+                    }
                 }
                 Body::Rehearsal => {}
             }
@@ -177,19 +227,7 @@ impl HeadReduction<'_> {
         let logits = &mut logits.host_mut()[..x.len() * width];
         cpu.run(|| {
             cpu.multiply_here(x, piece, logits, false);
-            let (conditional, unconditional) = logits.split_at_mut(rows.len() * width);
-            conditional
-                .par_chunks_exact_mut(width)
-                .zip(rows)
-                .zip(running.par_iter_mut())
-                .enumerate()
-                .for_each(|(index, ((logits, row), running))| {
-                    if let Some(w) = choice.guidance {
-                        let plain = &unconditional[index * width..(index + 1) * width];
-                        guide(logits, plain, w as f32);
-                    }
-                    running.take(logits, first, row, choice);
-                });
+            reduce(logits, width, first, rows, choice, running);
         });
     }
 
@@ -199,13 +237,40 @@ impl HeadReduction<'_> {
     /// When a row's logits are not numbers, or the device fails.
     pub fn candidates(self) -> Result<Vec<Candidate>, EngineError> {
         let running = match self.state {
-            State::Here { running, .. } => running,
+            State::Here { running, .. } | State::Copied { running, .. } => running,
             State::OnCard(state) => state.read(self.rows.len())?,
             State::Rehearsed { .. } => Vec::new(),
         };
         let pairs = running.iter().zip(self.rows);
-        pairs.map(Running::candidate).collect()
+        let ranking = self.choice.ranking;
+        pairs
+            .map(|(running, row)| running.candidate(row, ranking))
+            .collect()
     }
+}
+
+/// Takes logits of `width` of the vocabulary from `first` on into the rows' states, on the device's threads.
+fn reduce(
+    logits: &mut [f32],
+    width: usize,
+    first: usize,
+    rows: &[HeadRow],
+    choice: &Choice<'_>,
+    running: &mut [Running],
+) {
+    let (conditional, unconditional) = logits.split_at_mut(rows.len() * width);
+    conditional
+        .par_chunks_exact_mut(width)
+        .zip(rows)
+        .zip(running.par_iter_mut())
+        .enumerate()
+        .for_each(|(index, ((logits, row), running))| {
+            if let Some(w) = choice.guidance {
+                let plain = &unconditional[index * width..(index + 1) * width];
+                guide(logits, plain, w as f32);
+            }
+            running.take(logits, first, row, choice);
+        });
 }
 
 impl Choice<'_> {
@@ -231,6 +296,8 @@ impl Default for Running {
             best: None,
             best_logit: f32::NEG_INFINITY,
             target_logit: f32::NEG_INFINITY,
+            second: f32::NEG_INFINITY,
+            weighted: 0.0,
         }
     }
 }
@@ -247,7 +314,7 @@ impl Running {
         if let Some(index) = row.target.and_then(inside) {
             self.target_logit = logits[index];
         }
-        self.add_to_sum(logits);
+        self.add_to_sum(logits, choice.ranking);
         // What can't be chosen: few ids, so they are lifted out instead of asked for at each.
         for &id in std::iter::once(&choice.mask_token_id)
             .chain(choice.end_tokens.iter().filter(|_| !row.may_end))
@@ -260,10 +327,20 @@ impl Running {
         self.choose(&logits[..used], from, row, choice);
     }
 
-    fn add_to_sum(&mut self, logits: &[f32]) {
+    fn add_to_sum(&mut self, logits: &[f32], ranking: Ranking) {
+        if ranking == Ranking::Margin {
+            let (mut first, mut second) = (self.max, self.second);
+            for &logit in logits {
+                second = second.max(first.min(logit));
+                first = first.max(logit);
+            }
+            self.second = second;
+        }
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if max > self.max {
-            self.sum *= f64::from((self.max - max).exp());
+            let shrunk = f64::from((self.max - max).exp());
+            self.sum *= shrunk;
+            self.weighted *= shrunk;
             self.max = max;
         }
         if self.max == f32::NEG_INFINITY {
@@ -275,6 +352,12 @@ impl Running {
             .iter()
             .map(|logit| f64::from((logit - self.max).exp()))
             .sum::<f64>();
+        if ranking == Ranking::Entropy {
+            let possible = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY);
+            self.weighted += possible
+                .map(|&logit| f64::from((logit - self.max).exp()) * f64::from(logit))
+                .sum::<f64>();
+        }
     }
 
     fn choose(&mut self, logits: &[f32], from: usize, row: &HeadRow, choice: &Choice<'_>) {
@@ -295,19 +378,27 @@ impl Running {
         }
     }
 
-    fn candidate((running, row): (&Self, &HeadRow)) -> Result<Candidate, EngineError> {
-        let log_sum = f64::from(running.max) + running.sum.ln();
+    fn candidate(&self, row: &HeadRow, ranking: Ranking) -> Result<Candidate, EngineError> {
+        let log_sum = f64::from(self.max) + self.sum.ln();
         let log_probability = |logit: f32| f64::from(logit) - log_sum;
-        match running.best {
-            Some(token) if log_sum.is_finite() => Ok(Candidate {
-                token,
-                confidence: log_probability(running.best_logit).exp(),
-                target_log_probability: row.target.map(|_| log_probability(running.target_logit)),
-            }),
-            _ => Err(EngineError::NotANumber {
+        let Some(token) = self.best.filter(|_| log_sum.is_finite()) else {
+            return Err(EngineError::NotANumber {
                 position: row.position,
-            }),
-        }
+            });
+        };
+        let confidence = log_probability(self.best_logit).exp();
+        Ok(Candidate {
+            token,
+            confidence,
+            rank: match ranking {
+                Ranking::Confidence => confidence,
+                Ranking::Margin => {
+                    log_probability(self.max).exp() - log_probability(self.second).exp()
+                }
+                Ranking::Entropy => self.weighted / self.sum - log_sum,
+            },
+            target_log_probability: row.target.map(|_| log_probability(self.target_logit)),
+        })
     }
 }
 

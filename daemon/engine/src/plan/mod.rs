@@ -9,7 +9,7 @@ mod transition;
 mod unit;
 
 use sluice_shared::{
-    level::{Choices, Level},
+    level::{Choices, Kv, Level},
     units,
 };
 
@@ -18,7 +18,7 @@ pub use self::{
     transition::{Step, transition},
     unit::{SourceTensor, Storage, TensorPlan, Tier, UnitPlan, sources, units},
 };
-use crate::{ledger::Kind, model::shape::Shape};
+use crate::{format::Format, ledger::Kind, model::shape::Shape};
 
 /// What a plan is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,8 +94,12 @@ pub struct Working {
     pub context_bytes: u64,
     /// Tables of the model that no plan changes, such as rotary angles.
     pub tables_bytes: u64,
-    /// Activations of the workload, keys and values among them.
+    /// Activations of the workload.
     pub activation_bytes: u64,
+    /// Keys and values of all its positions; none for models that compute the whole canvas in every pass.
+    pub cache_bytes: u64,
+    /// How those are kept.
+    pub cache: Option<Format>,
     /// Logits of one piece of the vocabulary.
     pub head_bytes: u64,
     /// Scratch of all threads.
@@ -109,6 +113,7 @@ impl Working {
         self.context_bytes
             + self.tables_bytes
             + self.activation_bytes
+            + self.cache_bytes
             + self.head_bytes
             + self.scratch_bytes
     }
@@ -173,6 +178,14 @@ pub enum PlanError {
         canvas: usize,
         /// The card, if one computes.
         on_card: Option<OnCard>,
+    },
+    /// Keys and values can't be kept so.
+    #[error("keys and values can't be kept in {asked} on a card that computes in {number}")]
+    CacheFormat {
+        /// Asked for.
+        asked: Kv,
+        /// What the card computes in.
+        number: &'static str,
     },
     /// The lossless format isn't there yet.
     #[error(
@@ -268,7 +281,7 @@ impl Plan {
 
     /// Bytes by the ledger's kinds.
     #[must_use]
-    pub fn bytes_by_kind(&self) -> [(Kind, u64); 6] {
+    pub fn bytes_by_kind(&self) -> [(Kind, u64); 7] {
         let working = &self.working;
         Kind::ALL.map(|kind| {
             let bytes = match kind {
@@ -276,6 +289,7 @@ impl Plan {
                 Kind::Weights => self.resident_bytes() + working.tables_bytes,
                 Kind::Slots => self.slots.total_bytes(),
                 Kind::Activations => working.activation_bytes,
+                Kind::Cache => working.cache_bytes,
                 Kind::Head => working.head_bytes,
                 Kind::Scratch => working.scratch_bytes,
             };

@@ -13,11 +13,14 @@ use minijinja::value::{Kwargs, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde::Serialize;
 
-use super::config::TokenizerConfig;
+use super::config::{TEMPLATE_FILE, TokenizerConfig};
 use super::error::{TextError, bounded};
 
 /// LLaDA's own, from GSAI-ML/LLaDA-8B-Instruct as published in February 2025 (MIT).
 const LLADA: &str = include_str!("llada_chat_template.jinja");
+
+/// Names it in messages.
+const BUILT_IN: &str = "sluice (built in)";
 
 const SOURCE_BYTES_MAX: usize = 256 * 1024;
 const OUTPUT_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -38,8 +41,9 @@ impl ChatTemplate {
         has_token: impl Fn(&str) -> bool,
     ) -> Result<Self, TextError> {
         let (file, source) = match &config.chat_template {
+            Some(source) if config.has_template_file => (TEMPLATE_FILE, source.as_str()),
             Some(source) => ("tokenizer_config.json", source.as_str()),
-            None => ("sluice (built in)", LLADA),
+            None => (BUILT_IN, LLADA),
         };
         let fail = |cause: String| TextError::Template { file, cause };
         if source.len() > SOURCE_BYTES_MAX {
@@ -65,6 +69,11 @@ impl ChatTemplate {
             tokens,
             file,
         })
+    }
+
+    /// Whether it is the checkpoint's.
+    pub(super) fn is_own(&self) -> bool {
+        self.file != BUILT_IN
     }
 
     /// (role, content) turns as text, ready for the model's answer.

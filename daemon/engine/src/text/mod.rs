@@ -49,10 +49,22 @@ impl Text {
     /// `tokenizer_json` as Hugging Face writes it; `tokenizer_config` for the chat template
     /// and the names of special tokens.
     pub fn new(tokenizer_json: &[u8], tokenizer_config: Option<&[u8]>) -> Result<Self, TextError> {
-        let config = tokenizer_config
+        Self::with_template(tokenizer_json, tokenizer_config, None)
+    }
+
+    /// The same, with the chat template of a file of its own, which goes before that of `tokenizer_config`.
+    pub fn with_template(
+        tokenizer_json: &[u8],
+        tokenizer_config: Option<&[u8]>,
+        template: Option<&[u8]>,
+    ) -> Result<Self, TextError> {
+        let mut config = tokenizer_config
             .map(TokenizerConfig::parse)
             .transpose()?
             .unwrap_or_default();
+        if let Some(template) = template {
+            config.set_template(template)?;
+        }
         let tokenizer = parse_tokenizer(tokenizer_json)?;
         let control = Control::new(&tokenizer, &config);
         let pieces = Pieces::new(&tokenizer, |id| control.contains(id))?;
@@ -119,6 +131,23 @@ impl Text {
         let rendered = self.template.render(turns)?;
         let (text, breaks) = control::unmark(&rendered, mark.unwrap_or(LAST_RESORT));
         Ok(self.tokenize(&text, &breaks)?.get_ids().to_vec())
+    }
+
+    /// Whether the checkpoint says how a conversation is written.
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_own()
+    }
+
+    /// Ids that the tokenizer puts before every text, such as the mark of its beginning.
+    pub fn beginning(&self) -> Result<Vec<u32>, TextError> {
+        let encode = || self.tokenizer.encode("a", true);
+        let encoding = guarded(encode).map_err(TextError::encode)?;
+        let pairs = encoding
+            .get_ids()
+            .iter()
+            .zip(encoding.get_special_tokens_mask());
+        let leading = pairs.take_while(|(_, special)| **special == 1);
+        Ok(leading.map(|(id, _)| *id).collect())
     }
 
     /// Bytes of a token; empty for special ones and unknown ids. May be part of a character.

@@ -510,3 +510,49 @@ proptest! {
         prop_assert!(Text::new(&bytes, Some(&bytes)).is_err());
     }
 }
+
+#[test]
+fn a_template_of_its_own_file_goes_first() {
+    let config = json!({ "chat_template": "old", "bos_token": "<|startoftext|>" }).to_string();
+    let file = b"{{ bos_token }}{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
+    let load = |template: Option<&[u8]>| {
+        Text::with_template(TOKENIZER_JSON.as_bytes(), Some(config.as_bytes()), template)
+    };
+    let own = load(Some(file)).unwrap();
+    assert!(own.has_chat_template());
+    assert_eq!(
+        shown(&own, &[("user", "hi")]),
+        "<|startoftext|>[user]hi[assistant]"
+    );
+    assert_eq!(shown(&load(None).unwrap(), &[("user", "hi")]), "old");
+    let error = load(Some(b"{% if %}")).unwrap_err().to_string();
+    assert!(error.contains("chat_template.jinja"), "{error}");
+    assert!(load(Some(b"\xFF")).is_err());
+    assert!(
+        !self::load(&tokenizer_value(), None)
+            .unwrap()
+            .has_chat_template()
+    );
+}
+
+#[test]
+fn what_the_tokenizer_puts_before_a_text_is_known() {
+    assert_eq!(TEXT.beginning().unwrap(), [0; 0]);
+    let mut tokenizer = tokenizer_value();
+    let id = TEXT.token_id("<|startoftext|>").unwrap();
+    tokenizer["post_processor"] = json!({
+        "type": "TemplateProcessing",
+        "single": [
+            { "SpecialToken": { "id": "<|startoftext|>", "type_id": 0 } },
+            { "Sequence": { "id": "A", "type_id": 0 } },
+        ],
+        "pair": [
+            { "Sequence": { "id": "A", "type_id": 0 } },
+            { "Sequence": { "id": "B", "type_id": 0 } },
+        ],
+        "special_tokens": {
+            "<|startoftext|>": { "id": "<|startoftext|>", "ids": [id], "tokens": ["<|startoftext|>"] },
+        },
+    });
+    assert_eq!(load(&tokenizer, None).unwrap().beginning().unwrap(), [id]);
+}

@@ -1,11 +1,11 @@
 //! The sampler against a scripted model: what it asks for, and what it makes of the answers.
 
 use proptest::prelude::*;
-use sluice_shared::policy::PolicyChoice;
+use sluice_shared::{policy::PolicyChoice, sampling::Sampling};
 
 use super::*;
 use crate::decode::WeightsState;
-use crate::{decode::Vocabulary, request::ModelId};
+use crate::{decode::Vocabulary, model::family::Mask, request::ModelId};
 
 const MASK: u32 = 99;
 const END: u32 = 90;
@@ -27,7 +27,10 @@ impl Scripted {
         Self {
             vocabulary: Vocabulary {
                 size: 100,
-                mask: MASK,
+                mask: Some(Mask {
+                    token_id: MASK,
+                    shifted: false,
+                }),
                 ends: vec![END, 91],
             },
             prompt,
@@ -58,6 +61,7 @@ impl Denoiser for Scripted {
             Candidate {
                 token,
                 confidence,
+                rank: confidence,
                 target_log_probability: None,
             }
         };
@@ -92,6 +96,8 @@ fn request(length: usize, block_length: usize, steps: usize) -> Generate {
         remasking: Remasking::LowConfidence,
         eos: EosPolicy::Stop,
         policy: PolicyChoice::default(),
+        sampling: Sampling::default(),
+        stops: Vec::new(),
         seed: 1,
     }
 }

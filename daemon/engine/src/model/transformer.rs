@@ -1,29 +1,22 @@
-//! LLaDA: a masked-diffusion language model with a Llama-shaped body.
+//! The layers of all families: pre-norm blocks of attention and a gated MLP, written once for every device, format and tier.
 //!
-//! Paper: Nie et al. 2025, "Large Language Diffusion Models" (arXiv 2502.09992).
-//! Reference: `LLaDAModelLM` in `modeling_llada.py` as published with GSAI-ML/LLaDA-8B.
+//! RMSNorm in `f32`, rotary embedding on half-split pairs at positions counted from the start of the prompt, SwiGLU.
 //!
-//! Pre-norm blocks: RMSNorm in `f32`, rotary embedding on half-split pairs at positions
-//! counted from the start of the prompt, attention without any mask, SwiGLU with `ff_proj`
-//! as the gate. No time-step input.
-//!
-//! Differences from the reference: the last layer's queries, attention output and MLP are
+//! Differences from the reference implementations: the last layer's queries, attention output and MLP are
 //! computed only for the rows that are read, and the MLP goes through the rows in chunks;
 //! both give the same numbers up to float order. Rows of several canvases may be packed;
-//! each attends to its own canvas alone.
+//! each attends to its own canvas alone. A causal model is given a few rows at a time, and keeps keys and values of those
+//! before in a cache.
 
-mod config;
+mod rows;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use self::config::Config;
-use super::{ModelInfo, shape::Shape};
+use self::rows::{Rows, Seen};
+use super::{ModelInfo, family::ModelConfig};
 use crate::{
     error::EngineError,
-    ops::{
-        Activation, AttentionRange, AttentionShape, AttentionTasks, Indices, KeySegment, Ops,
-        RopeTable,
-    },
+    ops::{Activation, AttentionShape, KvCache, Ops, RopeTable},
     residency::{Part, Residency, Unit},
 };
 
@@ -55,26 +48,21 @@ impl From<EngineError> for Interrupt {
     }
 }
 
-/// A LLaDA model without its weights, which every call is given.
+/// A model without its weights, which every call is given.
 #[derive(Debug)]
-pub struct Llada {
-    config: Config,
+pub struct Transformer {
+    config: ModelConfig,
     rope: RopeTable,
     mlp_rows: usize,
 }
 
-impl Llada {
+impl Transformer {
     /// The model of this configuration.
     ///
     /// # Errors
     /// When memory for its tables can't be had.
-    pub fn new(config: Config, ops: &Ops) -> Result<Self, EngineError> {
-        let rope = RopeTable::new(
-            config.head_dim(),
-            config.rope_theta,
-            config.context_length,
-            ops,
-        )?;
+    pub fn new(config: ModelConfig, ops: &Ops) -> Result<Self, EngineError> {
+        let rope = RopeTable::new(&config.rope, config.shape.context_length, ops)?;
         Ok(Self {
             config,
             rope,
@@ -90,23 +78,30 @@ impl Llada {
     /// What is known of the model.
     #[must_use]
     pub fn info(&self, weights: &Residency) -> ModelInfo {
-        let config = &self.config;
+        let ModelConfig {
+            family,
+            shape,
+            vocabulary,
+            mask,
+            eos_token_ids,
+            ..
+        } = &self.config;
         ModelInfo {
-            family: "llada",
-            parameters: Shape::of(config).parameters(),
+            family: family.name(),
+            parameters: shape.parameters(),
             weight_bytes: weights.weight_bytes(),
             formats: weights.formats(),
-            layers: config.layers,
-            width: config.width,
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim(),
-            mlp_width: config.mlp_width,
-            vocabulary: config.vocabulary,
-            embedding_rows: config.embedding_rows,
-            context_length: config.context_length,
-            mask_token_id: config.mask_token_id,
-            eos_token_ids: config.eos_token_ids.clone(),
+            layers: shape.layers,
+            width: shape.width,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            mlp_width: shape.mlp_width,
+            vocabulary: *vocabulary,
+            embedding_rows: shape.embedding_rows,
+            context_length: shape.context_length,
+            mask: *mask,
+            eos_token_ids: eos_token_ids.clone(),
         }
     }
 
@@ -122,61 +117,105 @@ impl Llada {
         sequences: &[Sequence<'_>],
         cancel: &AtomicBool,
     ) -> Result<Activation, Interrupt> {
-        let packing = Packing::new(sequences, ops)?;
+        let (rows, mut seen) = rows::packed(sequences, ops)?;
+        self.layers(ops, weights, &rows, &mut seen, cancel)
+    }
+
+    /// Runs all layers over the next tokens of a causal sequence, whose keys and values join those kept of the tokens
+    /// before, and returns the rows at `wanted`, counted from the first of these tokens, as [`Transformer::forward`] does.
+    /// When it fails, the cache is as it was.
+    ///
+    /// # Errors
+    /// As [`Transformer::forward`].
+    ///
+    /// # Panics
+    /// When the cache has no room for them.
+    pub fn extend(
+        &self,
+        ops: &Ops,
+        weights: &Residency,
+        tokens: &[u32],
+        wanted: &[usize],
+        cache: &mut KvCache,
+        cancel: &AtomicBool,
+    ) -> Result<Activation, Interrupt> {
+        let (rows, mut seen) = rows::next(tokens, wanted, cache, ops)?;
+        let hidden = self.layers(ops, weights, &rows, &mut seen, cancel)?;
+        cache.advance(tokens.len());
+        Ok(hidden)
+    }
+
+    fn layers(
+        &self,
+        ops: &Ops,
+        weights: &Residency,
+        rows: &Rows,
+        seen: &mut Seen<'_>,
+        cancel: &AtomicBool,
+    ) -> Result<Activation, Interrupt> {
         weights.check_unchanged()?;
-        let width = self.config.width;
+        let width = self.config.shape.width;
         let mut hidden = match weights.embedding()? {
-            Some(table) => ops.embed(&packing.tokens, &table.weight(Part::Embedding))?,
-            None => ops.embed_rows(&packing.tokens, width, |id, row| {
+            Some(table) => ops.embed(&rows.tokens, &table.weight(Part::Embedding))?,
+            None => ops.embed_rows(&rows.tokens, width, |id, row| {
                 weights.embedding_row(id, row)
             })?,
         };
-        for layer in 0..self.config.layers {
+        for layer in 0..self.config.shape.layers {
             if cancel.load(Ordering::Relaxed) {
                 return Err(Interrupt::Cancelled);
             }
-            let wanted = (layer + 1 == self.config.layers).then_some(&packing.wanted);
-            hidden = self.attention(ops, weights, layer, hidden, &packing, wanted)?;
+            hidden = self.attention(ops, weights, layer, hidden, rows, seen)?;
             self.mlp(ops, weights, layer, &mut hidden)?;
         }
         Ok(hidden)
     }
 
-    /// Attention with its residual. With `wanted`, keys and values of all rows, but queries
-    /// and results of those rows alone.
+    /// Attention with its residual. In the last layer, keys and values of all rows, but queries
+    /// and results of the wanted ones alone.
     fn attention(
         &self,
         ops: &Ops,
         weights: &Residency,
         layer: usize,
         mut hidden: Activation,
-        packing: &Packing,
-        wanted: Option<&Indices>,
+        rows: &Rows,
+        seen: &mut Seen<'_>,
     ) -> Result<Activation, EngineError> {
+        let is_last = layer + 1 == self.config.shape.layers;
         let group = weights.acquire(Unit::Attention(layer))?;
         let norm = group.weight(Part::AttentionNorm);
         let all = 0..hidden.len();
         let mut x = ops.rms_norm(&hidden, all, &norm, self.config.epsilon)?;
-        let mut k = ops.linear(&x, &group.weight(Part::Key))?;
-        ops.rope(&mut k, &self.rope, &packing.positions)?;
-        let v = ops.linear(&x, &group.weight(Part::Value))?;
-        let mut query_positions = &packing.positions;
-        let mut tasks = &packing.tasks;
-        if let Some(wanted) = wanted {
-            x = ops.take_rows(&x, wanted)?;
-            hidden = ops.take_rows(&hidden, wanted)?;
-            query_positions = &packing.wanted_positions;
-            tasks = &packing.wanted_tasks;
+        let project = |x: &Activation, part: Part, bias: Part| match self.config.shape.biases {
+            true => ops.linear_biased(x, &group.weight(part), &group.weight(bias)),
+            false => ops.linear(x, &group.weight(part)),
+        };
+        let mut k = project(&x, Part::Key, Part::KeyBias)?;
+        ops.rope(&mut k, &self.rope, &rows.positions)?;
+        let v = project(&x, Part::Value, Part::ValueBias)?;
+        let mut query_positions = &rows.positions;
+        if is_last {
+            x = ops.take_rows(&x, &rows.wanted)?;
+            hidden = ops.take_rows(&hidden, &rows.wanted)?;
+            query_positions = &rows.wanted_positions;
         }
-        let mut q = ops.linear(&x, &group.weight(Part::Query))?;
+        let mut q = project(&x, Part::Query, Part::QueryBias)?;
         drop(x);
         ops.rope(&mut q, &self.rope, query_positions)?;
         let shape = AttentionShape {
-            heads: self.config.heads,
-            kv_heads: self.config.kv_heads,
-            head_dim: self.config.head_dim(),
+            heads: self.config.shape.heads,
+            kv_heads: self.config.shape.kv_heads,
+            head_dim: self.config.shape.head_dim,
         };
-        let attended = ops.attend(&q, &k, &v, shape, tasks)?;
+        let attended = match seen {
+            Seen::Canvas(tasks) => ops.attend(&q, &k, &v, shape, tasks.of(is_last))?,
+            Seen::Kept(cache, tasks) => {
+                ops.append(cache, layer, &k, &v)?;
+                drop((k, v));
+                ops.attend_causal(&q, cache, layer, shape, tasks.of(is_last))?
+            }
+        };
         let output = group.weight(Part::AttentionOutput);
         ops.linear_add(&mut hidden, 0, &attended, &output)?;
         Ok(hidden)
@@ -241,54 +280,4 @@ pub fn logits(
         parts.iter().flat_map(of_row).collect::<Vec<_>>()
     });
     Ok(rows.collect())
-}
-
-/// Rows of all canvases of a pass, one after another.
-struct Packing {
-    tokens: Vec<u32>,
-    /// Of each row, in its own canvas.
-    positions: Indices,
-    tasks: AttentionTasks,
-    /// Rows that are read, and their positions.
-    wanted: Indices,
-    wanted_positions: Indices,
-    /// The same tasks for queries that are the wanted rows alone.
-    wanted_tasks: AttentionTasks,
-}
-
-impl Packing {
-    fn new(sequences: &[Sequence<'_>], ops: &Ops) -> Result<Self, EngineError> {
-        let mut tokens = Vec::new();
-        let (mut positions, mut ranges) = (Vec::new(), Vec::new());
-        let (mut wanted, mut wanted_positions) = (Vec::new(), Vec::new());
-        let mut wanted_ranges = Vec::new();
-        for sequence in sequences {
-            let start = tokens.len();
-            let wanted_start = wanted.len();
-            tokens.extend_from_slice(sequence.tokens);
-            positions.extend(0..sequence.tokens.len());
-            wanted.extend(sequence.wanted.iter().map(|position| start + position));
-            wanted_positions.extend_from_slice(sequence.wanted);
-            let keys = vec![KeySegment {
-                start,
-                len: sequence.tokens.len(),
-            }];
-            wanted_ranges.push(AttentionRange {
-                queries: wanted_start..wanted.len(),
-                keys: keys.clone(),
-            });
-            ranges.push(AttentionRange {
-                queries: start..tokens.len(),
-                keys,
-            });
-        }
-        Ok(Self {
-            tokens,
-            positions: ops.indices(positions)?,
-            tasks: ops.attention_tasks(ranges)?,
-            wanted: ops.indices(wanted)?,
-            wanted_positions: ops.indices(wanted_positions)?,
-            wanted_tasks: ops.attention_tasks(wanted_ranges)?,
-        })
-    }
 }
