@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use crate::{
     device::{Device, DeviceBuffer},
     error::EngineError,
-    format::Format,
     ledger::{Kind, Ledger},
     ops::{AttentionRange, AttentionShape, KeySegment, Ops},
     residency::{Data, Weight},
@@ -31,7 +30,7 @@ const CANVASES: [usize; 3] = [128, 512, 2048];
 /// Runs of each; the first only warms up.
 const RUNS: usize = 8;
 
-/// Times products of 4096 × 4096 weights in every format, and attention of one canvas. `told` hears of each as it is done.
+/// Times products of 4096 × 4096 weights in every format that it has, and attention of one canvas. `told` hears of each as it is done.
 ///
 /// # Errors
 /// When memory can't be had, or an operation fails.
@@ -44,7 +43,7 @@ pub fn speeds(device: &Device, told: &mut dyn FnMut(&Speed)) -> Result<Vec<Speed
         told(&speed);
         all.push(speed);
     };
-    for format in Format::ALL {
+    for &format in device.profile().formats() {
         let bytes = format.bytes(WIDTH * WIDTH);
         let memory =
             DeviceBuffer::<u64>::filled(device, &ledger, Kind::Weights, bytes / 8, |words| {

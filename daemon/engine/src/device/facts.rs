@@ -185,7 +185,8 @@ fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, Engine
         format,
         points: rows.map(|rows| (rows, f64::INFINITY)),
     };
-    let mut rates: Vec<_> = Format::ALL.iter().copied().map(unknown).collect();
+    let formats = ops.device().profile().formats();
+    let mut rates: Vec<_> = formats.iter().copied().map(unknown).collect();
     let start = Instant::now();
     for round in 0..ROUNDS_MAX {
         if round >= ROUNDS_MIN && start.elapsed() > ROUNDS_TIME {
