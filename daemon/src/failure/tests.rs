@@ -95,6 +95,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
         C::NotACheckpoint { .. } => "no checkpoint",
         C::MissingFile { .. } => "file missing",
         C::NoWeights { .. } => "no weights",
+        C::SeveralModels { .. } => "several models",
         C::ShardOutside { .. } => "shard outside",
         C::TooLarge { .. } => "too large",
         C::MalformedFile { .. } => "malformed",
@@ -106,12 +107,14 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
         C::WrongFormat { .. } => "wrong format",
         C::UnknownArchitecture { .. } => "architecture",
         C::Config { .. } => "config",
+        C::Metadata { .. } => "metadata",
+        C::Unsupported { .. } => "unsupported",
         C::Tokenizer(_) => "checkpoint's tokenizer",
     }
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 70;
+const VARIANTS: usize = 73;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -324,6 +327,11 @@ fn broken_checkpoints() -> Vec<CheckpointError> {
         C::NotACheckpoint { path: "/p".into() },
         C::MissingFile { path: text() },
         C::NoWeights { path: text() },
+        C::SeveralModels {
+            path: text(),
+            count: 2,
+            first: text(),
+        },
         C::ShardOutside {
             file: text(),
             shard: text(),
@@ -364,6 +372,16 @@ fn broken_checkpoints() -> Vec<CheckpointError> {
         C::Config {
             key: "d_model",
             problem: text(),
+        },
+        C::Metadata {
+            path: text(),
+            key: text(),
+            problem: text(),
+        },
+        C::Unsupported {
+            path: text(),
+            what: text(),
+            hint: text(),
         },
         C::Tokenizer(TextError::Tokenizer { cause: text() }),
     ]

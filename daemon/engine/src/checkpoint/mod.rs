@@ -1,10 +1,11 @@
 //! Reading checkpoints as people have them: Hugging Face folders with safetensors, sharded
-//! or not. Headers are checked first; then each tensor is read straight to where it will
-//! live. Files are not mapped: one cut short under a mapping would kill the process.
+//! or not, and GGUF files. Headers are checked first; then each tensor is read straight to where
+//! it will live. Files are not mapped: one cut short under a mapping would kill the process.
 
 pub(crate) mod derivative;
 mod error;
 mod file;
+pub mod gguf;
 mod rate;
 mod safetensors;
 pub mod synth;
@@ -19,7 +20,11 @@ use std::{
 
 use serde::Deserialize;
 
-use self::{derivative::Stamp, file::CheckpointFile};
+use self::{
+    derivative::Stamp,
+    file::CheckpointFile,
+    gguf::{Gguf, Interleaved},
+};
 pub use self::{
     error::CheckpointError,
     rate::{DiskRates, disk_rates},
@@ -29,7 +34,7 @@ use crate::{format::Format, page::Page};
 /// Where a checkpoint is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A Hugging Face folder, or a `.safetensors` file in one.
+    /// A Hugging Face folder, a `.safetensors` file in one, a `.gguf` file, or a folder with one.
     Folder(PathBuf),
     /// Files inside the program: name and bytes.
     Embedded(&'static [(&'static str, &'static [u8])]),
@@ -50,6 +55,8 @@ pub struct Checkpoint {
     /// Of each file, where it lies on disk.
     stamps: Vec<Option<Stamp>>,
     tensors: BTreeMap<String, TensorEntry>,
+    /// What the file says besides, where it is a GGUF file.
+    gguf: Option<Gguf>,
 }
 
 /// A tensor as its file's header tells it.
@@ -62,6 +69,8 @@ pub struct TensorEntry {
     file: usize,
     offset: u64,
     bytes: u64,
+    /// How its rows are stored, if not in order.
+    interleaved: Option<Interleaved>,
 }
 
 #[derive(Deserialize)]
@@ -81,6 +90,7 @@ impl Checkpoint {
             files: Vec::new(),
             stamps: Vec::new(),
             tensors: BTreeMap::new(),
+            gguf: None,
         };
         for name in names {
             let stamp = Stamp::of(&checkpoint.source, &name);
@@ -90,7 +100,14 @@ impl Checkpoint {
                 return Err(CheckpointError::Changed { path: file.path });
             }
             let index = checkpoint.files.len();
-            for (tensor, entry) in safetensors::read_header(&file, index)? {
+            let entries = match is_gguf(&name) {
+                true => {
+                    let gguf = checkpoint.gguf.insert(Gguf::read(&file)?);
+                    gguf.entries(index)?
+                }
+                false => safetensors::read_header(&file, index)?,
+            };
+            for (tensor, entry) in entries {
                 if checkpoint.tensors.insert(tensor.clone(), entry).is_some() {
                     return Err(CheckpointError::DuplicateTensor { tensor, file: name });
                 }
@@ -112,7 +129,10 @@ impl Checkpoint {
     /// # Errors
     /// When it is missing, has another shape, or isn't stored as weights.
     pub fn check(&self, name: &str, shape: &[usize]) -> Result<Format, CheckpointError> {
-        let tensor = || name.to_owned();
+        let tensor = || match &self.gguf {
+            Some(gguf) => gguf.file_name(name),
+            None => name.to_owned(),
+        };
         let entry = self
             .tensor(name)
             .ok_or_else(|| CheckpointError::MissingTensor { tensor: tensor() })?;
@@ -123,6 +143,13 @@ impl Checkpoint {
                 tensor: tensor(),
                 found,
             })?;
+        // Norms and the like, of which no blocks are made.
+        if shape.len() == 1 && format.block_len() > 1 {
+            return Err(CheckpointError::WrongFormat {
+                tensor: tensor(),
+                found: format!("a vector of {}", format.name()),
+            });
+        }
         if entry.shape != shape {
             return Err(CheckpointError::WrongShape {
                 tensor: tensor(),
@@ -148,7 +175,12 @@ impl Checkpoint {
     ) -> Result<(), CheckpointError> {
         debug_assert_eq!(part.end - part.start, out.len() as u64);
         let (file, offset) = self.place(entry, &part);
-        file.read_at(offset, out)
+        match entry.interleaved {
+            Some(halves) => halves.read(part, out, |part, out| {
+                file.read_at(entry.offset + part.start, out)
+            }),
+            None => file.read_at(offset, out),
+        }
     }
 
     /// Reads the bytes `part` of a tensor past the page cache, in the whole pages that hold
@@ -168,7 +200,20 @@ impl Checkpoint {
         cancel: &AtomicBool,
     ) -> Result<Option<usize>, CheckpointError> {
         let (file, offset) = self.place(entry, &part);
-        file.read_direct(offset, (part.end - part.start) as usize, target, cancel)
+        let len = (part.end - part.start) as usize;
+        let start = match entry.interleaved {
+            Some(halves) if !halves.is_whole(&part) => {
+                let out: &mut [u8] = bytemuck::cast_slice_mut(target);
+                self.read_part(entry, part, &mut out[..len])?;
+                return Ok(Some(0));
+            }
+            _ => file.read_direct(offset, len, target, cancel)?,
+        };
+        if let (Some(halves), Some(start)) = (entry.interleaved, start) {
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(target);
+            halves.sort(&mut bytes[start..start + len]);
+        }
+        Ok(start)
     }
 
     /// Whether the file that holds a tensor still is what it was when it was opened. To have
@@ -199,11 +244,14 @@ impl Checkpoint {
         (&self.files[entry.file], entry.offset + part.start)
     }
 
-    /// `config.json`.
+    /// `config.json`, or what a GGUF file has in its place.
     ///
     /// # Errors
     /// When it is missing, too large or no JSON object.
     pub fn config(&self) -> Result<serde_json::Map<String, serde_json::Value>, CheckpointError> {
+        if let Some(gguf) = &self.gguf {
+            return gguf.config();
+        }
         let name = "config.json";
         let bytes = self.small_file(name, CONFIG_BYTES_MAX)?.ok_or_else(|| {
             CheckpointError::MissingFile {
@@ -213,6 +261,15 @@ impl Checkpoint {
         parse_json(&self.source, name, &bytes)
     }
 
+    /// What is wrong with the configuration, said of the file that it stands in.
+    #[must_use]
+    pub fn explain(&self, error: CheckpointError) -> CheckpointError {
+        match &self.gguf {
+            Some(gguf) => gguf.explain(error),
+            None => error,
+        }
+    }
+
     /// `generation_config.json`, if there is one.
     ///
     /// # Errors
@@ -220,17 +277,26 @@ impl Checkpoint {
     pub fn generation_config(
         &self,
     ) -> Result<Option<serde_json::Map<String, serde_json::Value>>, CheckpointError> {
+        if self.gguf.is_some() {
+            return Ok(None);
+        }
         let name = "generation_config.json";
         self.small_file(name, CONFIG_BYTES_MAX)?
             .map(|bytes| parse_json(&self.source, name, &bytes))
             .transpose()
     }
 
-    /// The bytes of `tokenizer.json` and `tokenizer_config.json`, if they are there.
+    /// The bytes of `tokenizer.json` and `tokenizer_config.json`, if they are there, or what a GGUF file has in their
+    /// place. Beside one without a tokenizer they are looked for, too.
     ///
     /// # Errors
     /// When one can't be read or is too large.
     pub fn tokenizer(&self) -> Result<Option<TokenizerFiles>, CheckpointError> {
+        if let Some(gguf) = &self.gguf
+            && let Some(files) = gguf.tokenizer()?
+        {
+            return Ok(Some(files));
+        }
         let Some(tokenizer) = self.small_file("tokenizer.json", TOKENIZER_BYTES_MAX)? else {
             return Ok(None);
         };
@@ -274,9 +340,8 @@ fn weight_files(source: &Source) -> Result<(Source, Vec<String>), CheckpointErro
         return Ok((source, vec![SINGLE.to_owned()]));
     }
     let Some(index) = file::read_small(&source, INDEX, INDEX_BYTES_MAX)? else {
-        return Err(CheckpointError::NoWeights {
-            path: file::describe(&source, ""),
-        });
+        let name = only_gguf(&source)?;
+        return Ok((source, vec![name]));
     };
     let index: ShardIndex = parse_json(&source, INDEX, &index)?;
     let mut names: Vec<String> = index.weight_map.into_values().collect();
@@ -297,6 +362,39 @@ fn weight_files(source: &Source) -> Result<(Source, Vec<String>), CheckpointErro
     Ok((source, names))
 }
 
+fn is_gguf(name: &str) -> bool {
+    name.ends_with(".gguf")
+}
+
+/// The one GGUF file of a folder.
+fn only_gguf(source: &Source) -> Result<String, CheckpointError> {
+    let path = file::describe(source, "");
+    let Source::Folder(folder) = source else {
+        return Err(CheckpointError::NoWeights { path });
+    };
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|error| CheckpointError::io(folder, error))? {
+        let entry = entry.map_err(|error| CheckpointError::io(folder, error))?;
+        names.extend(
+            entry
+                .file_name()
+                .into_string()
+                .ok()
+                .filter(|name| is_gguf(name)),
+        );
+    }
+    names.sort_unstable();
+    match &names[..] {
+        [] => Err(CheckpointError::NoWeights { path }),
+        [name] => Ok(name.clone()),
+        [first, ..] => Err(CheckpointError::SeveralModels {
+            path,
+            count: names.len(),
+            first: first.clone(),
+        }),
+    }
+}
+
 fn weight_file_in_folder(path: &Path) -> Result<(PathBuf, String), CheckpointError> {
     let unsupported = || CheckpointError::NotACheckpoint {
         path: path.to_owned(),
@@ -304,7 +402,7 @@ fn weight_file_in_folder(path: &Path) -> Result<(PathBuf, String), CheckpointErr
     let path = fs::canonicalize(path).map_err(|error| CheckpointError::io(path, error))?;
     let name = path.file_name().and_then(|name| name.to_str());
     match (path.parent(), name) {
-        (Some(folder), Some(name)) if name.ends_with(".safetensors") => {
+        (Some(folder), Some(name)) if name.ends_with(".safetensors") || is_gguf(name) => {
             Ok((folder.to_owned(), name.to_owned()))
         }
         _ => Err(unsupported()),

@@ -49,7 +49,8 @@ impl Outline {
         let config = Config::read(
             &checkpoint.config()?,
             checkpoint.generation_config()?.as_ref(),
-        )?;
+        )
+        .map_err(|error| checkpoint.explain(error))?;
         Ok(Self {
             planner: Planner::of_checkpoint(&checkpoint, &config, machine)?,
         })

@@ -307,7 +307,8 @@ impl Opened {
         let config = Config::read(
             &checkpoint.config()?,
             checkpoint.generation_config()?.as_ref(),
-        )?;
+        )
+        .map_err(|error| checkpoint.explain(error))?;
         // The tokenizer first: it is small, and a broken one should not cost a long read.
         let text = checkpoint
             .tokenizer()?

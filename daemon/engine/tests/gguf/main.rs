@@ -1,0 +1,4 @@
+//! GGUF files from their bytes to the tokens that come out of them.
+
+mod llada;
+mod writer;
