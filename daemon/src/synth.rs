@@ -212,6 +212,7 @@ impl Synth {
             mlp_width: given(custom.mlp_width),
             embedding_rows: given(custom.vocabulary),
             context_length: custom.context.unwrap_or(4096),
+            causal: false,
             tied: false,
             biases: false,
         };

@@ -17,10 +17,7 @@ use half::bf16;
 use serde_json::{Map, Value, json};
 use sluice_engine::{
     Engine, Event, Generate, LoadEvent, ModelId, Options, Outcome, Settings, Slot, Work,
-    checkpoint::Source,
-    ledger::Kind,
-    model::{llada::Config, shape::Shape},
-    ops::Noise,
+    checkpoint::Source, ledger::Kind, model::family::ModelConfig, ops::Noise,
 };
 use sluice_shared::{
     policy::PolicyChoice,
@@ -132,8 +129,8 @@ fn write_checkpoint(folder: &Path) -> Result<usize, Box<dyn Error>> {
     });
     std::fs::write(folder.join("config.json"), config.to_string())?;
     let config = config.as_object().expect("written as one just above");
-    let config = Config::read(config, None)?;
-    let specs = Shape::of(&config).tensors();
+    let config = ModelConfig::read(config, None)?;
+    let specs = config.shape.tensors();
 
     let mut header = Map::new();
     let mut end = 0;

@@ -254,7 +254,7 @@ fn check_ids<'a>(
                 vocabulary: model.vocabulary,
             });
         }
-        if id == model.mask_token_id {
+        if model.mask.is_some_and(|mask| mask.token_id == id) {
             return Err(RequestError::MaskGiven { id });
         }
     }

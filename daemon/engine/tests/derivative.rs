@@ -39,6 +39,7 @@ fn shape() -> Shape {
         mlp_width: 512,
         embedding_rows: 1_024,
         context_length: 64,
+        causal: false,
         tied: false,
         biases: false,
     }

@@ -83,6 +83,11 @@ fn logits_grouped_heads_bf16_shards() {
     check_logits("llada-tiny-bf16");
 }
 
+#[test]
+fn logits_biases_dream() {
+    check_logits("dream-tiny");
+}
+
 fn check_tokens(name: &str, cases: usize) {
     let options = Options {
         threads: 2,

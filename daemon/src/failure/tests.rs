@@ -367,7 +367,7 @@ fn broken_checkpoints() -> Vec<CheckpointError> {
         },
         C::UnknownArchitecture {
             found: text(),
-            known: "llada",
+            known: "llada".to_owned(),
         },
         C::Config {
             key: "d_model",

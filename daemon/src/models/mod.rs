@@ -132,7 +132,7 @@ impl Serving {
                 embedding_rows: info.embedding_rows as u32,
                 context_length: info.context_length as u32,
                 has_tokenizer: self.loaded.text.is_some(),
-                mask_token_id: info.mask_token_id,
+                mask_token_id: info.mask.map(|mask| mask.token_id),
                 eos_token_ids: info.eos_token_ids.clone(),
             }),
             ..self.name.to_wire(v1::ModelState::Ready)

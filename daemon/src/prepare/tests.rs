@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use sluice_engine::{LoadedModel, ModelId, model::ModelInfo};
+use sluice_engine::{
+    LoadedModel, ModelId,
+    model::{ModelInfo, family::Mask},
+};
 use sluice_proto::v1;
 
 use super::*;
@@ -29,7 +32,10 @@ pub(super) fn serving(with_text: bool) -> Serving {
         vocabulary: 1 << 20,
         embedding_rows: 1 << 20,
         context_length: CONTEXT,
-        mask_token_id: 0,
+        mask: Some(Mask {
+            token_id: 0,
+            shifted: false,
+        }),
         eos_token_ids: vec![1],
     };
     Serving {

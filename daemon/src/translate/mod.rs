@@ -231,11 +231,12 @@ impl Generation {
     }
 
     fn cancelled_waiting(&mut self) {
-        let mask = self.serving.loaded.info.mask_token_id;
+        let mask = self.serving.loaded.info.mask;
+        let open = mask.map_or(0, |mask| mask.token_id);
         let slots = self.stable.fixed.iter();
         let done = v1::Done {
             finish_reason: v1::FinishReason::Cancelled.into(),
-            tokens: slots.map(|fixed| fixed.unwrap_or(mask)).collect(),
+            tokens: slots.map(|fixed| fixed.unwrap_or(open)).collect(),
             ..self.done_so_far()
         };
         self.home
@@ -301,9 +302,9 @@ impl Stable {
 
     /// The whole canvas; after a cancel some of it is masks.
     fn take_all(&mut self, tokens: &[u32], serving: &Serving) {
-        let mask = serving.loaded.info.mask_token_id;
+        let mask = serving.loaded.info.mask.map(|mask| mask.token_id);
         for (fixed, id) in self.fixed.iter_mut().zip(tokens) {
-            *fixed = Some(*id).filter(|id| *id != mask);
+            *fixed = Some(*id).filter(|id| Some(*id) != mask);
         }
         self.grow(serving);
     }

@@ -15,8 +15,9 @@ use sluice_engine::{
     device,
     ledger::Ledger,
     model::{
-        llada::{Config, Llada, Sequence, logits},
+        family,
         shape::Shape,
+        transformer::{Sequence, Transformer, logits},
     },
     ops::Ops,
     plan::{self, Machine, Plan, Question, Working, Workload},
@@ -289,11 +290,12 @@ fn the_engine_computes_the_same_logits() {
         .expect("logits");
 
     let checkpoint = Checkpoint::open(&Source::Folder(output)).expect("open");
-    let config = Config::read(&checkpoint.config().expect("config"), None).expect("config");
-    let shape = Shape::of(&config);
+    let config =
+        family::ModelConfig::read(&checkpoint.config().expect("config"), None).expect("config");
+    let shape = config.shape.clone();
     let device = device::Device::cpu(2).expect("device");
     let ops = Ops::new(device, Ledger::default()).expect("ops");
-    let model = Llada::new(config, &ops).expect("model");
+    let model = Transformer::new(config, &ops).expect("model");
     let weights = weights(checkpoint, &shape, &ops);
     let wanted: Vec<Vec<usize>> = part
         .pack

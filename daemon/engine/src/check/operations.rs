@@ -10,6 +10,7 @@ use crate::{
     error::EngineError,
     format::Format,
     ledger::{Kind, Ledger},
+    model::family::Rope,
     ops::{
         Activation, AttentionRange, AttentionShape, Choice, HeadRow, KeySegment, Noise, Ops,
         RopeTable,
@@ -251,9 +252,10 @@ impl Pair<'_> {
 
     fn rotations(&mut self) -> Result<(), EngineError> {
         for (heads, head_dim) in [(4, 64), (3, 18), (2, 128)] {
+            let rope = Rope::plain(500_000.0, head_dim);
             let tables = [
-                RopeTable::new(head_dim, 500_000.0, 4096, &self.cpu)?,
-                RopeTable::new(head_dim, 500_000.0, 4096, &self.tried)?,
+                RopeTable::new(&rope, 4096, &self.cpu)?,
+                RopeTable::new(&rope, 4096, &self.tried)?,
             ];
             self.poison()?;
             let [mut expected, mut found] = self.activations(5, heads * head_dim, 4.0)?;
@@ -289,6 +291,14 @@ impl Pair<'_> {
                 self.tried
                     .linear_add(&mut found, 2, &b, &weight.on_tried())?;
                 let name = format!("linear, added, {rows} rows, {}", format.name());
+                self.check(name, [&expected, &found])?;
+
+                let bias = self.stored(1, outputs, Format::Bf16, 2.0)?;
+                self.poison()?;
+                let [a, b] = self.activations(rows, width, 2.0)?;
+                let expected = (self.cpu).linear_biased(&a, &weight.on_cpu(), &bias.on_cpu())?;
+                let found = (self.tried).linear_biased(&b, &weight.on_tried(), &bias.on_tried())?;
+                let name = format!("linear, biased, {rows} rows, {}", format.name());
                 self.check(name, [&expected, &found])?;
             }
         }

@@ -129,7 +129,7 @@ pub enum CheckpointError {
         /// What `config.json` says.
         found: String,
         /// What can be read.
-        known: &'static str,
+        known: String,
     },
     /// A key of `config.json` that is missing or makes no sense.
     #[error("config.json: {key} {problem}")]

@@ -5,31 +5,29 @@
 pub(crate) mod derivative;
 mod error;
 mod file;
+mod find;
 pub mod gguf;
 mod rate;
 mod safetensors;
 pub mod synth;
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    ops::Range,
-    path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
-};
-
-use serde::Deserialize;
+use std::{collections::BTreeMap, ops::Range, path::PathBuf, sync::atomic::AtomicBool};
 
 use self::{
     derivative::Stamp,
     file::CheckpointFile,
+    find::{is_gguf, weight_files},
     gguf::{Gguf, Interleaved},
 };
 pub use self::{
     error::CheckpointError,
     rate::{DiskRates, disk_rates},
 };
-use crate::{format::Format, page::Page};
+use crate::{
+    format::Format,
+    model::{WIDTH_MAX, family::ModelConfig},
+    page::Page,
+};
 
 /// Where a checkpoint is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,8 +40,6 @@ pub enum Source {
 
 /// Largest `config.json` and the like; published ones stay below 10 KiB.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
-/// Largest shard index; one of a thousand layers stays below it.
-const INDEX_BYTES_MAX: u64 = 64 << 20;
 /// Largest tokenizer; that of a vocabulary of 250,000 is about 35 MB.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 
@@ -71,11 +67,6 @@ pub struct TensorEntry {
     bytes: u64,
     /// How its rows are stored, if not in order.
     interleaved: Option<Interleaved>,
-}
-
-#[derive(Deserialize)]
-struct ShardIndex {
-    weight_map: BTreeMap<String, String>,
 }
 
 impl Checkpoint {
@@ -261,13 +252,40 @@ impl Checkpoint {
         parse_json(&self.source, name, &bytes)
     }
 
-    /// What is wrong with the configuration, said of the file that it stands in.
-    #[must_use]
-    pub fn explain(&self, error: CheckpointError) -> CheckpointError {
-        match &self.gguf {
-            Some(gguf) => gguf.explain(error),
-            None => error,
+    /// The model that the configuration describes.
+    ///
+    /// # Errors
+    /// An unknown architecture, or what is missing, makes no sense, or asks for what isn't computed here.
+    pub fn model(&self) -> Result<ModelConfig, CheckpointError> {
+        let generation = self.generation_config()?;
+        let config = ModelConfig::read(&self.config()?, generation.as_ref());
+        let Some(gguf) = &self.gguf else {
+            return config;
+        };
+        let mut config = config.map_err(|error| gguf.explain(error))?;
+        gguf.complete(&mut config, self.rope_factors()?)?;
+        Ok(config)
+    }
+
+    /// What a GGUF file divides the frequencies of the rotation by, if anything.
+    fn rope_factors(&self) -> Result<Option<Vec<f32>>, CheckpointError> {
+        let Some(entry) = self.tensor(gguf::ROPE_FACTORS) else {
+            return Ok(None);
+        };
+        let numbers: usize = entry.shape.iter().product();
+        if numbers > WIDTH_MAX || self.check(gguf::ROPE_FACTORS, &entry.shape)? != Format::F32 {
+            return Err(CheckpointError::WrongFormat {
+                tensor: gguf::ROPE_FACTORS.to_owned(),
+                found: "what no factors of frequencies are".to_owned(),
+            });
         }
+        let mut factors = vec![0.0f32; numbers];
+        self.read_part(
+            entry,
+            0..entry.bytes,
+            bytemuck::cast_slice_mut(&mut factors),
+        )?;
+        Ok(Some(factors))
     }
 
     /// `generation_config.json`, if there is one.
@@ -316,97 +334,6 @@ pub struct TokenizerFiles {
     pub tokenizer: Vec<u8>,
     /// `tokenizer_config.json`.
     pub config: Option<Vec<u8>>,
-}
-
-/// The folder and the names of the files that hold the weights.
-fn weight_files(source: &Source) -> Result<(Source, Vec<String>), CheckpointError> {
-    const SINGLE: &str = "model.safetensors";
-    const INDEX: &str = "model.safetensors.index.json";
-
-    let mut source = source.clone();
-    if let Source::Folder(path) = &source {
-        let metadata = fs::metadata(path).map_err(|error| CheckpointError::io(path, error))?;
-        if metadata.is_file() {
-            let (folder, name) = weight_file_in_folder(path)?;
-            return Ok((Source::Folder(folder), vec![name]));
-        }
-        if !metadata.is_dir() {
-            return Err(CheckpointError::NotACheckpoint { path: path.clone() });
-        }
-        // A relative path would mean another folder after a change of the working one.
-        source = Source::Folder(fs::canonicalize(path).map_err(|e| CheckpointError::io(path, e))?);
-    }
-    if file::exists(&source, SINGLE) {
-        return Ok((source, vec![SINGLE.to_owned()]));
-    }
-    let Some(index) = file::read_small(&source, INDEX, INDEX_BYTES_MAX)? else {
-        let name = only_gguf(&source)?;
-        return Ok((source, vec![name]));
-    };
-    let index: ShardIndex = parse_json(&source, INDEX, &index)?;
-    let mut names: Vec<String> = index.weight_map.into_values().collect();
-    names.sort_unstable();
-    names.dedup();
-    for name in &names {
-        // A shard lies beside its index, whatever the index says.
-        if Path::new(name)
-            .file_name()
-            .is_none_or(|file| file != name.as_str())
-        {
-            return Err(CheckpointError::ShardOutside {
-                file: file::describe(&source, INDEX),
-                shard: name.chars().take(200).collect(),
-            });
-        }
-    }
-    Ok((source, names))
-}
-
-fn is_gguf(name: &str) -> bool {
-    name.ends_with(".gguf")
-}
-
-/// The one GGUF file of a folder.
-fn only_gguf(source: &Source) -> Result<String, CheckpointError> {
-    let path = file::describe(source, "");
-    let Source::Folder(folder) = source else {
-        return Err(CheckpointError::NoWeights { path });
-    };
-    let mut names = Vec::new();
-    for entry in fs::read_dir(folder).map_err(|error| CheckpointError::io(folder, error))? {
-        let entry = entry.map_err(|error| CheckpointError::io(folder, error))?;
-        names.extend(
-            entry
-                .file_name()
-                .into_string()
-                .ok()
-                .filter(|name| is_gguf(name)),
-        );
-    }
-    names.sort_unstable();
-    match &names[..] {
-        [] => Err(CheckpointError::NoWeights { path }),
-        [name] => Ok(name.clone()),
-        [first, ..] => Err(CheckpointError::SeveralModels {
-            path,
-            count: names.len(),
-            first: first.clone(),
-        }),
-    }
-}
-
-fn weight_file_in_folder(path: &Path) -> Result<(PathBuf, String), CheckpointError> {
-    let unsupported = || CheckpointError::NotACheckpoint {
-        path: path.to_owned(),
-    };
-    let path = fs::canonicalize(path).map_err(|error| CheckpointError::io(path, error))?;
-    let name = path.file_name().and_then(|name| name.to_str());
-    match (path.parent(), name) {
-        (Some(folder), Some(name)) if name.ends_with(".safetensors") || is_gguf(name) => {
-            Ok((folder.to_owned(), name.to_owned()))
-        }
-        _ => Err(unsupported()),
-    }
 }
 
 fn parse_json<T: serde::de::DeserializeOwned>(

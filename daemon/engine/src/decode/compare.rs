@@ -5,7 +5,7 @@
 
 use crate::{
     error::EngineError,
-    model::llada::{Interrupt, Llada, Sequence},
+    model::transformer::{Interrupt, Sequence, Transformer},
     ops::{Activation, Noise, Ops},
     request::Compare,
     residency::Residency,
@@ -67,7 +67,7 @@ pub fn canvases(request: &Compare, mask: u32) -> Vec<Masked> {
 pub fn rows(
     masked: &Masked,
     ops: &Ops,
-    model: &Llada,
+    model: &Transformer,
     weights: &Residency,
     cancel: &AtomicBool,
 ) -> Result<Activation, Interrupt> {

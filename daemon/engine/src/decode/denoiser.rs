@@ -3,7 +3,10 @@
 use std::sync::atomic::AtomicBool;
 
 use crate::{
-    model::llada::{Interrupt, Llada, Sequence},
+    model::{
+        family::Mask,
+        transformer::{Interrupt, Sequence, Transformer},
+    },
     ops::{Candidate, Choice, HeadRow, Noise, Ops},
     residency::{Part, Residency, StreamStats},
 };
@@ -13,10 +16,31 @@ use crate::{
 pub struct Vocabulary {
     /// Ids are below this.
     pub size: usize,
-    /// The mask.
-    pub mask: u32,
+    /// The mask, of models that fill one.
+    pub mask: Option<Mask>,
     /// End a text; the first fills what is left after it. May be empty.
     pub ends: Vec<u32>,
+}
+
+impl Vocabulary {
+    /// The mask's id.
+    ///
+    /// # Panics
+    /// When the model is causal: nothing that fills masks is asked of one.
+    #[must_use]
+    pub fn mask_id(&self) -> u32 {
+        let mask = self.mask.as_ref();
+        mask.expect("requests that fill masks were checked against the model")
+            .token_id
+    }
+
+    /// The row whose logits are those of a position.
+    fn row_of(&self, position: usize) -> usize {
+        match self.mask {
+            Some(Mask { shifted: true, .. }) => position.saturating_sub(1),
+            _ => position,
+        }
+    }
 }
 
 /// What one pass is asked for.
@@ -87,7 +111,7 @@ pub struct ModelDenoiser<'a> {
     /// The operations of its device.
     pub ops: &'a Ops,
     /// The model.
-    pub model: &'a Llada,
+    pub model: &'a Transformer,
     /// Its weights.
     pub weights: &'a Residency,
     /// Ids with a meaning of their own.
@@ -98,7 +122,8 @@ pub struct ModelDenoiser<'a> {
 
 impl Denoiser for ModelDenoiser<'_> {
     fn candidates(&mut self, pass: &Pass<'_>) -> Result<Vec<Candidate>, Interrupt> {
-        let wanted: Vec<usize> = pass.rows.iter().map(|row| row.position).collect();
+        let row_of = |row: &HeadRow| self.vocabulary.row_of(row.position);
+        let wanted: Vec<usize> = pass.rows.iter().map(row_of).collect();
         let canvases = [Some(pass.canvas), pass.guidance.map(|(masked, _)| masked)];
         let sequences: Vec<Sequence<'_>> = canvases
             .into_iter()
@@ -118,7 +143,7 @@ impl Denoiser for ModelDenoiser<'_> {
             pass: pass.number,
             guidance: pass.guidance.map(|(_, weight)| weight),
             vocabulary: self.vocabulary.size,
-            mask_token_id: self.vocabulary.mask,
+            mask_token_id: self.vocabulary.mask_id(),
             end_tokens: &self.vocabulary.ends,
             suppressed: pass.suppressed,
         };

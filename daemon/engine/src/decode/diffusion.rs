@@ -16,7 +16,7 @@ use super::{Denoiser, Pass, Step, commit_count};
 use crate::{
     error::EngineError,
     event::{Event, Finish, Generated, PassReport, Position, TokenState},
-    model::llada::Interrupt,
+    model::transformer::Interrupt,
     ops::{Candidate, HeadRow, Noise},
     request::{Generate, Slot},
 };
@@ -75,7 +75,7 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(request: &'a Generate, denoiser: &'a mut dyn Denoiser) -> Self {
-        let mask = denoiser.vocabulary().mask;
+        let mask = denoiser.vocabulary().mask_id();
         let slots = &request.canvas;
         let filled = slots.iter().map(|slot| match slot {
             Slot::Masked => mask,
@@ -218,7 +218,7 @@ impl<'a> Run<'a> {
 
     /// The canvas with everything masked that was given: prompt and pinned positions.
     fn unconditional(&self) -> Vec<u32> {
-        let mask = self.denoiser.vocabulary().mask;
+        let mask = self.denoiser.vocabulary().mask_id();
         let prompt = self.request.prompt.len();
         let mut canvas = self.canvas.clone();
         canvas[..prompt].fill(mask);

@@ -16,7 +16,7 @@ use super::{Denoiser, Pass, diffusion};
 use crate::{
     error::EngineError,
     event::{Event, Finish, Outcome, Scored},
-    model::llada::Interrupt,
+    model::transformer::Interrupt,
     ops::{HeadRow, Noise},
     request::{Generate, Score, Slot},
 };
@@ -71,7 +71,7 @@ pub fn score(
 fn estimate(request: &Score, draw: usize, denoiser: &mut dyn Denoiser) -> Result<f64, Interrupt> {
     let length = request.answer.len();
     let masked = masked_positions(request, draw);
-    let mask = denoiser.vocabulary().mask;
+    let mask = denoiser.vocabulary().mask_id();
     let prompt = request.prompt.len();
     let mut canvas = [request.prompt.as_slice(), &request.answer].concat();
     let rows: Vec<HeadRow> = masked

@@ -9,7 +9,7 @@ use crate::{
     error::EngineError,
     format::Format,
     ledger::Ledger,
-    model::{llada::Config, shape::Preset},
+    model::shape::Preset,
     ops::Ops,
     plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, SourceTensor, Workload},
 };
@@ -24,8 +24,8 @@ impl Outline {
     /// A published model's, stored in bf16.
     #[must_use]
     pub fn of_preset(preset: &Preset, machine: Machine) -> Self {
-        let shape = preset.shape().clone();
-        let sources = shape.tensors().into_iter().map(|spec| SourceTensor {
+        let config = preset.config();
+        let sources = config.shape.tensors().into_iter().map(|spec| SourceTensor {
             spec,
             format: Format::Bf16,
         });
@@ -36,7 +36,7 @@ impl Outline {
             ..machine
         };
         Self {
-            planner: Planner::new(shape, sources, machine),
+            planner: Planner::new(config, sources, machine),
         }
     }
 
@@ -46,20 +46,16 @@ impl Outline {
     /// A checkpoint that could not be loaded either.
     pub fn of_checkpoint(source: &Source, machine: Machine) -> Result<Self, EngineError> {
         let checkpoint = Checkpoint::open(source)?;
-        let config = Config::read(
-            &checkpoint.config()?,
-            checkpoint.generation_config()?.as_ref(),
-        )
-        .map_err(|error| checkpoint.explain(error))?;
+        let config = checkpoint.model()?;
         Ok(Self {
-            planner: Planner::of_checkpoint(&checkpoint, &config, machine)?,
+            planner: Planner::of_checkpoint(&checkpoint, config, machine)?,
         })
     }
 
     /// Most positions of prompt and answer together.
     #[must_use]
     pub fn context_length(&self) -> usize {
-        self.planner.shape.context_length
+        self.planner.config.shape.context_length
     }
 
     /// What lives where by these choices within this budget.

@@ -13,7 +13,7 @@ use crate::{
     decode::compare::{self, Masked},
     error::EngineError,
     event::{Compared, Event, Outcome},
-    model::llada::Interrupt,
+    model::transformer::Interrupt,
     ops::Activation,
     plan::{Plan, UnitPlan},
     request::Compare,
@@ -72,7 +72,7 @@ impl Worker {
         let started = Instant::now();
         emit(Event::Started { blocks: 1 });
         let current = self.current_mut()?;
-        let canvases = compare::canvases(request, current.vocabulary.mask);
+        let canvases = compare::canvases(request, current.vocabulary.mask_id());
         let level = request.level.unwrap_or(before.level);
         let total = 2 * canvases.len();
         let mut done = 0;
@@ -112,7 +112,7 @@ impl Worker {
         let Self { current, ops, .. } = self;
         let current = current.as_ref().ok_or(EngineError::NoModel)?;
         let count = canvases.iter().map(|masked| masked.wanted.len()).sum();
-        let mut kept = ops.keep(count, current.planner.shape.width)?;
+        let mut kept = ops.keep(count, current.planner.config.shape.width)?;
         let mut at = 0;
         for masked in canvases {
             let rows = compare::rows(masked, ops, &current.model, &current.weights, cancel)?;

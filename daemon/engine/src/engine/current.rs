@@ -11,9 +11,10 @@ use crate::{
     decode::Vocabulary,
     error::EngineError,
     model::{
-        llada::{Config, Llada, MLP_ROWS},
+        family::ModelConfig,
         rehearse::Rehearsal,
         shape::Shape,
+        transformer::{MLP_ROWS, Transformer},
     },
     plan::{self, Machine, Plan, Question, SourceTensor, Working, Workload},
     request::ModelId,
@@ -23,7 +24,7 @@ use crate::{
 /// What plans for a model are made from.
 #[derive(Debug)]
 pub(super) struct Planner {
-    pub(super) shape: Shape,
+    pub(super) config: ModelConfig,
     pub(super) sources: Vec<SourceTensor>,
     pub(super) machine: Machine,
     pub(super) rehearsal: Rehearsal,
@@ -31,10 +32,10 @@ pub(super) struct Planner {
 
 impl Planner {
     /// For a model with these tensors.
-    pub(super) fn new(shape: Shape, sources: Vec<SourceTensor>, machine: Machine) -> Self {
+    pub(super) fn new(config: ModelConfig, sources: Vec<SourceTensor>, machine: Machine) -> Self {
         Self {
-            rehearsal: Rehearsal::new(&shape, &sources, machine.device),
-            shape,
+            rehearsal: Rehearsal::new(config.clone(), &sources, machine.device),
+            config,
             sources,
             machine,
         }
@@ -43,10 +44,10 @@ impl Planner {
     /// For a checkpoint, whose headers are checked, and whose disk is tried for a moment.
     pub(super) fn of_checkpoint(
         checkpoint: &Checkpoint,
-        config: &Config,
+        config: ModelConfig,
         machine: Machine,
     ) -> Result<Self, EngineError> {
-        let shape = Shape::of(config);
+        let shape = &config.shape;
         let has_kernel = shape.head_dim <= HEAD_DIM_MAX && shape.head_dim.is_multiple_of(2);
         if machine.device.card.is_some() && !has_kernel {
             return Err(EngineError::HeadSize {
@@ -58,7 +59,7 @@ impl Planner {
             disk: disk_rates(checkpoint),
             ..machine
         };
-        Ok(Self::new(shape, sources, machine))
+        Ok(Self::new(config, sources, machine))
     }
 
     /// A plan for the loaded model.
@@ -80,7 +81,7 @@ impl Planner {
         mlp_rows: usize,
     ) -> Result<Plan, EngineError> {
         Ok(Plan::new(&Question {
-            shape: &self.shape,
+            shape: &self.config.shape,
             sources: &self.sources,
             choices,
             budget_bytes,
@@ -102,7 +103,7 @@ pub(super) fn usual_workload(shape: &Shape) -> Workload {
 /// The loaded model.
 pub(super) struct Current {
     pub(super) id: ModelId,
-    pub(super) model: Llada,
+    pub(super) model: Transformer,
     pub(super) weights: Residency,
     pub(super) vocabulary: Vocabulary,
     pub(super) planner: Arc<Planner>,
@@ -146,7 +147,7 @@ impl Current {
 
     /// What plans are made for: the usual canvas, and the request that runs.
     pub(super) fn workload(&self) -> Workload {
-        let usual = usual_workload(&self.planner.shape);
+        let usual = usual_workload(&self.planner.config.shape);
         self.serving.map_or(usual, |serving| usual.widest(&serving))
     }
 

@@ -23,7 +23,7 @@ use crate::{
     checkpoint::{Checkpoint, CheckpointError, Source},
     device::{self, Rates},
     error::EngineError,
-    model::llada::Config,
+    model::family::ModelConfig,
     ops::Ops,
     plan::{Machine, Plan, UnitPlan},
     residency::{LoadOutcome, Reader, Residency},
@@ -227,10 +227,14 @@ impl Beside {
         let opened = Opened::new(source)?;
         let profile = ops.device().profile();
         let machine = Machine::here(profile, self.rates.clone(), ledger.used_bytes());
-        let planner = Planner::of_checkpoint(&opened.checkpoint, &opened.config, machine)?;
+        let planner = Planner::of_checkpoint(&opened.checkpoint, opened.config.clone(), machine)?;
         let planner = Arc::new(planner);
         let budget = self.shared.state.budget_bytes(&settings);
-        let plan = planner.plan(settings.choices(), budget, usual_workload(&planner.shape))?;
+        let plan = planner.plan(
+            settings.choices(),
+            budget,
+            usual_workload(&planner.config.shape),
+        )?;
         plan.check_loadable()?;
         let plan = Arc::new(plan);
         report(LoadEvent::Planned(Arc::clone(&plan)));
@@ -297,18 +301,21 @@ impl Beside {
 /// A checkpoint whose small files have been read.
 pub(super) struct Opened {
     pub(super) checkpoint: Arc<Checkpoint>,
-    pub(super) config: Config,
+    pub(super) config: ModelConfig,
     pub(super) text: Option<Text>,
 }
 
 impl Opened {
     fn new(source: &Source) -> Result<Self, EngineError> {
         let checkpoint = Checkpoint::open(source)?;
-        let config = Config::read(
-            &checkpoint.config()?,
-            checkpoint.generation_config()?.as_ref(),
-        )
-        .map_err(|error| checkpoint.explain(error))?;
+        let config = checkpoint.model()?;
+        if config.shape.causal {
+            let error = CheckpointError::Config {
+                key: "model_type",
+                problem: "is that of a causal model, which can be planned but not run yet".into(),
+            };
+            return Err(error.into());
+        }
         // The tokenizer first: it is small, and a broken one should not cost a long read.
         let text = checkpoint
             .tokenizer()?

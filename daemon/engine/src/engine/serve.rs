@@ -15,7 +15,7 @@ use crate::{
     error::EngineError,
     event::{Event, Outcome},
     ledger::Mark,
-    model::llada::{Interrupt, MLP_ROWS},
+    model::transformer::{Interrupt, MLP_ROWS},
     ops::Candidate,
     plan::{Plan, PlanError, Workload},
     request::Compare,

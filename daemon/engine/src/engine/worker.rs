@@ -25,7 +25,7 @@ use crate::{
     ledger::Mark,
     model::{
         ModelInfo,
-        llada::{Llada, MLP_ROWS},
+        transformer::{MLP_ROWS, Transformer},
     },
     ops::Ops,
     request::{ModelId, Work},
@@ -112,14 +112,14 @@ impl Worker {
             weights,
             settings,
         } = loaded;
-        let model = Llada::new(opened.config, &self.ops)?;
+        let model = Transformer::new(opened.config, &self.ops)?;
         let mut info = model.info(&weights);
         add_end_of_turn(&mut info, opened.text.as_ref());
         let id = ModelId(self.shared.last_model_id.fetch_add(1, Ordering::Relaxed) + 1);
         self.current = Some(Current {
             vocabulary: Vocabulary {
                 size: info.vocabulary,
-                mask: info.mask_token_id,
+                mask: info.mask,
                 ends: info.eos_token_ids.clone(),
             },
             model,

@@ -1,9 +1,11 @@
-//! Model families: one file each, written once for every device, format and tier.
+//! Models: families, which say what is computed, and the layers of all of them.
 
-pub mod llada;
+pub mod family;
 pub mod rehearse;
 pub mod shape;
+pub mod transformer;
 
+use self::family::Mask;
 use crate::{error::RequestError, format::Format};
 
 /// Largest width of any projection's input: a thread's scratch then holds a tile of 16 rows.
@@ -42,8 +44,8 @@ pub struct ModelInfo {
     pub embedding_rows: usize,
     /// Most positions of prompt and answer together.
     pub context_length: usize,
-    /// Id of the mask.
-    pub mask_token_id: u32,
+    /// The mask; none in a causal model.
+    pub mask: Option<Mask>,
     /// Ids that end a text; the first fills what is left after it. May be empty.
     pub eos_token_ids: Vec<u32>,
 }

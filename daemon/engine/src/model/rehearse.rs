@@ -4,14 +4,13 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{
-    llada::{Interrupt, Llada, Sequence},
-    shape::Shape,
+    family::ModelConfig,
+    transformer::{Interrupt, Sequence, Transformer},
 };
 use crate::{
     device::{Device, Profile},
     error::EngineError,
     ledger::{Kind, Ledger},
-    model::llada,
     ops::{Choice, HeadRow, Noise, Ops},
     plan::{SourceTensor, UnitPlan, Working, Workload, units},
     residency::{Part, Residency},
@@ -20,17 +19,17 @@ use crate::{
 /// A model's pass, rehearsed for any workload.
 #[derive(Debug)]
 pub struct Rehearsal {
-    config: llada::Config,
+    config: ModelConfig,
     units: Vec<UnitPlan>,
     profile: Profile,
 }
 
 impl Rehearsal {
-    /// For a model of this shape with these tensors, on such a device.
+    /// For such a model with these tensors, on such a device.
     #[must_use]
-    pub fn new(shape: &Shape, sources: &[SourceTensor], profile: Profile) -> Self {
+    pub fn new(config: ModelConfig, sources: &[SourceTensor], profile: Profile) -> Self {
         Self {
-            config: llada::Config::of(shape),
+            config,
             units: units(sources),
             profile,
         }
@@ -44,7 +43,7 @@ impl Rehearsal {
         let ledger = Ledger::rehearsal();
         let ops = Ops::new(Device::rehearsal(self.profile), ledger.clone())?;
         ops.reserve(0)?;
-        let mut model = Llada::new(self.config.clone(), &ops)?;
+        let mut model = Transformer::new(self.config.clone(), &ops)?;
         model.set_mlp_rows(mlp_rows);
         self.pass(&ops, &model, workload)?;
         let peak = |kind: Kind| ledger.report().kinds[kind as usize].peak_bytes;
@@ -57,7 +56,7 @@ impl Rehearsal {
         })
     }
 
-    fn pass(&self, ops: &Ops, model: &Llada, workload: &Workload) -> Result<(), EngineError> {
+    fn pass(&self, ops: &Ops, model: &Transformer, workload: &Workload) -> Result<(), EngineError> {
         let weights = Residency::rehearsal(&self.units);
         let tokens = vec![0; workload.canvas];
         let block = workload.block.min(workload.canvas);
@@ -86,7 +85,7 @@ impl Rehearsal {
             pass: 0,
             guidance: None,
             vocabulary: self.config.vocabulary,
-            mask_token_id: self.config.mask_token_id,
+            mask_token_id: self.config.mask.map_or(0, |mask| mask.token_id),
             end_tokens: &[],
             suppressed: &[],
         };

@@ -4,7 +4,6 @@
 mod presets;
 
 pub use self::presets::{PRESETS, Preset};
-use super::llada;
 use crate::residency::{Part, TensorSpec};
 
 /// How a family names its tensors.
@@ -37,6 +36,9 @@ pub struct Shape {
     pub embedding_rows: usize,
     /// Most positions of prompt and answer together.
     pub context_length: usize,
+    /// Whether a position sees only those before it. Such a model keeps their keys and values, and computes one row for
+    /// each new token; others compute the whole canvas in every pass.
+    pub causal: bool,
     /// Whether the head is the embedding.
     pub tied: bool,
     /// Whether queries, keys and values have biases.
@@ -44,27 +46,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The shape of a LLaDA model with this configuration.
-    #[must_use]
-    pub fn of(config: &llada::Config) -> Self {
-        Self {
-            naming: Naming::Llada,
-            layers: config.layers,
-            width: config.width,
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim(),
-            mlp_width: config.mlp_width,
-            embedding_rows: config.embedding_rows,
-            context_length: config.context_length,
-            tied: false,
-            biases: false,
-        }
-    }
-
-    /// Every matrix and norm of a checkpoint of this shape, by its exact name and in the order
-    /// of their use. A tied head is no tensor of its own; biases, a few KiB a layer, have no
-    /// part of their own and are left to [`Shape::bias_tensors`].
+    /// Every tensor of a checkpoint of this shape, by its exact name and in the order of their use. A tied head is the
+    /// embedding's tensor again.
     #[must_use]
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let names = Names::of(self.naming);
@@ -72,7 +55,7 @@ impl Shape {
         let queries = self.heads * self.head_dim;
         let kv = self.kv_heads * self.head_dim;
         let table = [self.embedding_rows, width];
-        let mut specs = vec![spec(names.embedding, &table, 0, Part::Embedding)];
+        let mut specs = vec![weight(names.embedding, &table, 0, Part::Embedding)];
         for layer in 0..self.layers {
             let parts: [(&[usize], Part); 9] = [
                 (&[width], Part::AttentionNorm),
@@ -85,46 +68,46 @@ impl Shape {
                 (&[mlp, width], Part::Up),
                 (&[width, mlp], Part::Down),
             ];
-            specs.extend(parts.iter().zip(names.parts).map(|(&(shape, part), name)| {
-                spec(
-                    &format!("{}.{layer}.{name}", names.layers),
-                    shape,
+            for (&(shape, part), name) in parts.iter().zip(names.parts) {
+                let name = format!("{}.{layer}.{name}", names.layers);
+                let bias = match part {
+                    Part::Query => Some(Part::QueryBias),
+                    Part::Key => Some(Part::KeyBias),
+                    Part::Value => Some(Part::ValueBias),
+                    _ => None,
+                };
+                specs.push(weight(&name, shape, layer, part));
+                specs.extend(bias.filter(|_| self.biases).map(|part| TensorSpec {
+                    name: format!("{name}.bias"),
+                    shape: shape[..1].to_vec(),
                     layer,
                     part,
-                )
-            }));
+                }));
+            }
         }
-        specs.push(spec(names.final_norm, &[width], 0, Part::FinalNorm));
-        if !self.tied {
-            specs.push(spec(names.head, &table, 0, Part::Head));
-        }
+        specs.push(weight(names.final_norm, &[width], 0, Part::FinalNorm));
+        let head = match self.tied {
+            true => names.embedding,
+            false => names.head,
+        };
+        specs.push(weight(head, &table, 0, Part::Head));
         specs
     }
 
-    /// Names and lengths of the biases; none unless the shape has them.
-    #[must_use]
-    pub fn bias_tensors(&self) -> Vec<(String, usize)> {
-        let names = Names::of(self.naming);
-        let lengths = [self.heads, self.kv_heads, self.kv_heads].map(|heads| heads * self.head_dim);
-        let layers = if self.biases { self.layers } else { 0 };
-        (0..layers)
-            .flat_map(|layer| {
-                let names = &names;
-                (names.parts[1..4].iter().zip(lengths)).map(move |(name, length)| {
-                    (format!("{}.{layer}.{name}.bias", names.layers), length)
-                })
-            })
-            .collect()
-    }
-
-    /// Numbers in all tensors, biases included.
+    /// Numbers in all tensors; those of a tied head once.
     #[must_use]
     pub fn parameters(&self) -> u64 {
         let numbers =
             |spec: &TensorSpec| spec.shape.iter().map(|&size| size as u64).product::<u64>();
-        let biases = self.bias_tensors();
-        self.tensors().iter().map(numbers).sum::<u64>()
-            + biases.iter().map(|&(_, length)| length as u64).sum::<u64>()
+        self.stored().map(|spec| numbers(&spec)).sum()
+    }
+
+    /// The tensors that a checkpoint stores: a tied head is none of its own.
+    pub fn stored(&self) -> impl Iterator<Item = TensorSpec> {
+        let tied = self.tied;
+        self.tensors()
+            .into_iter()
+            .filter(move |spec| !(tied && spec.part == Part::Head))
     }
 }
 
@@ -180,7 +163,7 @@ impl Names {
     }
 }
 
-fn spec(name: &str, shape: &[usize], layer: usize, part: Part) -> TensorSpec {
+fn weight(name: &str, shape: &[usize], layer: usize, part: Part) -> TensorSpec {
     TensorSpec {
         name: format!("{name}.weight"),
         shape: shape.to_vec(),
@@ -268,23 +251,28 @@ mod tests {
     #[test]
     fn biases_and_tied_heads_are_counted_once() {
         let dream = Preset::find("dream-7b").unwrap().shape();
-        let biases = dream.bias_tensors();
+        let biases: Vec<_> = (dream.tensors().into_iter())
+            .filter(|spec| spec.name.ends_with(".bias"))
+            .collect();
         assert_eq!(biases.len(), 28 * 3);
+        assert_eq!(biases[1].name, "model.layers.0.self_attn.k_proj.bias");
         assert_eq!(
-            biases[1],
-            ("model.layers.0.self_attn.k_proj.bias".to_owned(), 512)
+            (&biases[1].shape[..], biases[1].part),
+            (&[512][..], Part::KeyBias)
         );
         let bare = Shape {
             biases: false,
             ..dream.clone()
         };
-        assert!(bare.bias_tensors().is_empty());
         assert_eq!(
             dream.parameters() - bare.parameters(),
             28 * (3584 + 2 * 512)
         );
         let tied = Shape { tied: true, ..bare };
         assert_eq!(bare.parameters() - tied.parameters(), 152_064 * 3584);
-        assert!(tied.tensors().iter().all(|spec| spec.part != Part::Head));
+        let tensors = tied.tensors();
+        let head = tensors.iter().find(|spec| spec.part == Part::Head).unwrap();
+        assert_eq!(head.name, "model.embed_tokens.weight");
+        assert!(tied.stored().all(|spec| spec.part != Part::Head));
     }
 }

@@ -26,6 +26,7 @@ use crate::{
     device::{Device, DeviceBuffer},
     error::EngineError,
     ledger::{Kind, Ledger},
+    model::family::Rope,
     residency::Weight,
 };
 
@@ -307,6 +308,33 @@ impl Ops {
         Ok(out)
     }
 
+    /// `x · weightᵀ + bias`; the bias is one row.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    ///
+    /// # Panics
+    /// When the widths differ.
+    pub fn linear_biased(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        bias: &Weight<'_>,
+    ) -> Result<Activation, EngineError> {
+        // The sum begins with the bias instead of zero.
+        let mut sum = self.embed(&vec![0; x.len()], bias)?;
+        self.linear_add(&mut sum, 0, x, weight)?;
+        let number = self.device.number();
+        if number == Number::F32 {
+            return Ok(sum);
+        }
+        let out = self.pool.take(x.len(), weight.rows, number)?;
+        if let Body::Card(card) = &self.body {
+            card.convert(&out, &sum)?;
+        }
+        Ok(out)
+    }
+
     /// Adds `x · weightᵀ` to the rows of `out` from `start` on, which are `f32`.
     ///
     /// # Errors
@@ -415,20 +443,14 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// Angles `position / base^(2i / head_dim)` for `positions` positions.
+    /// The angles of `positions` positions.
     ///
     /// # Errors
     /// When memory can't be had.
-    pub fn new(
-        head_dim: usize,
-        base: f32,
-        positions: usize,
-        ops: &Ops,
-    ) -> Result<Self, EngineError> {
+    pub fn new(rope: &Rope, positions: usize, ops: &Ops) -> Result<Self, EngineError> {
+        let head_dim = rope.head_dim();
         let half = head_dim / 2;
-        let frequencies: Vec<f32> = (0..half)
-            .map(|i| base.powf((2 * i) as f32 / head_dim as f32).recip())
-            .collect();
+        let frequencies = &rope.frequencies;
         let fill = |values: &mut [f32]| {
             for (position, row) in values.chunks_exact_mut(head_dim).enumerate() {
                 let (cos, sin) = row.split_at_mut(half);

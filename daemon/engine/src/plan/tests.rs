@@ -229,6 +229,7 @@ fn small_shape(layers: usize, width: usize, mlp: usize, rows: usize) -> Shape {
         mlp_width: 32 * mlp,
         embedding_rows: 256 * rows,
         context_length: 512,
+        causal: false,
         tied: false,
         biases: false,
     }

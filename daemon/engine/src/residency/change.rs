@@ -232,7 +232,7 @@ mod tests {
         checkpoint::{Checkpoint, Source},
         device::{Device, Profile},
         ledger::Ledger,
-        model::{llada::Config, shape::Shape},
+        model::family::ModelConfig,
         plan::{self, Machine, Question, Working, Workload},
         residency::Reader,
     };
@@ -241,8 +241,8 @@ mod tests {
     fn a_settling_that_is_cancelled_leaves_the_model_whole_and_goes_on_later() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model");
         let checkpoint = Arc::new(Checkpoint::open(&Source::Folder(folder)).unwrap());
-        let config = Config::read(&checkpoint.config().unwrap(), None).unwrap();
-        let shape = Shape::of(&config);
+        let config = ModelConfig::read(&checkpoint.config().unwrap(), None).unwrap();
+        let shape = config.shape;
         let sources = plan::sources(&checkpoint, shape.tensors()).unwrap();
         let machine = Machine::unmeasured(Profile::cpu(1), u64::MAX);
         let planned = |budget_bytes| {

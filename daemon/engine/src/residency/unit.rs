@@ -50,10 +50,16 @@ pub enum Part {
     AttentionNorm,
     /// [heads · head size, width].
     Query,
+    /// [1, heads · head size].
+    QueryBias,
     /// [key-value heads · head size, width].
     Key,
+    /// [1, key-value heads · head size].
+    KeyBias,
     /// [key-value heads · head size, width].
     Value,
+    /// [1, key-value heads · head size].
+    ValueBias,
     /// [width, heads · head size].
     AttentionOutput,
     /// [1, width].
@@ -76,9 +82,14 @@ impl Part {
     pub fn unit(self, layer: usize) -> Unit {
         match self {
             Self::Embedding => Unit::Embedding,
-            Self::AttentionNorm | Self::Query | Self::Key | Self::Value | Self::AttentionOutput => {
-                Unit::Attention(layer)
-            }
+            Self::AttentionNorm
+            | Self::Query
+            | Self::QueryBias
+            | Self::Key
+            | Self::KeyBias
+            | Self::Value
+            | Self::ValueBias
+            | Self::AttentionOutput => Unit::Attention(layer),
             Self::MlpNorm | Self::Gate | Self::Up => Unit::GateUp(layer),
             Self::Down => Unit::Down(layer),
             Self::FinalNorm => Unit::FinalNorm,
@@ -92,7 +103,7 @@ impl Part {
 pub struct TensorSpec {
     /// Exact full name in the checkpoint.
     pub name: String,
-    /// Shape there: one size for norms, two for matrices ([out, in]).
+    /// Shape there: one size for norms and biases, two for matrices ([out, in]).
     pub shape: Vec<usize>,
     /// Layer, 0 for parts outside of layers.
     pub layer: usize,

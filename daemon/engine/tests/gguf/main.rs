@@ -1,4 +1,8 @@
 //! GGUF files from their bytes to the tokens that come out of them.
 
-mod llada;
+mod convert;
+mod hostile;
+mod outputs;
+mod refusals;
+mod tokenizer;
 mod writer;

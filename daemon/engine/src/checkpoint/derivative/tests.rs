@@ -28,6 +28,7 @@ fn shape() -> Shape {
         mlp_width: 211,
         embedding_rows: 301,
         context_length: 64,
+        causal: false,
         tied: false,
         biases: false,
     }

@@ -1,9 +1,9 @@
 //! The configuration that a GGUF file's keys stand for, written as the `config.json` that the file was made from: what a
 //! family makes of that, and refuses, is the same for both.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::{super::CheckpointError, Gguf, dialect::Model};
+use super::{super::CheckpointError, Gguf, dialect::Model, tensor::Tensor};
 
 /// Keys of `config.json`: LLaDA's, everybody else's, and the one of the architecture in GGUF.
 const SIZES: [[&str; 3]; 6] = [
@@ -34,11 +34,13 @@ const FLOATS: [[&str; 3]; 2] = [
         "attention.layer_norm_rms_epsilon",
     ],
 ];
-/// Those of [`SIZES`] that a file can do without: as many key-value heads as heads.
-const OPTIONAL: &str = "attention.head_count_kv";
+/// Those that a file can do without: there are as many key-value heads as heads, and the base is the usual one.
+const KV_HEADS: &str = "attention.head_count_kv";
+const ROPE_BASE: &str = "rope.freq_base";
 
 /// Keys of variants that aren't computed here, unless they have this value.
-const VARIANTS: [(&str, f64); 6] = [
+const VARIANTS: [(&str, f64); 7] = [
+    ("rope.scale_linear", 1.0),
     ("expert_count", 0.0),
     ("attention.clamp_kqv", 0.0),
     ("attention.max_alibi_bias", 0.0),
@@ -60,14 +62,17 @@ impl Gguf {
             let key = self.dialect.key(names[2]);
             match self.metadata.whole(&key)? {
                 Some(size) => config.insert(names[column].to_owned(), size.into()),
-                None if names[2] == OPTIONAL => continue,
+                None if names[2] == KV_HEADS => continue,
                 None => return Err(self.metadata.problem(&key, "is missing")),
             };
         }
         for names in FLOATS {
-            if let Some(number) = self.metadata.float(&self.dialect.key(names[2]))? {
-                config.insert(names[column].to_owned(), number.into());
-            }
+            let key = self.dialect.key(names[2]);
+            match self.metadata.float(&key)? {
+                Some(number) => config.insert(names[column].to_owned(), number.into()),
+                None if names[2] == ROPE_BASE => continue,
+                None => return Err(self.metadata.problem(&key, "is missing")),
+            };
         }
         if let Some(id) = self.mask_token_id()? {
             config.insert("mask_token_id".to_owned(), id.into());
@@ -92,6 +97,7 @@ impl Gguf {
             (None, "eos_token_id") => "tokenizer.ggml.eos_token_id".to_owned(),
             (None, "head_dim") => self.dialect.key("attention.key_length"),
             (None, "vocab_size" | "embedding_size") => self.dialect.key("vocab_size"),
+            (None, "sliding_window") => self.dialect.key("attention.sliding_window"),
             (None, "rope_scaling") => self.dialect.key("rope.scaling.type"),
             (None, other) => other.to_owned(),
         }
@@ -134,6 +140,18 @@ impl Gguf {
         config.insert("tie_word_embeddings".to_owned(), (!self.has_head()).into());
         if let Some(length) = self.head_length()? {
             config.insert("head_dim".to_owned(), length.into());
+        }
+        let window = self.dialect.key("attention.sliding_window");
+        if let Some(window) = self.metadata.whole(&window)?.filter(|&window| window > 0) {
+            config.insert("sliding_window".to_owned(), window.into());
+        }
+        let scaling = self.metadata.text(&self.dialect.key("rope.scaling.type"))?;
+        if let Some(scaling) = scaling.filter(|&scaling| scaling != "none") {
+            config.insert("rope_scaling".to_owned(), json!({ "rope_type": scaling }));
+        }
+        let has_biases = |tensor: &Tensor| tensor.name.ends_with(".attn_q.bias");
+        if self.dialect.model == Model::Llama && self.tensors.iter().any(has_biases) {
+            config.insert("attention_bias".to_owned(), true.into());
         }
         Ok(())
     }
@@ -222,14 +240,6 @@ impl Gguf {
         {
             return refuse(key, found.to_string());
         }
-        let key = self.dialect.key("attention.sliding_window");
-        let window = self.metadata.whole(&key)?;
-        let context = self.metadata.whole(&self.dialect.key("context_length"))?;
-        match window {
-            Some(window) if window > 0 && Some(window) < context => {
-                refuse(&key, window.to_string())
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }

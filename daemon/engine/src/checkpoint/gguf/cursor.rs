@@ -8,14 +8,16 @@ const HEADER_BYTES_MAX: u64 = 128 << 20;
 /// Bytes that are read at once.
 const PIECE_BYTES: usize = 64 << 10;
 
+/// Fills a buffer from an offset on.
+type ReadAt<'a> = &'a dyn Fn(u64, &mut [u8]) -> Result<(), CheckpointError>;
+
 /// A file's bytes, wherever they are.
 pub(super) struct Source<'a> {
     /// For messages.
     pub(super) path: &'a str,
     /// How many there are.
     pub(super) len: u64,
-    /// Fills a buffer from an offset on.
-    pub(super) read: &'a dyn Fn(u64, &mut [u8]) -> Result<(), CheckpointError>,
+    pub(super) read: ReadAt<'a>,
 }
 
 /// A place in a header.

@@ -52,7 +52,7 @@ impl Dialect {
         };
         let unknown = |name: &str| CheckpointError::UnknownArchitecture {
             found: format!("{:?}", name.chars().take(100).collect::<String>()),
-            known: KNOWN,
+            known: KNOWN.to_owned(),
         };
         match architecture {
             "llada" => Ok(llama_cpp(Model::Llada, "llada", true)),

@@ -13,6 +13,7 @@ mod cursor;
 mod dialect;
 mod interleaved;
 mod metadata;
+mod model;
 mod tensor;
 mod tokenizer;
 
@@ -229,16 +230,6 @@ impl Gguf {
     pub(super) fn file_name(&self, engine_name: &str) -> String {
         let name = self.dialect.file_name(engine_name);
         name.unwrap_or_else(|| engine_name.to_owned())
-    }
-
-    /// What is wrong with a key of `config.json`, said of the key that stands for it in the file.
-    pub(super) fn explain(&self, error: CheckpointError) -> CheckpointError {
-        match error {
-            CheckpointError::Config { key, problem } => {
-                self.metadata.problem(&self.key_of(key), problem)
-            }
-            other => other,
-        }
     }
 }
 

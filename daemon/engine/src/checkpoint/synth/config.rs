@@ -6,7 +6,7 @@ use super::Element;
 use crate::{
     checkpoint::CheckpointError,
     model::{
-        llada,
+        family::ModelConfig,
         shape::{Naming, Shape},
     },
 };
@@ -20,31 +20,36 @@ const ROPE_THETA: f64 = 500_000.0;
 const EPSILON: f64 = 1e-5;
 
 /// Whether a checkpoint of this shape can be loaded: its configuration is read as the loader
-/// reads it. Families that the engine doesn't load yet are taken as they are.
+/// reads it.
 ///
 /// # Errors
 /// What the loader would say.
 pub fn check(shape: &Shape) -> Result<(), CheckpointError> {
-    if shape.naming != Naming::Llada {
-        return Ok(());
-    }
     let config = config(shape, Element::Bf16);
     let keys = config.as_object().expect("written as one below");
-    let read = llada::Config::read(keys, None)?;
-    if read.head_dim() != shape.head_dim {
-        return Err(CheckpointError::Config {
-            key: "n_heads",
-            problem: format!("gives heads of {}, not {}", read.head_dim(), shape.head_dim),
-        });
+    let read = ModelConfig::read(keys, None)?;
+    if read.shape == *shape {
+        return Ok(());
     }
-    Ok(())
+    let (key, problem) = match (shape.naming, read.shape.head_dim) {
+        (Naming::Llada, found) if found != shape.head_dim => (
+            "n_heads",
+            format!("gives heads of {found}, not {}", shape.head_dim),
+        ),
+        _ => (
+            "model_type",
+            format!("is {}, which has no such shape", read.family.name()),
+        ),
+    };
+    Err(CheckpointError::Config { key, problem })
 }
 
 pub(super) fn config(shape: &Shape, element: Element) -> Value {
-    let mut config = match (shape.naming, shape.biases) {
-        (Naming::Llada, _) => llada(shape),
-        (Naming::HuggingFace, false) => llama(shape),
-        (Naming::HuggingFace, true) => dream(shape),
+    let mut config = match (shape.naming, shape.causal, shape.biases) {
+        (Naming::Llada, ..) => llada(shape),
+        (Naming::HuggingFace, true, false) => hugging_face(shape, "LlamaForCausalLM", "llama"),
+        (Naming::HuggingFace, true, true) => hugging_face(shape, "Qwen2ForCausalLM", "qwen2"),
+        (Naming::HuggingFace, false, _) => dream(shape),
     };
     config["torch_dtype"] = match element {
         Element::Bf16 => "bfloat16",
@@ -93,32 +98,22 @@ fn llada(shape: &Shape) -> Value {
     })
 }
 
-fn llama(shape: &Shape) -> Value {
-    let mut config = hugging_face(shape);
-    config["architectures"] = json!(["LlamaForCausalLM"]);
-    config["model_type"] = "llama".into();
-    config["head_dim"] = shape.head_dim.into();
-    config["attention_bias"] = false.into();
-    config["mlp_bias"] = false.into();
-    config
-}
-
-/// The one family here whose queries, keys and values have biases.
 fn dream(shape: &Shape) -> Value {
-    let mut config = hugging_face(shape);
-    config["architectures"] = json!(["DreamModel"]);
-    config["model_type"] = "Dream".into();
+    let mut config = hugging_face(shape, "DreamModel", "Dream");
     config["mask_token_id"] = shape.embedding_rows.saturating_sub(1).into();
     config
 }
 
-fn hugging_face(shape: &Shape) -> Value {
+fn hugging_face(shape: &Shape, architecture: &str, model_type: &str) -> Value {
     json!({
+        "architectures": [architecture],
+        "model_type": model_type,
         "hidden_act": "silu",
         "hidden_size": shape.width,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
         "intermediate_size": shape.mlp_width,
         "vocab_size": shape.embedding_rows,
         "max_position_embeddings": shape.context_length,

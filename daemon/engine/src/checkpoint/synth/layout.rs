@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::Element;
-use crate::model::shape::Shape;
+use crate::{model::shape::Shape, residency::Part};
 
 /// Names a sharded checkpoint's files.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
@@ -53,22 +53,17 @@ pub(super) struct Job {
 
 impl Layout {
     pub(super) fn new(shape: &Shape, element: Element) -> Self {
-        let matrices = shape.tensors().into_iter().map(|spec| Tensor {
-            is_norm: spec.shape.len() == 1,
+        let tensors = shape.stored().map(|spec| Tensor {
+            is_norm: matches!(
+                spec.part,
+                Part::AttentionNorm | Part::MlpNorm | Part::FinalNorm
+            ),
             name: spec.name,
             shape: spec.shape,
         });
-        let biases = shape
-            .bias_tensors()
-            .into_iter()
-            .map(|(name, length)| Tensor {
-                is_norm: false,
-                name,
-                shape: vec![length],
-            });
         let mut layout = Self {
             element,
-            tensors: matrices.chain(biases).collect(),
+            tensors: tensors.collect(),
             bounds: vec![0],
         };
         let mut file = ALIGNMENT as u64;

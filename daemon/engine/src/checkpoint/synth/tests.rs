@@ -6,7 +6,11 @@ use super::*;
 use crate::{
     checkpoint::{Checkpoint, Source},
     format::Format,
-    model::shape::{Naming, Preset},
+    model::{
+        family::ModelConfig,
+        shape::{Naming, Preset},
+    },
+    plan,
 };
 
 fn tiny() -> Synthesis {
@@ -21,6 +25,7 @@ fn tiny() -> Synthesis {
             mlp_width: 160,
             embedding_rows: 256,
             context_length: 128,
+            causal: false,
             tied: false,
             biases: false,
         },
@@ -163,23 +168,37 @@ fn shards_stay_within_their_size_and_cover_every_byte() {
 
 #[test]
 fn other_families_have_their_tensors_and_biases() {
+    for (causal, biases, tied, family) in [
+        (true, false, true, "llama"),
+        (true, true, true, "qwen2"),
+        (false, true, false, "Dream"),
+    ] {
+        let mut synthesis = tiny();
+        synthesis.shape = Shape {
+            naming: Naming::HuggingFace,
+            causal,
+            biases,
+            tied,
+            ..synthesis.shape
+        };
+        let (_folder, checkpoint) = written(&synthesis);
+        let config = ModelConfig::read(&checkpoint.config().unwrap(), None).unwrap();
+        assert_eq!(
+            (config.family.name(), &config.shape),
+            (family, &synthesis.shape)
+        );
+        plan::sources(&checkpoint, config.shape.tensors()).unwrap();
+    }
     let mut synthesis = tiny();
     synthesis.shape.naming = Naming::HuggingFace;
     synthesis.shape.biases = true;
     let (_folder, checkpoint) = written(&synthesis);
-    assert_eq!(checkpoint.config().unwrap()["model_type"], "Dream");
     let name = "model.layers.1.self_attn.v_proj.bias";
     assert_eq!(checkpoint.tensor(name).unwrap().shape, [32]);
     assert!(
         numbers(&checkpoint, Format::Bf16, name)
             .iter()
             .all(|&value| value != 1.0)
-    );
-    let tensors = synthesis.shape.tensors();
-    assert!(
-        tensors
-            .iter()
-            .all(|spec| checkpoint.tensor(&spec.name).is_some())
     );
 }
 

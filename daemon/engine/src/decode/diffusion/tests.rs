@@ -5,7 +5,7 @@ use sluice_shared::policy::PolicyChoice;
 
 use super::*;
 use crate::decode::WeightsState;
-use crate::{decode::Vocabulary, request::ModelId};
+use crate::{decode::Vocabulary, model::family::Mask, request::ModelId};
 
 const MASK: u32 = 99;
 const END: u32 = 90;
@@ -27,7 +27,10 @@ impl Scripted {
         Self {
             vocabulary: Vocabulary {
                 size: 100,
-                mask: MASK,
+                mask: Some(Mask {
+                    token_id: MASK,
+                    shifted: false,
+                }),
                 ends: vec![END, 91],
             },
             prompt,

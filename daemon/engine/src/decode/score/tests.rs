@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::decode::WeightsState;
-use crate::{decode::Vocabulary, ops::Candidate, request::ModelId};
+use crate::{decode::Vocabulary, model::family::Mask, ops::Candidate, request::ModelId};
 
 /// Each token has its own log-probability, wherever it stands.
 struct ContextFree {
@@ -17,7 +17,10 @@ fn log_probability(token: u32) -> f64 {
 impl Denoiser for ContextFree {
     fn candidates(&mut self, pass: &Pass<'_>) -> Result<Vec<Candidate>, Interrupt> {
         self.masked.push(pass.rows.len());
-        let masks = pass.canvas.iter().filter(|&&id| id == self.vocabulary.mask);
+        let masks = pass
+            .canvas
+            .iter()
+            .filter(|&&id| id == self.vocabulary.mask_id());
         assert_eq!(
             masks.count(),
             pass.rows.len(),
@@ -51,7 +54,10 @@ fn run(answer: &[u32], draws: usize) -> (Scored, Vec<usize>) {
     let mut model = ContextFree {
         vocabulary: Vocabulary {
             size: 50,
-            mask: 49,
+            mask: Some(Mask {
+                token_id: 49,
+                shifted: false,
+            }),
             ends: vec![],
         },
         masked: Vec::new(),

@@ -1,6 +1,7 @@
 //! Shapes of published models.
 
 use super::{Naming, Shape};
+use crate::model::family::{Family, ModelConfig};
 
 /// A published model, by the name users type.
 #[derive(Debug, Clone)]
@@ -9,6 +10,7 @@ pub struct Preset {
     pub name: &'static str,
     /// Where it is published.
     pub published: &'static str,
+    family: Family,
     shape: Shape,
 }
 
@@ -17,6 +19,12 @@ impl Preset {
     #[must_use]
     pub fn find(name: &str) -> Option<&'static Self> {
         PRESETS.iter().find(|preset| preset.name == name)
+    }
+
+    /// What is computed, with usual values for what has no size.
+    #[must_use]
+    pub fn config(&self) -> ModelConfig {
+        ModelConfig::of(self.family, &self.shape)
     }
 
     /// Its shape.
@@ -32,6 +40,7 @@ pub static PRESETS: [Preset; 5] = [
     Preset {
         name: "llada-8b",
         published: "GSAI-ML/LLaDA-8B-Instruct",
+        family: Family::Llada,
         shape: Shape {
             naming: Naming::Llada,
             layers: 32,
@@ -42,6 +51,7 @@ pub static PRESETS: [Preset; 5] = [
             mlp_width: 12288,
             embedding_rows: 126_464,
             context_length: 4096,
+            causal: false,
             tied: false,
             biases: false,
         },
@@ -49,6 +59,7 @@ pub static PRESETS: [Preset; 5] = [
     Preset {
         name: "llada-1b",
         published: "arXiv 2502.09992, the model of 1.49 B parameters",
+        family: Family::Llada,
         shape: Shape {
             naming: Naming::Llada,
             layers: 22,
@@ -59,6 +70,7 @@ pub static PRESETS: [Preset; 5] = [
             mlp_width: 5634,
             embedding_rows: 126_464,
             context_length: 4096,
+            causal: false,
             tied: false,
             biases: false,
         },
@@ -66,6 +78,7 @@ pub static PRESETS: [Preset; 5] = [
     Preset {
         name: "tinyllama-1.1b",
         published: "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+        family: Family::Llama,
         shape: Shape {
             naming: Naming::HuggingFace,
             layers: 22,
@@ -76,6 +89,7 @@ pub static PRESETS: [Preset; 5] = [
             mlp_width: 5632,
             embedding_rows: 32_000,
             context_length: 2048,
+            causal: true,
             tied: false,
             biases: false,
         },
@@ -83,6 +97,7 @@ pub static PRESETS: [Preset; 5] = [
     Preset {
         name: "llama-3.1-8b",
         published: "meta-llama/Llama-3.1-8B-Instruct",
+        family: Family::Llama,
         shape: Shape {
             naming: Naming::HuggingFace,
             layers: 32,
@@ -93,6 +108,7 @@ pub static PRESETS: [Preset; 5] = [
             mlp_width: 14_336,
             embedding_rows: 128_256,
             context_length: 131_072,
+            causal: true,
             tied: false,
             biases: false,
         },
@@ -100,6 +116,7 @@ pub static PRESETS: [Preset; 5] = [
     Preset {
         name: "dream-7b",
         published: "Dream-org/Dream-v0-Instruct-7B",
+        family: Family::Dream,
         shape: Shape {
             naming: Naming::HuggingFace,
             layers: 28,
@@ -110,6 +127,7 @@ pub static PRESETS: [Preset; 5] = [
             mlp_width: 18_944,
             embedding_rows: 152_064,
             context_length: 131_072,
+            causal: false,
             tied: false,
             biases: true,
         },

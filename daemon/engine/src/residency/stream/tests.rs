@@ -47,6 +47,7 @@ fn setup() -> (TempDir, Weights, Stream) {
         mlp_width: 128,
         embedding_rows: 256,
         context_length: 64,
+        causal: false,
         tied: false,
         biases: false,
     };

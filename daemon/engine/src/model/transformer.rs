@@ -1,23 +1,15 @@
-//! LLaDA: a masked-diffusion language model with a Llama-shaped body.
+//! The layers of all families: pre-norm blocks of attention and a gated MLP, written once for every device, format and tier.
 //!
-//! Paper: Nie et al. 2025, "Large Language Diffusion Models" (arXiv 2502.09992).
-//! Reference: `LLaDAModelLM` in `modeling_llada.py` as published with GSAI-ML/LLaDA-8B.
+//! RMSNorm in `f32`, rotary embedding on half-split pairs at positions counted from the start of the prompt, SwiGLU.
 //!
-//! Pre-norm blocks: RMSNorm in `f32`, rotary embedding on half-split pairs at positions
-//! counted from the start of the prompt, attention without any mask, SwiGLU with `ff_proj`
-//! as the gate. No time-step input.
-//!
-//! Differences from the reference: the last layer's queries, attention output and MLP are
+//! Differences from the reference implementations: the last layer's queries, attention output and MLP are
 //! computed only for the rows that are read, and the MLP goes through the rows in chunks;
 //! both give the same numbers up to float order. Rows of several canvases may be packed;
 //! each attends to its own canvas alone.
 
-mod config;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use self::config::Config;
-use super::{ModelInfo, shape::Shape};
+use super::{ModelInfo, family::ModelConfig};
 use crate::{
     error::EngineError,
     ops::{
@@ -55,26 +47,21 @@ impl From<EngineError> for Interrupt {
     }
 }
 
-/// A LLaDA model without its weights, which every call is given.
+/// A model without its weights, which every call is given.
 #[derive(Debug)]
-pub struct Llada {
-    config: Config,
+pub struct Transformer {
+    config: ModelConfig,
     rope: RopeTable,
     mlp_rows: usize,
 }
 
-impl Llada {
+impl Transformer {
     /// The model of this configuration.
     ///
     /// # Errors
     /// When memory for its tables can't be had.
-    pub fn new(config: Config, ops: &Ops) -> Result<Self, EngineError> {
-        let rope = RopeTable::new(
-            config.head_dim(),
-            config.rope_theta,
-            config.context_length,
-            ops,
-        )?;
+    pub fn new(config: ModelConfig, ops: &Ops) -> Result<Self, EngineError> {
+        let rope = RopeTable::new(&config.rope, config.shape.context_length, ops)?;
         Ok(Self {
             config,
             rope,
@@ -90,23 +77,30 @@ impl Llada {
     /// What is known of the model.
     #[must_use]
     pub fn info(&self, weights: &Residency) -> ModelInfo {
-        let config = &self.config;
+        let ModelConfig {
+            family,
+            shape,
+            vocabulary,
+            mask,
+            eos_token_ids,
+            ..
+        } = &self.config;
         ModelInfo {
-            family: "llada",
-            parameters: Shape::of(config).parameters(),
+            family: family.name(),
+            parameters: shape.parameters(),
             weight_bytes: weights.weight_bytes(),
             formats: weights.formats(),
-            layers: config.layers,
-            width: config.width,
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim(),
-            mlp_width: config.mlp_width,
-            vocabulary: config.vocabulary,
-            embedding_rows: config.embedding_rows,
-            context_length: config.context_length,
-            mask_token_id: config.mask_token_id,
-            eos_token_ids: config.eos_token_ids.clone(),
+            layers: shape.layers,
+            width: shape.width,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            mlp_width: shape.mlp_width,
+            vocabulary: *vocabulary,
+            embedding_rows: shape.embedding_rows,
+            context_length: shape.context_length,
+            mask: *mask,
+            eos_token_ids: eos_token_ids.clone(),
         }
     }
 
@@ -124,18 +118,18 @@ impl Llada {
     ) -> Result<Activation, Interrupt> {
         let packing = Packing::new(sequences, ops)?;
         weights.check_unchanged()?;
-        let width = self.config.width;
+        let width = self.config.shape.width;
         let mut hidden = match weights.embedding()? {
             Some(table) => ops.embed(&packing.tokens, &table.weight(Part::Embedding))?,
             None => ops.embed_rows(&packing.tokens, width, |id, row| {
                 weights.embedding_row(id, row)
             })?,
         };
-        for layer in 0..self.config.layers {
+        for layer in 0..self.config.shape.layers {
             if cancel.load(Ordering::Relaxed) {
                 return Err(Interrupt::Cancelled);
             }
-            let wanted = (layer + 1 == self.config.layers).then_some(&packing.wanted);
+            let wanted = (layer + 1 == self.config.shape.layers).then_some(&packing.wanted);
             hidden = self.attention(ops, weights, layer, hidden, &packing, wanted)?;
             self.mlp(ops, weights, layer, &mut hidden)?;
         }
@@ -157,9 +151,13 @@ impl Llada {
         let norm = group.weight(Part::AttentionNorm);
         let all = 0..hidden.len();
         let mut x = ops.rms_norm(&hidden, all, &norm, self.config.epsilon)?;
-        let mut k = ops.linear(&x, &group.weight(Part::Key))?;
+        let project = |x: &Activation, part: Part, bias: Part| match self.config.shape.biases {
+            true => ops.linear_biased(x, &group.weight(part), &group.weight(bias)),
+            false => ops.linear(x, &group.weight(part)),
+        };
+        let mut k = project(&x, Part::Key, Part::KeyBias)?;
         ops.rope(&mut k, &self.rope, &packing.positions)?;
-        let v = ops.linear(&x, &group.weight(Part::Value))?;
+        let v = project(&x, Part::Value, Part::ValueBias)?;
         let mut query_positions = &packing.positions;
         let mut tasks = &packing.tasks;
         if let Some(wanted) = wanted {
@@ -168,13 +166,13 @@ impl Llada {
             query_positions = &packing.wanted_positions;
             tasks = &packing.wanted_tasks;
         }
-        let mut q = ops.linear(&x, &group.weight(Part::Query))?;
+        let mut q = project(&x, Part::Query, Part::QueryBias)?;
         drop(x);
         ops.rope(&mut q, &self.rope, query_positions)?;
         let shape = AttentionShape {
-            heads: self.config.heads,
-            kv_heads: self.config.kv_heads,
-            head_dim: self.config.head_dim(),
+            heads: self.config.shape.heads,
+            kv_heads: self.config.shape.kv_heads,
+            head_dim: self.config.shape.head_dim,
         };
         let attended = ops.attend(&q, &k, &v, shape, tasks)?;
         let output = group.weight(Part::AttentionOutput);

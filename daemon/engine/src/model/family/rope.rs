@@ -1,0 +1,87 @@
+//! Rotary embedding: how fast each pair of a head turns from one position to the next.
+
+/// The turning of each pair of numbers of a head. Pairs are half-split: element i with i + half.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Radians a position, for each of a head's pairs.
+    pub frequencies: Vec<f32>,
+}
+
+/// Llama 3.1's way to a longer context (`rope_type` `llama3`): pairs that turn slowly are slowed down further.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Llama3Scaling {
+    /// By so much.
+    pub factor: f32,
+    /// Pairs with fewer turns than this over the original context are slowed down in full.
+    pub low_freq_factor: f32,
+    /// Pairs with more turns than this are left alone; in between, it is blended.
+    pub high_freq_factor: f32,
+    /// Positions of the original context.
+    pub original_context: f32,
+}
+
+impl Rope {
+    /// `base^(-2i / head_dim)` for pair i, as `f32` arithmetic gives it.
+    #[must_use]
+    pub fn plain(base: f32, head_dim: usize) -> Self {
+        let frequency = |i: usize| base.powf((2 * i) as f32 / head_dim as f32).recip();
+        Self {
+            frequencies: (0..head_dim / 2).map(frequency).collect(),
+        }
+    }
+
+    /// The same, slowed down as Llama 3.1 does.
+    ///
+    /// Reference: `_compute_llama3_parameters` of transformers' `modeling_rope_utils.py`.
+    #[must_use]
+    pub fn llama3(base: f32, head_dim: usize, scaling: Llama3Scaling) -> Self {
+        let Llama3Scaling {
+            factor,
+            low_freq_factor: low,
+            high_freq_factor: high,
+            original_context,
+        } = scaling;
+        let mut rope = Self::plain(base, head_dim);
+        for frequency in &mut rope.frequencies {
+            let turns = original_context * *frequency / std::f32::consts::TAU;
+            if turns < low {
+                *frequency /= factor;
+            } else if turns <= high {
+                let kept = (turns - low) / (high - low);
+                *frequency = (1.0 - kept) * *frequency / factor + kept * *frequency;
+            }
+        }
+        rope
+    }
+
+    /// Numbers in a head.
+    #[must_use]
+    pub fn head_dim(&self) -> usize {
+        2 * self.frequencies.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_pairs_are_slowed_down_and_fast_ones_left_alone() {
+        let scaling = Llama3Scaling {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 8192.0,
+        };
+        let plain = Rope::plain(500_000.0, 128).frequencies;
+        let scaled = Rope::llama3(500_000.0, 128, scaling).frequencies;
+        let ratios: Vec<f32> = plain.iter().zip(&scaled).map(|(a, b)| a / b).collect();
+        assert_eq!(
+            (ratios[0], plain[0], plain[32]),
+            (1.0, 1.0, 500_000f32.sqrt().recip())
+        );
+        assert!((ratios[63] - 8.0).abs() < 1e-5, "{}", ratios[63]);
+        assert!(ratios.is_sorted(), "{ratios:?}");
+        assert!(ratios.iter().any(|&ratio| ratio > 1.5 && ratio < 7.0));
+    }
+}
