@@ -21,8 +21,10 @@ pub enum Kind {
     Weights,
     /// Buffers that streamed weights pass through.
     Slots,
-    /// Rows on their way through the layers, keys and values among them.
+    /// Rows on their way through the layers.
     Activations,
+    /// Keys and values that outlive a pass.
+    Cache,
     /// Logits of one piece of the vocabulary.
     Head,
     /// Tiles that threads widen weights into, and scores of one tile of queries.
@@ -31,11 +33,12 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, in the order in which they are shown.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Context,
         Self::Weights,
         Self::Slots,
         Self::Activations,
+        Self::Cache,
         Self::Head,
         Self::Scratch,
     ];
@@ -48,6 +51,7 @@ impl Kind {
             Self::Weights => "weights",
             Self::Slots => "slots",
             Self::Activations => "activations",
+            Self::Cache => "cache",
             Self::Head => "head",
             Self::Scratch => "scratch",
         }

@@ -88,6 +88,16 @@ fn logits_biases_dream() {
     check_logits("dream-tiny");
 }
 
+#[test]
+fn logits_causal_scaled_rotation() {
+    check_logits("llama-tiny");
+}
+
+#[test]
+fn logits_causal_tied_bf16_shards() {
+    check_logits("llama-tiny-tied");
+}
+
 fn check_tokens(name: &str, cases: usize) {
     let options = Options {
         threads: 2,

@@ -51,6 +51,7 @@ impl Rehearsal {
             context_bytes: peak(Kind::Context),
             tables_bytes: peak(Kind::Weights),
             activation_bytes: ops.activation_bytes(),
+            cache_bytes: peak(Kind::Cache),
             head_bytes: peak(Kind::Head),
             scratch_bytes: peak(Kind::Scratch),
         })

@@ -4,7 +4,11 @@
 mod presets;
 
 pub use self::presets::{PRESETS, Preset};
-use crate::residency::{Part, TensorSpec};
+use crate::{
+    format::Format,
+    ops::CacheShape,
+    residency::{Part, TensorSpec},
+};
 
 /// How a family names its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +96,17 @@ impl Shape {
         };
         specs.push(weight(head, &table, 0, Part::Head));
         specs
+    }
+
+    /// What a causal model's kept keys and values are like, in this format.
+    #[must_use]
+    pub fn cache(&self, format: Format) -> CacheShape {
+        CacheShape {
+            layers: self.layers,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            format,
+        }
     }
 
     /// Numbers in all tensors; those of a tied head once.

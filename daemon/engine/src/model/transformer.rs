@@ -5,17 +5,18 @@
 //! Differences from the reference implementations: the last layer's queries, attention output and MLP are
 //! computed only for the rows that are read, and the MLP goes through the rows in chunks;
 //! both give the same numbers up to float order. Rows of several canvases may be packed;
-//! each attends to its own canvas alone.
+//! each attends to its own canvas alone. A causal model is given a few rows at a time, and keeps keys and values of those
+//! before in a cache.
+
+mod rows;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use self::rows::{Rows, Seen};
 use super::{ModelInfo, family::ModelConfig};
 use crate::{
     error::EngineError,
-    ops::{
-        Activation, AttentionRange, AttentionShape, AttentionTasks, Indices, KeySegment, Ops,
-        RopeTable,
-    },
+    ops::{Activation, AttentionShape, KvCache, Ops, RopeTable},
     residency::{Part, Residency, Unit},
 };
 
@@ -116,12 +117,47 @@ impl Transformer {
         sequences: &[Sequence<'_>],
         cancel: &AtomicBool,
     ) -> Result<Activation, Interrupt> {
-        let packing = Packing::new(sequences, ops)?;
+        let (rows, mut seen) = rows::packed(sequences, ops)?;
+        self.layers(ops, weights, &rows, &mut seen, cancel)
+    }
+
+    /// Runs all layers over the next tokens of a causal sequence, whose keys and values join those kept of the tokens
+    /// before, and returns the rows at `wanted`, counted from the first of these tokens, as [`Transformer::forward`] does.
+    /// When it fails, the cache is as it was.
+    ///
+    /// # Errors
+    /// As [`Transformer::forward`].
+    ///
+    /// # Panics
+    /// When the cache has no room for them.
+    pub fn extend(
+        &self,
+        ops: &Ops,
+        weights: &Residency,
+        tokens: &[u32],
+        wanted: &[usize],
+        cache: &mut KvCache,
+        cancel: &AtomicBool,
+    ) -> Result<Activation, Interrupt> {
+        let (rows, mut seen) = rows::next(tokens, wanted, cache, ops)?;
+        let hidden = self.layers(ops, weights, &rows, &mut seen, cancel)?;
+        cache.advance(tokens.len());
+        Ok(hidden)
+    }
+
+    fn layers(
+        &self,
+        ops: &Ops,
+        weights: &Residency,
+        rows: &Rows,
+        seen: &mut Seen<'_>,
+        cancel: &AtomicBool,
+    ) -> Result<Activation, Interrupt> {
         weights.check_unchanged()?;
         let width = self.config.shape.width;
         let mut hidden = match weights.embedding()? {
-            Some(table) => ops.embed(&packing.tokens, &table.weight(Part::Embedding))?,
-            None => ops.embed_rows(&packing.tokens, width, |id, row| {
+            Some(table) => ops.embed(&rows.tokens, &table.weight(Part::Embedding))?,
+            None => ops.embed_rows(&rows.tokens, width, |id, row| {
                 weights.embedding_row(id, row)
             })?,
         };
@@ -129,24 +165,24 @@ impl Transformer {
             if cancel.load(Ordering::Relaxed) {
                 return Err(Interrupt::Cancelled);
             }
-            let wanted = (layer + 1 == self.config.shape.layers).then_some(&packing.wanted);
-            hidden = self.attention(ops, weights, layer, hidden, &packing, wanted)?;
+            hidden = self.attention(ops, weights, layer, hidden, rows, seen)?;
             self.mlp(ops, weights, layer, &mut hidden)?;
         }
         Ok(hidden)
     }
 
-    /// Attention with its residual. With `wanted`, keys and values of all rows, but queries
-    /// and results of those rows alone.
+    /// Attention with its residual. In the last layer, keys and values of all rows, but queries
+    /// and results of the wanted ones alone.
     fn attention(
         &self,
         ops: &Ops,
         weights: &Residency,
         layer: usize,
         mut hidden: Activation,
-        packing: &Packing,
-        wanted: Option<&Indices>,
+        rows: &Rows,
+        seen: &mut Seen<'_>,
     ) -> Result<Activation, EngineError> {
+        let is_last = layer + 1 == self.config.shape.layers;
         let group = weights.acquire(Unit::Attention(layer))?;
         let norm = group.weight(Part::AttentionNorm);
         let all = 0..hidden.len();
@@ -156,15 +192,13 @@ impl Transformer {
             false => ops.linear(x, &group.weight(part)),
         };
         let mut k = project(&x, Part::Key, Part::KeyBias)?;
-        ops.rope(&mut k, &self.rope, &packing.positions)?;
+        ops.rope(&mut k, &self.rope, &rows.positions)?;
         let v = project(&x, Part::Value, Part::ValueBias)?;
-        let mut query_positions = &packing.positions;
-        let mut tasks = &packing.tasks;
-        if let Some(wanted) = wanted {
-            x = ops.take_rows(&x, wanted)?;
-            hidden = ops.take_rows(&hidden, wanted)?;
-            query_positions = &packing.wanted_positions;
-            tasks = &packing.wanted_tasks;
+        let mut query_positions = &rows.positions;
+        if is_last {
+            x = ops.take_rows(&x, &rows.wanted)?;
+            hidden = ops.take_rows(&hidden, &rows.wanted)?;
+            query_positions = &rows.wanted_positions;
         }
         let mut q = project(&x, Part::Query, Part::QueryBias)?;
         drop(x);
@@ -174,7 +208,14 @@ impl Transformer {
             kv_heads: self.config.shape.kv_heads,
             head_dim: self.config.shape.head_dim,
         };
-        let attended = ops.attend(&q, &k, &v, shape, tasks)?;
+        let attended = match seen {
+            Seen::Canvas(tasks) => ops.attend(&q, &k, &v, shape, tasks.of(is_last))?,
+            Seen::Kept(cache, tasks) => {
+                ops.append(cache, layer, &k, &v)?;
+                drop((k, v));
+                ops.attend_causal(&q, cache, layer, shape, tasks.of(is_last))?
+            }
+        };
         let output = group.weight(Part::AttentionOutput);
         ops.linear_add(&mut hidden, 0, &attended, &output)?;
         Ok(hidden)
@@ -239,54 +280,4 @@ pub fn logits(
         parts.iter().flat_map(of_row).collect::<Vec<_>>()
     });
     Ok(rows.collect())
-}
-
-/// Rows of all canvases of a pass, one after another.
-struct Packing {
-    tokens: Vec<u32>,
-    /// Of each row, in its own canvas.
-    positions: Indices,
-    tasks: AttentionTasks,
-    /// Rows that are read, and their positions.
-    wanted: Indices,
-    wanted_positions: Indices,
-    /// The same tasks for queries that are the wanted rows alone.
-    wanted_tasks: AttentionTasks,
-}
-
-impl Packing {
-    fn new(sequences: &[Sequence<'_>], ops: &Ops) -> Result<Self, EngineError> {
-        let mut tokens = Vec::new();
-        let (mut positions, mut ranges) = (Vec::new(), Vec::new());
-        let (mut wanted, mut wanted_positions) = (Vec::new(), Vec::new());
-        let mut wanted_ranges = Vec::new();
-        for sequence in sequences {
-            let start = tokens.len();
-            let wanted_start = wanted.len();
-            tokens.extend_from_slice(sequence.tokens);
-            positions.extend(0..sequence.tokens.len());
-            wanted.extend(sequence.wanted.iter().map(|position| start + position));
-            wanted_positions.extend_from_slice(sequence.wanted);
-            let keys = vec![KeySegment {
-                start,
-                len: sequence.tokens.len(),
-            }];
-            wanted_ranges.push(AttentionRange {
-                queries: wanted_start..wanted.len(),
-                keys: keys.clone(),
-            });
-            ranges.push(AttentionRange {
-                queries: start..tokens.len(),
-                keys,
-            });
-        }
-        Ok(Self {
-            tokens,
-            positions: ops.indices(positions)?,
-            tasks: ops.attention_tasks(ranges)?,
-            wanted: ops.indices(wanted)?,
-            wanted_positions: ops.indices(wanted_positions)?,
-            wanted_tasks: ops.attention_tasks(wanted_ranges)?,
-        })
-    }
 }

@@ -242,11 +242,23 @@ impl Card {
         shape: AttentionShape,
         tasks: &CardTasks,
     ) -> Result<(), EngineError> {
+        self.attend_spans(out, q, [k.span(), v.span()], shape, tasks)
+    }
+
+    /// The same, with keys and values in the numbers of the queries, wherever they lie.
+    pub(super) fn attend_spans(
+        &self,
+        out: &Activation,
+        q: &Activation,
+        [k, v]: [Span; 2],
+        shape: AttentionShape,
+        tasks: &CardTasks,
+    ) -> Result<(), EngineError> {
         let attend = cuda::Attend {
             out: out.span(),
             q: q.span(),
-            k: k.span(),
-            v: v.span(),
+            k,
+            v,
             tasks: tasks.tasks.span(),
             task_count: tasks.tasks.len() / 4,
             segments: tasks.segments.span(),

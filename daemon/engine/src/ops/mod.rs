@@ -4,6 +4,7 @@
 mod activation;
 mod arena;
 mod attention;
+mod cache;
 mod compare;
 mod cpu;
 mod gpu;
@@ -18,6 +19,7 @@ use self::{activation::Pool, cpu::Cpu, gpu::Card};
 pub use self::{
     activation::{Activation, Indices},
     attention::{AttentionRange, AttentionShape, AttentionTasks, KeySegment},
+    cache::{CacheShape, CausalTasks, KvCache},
     compare::{Comparison, Divergence},
     head::{Candidate, Choice, HeadReduction, HeadRow},
     noise::Noise,

@@ -94,8 +94,10 @@ pub struct Working {
     pub context_bytes: u64,
     /// Tables of the model that no plan changes, such as rotary angles.
     pub tables_bytes: u64,
-    /// Activations of the workload, keys and values among them.
+    /// Activations of the workload.
     pub activation_bytes: u64,
+    /// Keys and values of all its positions; none for models that compute the whole canvas in every pass.
+    pub cache_bytes: u64,
     /// Logits of one piece of the vocabulary.
     pub head_bytes: u64,
     /// Scratch of all threads.
@@ -109,6 +111,7 @@ impl Working {
         self.context_bytes
             + self.tables_bytes
             + self.activation_bytes
+            + self.cache_bytes
             + self.head_bytes
             + self.scratch_bytes
     }
@@ -256,7 +259,7 @@ impl Plan {
 
     /// Bytes by the ledger's kinds.
     #[must_use]
-    pub fn bytes_by_kind(&self) -> [(Kind, u64); 6] {
+    pub fn bytes_by_kind(&self) -> [(Kind, u64); 7] {
         let working = &self.working;
         Kind::ALL.map(|kind| {
             let bytes = match kind {
@@ -264,6 +267,7 @@ impl Plan {
                 Kind::Weights => self.resident_bytes() + working.tables_bytes,
                 Kind::Slots => self.slots.total_bytes(),
                 Kind::Activations => working.activation_bytes,
+                Kind::Cache => working.cache_bytes,
                 Kind::Head => working.head_bytes,
                 Kind::Scratch => working.scratch_bytes,
             };

@@ -4,5 +4,6 @@ mod convert;
 mod hostile;
 mod outputs;
 mod refusals;
+mod smollm;
 mod tokenizer;
 mod writer;

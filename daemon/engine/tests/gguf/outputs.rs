@@ -99,3 +99,13 @@ fn logits_of_a_model_with_biases_are_those_of_the_reference() {
     check_logits("dream-tiny", Dialect::LlamaCpp);
     check_logits("dream-tiny", Dialect::DiffuseCpp);
 }
+
+#[test]
+fn logits_of_a_scaled_rotation_are_those_of_the_reference() {
+    check_logits("llama-tiny", Dialect::LlamaCpp);
+}
+
+#[test]
+fn logits_of_a_tied_head_are_those_of_the_reference() {
+    check_logits("llama-tiny-tied", Dialect::LlamaCpp);
+}

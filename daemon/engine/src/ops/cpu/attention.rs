@@ -141,7 +141,8 @@ fn attend_tile(
     }
 }
 
-fn softmax(row: &mut [f32]) {
+/// Soft-max of a row, in place.
+pub(super) fn softmax(row: &mut [f32]) {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0;
     for value in row.iter_mut() {

@@ -1,6 +1,7 @@
 //! The operations on the CPU: loops over rows on the device's threads, and the `gemm` crate's kernels.
 
 mod attention;
+mod causal;
 mod linear;
 mod scratch;
 

@@ -1,0 +1,291 @@
+//! Keys and values of a causal model's earlier positions, kept from pass to pass, and attention to them.
+
+use sluice_cuda::{ATTEND_QUERIES, Number};
+
+use super::{Activation, AttentionShape, Body, Ops, activation::Indices, attention::CardTasks};
+use crate::{
+    device::DeviceBuffer,
+    error::EngineError,
+    format::Format,
+    ledger::Kind,
+    page::{PAGE_BYTES, Page},
+};
+
+/// What rows of a cache are like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Layers.
+    pub layers: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Numbers in a head.
+    pub head_dim: usize,
+    /// How they are stored; on a card only as it computes.
+    pub format: Format,
+}
+
+impl CacheShape {
+    /// Numbers that are stored for a head: whole blocks.
+    pub(super) fn stored_dim(&self) -> usize {
+        self.head_dim.next_multiple_of(self.format.block_len())
+    }
+
+    /// Bytes of a head of one position.
+    pub(super) fn head_bytes(&self) -> usize {
+        self.format.bytes(self.stored_dim())
+    }
+
+    /// Bytes of the keys, or of the values, of one position in one layer.
+    fn row_bytes(&self) -> usize {
+        self.kv_heads * self.head_bytes()
+    }
+
+    /// Bytes of the keys and values of so many positions in all layers.
+    #[must_use]
+    pub fn bytes(&self, positions: usize) -> usize {
+        2 * self.layers * positions * self.row_bytes()
+    }
+}
+
+/// Keys and values of a sequence's first positions, in all layers.
+pub struct KvCache {
+    /// For each layer the keys of all positions, then their values.
+    memory: DeviceBuffer<Page>,
+    shape: CacheShape,
+    capacity: usize,
+    len: usize,
+}
+
+impl KvCache {
+    /// Positions it holds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What its rows are like.
+    #[must_use]
+    pub fn shape(&self) -> CacheShape {
+        self.shape
+    }
+
+    /// Bytes it takes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    /// Counts in `rows` more positions, whose keys and values have been put into all layers.
+    ///
+    /// # Panics
+    /// When it has no room for them.
+    pub fn advance(&mut self, rows: usize) {
+        self.len += rows;
+        assert!(self.len <= self.capacity);
+    }
+
+    /// Where the keys (0) or values (1) of a layer begin, in bytes.
+    fn start(&self, layer: usize, which: usize) -> usize {
+        (2 * layer + which) * self.capacity * self.shape.row_bytes()
+    }
+
+    /// The keys (0) or values (1) of a layer's first `rows` positions, on the CPU.
+    pub(super) fn rows(&self, layer: usize, which: usize, rows: usize) -> &[u8] {
+        let start = self.start(layer, which);
+        let bytes: &[u8] = bytemuck::cast_slice(self.memory.host());
+        &bytes[start..start + rows * self.shape.row_bytes()]
+    }
+
+    /// Room for `rows` positions from the end of those held on, on the CPU.
+    pub(super) fn room_mut(&mut self, layer: usize, which: usize, rows: usize) -> &mut [u8] {
+        let start = self.start(layer, which) + self.len * self.shape.row_bytes();
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(self.memory.host_mut());
+        &mut bytes[start..start + rows * self.shape.row_bytes()]
+    }
+}
+
+/// Queries, by the positions that they stand at: each sees its own and all before it.
+pub struct CausalTasks {
+    pub(super) positions: Vec<usize>,
+    on_card: Option<CardTasks>,
+}
+
+impl Ops {
+    /// Room for the keys and values of `capacity` positions.
+    ///
+    /// # Errors
+    /// When it can't be had.
+    ///
+    /// # Panics
+    /// On a card, when the format is not what it computes in.
+    pub fn cache(&self, shape: CacheShape, capacity: usize) -> Result<KvCache, EngineError> {
+        if self.device.is_card() {
+            assert_eq!(shape.format, format_of(self.device.number()));
+        }
+        let pages = shape.bytes(capacity).div_ceil(PAGE_BYTES);
+        Ok(KvCache {
+            memory: DeviceBuffer::new(&self.device, &self.ledger, Kind::Cache, pages)?,
+            shape,
+            capacity,
+            len: 0,
+        })
+    }
+
+    /// Whether keys and values can be kept so on this device.
+    #[must_use]
+    pub fn can_cache(&self, format: Format) -> bool {
+        match self.device.is_card() {
+            true => format == format_of(self.device.number()),
+            false => matches!(format, Format::F32 | Format::Bf16 | Format::Q8_0),
+        }
+    }
+
+    /// What keys and values are kept in where nobody says: what a card computes in; on the CPU bf16, which models compute
+    /// them in when they are trained.
+    #[must_use]
+    pub fn cache_format(&self) -> Format {
+        match self.device.is_card() {
+            true => format_of(self.device.number()),
+            false => Format::Bf16,
+        }
+    }
+
+    /// Fills an empty cache with the first `rows` positions of another of the same shape.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When shapes differ, or either is too small.
+    pub fn copy_cache(
+        &self,
+        to: &mut KvCache,
+        from: &KvCache,
+        rows: usize,
+    ) -> Result<(), EngineError> {
+        assert!(to.is_empty() && rows <= from.len && to.shape == from.shape);
+        for layer in 0..to.shape.layers {
+            for which in 0..2 {
+                match &self.body {
+                    Body::Cpu(_) => to
+                        .room_mut(layer, which, rows)
+                        .copy_from_slice(from.rows(layer, which, rows)),
+                    Body::Card(card) => {
+                        let bytes = rows * to.shape.row_bytes();
+                        let span = |cache: &KvCache| {
+                            cache.memory.span().part(cache.start(layer, which), bytes)
+                        };
+                        card.copy(span(to), span(from))?;
+                    }
+                    Body::Rehearsal => {}
+                }
+            }
+        }
+        to.advance(rows);
+        Ok(())
+    }
+
+    /// Puts keys and values behind the positions held, in one layer; [`KvCache::advance`] counts them in.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When there is no room for them.
+    pub fn append(
+        &self,
+        cache: &mut KvCache,
+        layer: usize,
+        keys: &Activation,
+        values: &Activation,
+    ) -> Result<(), EngineError> {
+        assert!(cache.len + keys.len() <= cache.capacity);
+        for (which, rows) in [keys, values].into_iter().enumerate() {
+            match &self.body {
+                Body::Cpu(cpu) => cpu.store_rows(cache, layer, which, rows),
+                Body::Card(card) => {
+                    let row = cache.shape.row_bytes();
+                    let start = cache.start(layer, which) + cache.len * row;
+                    let room = cache.memory.span().part(start, rows.len() * row);
+                    card.copy(room, rows.span())?;
+                }
+                Body::Rehearsal => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes queries at these positions ready for [`Ops::attend_causal`].
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    pub fn causal_tasks(&self, positions: &Indices) -> Result<CausalTasks, EngineError> {
+        let positions: Vec<usize> = positions.iter().collect();
+        const { assert!(ATTEND_QUERIES >= 1) };
+        // Queries of a task see the same keys, so on a card each is a task of its own.
+        let on_card = match self.device.is_card() {
+            true => Some(CardTasks {
+                tasks: self.indices((0..positions.len()).flat_map(|query| [query, 1, query, 1]))?,
+                segments: self.indices(positions.iter().flat_map(|position| [0, position + 1]))?,
+            }),
+            false => None,
+        };
+        Ok(CausalTasks { positions, on_card })
+    }
+
+    /// `softmax(q · kᵀ / √head_dim) · v` over a layer's keys and values up to each query's own position; those of the
+    /// positions of this pass must have been appended.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    ///
+    /// # Panics
+    /// When a query stands beyond what the cache has room for.
+    pub fn attend_causal(
+        &self,
+        q: &Activation,
+        cache: &KvCache,
+        layer: usize,
+        shape: AttentionShape,
+        tasks: &CausalTasks,
+    ) -> Result<Activation, EngineError> {
+        assert_eq!(q.width(), shape.heads * shape.head_dim);
+        assert_eq!(q.len(), tasks.positions.len());
+        let inside = |position: &usize| *position < cache.capacity;
+        assert!(tasks.positions.iter().all(inside));
+        let mut out = self.pool.take(q.len(), q.width(), q.number())?;
+        match &self.body {
+            Body::Cpu(cpu) => cpu.attend_causal(&mut out, q, cache, layer, shape, &tasks.positions),
+            Body::Card(card) => {
+                let bytes = cache.capacity * cache.shape.row_bytes();
+                let [k, v] =
+                    [0, 1].map(|which| cache.memory.span().part(cache.start(layer, which), bytes));
+                let on_card = tasks
+                    .on_card
+                    .as_ref()
+                    .expect("made for a card's operations");
+                card.attend_spans(&out, q, [k, v], shape, on_card)?;
+            }
+            Body::Rehearsal => {}
+        }
+        Ok(out)
+    }
+}
+
+/// The format that numbers of a card are.
+pub(crate) fn format_of(number: Number) -> Format {
+    match number {
+        Number::F32 => Format::F32,
+        Number::F16 => Format::F16,
+        Number::Bf16 => Format::Bf16,
+    }
+}
+
+#[cfg(test)]
+mod tests;

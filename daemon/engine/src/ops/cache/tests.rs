@@ -1,0 +1,132 @@
+//! Attention to what is kept, beside attention to what is there: the same keys and values, in any pieces.
+
+use sluice_cuda::Number;
+
+use super::*;
+use crate::{
+    device::Device,
+    ledger::Ledger,
+    ops::{AttentionRange, KeySegment, Noise},
+};
+
+const POSITIONS: usize = 700;
+
+fn ops() -> Ops {
+    Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap()
+}
+
+fn filled(ops: &Ops, rows: usize, width: usize, seed: u64) -> Activation {
+    let noise = Noise::new(seed);
+    let values: Vec<f32> = (0..rows * width)
+        .map(|place| noise.uniform(0, place as u64, 0) as f32 * 4.0 - 2.0)
+        .collect();
+    ops.matrix(rows, width, &values, Number::F32).unwrap()
+}
+
+/// The largest difference between attention to a cache, filled in these pieces, and attention to the rows themselves.
+fn difference(format: Format, shape: AttentionShape, pieces: &[usize]) -> f32 {
+    let ops = ops();
+    let (width, kv) = (
+        shape.heads * shape.head_dim,
+        shape.kv_heads * shape.head_dim,
+    );
+    let q = filled(&ops, POSITIONS, width, 1);
+    let k = filled(&ops, POSITIONS, kv, 2);
+    let v = filled(&ops, POSITIONS, kv, 3);
+    let ranges = (0..POSITIONS).map(|query| AttentionRange {
+        queries: query..query + 1,
+        keys: vec![KeySegment {
+            start: 0,
+            len: query + 1,
+        }],
+    });
+    let tasks = ops.attention_tasks(ranges.collect()).unwrap();
+    let expected = ops.read(&ops.attend(&q, &k, &v, shape, &tasks).unwrap());
+    let expected = expected.unwrap();
+
+    let cache_shape = CacheShape {
+        layers: 2,
+        kv_heads: shape.kv_heads,
+        head_dim: shape.head_dim,
+        format,
+    };
+    let mut cache = ops.cache(cache_shape, POSITIONS + 3).unwrap();
+    let mut worst = 0f32;
+    for &rows in pieces {
+        let start = cache.len();
+        let places = ops.indices(start..start + rows).unwrap();
+        let piece = |x: &Activation| ops.take_rows(x, &places).unwrap();
+        // The other layer's must not be read.
+        ops.append(&mut cache, 0, &piece(&v), &piece(&k)).unwrap();
+        ops.append(&mut cache, 1, &piece(&k), &piece(&v)).unwrap();
+        let tasks = ops.causal_tasks(&places).unwrap();
+        let found = ops
+            .attend_causal(&piece(&q), &cache, 1, shape, &tasks)
+            .unwrap();
+        cache.advance(rows);
+        let found = ops.read(&found).unwrap();
+        let pairs = found.iter().zip(&expected[start * width..]);
+        worst = pairs.fold(worst, |worst, (a, b)| worst.max((a - b).abs()));
+    }
+    assert_eq!(cache.len(), POSITIONS);
+    worst
+}
+
+const GROUPED: AttentionShape = AttentionShape {
+    heads: 6,
+    kv_heads: 2,
+    head_dim: 16,
+};
+
+#[test]
+fn what_is_kept_whole_gives_the_same_numbers_in_any_pieces() {
+    for pieces in [
+        &[POSITIONS][..],
+        &[1, 1, 1, 2, 95, 100, 500],
+        &[300, 1, 399],
+    ] {
+        let worst = difference(Format::F32, GROUPED, pieces);
+        assert!(worst < 2e-5, "{worst} in {pieces:?}");
+    }
+}
+
+#[test]
+fn shorter_numbers_cost_what_they_cost() {
+    let wide = AttentionShape {
+        heads: 4,
+        kv_heads: 4,
+        head_dim: 64,
+    };
+    for (format, bound) in [(Format::Bf16, 3e-2), (Format::Q8_0, 8e-2)] {
+        for shape in [GROUPED, wide] {
+            let worst = difference(format, shape, &[300, 1, 399]);
+            assert!(worst < bound && worst > 0.0, "{worst} in {format:?}");
+        }
+    }
+}
+
+#[test]
+fn a_copy_goes_on_as_the_original_would() {
+    let ops = ops();
+    let shape = CacheShape {
+        layers: 2,
+        kv_heads: 2,
+        head_dim: 16,
+        format: Format::Q8_0,
+    };
+    let mut from = ops.cache(shape, 8).unwrap();
+    for layer in 0..2 {
+        let rows = filled(&ops, 8, 32, layer as u64);
+        ops.append(&mut from, layer, &rows, &rows).unwrap();
+    }
+    from.advance(8);
+    let mut to = ops.cache(shape, 20).unwrap();
+    ops.copy_cache(&mut to, &from, 5).unwrap();
+    assert_eq!(to.len(), 5);
+    for (layer, which) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        assert_eq!(to.rows(layer, which, 5), from.rows(layer, which, 5));
+    }
+    // Heads of 16 take a block of 32 each.
+    assert_eq!(shape.bytes(20), 2 * 2 * 20 * 2 * 34);
+    assert_eq!(to.bytes(), 8192);
+}
