@@ -223,7 +223,7 @@ pub struct Plain {
 #[derive(Debug, Args)]
 #[command(after_help = help::LOAD)]
 pub struct Load {
-    /// The checkpoint's folder, which the daemon's user must be able to read; requests that wait
+    /// The checkpoint's folder or .gguf file, which the daemon's user must be able to read; requests that wait
     /// are refused. Where the budget has no room for both, the present model goes first. Left out:
     /// the model that ships inside the daemon
     pub dir: Option<PathBuf>,

@@ -24,6 +24,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::ModelReplaced) => "model replaced",
         F::Engine(E::OutOfMemory { .. }) => "out of memory",
         F::Engine(E::NoCard(_)) => "no card",
+        F::Engine(E::CardFormat { .. }) => "card format",
         F::Engine(E::HeadSize { .. }) => "head size",
         F::Engine(E::Card(_)) => "card",
         F::Engine(E::Plan(error)) => plan_name(error),
@@ -114,7 +115,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 73;
+const VARIANTS: usize = 74;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -151,6 +152,13 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (
             engine(EngineError::NoCard(device::Unavailable::NoDevice)),
+            FailedPrecondition,
+        ),
+        (
+            engine(EngineError::CardFormat {
+                tensor: text(),
+                format: "q4_1",
+            }),
             FailedPrecondition,
         ),
         (

@@ -115,15 +115,20 @@ impl Checkpoint {
         self.tensors.get(name)
     }
 
+    /// What the file calls the tensor of this name, for messages.
+    pub(crate) fn name_in_file(&self, name: &str) -> String {
+        match &self.gguf {
+            Some(gguf) => gguf.file_name(name),
+            None => name.to_owned(),
+        }
+    }
+
     /// The format of the tensor of exactly this name and shape.
     ///
     /// # Errors
     /// When it is missing, has another shape, or isn't stored as weights.
     pub fn check(&self, name: &str, shape: &[usize]) -> Result<Format, CheckpointError> {
-        let tensor = || match &self.gguf {
-            Some(gguf) => gguf.file_name(name),
-            None => name.to_owned(),
-        };
+        let tensor = || self.name_in_file(name);
         let entry = self
             .tensor(name)
             .ok_or_else(|| CheckpointError::MissingTensor { tensor: tensor() })?;

@@ -104,7 +104,16 @@ pub(crate) fn folder(name: &str, dialect: Dialect) -> TempDir {
 
 /// The fixture with matrices in this format where their width allows it.
 pub(crate) fn converted(name: &str, dialect: Dialect, format: Format) -> File {
-    let checkpoint = Checkpoint::open(&Source::Folder(fixture(name))).unwrap();
+    converted_folder(&fixture(name), dialect, [format, format])
+}
+
+/// A folder's model with matrices rounded to the first format and stored in the second.
+pub(crate) fn converted_folder(
+    folder: &Path,
+    dialect: Dialect,
+    [rounded, stored]: [Format; 2],
+) -> File {
+    let checkpoint = Checkpoint::open(&Source::Folder(folder.to_owned())).unwrap();
     let config = checkpoint.config().unwrap();
     let model = config["model_type"].as_str().unwrap().to_lowercase();
     let names = match &model[..] {
@@ -141,13 +150,23 @@ pub(crate) fn converted(name: &str, dialect: Dialect, format: Format) -> File {
         if let (Some(heads), true) = (heads, is_turned) {
             numbers = in_turn(&numbers, heads as usize, count / entry.shape[0]);
         }
+        let exact = numbers.clone();
         let format = match entry.shape[..] {
-            [_, width] => format.for_width(width),
+            [_, width] if rounded.fits(width) => {
+                let mut bytes = vec![0; rounded.bytes(count)];
+                rounded.store(&numbers, &mut bytes);
+                rounded.widen(&bytes, &mut numbers);
+                stored
+            }
             _ => Format::F32,
         };
-        let mut stored = vec![0; format.bytes(count)];
-        format.store(&numbers, &mut stored);
-        file.add(&to, &entry.shape, format, stored);
+        let mut bytes = vec![0; format.bytes(count)];
+        match format == rounded {
+            // Numbers that are rounded already may be rounded to others again.
+            true => format.store(&exact, &mut bytes),
+            false => format.store(&numbers, &mut bytes),
+        }
+        file.add(&to, &entry.shape, format, bytes);
     };
     for (from, to) in names.whole {
         add(format!("{from}.weight"), format!("{to}.weight"), None);
