@@ -5,7 +5,7 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand, error::ErrorKind};
 use sluice_shared::{
     exit,
-    level::{Embedding, Level},
+    level::{Embedding, Kv, Level},
 };
 
 use crate::{
@@ -80,6 +80,11 @@ pub struct Arguments {
     /// [default: 1.5] [env: SLUICE_AUTO_FACTOR]
     #[arg(long, value_name = "FACTOR", allow_negative_numbers = true)]
     pub auto_factor: Option<AutoFactor>,
+
+    /// How a causal model's keys and values are kept: f32, bf16, q8_0, or auto for bf16, on a card for what it computes
+    /// in [default: auto] [env: SLUICE_KV]
+    #[arg(long, value_name = "FORMAT")]
+    pub kv: Option<Kv>,
 
     /// Folder for converted copies of checkpoints, which streaming at some levels reads from
     /// [default: $CACHE_DIRECTORY, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice]

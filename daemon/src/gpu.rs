@@ -23,7 +23,7 @@ use sluice_shared::{
     exit,
     level::{Choices, Level},
     policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking},
+    sampling::{EosPolicy, Remasking, Sampling},
     units,
 };
 
@@ -391,6 +391,8 @@ fn generate(
         remasking: Remasking::LowConfidence,
         eos: EosPolicy::Suppress,
         policy: PolicyChoice::default(),
+        sampling: Sampling::default(),
+        stops: Vec::new(),
         seed: 1,
     };
     let ticket = engine.submit(Work::Generate(request), sink)?;

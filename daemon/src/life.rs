@@ -111,6 +111,7 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
             budget_bytes: config.budget.value.bytes(),
             embedding: config.embedding.value,
             auto_factor: config.auto_factor.value.0,
+            kv: config.kv.value,
         },
         derivatives: config.cache.value.clone(),
         keep_converted: config.keep_converted.value,

@@ -15,7 +15,7 @@ use sluice_engine::{
 use sluice_proto::{model, plan_table, v1};
 use sluice_shared::{
     exit,
-    level::{AUTO_FACTOR, Choices, Embedding, Level, parse_auto_factor},
+    level::{AUTO_FACTOR, Choices, Embedding, Kv, Level, parse_auto_factor},
 };
 use tonic_types::StatusExt;
 
@@ -48,6 +48,10 @@ pub struct Planning {
     /// How much longer than the fastest level's a pass may take at level auto [default: 1.5]
     #[arg(long, value_name = "FACTOR", value_parser = parse_auto_factor, allow_negative_numbers = true)]
     auto_factor: Option<f64>,
+
+    /// How a causal model's keys and values are kept: f32, bf16, q8_0, or auto for bf16, on a card for what it computes in
+    #[arg(long, value_name = "FORMAT", default_value_t = Kv::Auto)]
+    kv: Kv,
 
     /// Positions of a canvas, prompt included [default: 256, or the model's context if less]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
@@ -157,6 +161,7 @@ impl Planning {
             level: self.level,
             embedding: self.embedding,
             auto_factor: self.auto_factor.unwrap_or(AUTO_FACTOR),
+            kv: self.kv,
         };
         let plan = outline.plan(choices, budget.unwrap_or(u64::MAX), workload)?;
         let mut plan = translate::plan::plan(&plan, &name);

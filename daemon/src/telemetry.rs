@@ -136,6 +136,7 @@ fn settings(daemon: &Daemon) -> v1::Settings {
         is_default_budget: settings.budget_bytes.is_none(),
         embedding: settings.embedding.name().to_owned(),
         auto_factor: settings.auto_factor,
+        kv: settings.kv.name().to_owned(),
     }
 }
 

@@ -6,8 +6,11 @@
 
 mod optimizer;
 
-use sluice_shared::policy::PolicyChoice;
-pub use sluice_shared::sampling::{Cache, EosPolicy, Remasking};
+pub use sluice_shared::sampling::{Cache, EosPolicy, Remasking, Sampling};
+use sluice_shared::{
+    policy::PolicyChoice,
+    sampling::{STOP_BYTES_MAX, STOPS_MAX},
+};
 
 pub use self::optimizer::{Adjustment, Loading, Measuring, Planned, Planning, Samples};
 use crate::v1;
@@ -137,6 +140,10 @@ pub struct Generation {
     pub policy: PolicyChoice,
     /// What is kept between passes.
     pub cache: Cache,
+    /// What of a causal model's tokens may be drawn; every setting makes sense.
+    pub sampling: Sampling,
+    /// Strings that end a causal model's text, none of them empty; few and short.
+    pub stops: Vec<String>,
     /// Seed of all randomness.
     pub seed: Option<u64>,
 }
@@ -181,6 +188,7 @@ impl TryFrom<v1::GenerateRequest> for Generation {
             v1::Cache::Vicinity => Cache::Vicinity,
         };
         let length = at_least_one("length", wire.length)?;
+        let sampling = sampling(&wire)?;
         let prompt = |prompt| Input::Prompt { prompt, length };
         let input = match wire.input.ok_or_else(|| invalid("input", "is missing"))? {
             WireInput::Chat(chat) => prompt(Prompt::Chat(conversation(chat)?)),
@@ -207,6 +215,8 @@ impl TryFrom<v1::GenerateRequest> for Generation {
             pins: wire.pins.into_iter().map(pin).collect::<Result<_, _>>()?,
             policy: policy(wire.policy)?,
             cache,
+            sampling,
+            stops: stops(wire.stop)?,
             seed: wire.seed,
         })
     }
@@ -239,6 +249,39 @@ impl TryFrom<v1::ScoreRequest> for Scoring {
             check_greedy: wire.check_greedy,
         })
     }
+}
+
+fn sampling(wire: &v1::GenerateRequest) -> Result<Sampling, InvalidField> {
+    let sampling = Sampling {
+        top_k: wire.top_k,
+        top_p: wire.top_p,
+        min_p: wire.min_p,
+        repetition_penalty: wire.repetition_penalty,
+    };
+    match sampling.problem() {
+        Some((field, problem)) => Err(invalid(field, problem)),
+        None => Ok(sampling),
+    }
+}
+
+fn stops(stops: Vec<String>) -> Result<Vec<String>, InvalidField> {
+    if stops.len() > STOPS_MAX {
+        let problem = format!("has {} strings, more than {STOPS_MAX}", stops.len());
+        return Err(invalid("stop", problem));
+    }
+    for stop in &stops {
+        if stop.is_empty() {
+            return Err(invalid(
+                "stop",
+                "is empty, which would end every text at once",
+            ));
+        }
+        if stop.len() > STOP_BYTES_MAX {
+            let problem = format!("has {} bytes, more than {STOP_BYTES_MAX}", stop.len());
+            return Err(invalid("stop", problem));
+        }
+    }
+    Ok(stops)
 }
 
 fn conversation(chat: v1::Chat) -> Result<Vec<Turn>, InvalidField> {
@@ -439,6 +482,22 @@ mod tests {
         assert_eq!(
             with(|r| r.guidance = Some(-1.0)),
             "guidance: must be a finite number of at least 0, not -1"
+        );
+        assert_eq!(
+            with(|r| r.top_p = Some(0.0)),
+            "top_p: must be above 0 and at most 1, not 0"
+        );
+        assert_eq!(
+            with(|r| r.stop = vec!["END".into(), String::new()]),
+            "stop: is empty, which would end every text at once"
+        );
+        assert_eq!(
+            with(|r| r.stop = vec!["x".repeat(257)]),
+            "stop: has 257 bytes, more than 256"
+        );
+        assert_eq!(
+            with(|r| r.stop = vec!["x".into(); 17]),
+            "stop: has 17 strings, more than 16"
         );
         assert_eq!(
             with(|r| {

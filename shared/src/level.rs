@@ -85,6 +85,53 @@ impl FromStr for Embedding {
     }
 }
 
+/// How a causal model's keys and values are kept between passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Kv {
+    /// As a card computes; on the CPU in bf16.
+    #[default]
+    Auto,
+    /// As they were computed: 32 bits a number.
+    F32,
+    /// Rounded to 16 bits, as models are trained.
+    Bf16,
+    /// In 8 bits, with a scale for each 32 numbers of a head.
+    Q8_0,
+}
+
+impl Kv {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::F32, Self::Bf16, Self::Q8_0];
+
+    /// The name that people type.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+        }
+    }
+}
+
+impl fmt::Display for Kv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Kv {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::ALL.into_iter().find(|kv| kv.name() == text);
+        known.ok_or_else(|| {
+            format!("unknown format {text:?} for keys and values; known are auto, f32, bf16, q8_0")
+        })
+    }
+}
+
 /// What of a plan is chosen: the level, and what may be set beside it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choices {
@@ -94,6 +141,8 @@ pub struct Choices {
     pub embedding: Embedding,
     /// How much longer a pass may take for fidelity's sake under [`Level::Auto`]; at least 1.
     pub auto_factor: f64,
+    /// How a causal model's keys and values are kept.
+    pub kv: Kv,
 }
 
 impl From<Level> for Choices {
@@ -102,6 +151,7 @@ impl From<Level> for Choices {
             level,
             embedding: Embedding::Auto,
             auto_factor: AUTO_FACTOR,
+            kv: Kv::Auto,
         }
     }
 }
@@ -212,6 +262,10 @@ mod tests {
         for place in Embedding::ALL {
             assert_eq!(place.name().parse(), Ok(place));
         }
+        for kv in Kv::ALL {
+            assert_eq!(kv.name().parse(), Ok(kv));
+        }
+        assert!("q4".parse::<Kv>().unwrap_err().contains("q8_0"));
         assert!("disk".parse::<Embedding>().unwrap_err().contains("host"));
         assert_eq!(parse_auto_factor("2"), Ok(2.0));
         for wrong in ["0.9", "NaN", "inf", "much"] {

@@ -134,6 +134,21 @@ pub struct Sampling {
     /// Same seed, same text [default: drawn by the daemon, and reported]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
+    /// Causal models: draw from the N most probable tokens alone
+    #[arg(long, value_name = "N")]
+    pub top_k: Option<u32>,
+    /// Causal models: draw from the most probable tokens that have this much of the probability together
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f64>,
+    /// Causal models: draw from tokens with at least this share of the most probable one's probability
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: Option<f64>,
+    /// Causal models: divide logits of tokens that stand before by this
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub repetition_penalty: Option<f64>,
+    /// Causal models: end the text where this would begin; may be given more than once
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
 }
 
 /// `sluice chat`.
@@ -291,6 +306,11 @@ impl Sampling {
         request.temperature = self.temperature;
         request.guidance = self.guidance;
         request.seed = self.seed;
+        request.top_k = self.top_k;
+        request.top_p = self.top_p;
+        request.min_p = self.min_p;
+        request.repetition_penalty = self.repetition_penalty;
+        request.stop.clone_from(&self.stop);
         request.policy = self.policy.as_ref().map(v1::Policy::from);
         if let Some(remasking) = self.remasking {
             request.set_remasking(match remasking {

@@ -21,7 +21,7 @@ use sluice_engine::{
 };
 use sluice_shared::{
     policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking},
+    sampling::{EosPolicy, Remasking, Sampling},
     units,
 };
 
@@ -55,6 +55,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         remasking: Remasking::LowConfidence,
         eos: EosPolicy::Keep,
         policy: PolicyChoice::default(),
+        sampling: Sampling::default(),
+        stops: Vec::new(),
         seed: 1,
     };
     let sink = Box::new(move |event| {

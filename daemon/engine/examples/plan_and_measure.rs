@@ -14,7 +14,7 @@ use sluice_engine::{
 };
 use sluice_shared::{
     policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking},
+    sampling::{EosPolicy, Remasking, Sampling},
     units,
 };
 
@@ -129,6 +129,8 @@ fn generate(
         remasking: Remasking::LowConfidence,
         eos: EosPolicy::Suppress,
         policy: PolicyChoice::default(),
+        sampling: Sampling::default(),
+        stops: Vec::new(),
         seed: 1,
     };
     let ticket = engine.submit(Work::Generate(request), sink)?;

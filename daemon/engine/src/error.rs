@@ -60,6 +60,28 @@ pub enum RequestError {
         /// The mask's id.
         id: u32,
     },
+    /// Asked of a model that fills masks.
+    #[error("{what}: only causal models have that; this one fills masks")]
+    OnlyCausal {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// Asked of a causal model.
+    #[error(
+        "{what}: only models that fill masks have that; this one is causal and writes from left to right"
+    )]
+    OnlyMasked {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// A setting of the sampler that makes no sense.
+    #[error("{what}: {problem}")]
+    Sampling {
+        /// Which.
+        what: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// More draws than an estimate can use.
     #[error("{draws} draws exceed the limit of {max}")]
     TooManyDraws {

@@ -117,7 +117,7 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generated {
     /// Ids of the whole part to fill. After a stop at EOS the tail is EOS; after a cancel,
-    /// open positions hold the mask id.
+    /// open positions hold the mask id. Of a causal model only what it wrote, the end token included.
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish: Finish,
@@ -138,6 +138,8 @@ pub enum Finish {
     Length,
     /// EOS was committed with nothing masked before it.
     Eos,
+    /// A string that was to end the text was met.
+    Stop,
     /// Somebody stopped it.
     Cancelled,
 }

@@ -3,7 +3,7 @@
 use sluice_shared::{
     level::Level,
     policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking},
+    sampling::{EosPolicy, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling},
 };
 
 use crate::{
@@ -23,7 +23,9 @@ pub enum Slot {
     Pinned(u32),
 }
 
-/// Fill a canvas.
+/// Fill a canvas, or with a causal model, go on behind a prompt. Such a model fills one position a pass, from left to
+/// right: pins, guidance, remasking and policies are not for it, steps mean nothing to it, and a block is only how many
+/// positions a picture shows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generate {
     /// The model whose ids these are.
@@ -47,6 +49,10 @@ pub struct Generate {
     pub eos: EosPolicy,
     /// Which positions a pass commits.
     pub policy: PolicyChoice,
+    /// What may be drawn; for causal models alone.
+    pub sampling: Sampling,
+    /// Strings that end the text where they begin; for causal models alone.
+    pub stops: Vec<Vec<u8>>,
     /// Seed of all randomness.
     pub seed: u64,
 }
@@ -169,6 +175,10 @@ impl Generate {
         }
         check_scale("temperature", self.temperature)?;
         check_scale("guidance", self.guidance)?;
+        match model.mask {
+            Some(_) => self.check_masked()?,
+            None => self.check_causal()?,
+        }
         let pinned = self.canvas.iter().filter_map(|slot| match slot {
             Slot::Pinned(id) => Some(id),
             Slot::Masked => None,
@@ -177,8 +187,62 @@ impl Generate {
     }
 }
 
+impl Generate {
+    /// A model that fills masks knows nothing of what only causal ones are asked.
+    fn check_masked(&self) -> Result<(), RequestError> {
+        let Sampling {
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+        } = self.sampling;
+        let asked = [
+            ("top_k", top_k.is_some()),
+            ("top_p", top_p.is_some()),
+            ("min_p", min_p.is_some()),
+            ("repetition_penalty", repetition_penalty.is_some()),
+            ("stop", !self.stops.is_empty()),
+        ];
+        match asked.into_iter().find(|(_, is_asked)| *is_asked) {
+            Some((what, _)) => Err(RequestError::OnlyCausal { what }),
+            None => Ok(()),
+        }
+    }
+
+    /// And the other way round.
+    fn check_causal(&self) -> Result<(), RequestError> {
+        let asked = [
+            ("pins", self.canvas.iter().any(|slot| *slot != Slot::Masked)),
+            ("guidance", self.guidance > 0.0),
+            ("remasking", self.remasking != Remasking::default()),
+            ("policy", self.policy != PolicyChoice::default()),
+        ];
+        if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
+            return Err(RequestError::OnlyMasked { what });
+        }
+        if self.prompt.is_empty() {
+            return Err(RequestError::Zero { what: "prompt" });
+        }
+        if let Some((what, problem)) = self.sampling.problem() {
+            return Err(RequestError::Sampling { what, problem });
+        }
+        let longest = self.stops.iter().map(Vec::len).max().unwrap_or(0);
+        if self.stops.len() > STOPS_MAX || longest > STOP_BYTES_MAX {
+            let problem = format!(
+                "at most {STOPS_MAX} strings of at most {STOP_BYTES_MAX} bytes may end a text"
+            );
+            return Err(RequestError::Sampling {
+                what: "stop",
+                problem,
+            });
+        }
+        Ok(())
+    }
+}
+
 impl Score {
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        check_mask(model)?;
         check_lengths(&self.prompt, self.answer.len(), model)?;
         if self.draws == 0 {
             return Err(RequestError::Zero { what: "draws" });
@@ -196,6 +260,7 @@ impl Score {
 
 impl Compare {
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        check_mask(model)?;
         if self.samples.is_empty() {
             return Err(RequestError::Zero { what: "samples" });
         }
@@ -217,6 +282,16 @@ pub const COMPARE_SAMPLES_MAX: usize = 256;
 
 /// Most draws of one estimate: beyond this the standard error no longer pays for the time.
 pub const SCORE_DRAWS_MAX: usize = 65_536;
+
+/// Estimates and comparisons are made by masking.
+fn check_mask(model: &ModelInfo) -> Result<(), RequestError> {
+    match model.mask {
+        Some(_) => Ok(()),
+        None => Err(RequestError::OnlyMasked {
+            what: "estimates by masking",
+        }),
+    }
+}
 
 fn check_lengths(prompt: &[u32], fill: usize, model: &ModelInfo) -> Result<(), RequestError> {
     if fill == 0 {

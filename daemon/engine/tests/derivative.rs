@@ -23,7 +23,7 @@ use sluice_engine::{
 use sluice_shared::{
     level::Level,
     policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking},
+    sampling::{EosPolicy, Remasking, Sampling},
 };
 use tempfile::TempDir;
 
@@ -170,6 +170,8 @@ fn request_of(engine: &Engine, length: usize, steps: usize) -> Work {
         remasking: Remasking::LowConfidence,
         eos: EosPolicy::Suppress,
         policy: PolicyChoice::default(),
+        sampling: Sampling::default(),
+        stops: Vec::new(),
         seed: 1,
     })
 }

@@ -109,6 +109,12 @@ fn check_tokens(name: &str, cases: usize) {
 }
 
 #[test]
+fn tokens_causal() {
+    check_tokens("llama-tiny", 3);
+    check_tokens("llama-tiny-tied", 3);
+}
+
+#[test]
 fn tokens_multi_head_f32() {
     check_tokens("llada-tiny", 17);
 }

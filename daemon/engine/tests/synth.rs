@@ -13,7 +13,7 @@ use sluice_engine::{
 };
 use sluice_shared::{
     policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking},
+    sampling::{EosPolicy, Remasking, Sampling},
 };
 
 /// With heads that share keys, a MLP whose width is odd, and more than one block of numbers.
@@ -78,6 +78,8 @@ fn a_synthetic_checkpoint_loads_and_generates() {
             remasking: Remasking::LowConfidence,
             eos: EosPolicy::Suppress,
             policy: PolicyChoice::default(),
+            sampling: Sampling::default(),
+            stops: Vec::new(),
             seed: 1,
         };
         let sink = Box::new(move |event| {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde::Deserialize;
-use sluice_shared::level::{Embedding, Level};
+use sluice_shared::level::{Embedding, Kv, Level};
 
 use super::{
     AutoFactor, Budget, CacheLimit, Compute, ConfigError, Device, Environment, Filter,
@@ -30,6 +30,8 @@ pub(super) struct FileLayer {
     #[serde(default, deserialize_with = "from_text")]
     pub(super) embedding: Option<Embedding>,
     pub(super) auto_factor: Option<AutoFactor>,
+    #[serde(default, deserialize_with = "from_text")]
+    pub(super) kv: Option<Kv>,
     pub(super) cache: Option<PathBuf>,
     pub(super) keep_converted: Option<bool>,
     #[serde(default, deserialize_with = "from_text")]

@@ -9,7 +9,7 @@ mod values;
 
 use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf};
 
-use sluice_shared::level::{Embedding, Level};
+use sluice_shared::level::{Embedding, Kv, Level};
 
 use self::layers::Layers;
 pub use self::values::{AutoFactor, Budget, CacheLimit, Compute, Device, Filter};
@@ -36,6 +36,8 @@ pub struct Config {
     pub embedding: Setting<Embedding>,
     /// How much longer a pass may take at level `auto` than the fastest level's.
     pub auto_factor: Setting<AutoFactor>,
+    /// How a causal model's keys and values are kept.
+    pub kv: Setting<Kv>,
     /// Folder for converted copies of checkpoints; `None`: nowhere.
     pub cache: Setting<Option<PathBuf>>,
     /// Whether a converted copy is written even when nothing is streamed from it.
@@ -250,6 +252,13 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             "SLUICE_AUTO_FACTOR",
             |file| file.auto_factor,
             AutoFactor::default(),
+        )?,
+        kv: layers.value(
+            ("--kv", arguments.kv),
+            "kv",
+            "SLUICE_KV",
+            |file| file.kv,
+            Kv::Auto,
         )?,
         cache: layers.cache(arguments.cache.as_deref()),
         keep_converted: layers.value(

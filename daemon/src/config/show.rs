@@ -38,6 +38,7 @@ impl fmt::Display for Config {
         // With its point: a number without one is none of TOML's fractions.
         let factor = format!("{:?}", self.auto_factor.value.0);
         key(f, "auto_factor", &self.auto_factor, &factor)?;
+        key(f, "kv", &self.kv, &quoted(self.kv.value.name()))?;
         match &self.cache.value {
             Some(path) => key(f, "cache", &self.cache, &quoted(&path.to_string_lossy()))?,
             None => {

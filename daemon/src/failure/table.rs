@@ -277,6 +277,10 @@ fn plan(error: &PlanError) -> Row {
         }
         PlanError::NotLoadable { .. } => Row::new(Code::FailedPrecondition, "NOT_LOADABLE_YET")
             .hint("choose standard, which is as faithful, or moderate, which is smaller"),
+        PlanError::CacheFormat { number, .. } => Row::new(Code::FailedPrecondition, "CACHE_FORMAT")
+            .hint(format!(
+                "choose {number}, or auto; sluice level LEVEL --kv auto changes it"
+            )),
         PlanError::CanvasTooLong { canvas, context } => Row::invalid("CANVAS_TOO_LONG", "canvas")
             .hint("ask for a smaller canvas, or leave it out for the default")
             .figure("canvas", canvas)
@@ -315,6 +319,13 @@ fn request(error: &RequestError) -> Row {
         RequestError::MaskGiven { id } => Row::invalid("MASK_GIVEN", "tokens")
             .hint("masks are added by length; leave the id out")
             .figure("id", id),
+        RequestError::OnlyCausal { what } => Row::invalid("ONLY_CAUSAL", field_name(what))
+            .hint("leave it out, or load a causal model, such as a Llama"),
+        RequestError::OnlyMasked { what } => Row::invalid("ONLY_MASKED", field_name(what))
+            .hint("leave it out, or load a model that fills masks, such as a LLaDA"),
+        RequestError::Sampling { what, .. } => {
+            Row::invalid("SAMPLING", field_name(what)).hint("leave it out for none")
+        }
         RequestError::TooManyDraws { draws, max } => Row::invalid("TOO_MANY_DRAWS", "draws")
             .figure("draws", draws)
             .figure("max", max),

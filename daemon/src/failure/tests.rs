@@ -71,6 +71,7 @@ fn plan_name(error: &PlanError) -> &'static str {
         P::BudgetTooSmall { .. } => "budget too small",
         P::NotLoadable { .. } => "not loadable",
         P::CanvasTooLong { .. } => "canvas too long",
+        P::CacheFormat { .. } => "cache format",
         P::Zero { .. } => "zero in a plan",
     }
 }
@@ -84,6 +85,9 @@ fn request_name(error: &RequestError) -> &'static str {
         R::NotAScale { .. } => "scale",
         R::UnknownToken { .. } => "token",
         R::MaskGiven { .. } => "mask",
+        R::OnlyCausal { .. } => "only causal",
+        R::OnlyMasked { .. } => "only masked",
+        R::Sampling { .. } => "sampling",
         R::TooManyDraws { .. } => "draws",
         R::TooManySamples { .. } => "samples",
     }
@@ -420,6 +424,12 @@ fn wrong_requests() -> Vec<RequestError> {
             vocabulary: 8,
         },
         R::MaskGiven { id: 7 },
+        R::OnlyCausal { what: "top_k" },
+        R::OnlyMasked { what: "guidance" },
+        R::Sampling {
+            what: "top_p",
+            problem: "must be above 0".to_owned(),
+        },
         R::TooManyDraws { draws: 2, max: 1 },
         R::TooManySamples { samples: 2, max: 1 },
     ]

@@ -4,7 +4,7 @@
 mod canvas;
 mod samples;
 
-use sluice_engine::{Generate, Score, Slot, text::Text};
+use sluice_engine::{EngineError, Generate, RequestError, Score, Slot, text::Text};
 use sluice_proto::model::{
     Cache, EosPolicy, Generation, Input, InvalidField, PinContent, Prompt, Scoring, Turn,
 };
@@ -29,9 +29,12 @@ const DRAWS_DEFAULT: usize = 128;
 /// # Errors
 /// What the request asks for that can't be done with this model.
 pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Failure> {
-    check_cache(request.cache)?;
-    check_size(&request)?;
     let info = &serving.loaded.info;
+    match info.mask {
+        Some(_) => check_cache(request.cache)?,
+        None => check_causal(&request, serving)?,
+    }
+    check_size(&request)?;
     let is_edit = matches!(request.input, Input::Edit { .. });
     let (prompt, canvas) = match request.input {
         Input::Prompt { prompt, length } => {
@@ -92,6 +95,8 @@ pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Fa
             EosPolicy::Stop
         }),
         policy: request.policy,
+        sampling: request.sampling,
+        stops: request.stops.into_iter().map(String::into_bytes).collect(),
         seed: request.seed.map_or_else(draw_seed, Ok)?,
     })
 }
@@ -171,6 +176,21 @@ fn empty(field: &'static str, problem: &str) -> InvalidField {
     InvalidField {
         field,
         problem: problem.to_owned(),
+    }
+}
+
+/// A causal model has no use for what the engine could not tell from a default, and stop strings need a tokenizer.
+fn check_causal(request: &Generation, serving: &Serving) -> Result<(), Failure> {
+    let asked = [
+        ("steps", request.steps.is_some()),
+        ("cache", request.cache != Cache::None),
+    ];
+    if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
+        return Err(EngineError::from(RequestError::OnlyMasked { what }).into());
+    }
+    match request.stops.is_empty() {
+        true => Ok(()),
+        false => serving.text().map(drop),
     }
 }
 

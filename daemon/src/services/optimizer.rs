@@ -60,6 +60,7 @@ impl OptimizerService for Service {
             budget_bytes: asked.budget_bytes,
             embedding: asked.embedding,
             auto_factor: asked.auto_factor,
+            kv: asked.kv,
         };
         Ok(Response::new(begin(&self.0, change)?))
     }
@@ -160,6 +161,7 @@ impl Daemon {
             level: asked.level.unwrap_or(settings.level),
             embedding: asked.embedding.unwrap_or(settings.embedding),
             auto_factor: asked.auto_factor.unwrap_or(settings.auto_factor),
+            kv: asked.kv.unwrap_or(settings.kv),
         };
         let plan = outline.plan(choices, budget_bytes, workload)?;
         Ok(translate::plan::plan(&plan, &name))
@@ -174,6 +176,7 @@ impl Daemon {
             budget_bytes: asked.budget_bytes.map(Some),
             embedding: asked.embedding,
             auto_factor: asked.auto_factor,
+            kv: asked.kv,
         };
         let plan = self.engine.plan(&change, workload)?;
         Ok(translate::plan::plan(&plan, &serving.name.name))

@@ -1,6 +1,6 @@
 //! What a client is told of a request before its first pass: advice, never a change of what was asked.
 
-use sluice_engine::{Generate, Slot, plan::PassTime};
+use sluice_engine::{Generate, Slot, model::ModelInfo, plan::PassTime};
 use sluice_shared::{level::Level, units};
 
 /// Below this nobody needs to be told how long it will take.
@@ -16,17 +16,20 @@ pub(super) struct Advised {
     masked: usize,
     /// The number of passes is fixed by the schedule, not left to a policy.
     is_scheduled: bool,
+    /// A level's limits are about masks that are filled together.
+    has_limits: bool,
 }
 
 impl Advised {
-    pub(super) fn of(work: &Generate) -> Self {
+    pub(super) fn of(work: &Generate, info: &ModelInfo) -> Self {
         let masked = work.canvas.iter().filter(|slot| **slot == Slot::Masked);
         Self {
             length: work.canvas.len(),
             block_length: work.block_length,
             steps: work.steps,
             masked: masked.count(),
-            is_scheduled: work.policy.info().exact,
+            is_scheduled: work.policy.info().exact && info.mask.is_some(),
+            has_limits: info.mask.is_some(),
         }
     }
 
@@ -54,7 +57,7 @@ impl Advised {
     }
 
     fn beyond_limits(&self, level: Level) -> Option<String> {
-        let limits = level.advised_limits()?;
+        let limits = level.advised_limits().filter(|_| self.has_limits)?;
         let beyond: Vec<_> = [
             ("tokens", self.length, limits.length),
             ("tokens a block", self.block_length, limits.block_length),
@@ -90,6 +93,7 @@ mod tests {
             steps,
             masked: length,
             is_scheduled: true,
+            has_limits: true,
         }
     }
 
@@ -113,6 +117,11 @@ mod tests {
         );
         assert!(warnings(Level::Aggressive, request(64, 64)).is_empty());
         assert!(warnings(Level::Moderate, request(512, 512)).is_empty());
+        let causal = Advised {
+            has_limits: false,
+            ..request(512, 512)
+        };
+        assert!(warnings(Level::Aggressive, causal).is_empty());
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 
 use sluice_engine::{
     Engine, EngineError, Event, Generate, Outcome, Slot,
+    decode::Visible,
     engine::SwitchState,
     event::{Finish, Generated, PassReport, Position, Sink, TokenState},
     plan::{Plan, PlanError},
@@ -36,7 +37,7 @@ pub fn generation(
     expected: Option<Plan>,
 ) -> Sink {
     let mut translator = Generation {
-        advised: Advised::of(work),
+        advised: Advised::of(work, &serving.loaded.info),
         expected,
         engine,
         saw_lossy: false,
@@ -178,7 +179,7 @@ impl Generation {
             pass_in_block: report.pass_in_block as u32,
             tokens: canvas_tokens(&report.positions, &self.serving),
             committed: report.committed as u32,
-            stable_text: self.stable.text.clone(),
+            stable_text: self.stable.text.shown().to_vec(),
             rows: report.rows as u32,
             head_rows: report.head_rows as u32,
             pass_ms: report.pass_time.as_secs_f64() * 1000.0,
@@ -215,6 +216,7 @@ impl Generation {
         let (finish, state) = match generated.finish {
             Finish::Length => (v1::FinishReason::Length, v1::RequestState::Done),
             Finish::Eos => (v1::FinishReason::Eos, v1::RequestState::Done),
+            Finish::Stop => (v1::FinishReason::Stop, v1::RequestState::Done),
             Finish::Cancelled => (v1::FinishReason::Cancelled, v1::RequestState::Cancelled),
         };
         self.stable.take_all(&generated.tokens, &self.serving);
@@ -247,7 +249,7 @@ impl Generation {
         let has_text = self.serving.loaded.text.is_some();
         v1::Done {
             request_id: self.home.id(),
-            text: has_text.then(|| String::from_utf8_lossy(&self.stable.text).into_owned()),
+            text: has_text.then(|| String::from_utf8_lossy(self.stable.text.all()).into_owned()),
             text_tokens: self.stable.tokens as u32,
             seed: self.started.seed,
             exact: self.started.exact,
@@ -266,7 +268,7 @@ struct Stable {
     may_end_from: usize,
     /// Tokens in `text`.
     tokens: usize,
-    text: Vec<u8>,
+    text: Visible,
 }
 
 impl Stable {
@@ -283,7 +285,7 @@ impl Stable {
                 EosPolicy::Suppress | EosPolicy::Keep => Vec::new(),
             },
             tokens: 0,
-            text: Vec::new(),
+            text: Visible::new(&work.stops),
         };
         stable.grow(serving);
         stable
@@ -314,7 +316,7 @@ impl Stable {
             if self.tokens >= self.may_end_from && self.ends.contains(&id) {
                 break;
             }
-            self.text.extend_from_slice(piece(serving, id));
+            self.text.push(piece(serving, id));
             self.tokens += 1;
         }
     }

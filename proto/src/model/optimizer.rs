@@ -1,6 +1,6 @@
 //! Levels, budgets, workloads and measurements as they are asked for.
 
-use sluice_shared::level::{Embedding, Level, check_auto_factor};
+use sluice_shared::level::{Embedding, Kv, Level, check_auto_factor};
 
 use super::{InvalidField, at_least_one, invalid};
 use crate::v1;
@@ -40,6 +40,8 @@ pub struct Planning {
     pub embedding: Option<Embedding>,
     /// The factor of level `auto`, at least 1; `None`: that of the settings.
     pub auto_factor: Option<f64>,
+    /// How keys and values are kept; `None`: as in the settings.
+    pub kv: Option<Kv>,
 }
 
 /// A checked [`v1::ApplyRequest`]: at least one of them changes.
@@ -53,6 +55,8 @@ pub struct Adjustment {
     pub embedding: Option<Embedding>,
     /// The new factor of level `auto`, at least 1.
     pub auto_factor: Option<f64>,
+    /// How keys and values are to be kept.
+    pub kv: Option<Kv>,
 }
 
 /// What a level is measured on.
@@ -114,6 +118,7 @@ impl TryFrom<v1::PlanRequest> for Planning {
             requests,
             embedding: embedding(wire.embedding)?,
             auto_factor: auto_factor(wire.auto_factor)?,
+            kv: kv(wire.kv)?,
         })
     }
 }
@@ -136,12 +141,14 @@ impl TryFrom<v1::ApplyRequest> for Adjustment {
             budget_bytes,
             embedding: embedding(wire.embedding)?,
             auto_factor: auto_factor(wire.auto_factor)?,
+            kv: kv(wire.kv)?,
         };
         let nothing = Self {
             level: None,
             budget_bytes: None,
             embedding: None,
             auto_factor: None,
+            kv: None,
         };
         if adjustment == nothing {
             return Err(invalid("level", "neither a level nor a budget is given"));
@@ -208,6 +215,11 @@ fn embedding(name: Option<String>) -> Result<Option<Embedding>, InvalidField> {
     read.map_err(|problem: String| invalid("embedding", problem))
 }
 
+fn kv(name: Option<String>) -> Result<Option<Kv>, InvalidField> {
+    let read = name.map(|name| name.parse()).transpose();
+    read.map_err(|problem: String| invalid("kv", problem))
+}
+
 fn auto_factor(factor: Option<f64>) -> Result<Option<f64>, InvalidField> {
     let checked = factor.map(check_auto_factor).transpose();
     checked.map_err(|problem| invalid("auto_factor", problem))
@@ -237,12 +249,14 @@ mod tests {
             default_budget: false,
             embedding: Some("host".to_owned()),
             auto_factor: Some(2.0),
+            kv: Some("q8_0".to_owned()),
         });
         let expected = Adjustment {
             level: Some(Level::Auto),
             budget_bytes: Some(Some(7)),
             embedding: Some(Embedding::Host),
             auto_factor: Some(2.0),
+            kv: Some(Kv::Q8_0),
         };
         assert_eq!(all, Ok(expected));
         let default = adjust(v1::ApplyRequest {
@@ -273,6 +287,11 @@ mod tests {
             ..Default::default()
         });
         assert_eq!(wrong.unwrap_err().field, "embedding");
+        let wrong = adjust(v1::ApplyRequest {
+            kv: Some("q4".to_owned()),
+            ..Default::default()
+        });
+        assert_eq!(wrong.unwrap_err().field, "kv");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use sluice_shared::{
-    level::{Embedding, Level, parse_auto_factor},
+    level::{Embedding, Kv, Level, parse_auto_factor},
     units,
 };
 
@@ -59,6 +59,10 @@ pub struct Knobs {
     /// How much longer than the fastest level's a pass may take at level auto [default: as it is]
     #[arg(long, value_name = "FACTOR", value_parser = parse_auto_factor)]
     pub auto_factor: Option<f64>,
+    /// How a causal model's keys and values are kept: f32, bf16, q8_0, or auto for bf16, on a card for what it computes
+    /// in [default: as it is]
+    #[arg(long, value_name = "FORMAT")]
+    pub kv: Option<Kv>,
 }
 
 /// `sluice level`.

@@ -28,6 +28,7 @@ pub(super) async fn level(
         budget_bytes: arguments.budget,
         embedding: arguments.knobs.embedding.map(|place| place.to_string()),
         auto_factor: arguments.knobs.auto_factor,
+        kv: arguments.knobs.kv.map(|kv| kv.to_string()),
         ..Default::default()
     };
     apply(daemon, request, arguments.json, out).await

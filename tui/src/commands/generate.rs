@@ -105,6 +105,18 @@ mod tests {
             "dual",
             "--seed",
             "9",
+            "--top-k",
+            "40",
+            "--top-p",
+            "0.9",
+            "--min-p",
+            "0.05",
+            "--repetition-penalty",
+            "1.1",
+            "--stop",
+            "END",
+            "--stop",
+            "\n\n",
         ]);
         assert_eq!(request.length, Some(8));
         assert_eq!(request.block_length, Some(4));
@@ -115,6 +127,10 @@ mod tests {
         assert_eq!(request.eos(), EosPolicy::Suppress);
         assert_eq!(request.cache(), Cache::Dual);
         assert_eq!(request.seed, Some(9));
+        assert_eq!((request.top_k, request.top_p), (Some(40), Some(0.9)));
+        assert_eq!(request.min_p, Some(0.05));
+        assert_eq!(request.repetition_penalty, Some(1.1));
+        assert_eq!(request.stop, ["END", "\n\n"]);
         assert_eq!(request.pins.len(), 1);
         let policy = request.policy.expect("given");
         assert_eq!(

@@ -47,6 +47,7 @@ pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Res
         requests: arguments.requests,
         embedding: arguments.knobs.embedding.map(|place| place.to_string()),
         auto_factor: arguments.knobs.auto_factor,
+        kv: arguments.knobs.kv.map(|kv| kv.to_string()),
     };
     let answer = daemon.optimizer().plan(request).await;
     let plan = answer
@@ -116,6 +117,7 @@ fn words(model: &Model, arguments: &Plan) -> Vec<String> {
         "--auto-factor",
         arguments.knobs.auto_factor.map(|factor| factor.to_string()),
     );
+    flag("--kv", arguments.knobs.kv.map(|kv| kv.to_string()));
     flag(
         "--canvas",
         arguments.canvas.map(|canvas| canvas.to_string()),

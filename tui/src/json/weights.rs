@@ -108,6 +108,7 @@ pub(super) fn settings(settings: &Settings) -> Value {
         "is_default_budget": settings.is_default_budget,
         "embedding": settings.embedding,
         "auto_factor": settings.auto_factor,
+        "kv": settings.kv,
     })
 }
 

@@ -10,8 +10,9 @@ use std::{
 use safetensors::SafeTensors;
 use serde_json::Value;
 use sluice_shared::{
+    level::Kv,
     policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking},
+    sampling::{EosPolicy, Remasking, Sampling},
 };
 
 use super::Check;
@@ -20,12 +21,11 @@ use crate::{
     checkpoint::{Checkpoint, CheckpointError, Source},
     error::EngineError,
     event::Generated,
-    format::Format,
     model::{
         shape::Shape,
         transformer::{Interrupt, Sequence, Transformer, logits},
     },
-    ops::Ops,
+    ops::{Ops, cache_format},
     plan::{self, Plan, SourceTensor},
     residency::{LoadOutcome, Reader, Residency},
 };
@@ -128,10 +128,9 @@ fn causal_logits(
     let mut all = Vec::new();
     for text in texts {
         // The reference's keys and values are not rounded.
-        let format = match ops.can_cache(Format::F32) {
-            true => Format::F32,
-            false => ops.cache_format(),
-        };
+        let profile = ops.device().profile();
+        let format = cache_format(Kv::F32, &profile).or_else(|_| cache_format(Kv::Auto, &profile));
+        let format = format.map_err(EngineError::from)?;
         let mut cache = ops.cache(shape.cache(format), text.len())?;
         for tokens in text.chunks(CAUSAL_ROWS) {
             let start = cache.len();
@@ -165,45 +164,25 @@ pub fn fixture_tokens(folder: &Path, options: Options) -> Result<Vec<Check>, Eng
     let model = load(&engine, folder)?;
     let mut checks = Vec::new();
     for case in cases(&expected(folder)?, "generate", folder)? {
-        let params = &case["params"];
-        let policy = match case["algorithm"].as_str() {
-            Some("LLaDA plain") => Some(PolicyChoice::default()),
-            Some("Fast-dLLM without cache") => fast_dllm_policy(params),
-            _ => continue,
-        };
-        let size = |key: &str| params[key].as_u64().map(|size| size as usize);
-        let (Some(prompts), Some(answers), Some(policy), Some(length), Some(block), Some(steps)) = (
-            case["prompt_ids"].as_array(),
-            case["generated"].as_array(),
-            policy,
-            size("gen_length"),
-            size("block_length"),
-            size("steps"),
-        ) else {
+        let (Some(prompts), Some(answers)) =
+            (case["prompt_ids"].as_array(), case["generated"].as_array())
+        else {
             return Err(broken(folder));
+        };
+        let Some(mut request) = request_of(case, model) else {
+            continue;
         };
         let mut differing = 0;
         for (prompt, answer) in prompts.iter().zip(answers) {
-            let request = Generate {
-                model,
-                prompt: ids(prompt),
-                canvas: vec![Slot::Masked; length],
-                block_length: block,
-                steps,
-                temperature: 0.0,
-                guidance: params["cfg_scale"].as_f64().unwrap_or(0.0),
-                remasking: Remasking::LowConfidence,
-                eos: EosPolicy::Keep,
-                policy,
-                seed: 0,
-            };
-            let generated = run(&engine, request)?;
+            request.prompt = ids(prompt);
+            let generated = run(&engine, request.clone())?;
             let answer = ids(answer);
             let pairs = generated.tokens.iter().zip(&answer);
             differing += pairs.filter(|(found, expected)| found != expected).count();
             differing += generated.tokens.len().abs_diff(answer.len());
+            let passes = case["forward_calls"].as_u64();
             differing +=
-                usize::from(Some(generated.passes as u64) != case["forward_calls"].as_u64());
+                usize::from(passes.is_some_and(|passes| generated.passes as u64 != passes));
         }
         checks.push(Check {
             name: format!(
@@ -216,6 +195,36 @@ pub fn fixture_tokens(folder: &Path, options: Options) -> Result<Vec<Check>, Eng
         });
     }
     Ok(checks)
+}
+
+/// What a case asks for, without its prompt; `None` for samplers that aren't here.
+fn request_of(case: &Value, model: ModelId) -> Option<Generate> {
+    let params = &case["params"];
+    let size = |key: &str| params[key].as_u64().map(|size| size as usize);
+    let length = size("gen_length").or_else(|| size("max_new_tokens"))?;
+    let plain = Generate {
+        model,
+        prompt: Vec::new(),
+        canvas: vec![Slot::Masked; length],
+        block_length: size("block_length").unwrap_or(length),
+        steps: size("steps").unwrap_or(length),
+        temperature: 0.0,
+        guidance: params["cfg_scale"].as_f64().unwrap_or(0.0),
+        remasking: Remasking::LowConfidence,
+        eos: EosPolicy::Keep,
+        policy: PolicyChoice::default(),
+        sampling: Sampling::default(),
+        stops: Vec::new(),
+        seed: 0,
+    };
+    match case["algorithm"].as_str() {
+        Some("LLaDA plain") | None => Some(plain),
+        Some("Fast-dLLM without cache") => Some(Generate {
+            policy: fast_dllm_policy(params)?,
+            ..plain
+        }),
+        Some(_) => None,
+    }
 }
 
 fn label(folder: &Path) -> String {
@@ -274,11 +283,15 @@ fn load(engine: &Engine, folder: &Path) -> Result<ModelId, EngineError> {
             drop(send.send(result));
         }
     });
-    engine.load(
-        Source::Folder(folder.to_owned()),
-        Settings::default(),
-        report,
-    );
+    // The reference's keys and values are not rounded; a card has one way to keep them.
+    let settings = Settings {
+        kv: match engine.device().is_card() {
+            true => Kv::Auto,
+            false => Kv::F32,
+        },
+        ..Settings::default()
+    };
+    engine.load(Source::Folder(folder.to_owned()), settings, report);
     let finished = receive.recv().map_err(|_| EngineError::Stopped)?;
     finished.map(|loaded| loaded.id)
 }

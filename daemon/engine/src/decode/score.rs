@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use sluice_shared::{
     policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking},
+    sampling::{EosPolicy, Remasking, Sampling},
 };
 
 use super::{Denoiser, Pass, diffusion};
@@ -147,6 +147,8 @@ fn is_greedy(request: &Score, denoiser: &mut dyn Denoiser) -> Result<Option<bool
         remasking: Remasking::LowConfidence,
         eos: EosPolicy::Keep,
         policy: PolicyChoice::default(),
+        sampling: Sampling::default(),
+        stops: Vec::new(),
         seed: request.seed,
     };
     let generated = diffusion::generate(&greedy, denoiser, &mut |_| {})?;

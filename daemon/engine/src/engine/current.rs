@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use sluice_cuda::HEAD_DIM_MAX;
-use sluice_shared::level::Choices;
+use sluice_shared::level::{Choices, Kv};
 
-use super::{ask::default_canvas, switch::Switch};
+use super::{ask::default_canvas, extend::Kept, switch::Switch};
 use crate::{
     checkpoint::{Checkpoint, disk_rates},
     decode::Vocabulary,
@@ -93,7 +93,7 @@ impl Planner {
             sources: &self.sources,
             choices,
             budget_bytes,
-            working: self.rehearsal.working(&workload, mlp_rows)?,
+            working: self.rehearsal.working(&workload, mlp_rows, choices.kv)?,
             workload,
             machine: &self.machine,
         })?)
@@ -122,6 +122,10 @@ pub(super) struct Current {
     pub(super) switch: Option<Switch>,
     /// The request that runs.
     pub(super) serving: Option<Workload>,
+    /// How its keys and values are kept, whatever the settings became meanwhile.
+    pub(super) serving_kv: Option<Kv>,
+    /// Keys and values of requests before, the latest last.
+    pub(super) kept: Vec<Kept>,
     /// The plan in force is for a wider request than the usual one, and nothing is gained by another.
     pub(super) stays_wide: bool,
     /// Rows that go through an MLP together: fewer when memory ran short.
@@ -131,7 +135,8 @@ pub(super) struct Current {
 impl Current {
     /// Memory that a request takes besides weights and slots.
     pub(super) fn working(&self, workload: &Workload) -> Result<Working, EngineError> {
-        self.planner.rehearsal.working(workload, self.mlp_rows)
+        let kv = self.serving_kv.unwrap_or_default();
+        self.planner.rehearsal.working(workload, self.mlp_rows, kv)
     }
 
     pub(super) fn set_mlp_rows(&mut self, rows: usize) {

@@ -160,11 +160,13 @@ impl Worker {
 
     /// Lets the present model go when there is no room for two, of which one serves.
     fn make_room(&mut self, plan: &Plan) {
-        let Some(current) = &self.current else {
+        let Some(current) = &mut self.current else {
             return;
         };
+        current.kept.clear();
         let new = plan.resident_bytes() + plan.slots.total_bytes() + plan.working.tables_bytes;
-        let serving = current.plan.working.activation_bytes + current.plan.working.head_bytes;
+        let serving = current.plan.working;
+        let serving = serving.activation_bytes + serving.cache_bytes + serving.head_bytes;
         let held = self.shared.ledger.used_bytes();
         if held + serving + new > plan.budget_bytes {
             self.current = None;
@@ -309,13 +311,6 @@ impl Opened {
     fn new(source: &Source) -> Result<Self, EngineError> {
         let checkpoint = Checkpoint::open(source)?;
         let config = checkpoint.model()?;
-        if config.shape.causal {
-            let error = CheckpointError::Config {
-                key: "model_type",
-                problem: "is that of a causal model, which can be planned but not run yet".into(),
-            };
-            return Err(error.into());
-        }
         // The tokenizer first: it is small, and a broken one should not cost a long read.
         let text = checkpoint
             .tokenizer()?

@@ -4,6 +4,7 @@ mod ask;
 mod compare;
 mod current;
 mod derive;
+mod extend;
 mod load;
 mod serve;
 mod state;
@@ -19,7 +20,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use sluice_shared::level::{AUTO_FACTOR, Choices, Embedding, Level};
+use sluice_shared::level::{AUTO_FACTOR, Choices, Embedding, Kv, Level};
 
 pub(crate) use self::load::LoadStep;
 pub use self::{
@@ -91,6 +92,8 @@ pub struct Settings {
     pub embedding: Embedding,
     /// How much longer a pass may take for fidelity's sake under [`Level::Auto`]; at least 1.
     pub auto_factor: f64,
+    /// How a causal model's keys and values are kept.
+    pub kv: Kv,
 }
 
 impl Default for Settings {
@@ -100,6 +103,7 @@ impl Default for Settings {
             budget_bytes: None,
             embedding: Embedding::Auto,
             auto_factor: AUTO_FACTOR,
+            kv: Kv::Auto,
         }
     }
 }
@@ -115,6 +119,8 @@ pub struct Change {
     pub embedding: Option<Embedding>,
     /// The new factor of [`Level::Auto`], if it is to change.
     pub auto_factor: Option<f64>,
+    /// How a causal model's keys and values are to be kept, if that is to change: from the next request on.
+    pub kv: Option<Kv>,
 }
 
 impl Settings {
@@ -125,6 +131,7 @@ impl Settings {
             level: self.level,
             embedding: self.embedding,
             auto_factor: self.auto_factor,
+            kv: self.kv,
         }
     }
 
@@ -136,6 +143,7 @@ impl Settings {
             budget_bytes: change.budget_bytes.unwrap_or(self.budget_bytes),
             embedding: change.embedding.unwrap_or(self.embedding),
             auto_factor: change.auto_factor.unwrap_or(self.auto_factor),
+            kv: change.kv.unwrap_or(self.kv),
         }
     }
 }

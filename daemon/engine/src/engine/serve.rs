@@ -9,14 +9,14 @@ use std::{
     time::Instant,
 };
 
-use super::{SwitchState, worker::Worker};
+use super::{SwitchState, current::Current, worker::Worker};
 use crate::{
     decode::{Denoiser, ModelDenoiser, Pass, Vocabulary, WeightsState},
     error::EngineError,
     event::{Event, Outcome},
     ledger::Mark,
     model::transformer::{Interrupt, MLP_ROWS},
-    ops::Candidate,
+    ops::{Candidate, Ops},
     plan::{Plan, PlanError, Workload},
     request::Compare,
 };
@@ -32,8 +32,8 @@ const FRUGAL_PLANS_MAX: usize = 4;
 
 /// The loaded model, serving a request.
 pub(super) struct Served<'a> {
-    worker: &'a mut Worker,
-    cancel: &'a AtomicBool,
+    pub(super) worker: &'a mut Worker,
+    pub(super) cancel: &'a AtomicBool,
     workload: Workload,
     notices: Vec<String>,
     frugal_plans: usize,
@@ -53,9 +53,11 @@ impl<'a> Served<'a> {
             notices: Vec::new(),
             frugal_plans: 0,
         };
+        let kv = served.worker.shared.state.settings().kv;
         let current = served.worker.current_mut()?;
         current.set_mlp_rows(MLP_ROWS);
         current.serving = Some(workload);
+        current.serving_kv = Some(kv);
         served.fit_plan()?;
         if let Err(error) = served.reserve() {
             served.make_room(error)?;
@@ -73,7 +75,7 @@ impl<'a> Served<'a> {
     }
 
     /// Gives way until the request's activations have room, and the weights their slots.
-    fn make_room(&mut self, refused: EngineError) -> Result<(), EngineError> {
+    pub(super) fn make_room(&mut self, refused: EngineError) -> Result<(), EngineError> {
         self.give_way(refused)?;
         while let Err(error) = self.reserve() {
             self.give_way(error)?;
@@ -144,8 +146,8 @@ impl<'a> Served<'a> {
         self.worker.ops.reserve(working.activation_bytes)
     }
 
-    /// What gives way when memory is short, a rung at a time: fewer rows at once, then more weights streamed. Fails with
-    /// what was refused when there is nothing left.
+    /// What gives way when memory is short, a rung at a time: what is kept of earlier requests, then fewer rows at once,
+    /// then more weights streamed. Fails with what was refused when there is nothing left.
     fn give_way(&mut self, refused: EngineError) -> Result<(), EngineError> {
         let EngineError::OutOfMemory { needed_bytes, .. } = refused else {
             return Err(refused);
@@ -153,6 +155,10 @@ impl<'a> Served<'a> {
         self.worker.ops.release();
         let (choices, budget) = self.worker.aim();
         let current = self.worker.current_mut()?;
+        if !current.kept.is_empty() {
+            current.kept.remove(0);
+            return Ok(());
+        }
         if current.mlp_rows > MLP_ROWS_MIN {
             current.set_mlp_rows(MLP_ROWS_MIN);
             self.notices.push(fewer_rows());
@@ -178,17 +184,32 @@ impl<'a> Served<'a> {
         Ok(())
     }
 
-    fn try_pass(&mut self, pass: &Pass<'_>) -> Result<Vec<Candidate>, Interrupt> {
-        let Worker { current, ops, .. } = &mut *self.worker;
-        let current = current.as_ref().ok_or(EngineError::NoModel)?;
-        let mut denoiser = ModelDenoiser {
-            ops,
-            model: &current.model,
-            weights: &current.weights,
-            vocabulary: &current.vocabulary,
-            cancel: self.cancel,
-        };
-        denoiser.candidates(pass)
+    /// Runs a pass of so many rows, again where memory ran short and something could give way.
+    pub(super) fn run<T>(
+        &mut self,
+        rows: usize,
+        pass: &mut dyn FnMut(&Ops, &Current) -> Result<T, Interrupt>,
+    ) -> Result<T, Interrupt> {
+        self.worker.between_passes();
+        loop {
+            let begun = Instant::now();
+            let Worker { current, ops, .. } = &mut *self.worker;
+            let current = current.as_ref().ok_or(EngineError::NoModel)?;
+            match pass(ops, current) {
+                Err(Interrupt::Failed(error @ EngineError::OutOfMemory { .. })) => {
+                    let made_room = self.make_room(error);
+                    if made_room.is_err() && self.cancel.load(Ordering::Relaxed) {
+                        return Err(Interrupt::Cancelled);
+                    }
+                    made_room?;
+                }
+                Err(interrupt) => return Err(interrupt),
+                Ok(result) => {
+                    self.measure(begun, rows);
+                    return Ok(result);
+                }
+            }
+        }
     }
 
     fn measure(&mut self, begun: Instant, rows: usize) {
@@ -212,6 +233,7 @@ impl Drop for Served<'_> {
     fn drop(&mut self) {
         if let Some(current) = &mut self.worker.current {
             current.serving = None;
+            current.serving_kv = None;
         }
     }
 }
@@ -222,24 +244,17 @@ fn fewer_rows() -> String {
 
 impl Denoiser for Served<'_> {
     fn candidates(&mut self, pass: &Pass<'_>) -> Result<Vec<Candidate>, Interrupt> {
-        self.worker.between_passes();
-        loop {
-            let begun = Instant::now();
-            match self.try_pass(pass) {
-                Err(Interrupt::Failed(error @ EngineError::OutOfMemory { .. })) => {
-                    let made_room = self.make_room(error);
-                    if made_room.is_err() && self.cancel.load(Ordering::Relaxed) {
-                        return Err(Interrupt::Cancelled);
-                    }
-                    made_room?;
-                }
-                Err(interrupt) => return Err(interrupt),
-                Ok(candidates) => {
-                    self.measure(begun, pass.layer_rows());
-                    return Ok(candidates);
-                }
-            }
-        }
+        let cancel = self.cancel;
+        self.run(pass.layer_rows(), &mut |ops, current| {
+            let mut denoiser = ModelDenoiser {
+                ops,
+                model: &current.model,
+                weights: &current.weights,
+                vocabulary: &current.vocabulary,
+                cancel,
+            };
+            denoiser.candidates(pass)
+        })
     }
 
     fn vocabulary(&self) -> &Vocabulary {
@@ -274,13 +289,13 @@ impl Denoiser for Served<'_> {
 }
 
 impl Worker {
-    pub(super) fn current_mut(&mut self) -> Result<&mut super::current::Current, EngineError> {
+    pub(super) fn current_mut(&mut self) -> Result<&mut Current, EngineError> {
         self.current.as_mut().ok_or(EngineError::NoModel)
     }
 
     /// The choices and the budget that requests are to keep to: those a change under way leads to, once it has begun to take
     /// effect, else those in force.
-    fn aim(&self) -> (Choices, u64) {
+    pub(super) fn aim(&self) -> (Choices, u64) {
         let asked = self
             .current
             .as_ref()
@@ -294,9 +309,8 @@ impl Worker {
 
     /// Whether the plan in force makes room for a wider request than the usual one, and none runs.
     pub(super) fn may_narrow(&self) -> bool {
-        let is_wide = |current: &super::current::Current| {
-            !current.stays_wide && current.plan.workload != current.workload()
-        };
+        let is_wide =
+            |current: &Current| !current.stays_wide && current.plan.workload != current.workload();
         self.loading.is_none() && self.current.as_ref().is_some_and(is_wide)
     }
 

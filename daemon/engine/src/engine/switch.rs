@@ -195,6 +195,8 @@ impl Worker {
             switch.target = Arc::new(current.planner.plan(choices, budget_bytes, workload)?);
         }
         switch.stage = Stage::Stepping(Steps::new(transition(&stands, &switch.target)));
+        // Steps reckon with what plans take, and with nothing beside.
+        current.kept.clear();
         let ledger = &self.shared.ledger;
         ledger.set_limit(ledger.limit().max(switch.target.budget_bytes));
         let cancel = Arc::clone(&self.cancel);

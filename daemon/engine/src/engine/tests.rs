@@ -4,7 +4,7 @@ use std::{path::Path, sync::mpsc, time::Duration};
 
 use sluice_shared::{
     policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking},
+    sampling::{EosPolicy, Remasking, Sampling},
 };
 
 use super::*;
@@ -69,6 +69,8 @@ impl World {
             remasking: Remasking::LowConfidence,
             eos: EosPolicy::Keep,
             policy: PolicyChoice::default(),
+            sampling: Sampling::default(),
+            stops: Vec::new(),
             seed: 1,
         }
     }

@@ -13,12 +13,13 @@ use super::{
     LoadedModel, Shared,
     current::Current,
     derive::Keeping,
+    extend::Causal,
     load::{Loaded, Loading},
     serve::Served,
     state::{InForce, Measured},
 };
 use crate::{
-    decode::{Vocabulary, diffusion, score},
+    decode::{Vocabulary, autoregressive, diffusion, score},
     device::Rates,
     error::EngineError,
     event::{Event, Outcome, Sink},
@@ -28,7 +29,8 @@ use crate::{
         transformer::{MLP_ROWS, Transformer},
     },
     ops::Ops,
-    request::{ModelId, Work},
+    plan::Workload,
+    request::{Generate, ModelId, Work},
     schedule::{Command, Job},
     text::Text,
 };
@@ -130,6 +132,8 @@ impl Worker {
             plan,
             switch: None,
             serving: None,
+            serving_kv: None,
+            kept: Vec::new(),
             stays_wide: false,
             mlp_rows: MLP_ROWS,
         });
@@ -205,6 +209,9 @@ impl Worker {
         }
         self.shared.ledger.mark(Mark::Request);
         let ledger = self.shared.ledger.clone();
+        if let (Work::Generate(request), true) = (work, current.vocabulary.mask.is_none()) {
+            return self.continue_prompt(request, work.workload(), sink, cancel);
+        }
         let mut served = match Served::start(self, work.workload(), cancel) {
             Err(_) if cancel.load(Ordering::Relaxed) => return Ok(Outcome::Cancelled),
             served => served?,
@@ -218,6 +225,32 @@ impl Worker {
             }
             Work::Score(request) => score::score(request, &mut served, sink),
         }
+    }
+}
+
+impl Worker {
+    /// Continues a prompt with a causal model.
+    fn continue_prompt(
+        &mut self,
+        request: &Generate,
+        workload: Workload,
+        sink: &mut Sink,
+        cancel: &AtomicBool,
+    ) -> Result<Outcome, EngineError> {
+        let loaded = self.shared.state.model();
+        let text = loaded.as_ref().and_then(|loaded| loaded.text.as_ref());
+        let mut causal = match Causal::start(self, request, workload, cancel) {
+            Err(_) if cancel.load(Ordering::Relaxed) => return Ok(Outcome::Cancelled),
+            causal => causal?,
+        };
+        let generated = autoregressive::generate(request, text, &mut causal, sink);
+        let left = causal.finish();
+        let mut generated = generated?;
+        generated.peak_device_bytes = self.shared.ledger.peak_since(Mark::Request);
+        if let Some(left) = left {
+            self.keep(left);
+        }
+        Ok(Outcome::Generated(generated))
     }
 }
 

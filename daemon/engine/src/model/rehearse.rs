@@ -3,6 +3,8 @@
 
 use std::sync::atomic::AtomicBool;
 
+use sluice_shared::level::Kv;
+
 use super::{
     family::ModelConfig,
     transformer::{Interrupt, Sequence, Transformer},
@@ -10,8 +12,9 @@ use super::{
 use crate::{
     device::{Device, Profile},
     error::EngineError,
+    format::Format,
     ledger::{Kind, Ledger},
-    ops::{Choice, HeadRow, Noise, Ops},
+    ops::{Choice, HeadRow, Noise, Ops, cache_format},
     plan::{SourceTensor, UnitPlan, Working, Workload, units},
     residency::{Part, Residency},
 };
@@ -39,22 +42,67 @@ impl Rehearsal {
     ///
     /// # Errors
     /// When the workload is beyond all memory.
-    pub fn working(&self, workload: &Workload, mlp_rows: usize) -> Result<Working, EngineError> {
+    pub fn working(
+        &self,
+        workload: &Workload,
+        mlp_rows: usize,
+        kv: Kv,
+    ) -> Result<Working, EngineError> {
         let ledger = Ledger::rehearsal();
         let ops = Ops::new(Device::rehearsal(self.profile), ledger.clone())?;
         ops.reserve(0)?;
         let mut model = Transformer::new(self.config.clone(), &ops)?;
         model.set_mlp_rows(mlp_rows);
-        self.pass(&ops, &model, workload)?;
+        let cache = match self.config.shape.causal {
+            true => Some(cache_format(kv, &self.profile)?),
+            false => None,
+        };
+        match cache {
+            Some(format) => self.causal_pass(&ops, &model, workload, mlp_rows, format)?,
+            None => self.pass(&ops, &model, workload)?,
+        }
         let peak = |kind: Kind| ledger.report().kinds[kind as usize].peak_bytes;
         Ok(Working {
             context_bytes: peak(Kind::Context),
             tables_bytes: peak(Kind::Weights),
             activation_bytes: ops.activation_bytes(),
             cache_bytes: peak(Kind::Cache),
+            cache,
             head_bytes: peak(Kind::Head),
             scratch_bytes: peak(Kind::Scratch),
         })
+    }
+
+    /// The first rows of a prompt, as many as go through the layers at once.
+    fn causal_pass(
+        &self,
+        ops: &Ops,
+        model: &Transformer,
+        workload: &Workload,
+        mlp_rows: usize,
+        format: Format,
+    ) -> Result<(), EngineError> {
+        let weights = Residency::rehearsal(&self.units);
+        let shape = &self.config.shape;
+        let mut row = ops.logits_row(shape.embedding_rows)?;
+        let mut caches = (0..workload.requests)
+            .map(|_| ops.cache(shape.cache(format), workload.canvas))
+            .collect::<Result<Vec<_>, _>>()?;
+        let rows = workload.canvas.min(mlp_rows);
+        let cache = caches.first_mut().expect("a workload has requests");
+        let never = AtomicBool::new(false);
+        let tokens = vec![0; rows];
+        let hidden = match model.extend(ops, &weights, &tokens, &[rows - 1], cache, &never) {
+            Ok(hidden) => hidden,
+            Err(Interrupt::Failed(error)) => return Err(error),
+            Err(Interrupt::Cancelled) => unreachable!("nobody cancels a rehearsal"),
+        };
+        let x = model.final_norm(ops, &weights, &hidden)?;
+        for (unit, first) in weights.head_parts() {
+            let head = weights.acquire(unit)?;
+            ops.take_logits(&mut row, &x, &head.weight(Part::Head), first)?;
+        }
+        Ok(())
     }
 
     fn pass(&self, ops: &Ops, model: &Transformer, workload: &Workload) -> Result<(), EngineError> {

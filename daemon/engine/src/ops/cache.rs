@@ -1,14 +1,16 @@
 //! Keys and values of a causal model's earlier positions, kept from pass to pass, and attention to them.
 
-use sluice_cuda::{ATTEND_QUERIES, Number};
+use sluice_cuda::Number;
+use sluice_shared::level::Kv;
 
 use super::{Activation, AttentionShape, Body, Ops, activation::Indices, attention::CardTasks};
 use crate::{
-    device::DeviceBuffer,
+    device::{DeviceBuffer, Profile},
     error::EngineError,
     format::Format,
     ledger::Kind,
     page::{PAGE_BYTES, Page},
+    plan::PlanError,
 };
 
 /// What rows of a cache are like.
@@ -90,6 +92,15 @@ impl KvCache {
         assert!(self.len <= self.capacity);
     }
 
+    /// Forgets the last positions.
+    ///
+    /// # Panics
+    /// When it holds fewer.
+    pub fn take_back(&mut self, rows: usize) {
+        assert!(rows <= self.len);
+        self.len -= rows;
+    }
+
     /// Where the keys (0) or values (1) of a layer begin, in bytes.
     fn start(&self, layer: usize, which: usize) -> usize {
         (2 * layer + which) * self.capacity * self.shape.row_bytes()
@@ -135,25 +146,6 @@ impl Ops {
             capacity,
             len: 0,
         })
-    }
-
-    /// Whether keys and values can be kept so on this device.
-    #[must_use]
-    pub fn can_cache(&self, format: Format) -> bool {
-        match self.device.is_card() {
-            true => format == format_of(self.device.number()),
-            false => matches!(format, Format::F32 | Format::Bf16 | Format::Q8_0),
-        }
-    }
-
-    /// What keys and values are kept in where nobody says: what a card computes in; on the CPU bf16, which models compute
-    /// them in when they are trained.
-    #[must_use]
-    pub fn cache_format(&self) -> Format {
-        match self.device.is_card() {
-            true => format_of(self.device.number()),
-            false => Format::Bf16,
-        }
     }
 
     /// Fills an empty cache with the first `rows` positions of another of the same shape.
@@ -227,7 +219,6 @@ impl Ops {
     /// When memory can't be had.
     pub fn causal_tasks(&self, positions: &Indices) -> Result<CausalTasks, EngineError> {
         let positions: Vec<usize> = positions.iter().collect();
-        const { assert!(ATTEND_QUERIES >= 1) };
         // Queries of a task see the same keys, so on a card each is a task of its own.
         let on_card = match self.device.is_card() {
             true => Some(CardTasks {
@@ -278,8 +269,33 @@ impl Ops {
     }
 }
 
+/// What keys and values are kept in on such a device: on the CPU what was asked for, and where nothing was, bf16, which
+/// models compute them in when they are trained; on a card what it computes in.
+///
+/// # Errors
+/// A card is asked for anything else.
+pub fn cache_format(kv: Kv, profile: &Profile) -> Result<Format, PlanError> {
+    let asked = match kv {
+        Kv::Auto => None,
+        Kv::F32 => Some(Format::F32),
+        Kv::Bf16 => Some(Format::Bf16),
+        Kv::Q8_0 => Some(Format::Q8_0),
+    };
+    let Some(card) = &profile.card else {
+        return Ok(asked.unwrap_or(Format::Bf16));
+    };
+    let own = format_of(card.number);
+    match asked.is_none_or(|asked| asked == own) {
+        true => Ok(own),
+        false => Err(PlanError::CacheFormat {
+            asked: kv,
+            number: own.name(),
+        }),
+    }
+}
+
 /// The format that numbers of a card are.
-pub(crate) fn format_of(number: Number) -> Format {
+fn format_of(number: Number) -> Format {
     match number {
         Number::F32 => Format::F32,
         Number::F16 => Format::F16,

@@ -374,6 +374,20 @@ impl Card {
         )?)
     }
 
+    /// Logits of one row by a part of the head, to where they belong.
+    pub(super) fn logits(
+        &self,
+        x: &Activation,
+        part: &Weight<'_>,
+        place: Span,
+    ) -> Result<(), EngineError> {
+        self.multiply(x, part, place, Number::F32, false)
+    }
+
+    pub(super) fn download(&self, from: Span, to: &mut [f32]) -> Result<(), EngineError> {
+        Ok(self.gpu.download(from, bytemuck::cast_slice_mut(to))?)
+    }
+
     pub(super) fn start_comparison(
         &self,
         targets: &[u32],

@@ -9,6 +9,7 @@ mod compare;
 mod cpu;
 mod gpu;
 mod head;
+mod logits;
 mod noise;
 
 use std::ops::Range;
@@ -19,9 +20,10 @@ use self::{activation::Pool, cpu::Cpu, gpu::Card};
 pub use self::{
     activation::{Activation, Indices},
     attention::{AttentionRange, AttentionShape, AttentionTasks, KeySegment},
-    cache::{CacheShape, CausalTasks, KvCache},
+    cache::{CacheShape, CausalTasks, KvCache, cache_format},
     compare::{Comparison, Divergence},
     head::{Candidate, Choice, HeadReduction, HeadRow},
+    logits::LogitsRow,
     noise::Noise,
 };
 use crate::{

@@ -9,7 +9,7 @@ mod transition;
 mod unit;
 
 use sluice_shared::{
-    level::{Choices, Level},
+    level::{Choices, Kv, Level},
     units,
 };
 
@@ -18,7 +18,7 @@ pub use self::{
     transition::{Step, transition},
     unit::{SourceTensor, Storage, TensorPlan, Tier, UnitPlan, sources, units},
 };
-use crate::{ledger::Kind, model::shape::Shape};
+use crate::{format::Format, ledger::Kind, model::shape::Shape};
 
 /// What a plan is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +98,8 @@ pub struct Working {
     pub activation_bytes: u64,
     /// Keys and values of all its positions; none for models that compute the whole canvas in every pass.
     pub cache_bytes: u64,
+    /// How those are kept.
+    pub cache: Option<Format>,
     /// Logits of one piece of the vocabulary.
     pub head_bytes: u64,
     /// Scratch of all threads.
@@ -173,6 +175,14 @@ pub enum PlanError {
         level: Level,
         /// For this canvas.
         canvas: usize,
+    },
+    /// Keys and values can't be kept so.
+    #[error("keys and values can't be kept in {asked} on a card that computes in {number}")]
+    CacheFormat {
+        /// Asked for.
+        asked: Kv,
+        /// What the card computes in.
+        number: &'static str,
     },
     /// The lossless format isn't there yet.
     #[error(

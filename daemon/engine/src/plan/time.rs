@@ -139,6 +139,8 @@ fn linear(
     };
     let is_last = unit.layer().is_some_and(|layer| layer + 1 == shape.layers);
     let rows = match tensor.part {
+        // A causal model's usual pass is for one new token of each request.
+        _ if shape.causal => workload.requests,
         Part::Head => workload.head_rows(),
         // The last layer's keys and values are computed for all rows, the rest for those that are read.
         Part::Key | Part::Value => workload.rows(),
@@ -151,7 +153,9 @@ fn linear(
 
 /// Queries with keys and scores with values: as many multiplications for each pair of positions as a row is wide, twice.
 fn attention(shape: &Shape, workload: &Workload, rates: &Rates) -> Option<f64> {
-    let pairs = workload.requests as f64 * (workload.canvas as f64).powi(2);
+    let canvas = workload.canvas as f64;
+    let queries = if shape.causal { 1.0 } else { canvas };
+    let pairs = workload.requests as f64 * queries * canvas;
     let width = (shape.heads * shape.head_dim) as f64;
     let rate = rates.linear(Format::F32)?;
     Some(2.0 * pairs * width * shape.layers as f64 * rate.per_row_s())

@@ -352,6 +352,12 @@ impl Residency {
         })
     }
 
+    /// How each tensor is kept for computing: what is computed depends on nothing else of a plan.
+    pub(crate) fn storages(&self) -> Vec<Storage> {
+        let tensors = self.held.iter().flat_map(|held| &held.plan.tensors);
+        tensors.map(|tensor| tensor.storage).collect()
+    }
+
     /// Bytes of all weights as they are kept for computing.
     #[must_use]
     pub fn weight_bytes(&self) -> u64 {

@@ -9,7 +9,7 @@ use sluice_engine::{
 };
 use sluice_shared::{
     policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking},
+    sampling::{EosPolicy, Remasking, Sampling},
 };
 
 use crate::corpus::Message;
@@ -122,6 +122,8 @@ impl Session {
             remasking: Remasking::LowConfidence,
             eos: EosPolicy::Stop,
             policy: way.policy,
+            sampling: Sampling::default(),
+            stops: Vec::new(),
             seed: 0,
         };
         let (send, receive) = mpsc::channel();

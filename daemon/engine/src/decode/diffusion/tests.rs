@@ -1,7 +1,7 @@
 //! The sampler against a scripted model: what it asks for, and what it makes of the answers.
 
 use proptest::prelude::*;
-use sluice_shared::policy::PolicyChoice;
+use sluice_shared::{policy::PolicyChoice, sampling::Sampling};
 
 use super::*;
 use crate::decode::WeightsState;
@@ -95,6 +95,8 @@ fn request(length: usize, block_length: usize, steps: usize) -> Generate {
         remasking: Remasking::LowConfidence,
         eos: EosPolicy::Stop,
         policy: PolicyChoice::default(),
+        sampling: Sampling::default(),
+        stops: Vec::new(),
         seed: 1,
     }
 }
