@@ -130,11 +130,22 @@ pub fn scoring(request: Scoring, serving: &Serving) -> Result<Score, Failure> {
 fn prompt_ids(prompt: Prompt, serving: &Serving) -> Result<Vec<u32>, Failure> {
     let (field, ids) = match prompt {
         Prompt::Tokens(ids) => return Ok(ids),
-        Prompt::Raw(text) => ("raw_text", serving.text()?.encode(&text)?),
+        Prompt::Raw(text) => ("raw_text", raw_ids(&text, serving)?),
         Prompt::Chat(turns) => ("chat", chat_ids(serving.text()?, &turns)?),
     };
     if ids.is_empty() {
         return Err(empty(field, "the prompt has no tokens").into());
+    }
+    Ok(ids)
+}
+
+/// What a causal model continues begins as the texts did that it was trained on.
+fn raw_ids(words: &str, serving: &Serving) -> Result<Vec<u32>, Failure> {
+    let text = serving.text()?;
+    let mut ids = text.encode(words)?;
+    let is_causal = serving.loaded.info.mask.is_none();
+    if let Some(start) = text.start_token().filter(|_| is_causal && !ids.is_empty()) {
+        ids.insert(0, start);
     }
     Ok(ids)
 }

@@ -24,6 +24,8 @@ pub(super) struct TokenizerConfig {
     pub(super) other_special: Vec<String>,
     /// The chat template's source.
     pub(super) chat_template: Option<String>,
+    /// Whether texts begin with `bos_token`, where the file says it.
+    pub(super) add_bos_token: Option<bool>,
 }
 
 impl TokenizerConfig {
@@ -43,6 +45,7 @@ impl TokenizerConfig {
                 .map(chat_template)
                 .transpose()?
                 .flatten(),
+            add_bos_token: root.get("add_bos_token").and_then(Value::as_bool),
         })
     }
 }
