@@ -173,6 +173,8 @@ impl TryFrom<v1::GenerateRequest> for Generation {
 
         let remasking = match known("remasking", wire.remasking)? {
             v1::Remasking::Random => Remasking::Random,
+            v1::Remasking::Margin => Remasking::Margin,
+            v1::Remasking::Entropy => Remasking::Entropy,
             v1::Remasking::Unspecified | v1::Remasking::LowConfidence => Remasking::LowConfidence,
         };
         let eos = match known("eos", wire.eos)? {
@@ -506,7 +508,7 @@ mod tests {
                     ..Default::default()
                 });
             }),
-            "policy: unknown policy 'hasty'; known are reference, threshold, factor"
+            "policy: unknown policy 'hasty'; known are reference, threshold, factor, dream"
         );
     }
 

@@ -65,6 +65,18 @@ pub const POLICIES: &[PolicyInfo] = &[
         }],
         exact: false,
     },
+    PolicyInfo {
+        name: "dream",
+        summary: "the schedule of Dream's sampler: the share of the masks that its time passes in each step",
+        parameters: &[ParameterInfo {
+            name: "eps",
+            summary: "time at the end",
+            default: 1e-3,
+            min: 1e-6,
+            max: 0.5,
+        }],
+        exact: true,
+    },
 ];
 
 /// A policy of the registry with a value for each of its parameters.
@@ -251,7 +263,7 @@ mod tests {
         let error = |text: &str| text.parse::<PolicyChoice>().unwrap_err().to_string();
         assert_eq!(
             error("fast"),
-            "unknown policy 'fast'; known are reference, threshold, factor"
+            "unknown policy 'fast'; known are reference, threshold, factor, dream"
         );
         assert_eq!(error("factor:t=1"), "policy 'factor' has no parameter 't'");
         assert_eq!(

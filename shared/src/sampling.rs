@@ -8,6 +8,10 @@ pub enum Remasking {
     LowConfidence,
     /// By a seeded random number.
     Random,
+    /// By how much the most probable token is more probable than the next one.
+    Margin,
+    /// By how certain the position is altogether: the least entropy first.
+    Entropy,
 }
 
 /// What an end-of-sequence token does.

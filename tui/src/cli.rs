@@ -272,6 +272,10 @@ pub enum Remasking {
     LowConfidence,
     /// By a seeded random number
     Random,
+    /// By how much the most probable token is more probable than the next one
+    Margin,
+    /// By the entropy of the position, the least first
+    Entropy,
 }
 
 /// Spelling of [`v1::EosPolicy`].
@@ -316,6 +320,8 @@ impl Sampling {
             request.set_remasking(match remasking {
                 Remasking::LowConfidence => v1::Remasking::LowConfidence,
                 Remasking::Random => v1::Remasking::Random,
+                Remasking::Margin => v1::Remasking::Margin,
+                Remasking::Entropy => v1::Remasking::Entropy,
             });
         }
         if let Some(eos) = self.eos {

@@ -81,7 +81,7 @@ fn resident(shape: &Shape, sources: &[SourceTensor], level: Level) -> Plan {
     .unwrap()
 }
 
-fn check_fixture(name: &str) {
+fn check_fixture(name: &str, cases: usize) {
     if !stand_in::open() {
         return;
     }
@@ -100,16 +100,26 @@ fn check_fixture(name: &str) {
         ..Options::default()
     };
     let checks = fixture_tokens(&folder(name), options).unwrap();
-    assert_eq!(checks.len(), 17);
+    assert_eq!(checks.len(), cases);
     all_pass(&checks);
 }
 
 #[test]
 fn a_model_with_many_heads_in_f32() {
-    check_fixture("llada-tiny");
+    check_fixture("llada-tiny", 17);
 }
 
 #[test]
 fn a_model_with_grouped_heads_in_bf16_shards() {
-    check_fixture("llada-tiny-bf16");
+    check_fixture("llada-tiny-bf16", 17);
+}
+
+#[test]
+fn a_causal_model_with_kept_keys_and_values() {
+    check_fixture("llama-tiny", 3);
+}
+
+#[test]
+fn a_model_with_biases_and_shifted_logits() {
+    check_fixture("dream-tiny", 6);
 }

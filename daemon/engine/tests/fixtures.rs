@@ -109,6 +109,11 @@ fn check_tokens(name: &str, cases: usize) {
 }
 
 #[test]
+fn tokens_shifted_logits_and_dream_s_rankings() {
+    check_tokens("dream-tiny", 6);
+}
+
+#[test]
 fn tokens_causal() {
     check_tokens("llama-tiny", 3);
     check_tokens("llama-tiny-tied", 3);

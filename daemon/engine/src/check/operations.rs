@@ -13,7 +13,7 @@ use crate::{
     model::family::Rope,
     ops::{
         Activation, AttentionRange, AttentionShape, Choice, HeadRow, KeySegment, Noise, Ops,
-        RopeTable,
+        Ranking, RopeTable,
     },
     residency::{Data, Weight},
 };
@@ -443,6 +443,7 @@ impl Pair<'_> {
                 mask_token_id: targets[4],
                 end_tokens: &[targets[6], targets[7]],
                 suppressed,
+                ranking: Ranking::Confidence,
             };
             let mut results = Vec::new();
             for (ops, x, weight) in [

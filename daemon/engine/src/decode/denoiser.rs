@@ -7,7 +7,7 @@ use crate::{
         family::Mask,
         transformer::{Interrupt, Sequence, Transformer},
     },
-    ops::{Candidate, Choice, HeadRow, Noise, Ops},
+    ops::{Candidate, Choice, HeadRow, Noise, Ops, Ranking},
     residency::{Part, Residency, StreamStats},
 };
 
@@ -60,6 +60,8 @@ pub struct Pass<'a> {
     pub noise: Noise,
     /// Tokens whose logit counts as −∞.
     pub suppressed: &'a [u32],
+    /// What candidates are ranked by.
+    pub ranking: Ranking,
 }
 
 impl Pass<'_> {
@@ -146,6 +148,7 @@ impl Denoiser for ModelDenoiser<'_> {
             mask_token_id: self.vocabulary.mask_id(),
             end_tokens: &self.vocabulary.ends,
             suppressed: pass.suppressed,
+            ranking: pass.ranking,
         };
         let mut reduction = ops.start_head(pass.rows, &choice, weights.head_part_rows())?;
         for (unit, first) in weights.head_parts() {

@@ -1,8 +1,8 @@
 //! Masked-diffusion decoding: blocks from left to right, in each a few passes that commit
 //! the candidates a policy picks.
 //!
-//! Reference: `generate.py` of ML-GSAI/LLaDA, and Fast-dLLM's sampler without cache for the
-//! `threshold` and `factor` policies. Differences, each with the same tokens where the
+//! References: `generate.py` of ML-GSAI/LLaDA; Fast-dLLM's sampler without cache for the
+//! `threshold` and `factor` policies; Dream's own sampler for `dream`, and for ranking by margin and entropy. Differences, each with the same tokens where the
 //! reference has any: steps need not be divisible (a remainder goes to the first blocks);
 //! rows that can't be committed are not read; the unconditional branch runs only with
 //! guidance; the mask and unused ids are never chosen; noise is added in the logarithm.
@@ -17,7 +17,7 @@ use crate::{
     error::EngineError,
     event::{Event, Finish, Generated, PassReport, Position, TokenState},
     model::transformer::Interrupt,
-    ops::{Candidate, HeadRow, Noise},
+    ops::{Candidate, HeadRow, Noise, Ranking},
     request::{Generate, Slot},
 };
 
@@ -211,6 +211,11 @@ impl<'a> Run<'a> {
             temperature: request.temperature,
             noise: Noise::new(request.seed).stream(GUMBEL_STREAM),
             suppressed: &suppressed,
+            ranking: match request.remasking {
+                Remasking::LowConfidence | Remasking::Random => Ranking::Confidence,
+                Remasking::Margin => Ranking::Margin,
+                Remasking::Entropy => Ranking::Entropy,
+            },
         };
         let candidates = self.denoiser.candidates(&pass)?;
         Ok((pass.layer_rows(), candidates))
@@ -241,7 +246,7 @@ impl<'a> Run<'a> {
         let mut ranked: Vec<(f64, usize)> = Vec::with_capacity(rows.len());
         for (row, candidate) in rows.iter().zip(candidates) {
             let score = match self.request.remasking {
-                Remasking::LowConfidence => candidate.confidence,
+                Remasking::LowConfidence | Remasking::Margin | Remasking::Entropy => candidate.rank,
                 Remasking::Random => noise.uniform(self.passes as u64, row.position as u64, 0),
             };
             let position = &mut self.positions[row.position - prompt];

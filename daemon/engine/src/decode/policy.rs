@@ -25,6 +25,7 @@ pub fn commit_count(policy: &PolicyChoice, step: Step, ranked: &[f64]) -> usize 
         "reference" => quota(step),
         "threshold" => reaching(ranked, policy.value(0)),
         "factor" => by_factor(ranked, policy.value(0)),
+        "dream" => by_time(step, policy.value(0)),
         other => unreachable!("policy '{other}' is in the registry but not implemented"),
     };
     count.clamp(1, ranked.len())
@@ -53,6 +54,29 @@ fn by_factor(ranked: &[f64], factor: f64) -> usize {
         }
     }
     n
+}
+
+/// Dream's `_sample`: of what is masked at time t the share 1 − s/t, rounded down, until the next time s; times go in even
+/// steps from 1 to `eps`, the last step takes the rest. A step that would commit nothing computes nothing of use and is
+/// passed over.
+fn by_time(step: Step, eps: f64) -> usize {
+    // In `f32`, as the reference computes it.
+    let eps = eps as f32;
+    let time = |i: usize| 1.0 - (1.0 - eps) * i as f32 / step.steps as f32;
+    let mut masked = step.masked_at_start;
+    let mut passes = 0;
+    for i in 0..step.steps {
+        let count = match i + 1 == step.steps {
+            true => masked,
+            false => (masked as f32 * (1.0 - time(i + 1) / time(i))) as usize,
+        };
+        if count > 0 && passes == step.index {
+            return count;
+        }
+        passes += usize::from(count > 0);
+        masked -= count;
+    }
+    masked.max(1)
 }
 
 #[cfg(test)]
@@ -106,6 +130,33 @@ mod tests {
         assert_eq!(count("factor:f=1", &[0.9, 0.7, 0.76, 0.0]), 4);
         assert_eq!(count("factor:f=1", &[0.1]), 1);
         assert_eq!(count("factor:f=1", &[0.1, 0.0]), 2);
+    }
+
+    #[test]
+    fn dream_takes_what_its_time_passes_and_skips_empty_steps() {
+        let counts = |masked: usize, steps: usize| -> Vec<usize> {
+            let policy = "dream".parse().unwrap();
+            let mut counts = Vec::new();
+            let mut left = masked;
+            while left > 0 {
+                let step = Step {
+                    index: counts.len(),
+                    steps,
+                    masked_at_start: masked,
+                };
+                let count = commit_count(&policy, step, &vec![0.5; left]);
+                counts.push(count);
+                left -= count;
+            }
+            counts
+        };
+        // By hand: 32 · (1 − 0.875125) = 3.99…, 29 · (1 − 0.75025/0.875125) = 4.1…
+        assert_eq!(counts(32, 8)[..2], [3, 4]);
+        assert_eq!(counts(32, 8).len(), 8);
+        assert_eq!(counts(32, 8).iter().sum::<usize>(), 32);
+        // The first of as many steps as masks falls short of one.
+        assert!(counts(32, 32).len() < 32);
+        assert_eq!(counts(5, 1), [5]);
     }
 
     #[test]

@@ -52,9 +52,11 @@ pub fn choose(logits: &mut [f32], order: &mut [u32], draw: &Draw<'_>) -> Option<
     if draw.seen.binary_search(&token).is_ok() {
         logit /= f64::from(penalized(logits[token as usize], penalty));
     }
+    let confidence = (logit - log_sum).exp();
     Some(Candidate {
         token,
-        confidence: (logit - log_sum).exp(),
+        confidence,
+        rank: confidence,
         target_log_probability: None,
     })
 }

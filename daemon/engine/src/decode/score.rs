@@ -17,7 +17,7 @@ use crate::{
     error::EngineError,
     event::{Event, Finish, Outcome, Scored},
     model::transformer::Interrupt,
-    ops::{HeadRow, Noise},
+    ops::{HeadRow, Noise, Ranking},
     request::{Generate, Score, Slot},
 };
 
@@ -100,6 +100,7 @@ fn estimate(request: &Score, draw: usize, denoiser: &mut dyn Denoiser) -> Result
         temperature: 0.0,
         noise: Noise::new(request.seed),
         suppressed: &[],
+        ranking: Ranking::Confidence,
     })?;
     let sum: f64 = candidates
         .iter()

@@ -14,7 +14,7 @@ use crate::{
     error::EngineError,
     format::Format,
     ledger::{Kind, Ledger},
-    ops::{Choice, HeadRow, Noise, Ops, cache_format},
+    ops::{Choice, HeadRow, Noise, Ops, Ranking, cache_format},
     plan::{SourceTensor, UnitPlan, Working, Workload, units},
     residency::{Part, Residency},
 };
@@ -137,6 +137,7 @@ impl Rehearsal {
             mask_token_id: self.config.mask.map_or(0, |mask| mask.token_id),
             end_tokens: &[],
             suppressed: &[],
+            ranking: Ranking::Confidence,
         };
         let mut reduction = ops.start_head(&rows, &choice, weights.head_part_rows())?;
         for (unit, first) in weights.head_parts() {

@@ -318,6 +318,7 @@ impl CardHead {
             best: Some(state.best).filter(|&best| best != cuda::NO_TOKEN),
             best_logit: state.best_logit,
             target_logit: state.target_logit,
+            ..Running::default()
         });
         Ok(running.collect())
     }

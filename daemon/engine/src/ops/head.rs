@@ -22,6 +22,18 @@ pub struct HeadRow {
     pub target: Option<u32>,
 }
 
+/// What rows are ranked by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Ranking {
+    /// The chosen token's probability.
+    #[default]
+    Confidence,
+    /// By how much the most probable token is more probable than the next one.
+    Margin,
+    /// How certain the row is altogether: Σ p ln p over all tokens, at most 0.
+    Entropy,
+}
+
 /// How a token is chosen from a row's logits.
 #[derive(Debug, Clone)]
 pub struct Choice<'a> {
@@ -43,6 +55,8 @@ pub struct Choice<'a> {
     /// Tokens whose logit counts as −∞, for choice and probability alike, as in the
     /// reference's `logits_eos_inf`, which knows a single end token.
     pub suppressed: &'a [u32],
+    /// What [`Candidate::rank`] is.
+    pub ranking: Ranking,
 }
 
 /// What a row would become.
@@ -52,6 +66,8 @@ pub struct Candidate {
     pub token: u32,
     /// Its probability by the un-noised, un-tempered logits.
     pub confidence: f64,
+    /// What it is ranked by, by the same logits; the highest first.
+    pub rank: f64,
     /// Log-probability of the row's target.
     pub target_log_probability: Option<f64>,
 }
@@ -67,6 +83,10 @@ pub(super) struct Running {
     pub(super) best: Option<u32>,
     pub(super) best_logit: f32,
     pub(super) target_logit: f32,
+    /// Second largest logit so far.
+    pub(super) second: f32,
+    /// Sum of `logit * exp(logit - max)`, where rows are ranked by their entropy.
+    pub(super) weighted: f64,
 }
 
 /// Rows on their way through the head, a piece of the vocabulary at a time.
@@ -76,6 +96,8 @@ pub struct HeadReduction<'a> {
     /// Logits of `columns` of the vocabulary.
     logits: DeviceBuffer<f32>,
     columns: usize,
+    /// Their copy, where a card multiplies and its kernel knows no such ranking.
+    copied: Vec<f32>,
     state: State,
 }
 
@@ -104,7 +126,10 @@ impl Ops {
             .min(part_rows);
         let (device, ledger) = (&self.device, &self.ledger);
         let logits = DeviceBuffer::new(device, ledger, Kind::Head, columns * inputs)?;
+        // A card's kernel keeps what confidences need; for other rankings its logits are reduced here.
+        let is_here = choice.ranking != Ranking::Confidence;
         let state = match &self.body {
+            Body::Card(_) if is_here => State::Here(vec![Running::default(); rows.len()]),
             Body::Card(card) => {
                 State::OnCard(Box::new(card.start_head(rows, choice, device, ledger)?))
             }
@@ -116,11 +141,16 @@ impl Ops {
                 State::Here(Vec::new())
             }
         };
+        let copied = match &self.body {
+            Body::Card(_) if is_here => columns * inputs,
+            _ => 0,
+        };
         Ok(HeadReduction {
             rows,
             choice,
             logits,
             columns,
+            copied: vec![0.0; copied],
             state,
         })
     }
@@ -147,11 +177,23 @@ impl Ops {
             match &self.body {
                 Body::Cpu(cpu) => reduction.take_here(cpu, x, &piece, first + from),
                 Body::Card(card) => {
-                    let State::OnCard(state) = &reduction.state else {
-                        unreachable!("began on the card")
-                    };
                     let logits = reduction.logits.span();
-                    card.reduce_head(state, logits, x, &piece, first + from)?;
+                    match &mut reduction.state {
+                        State::OnCard(state) => {
+                            card.reduce_head(state, logits, x, &piece, first + from)?;
+                        }
+                        State::Here(running) => {
+                            let count = x.len() * piece.rows;
+                            let copied = &mut reduction.copied[..count];
+                            let place = logits.part(0, size_of_val(copied));
+                            card.logits(x, &piece, place)?;
+                            card.download(place, copied)?;
+                            let (rows, choice) = (reduction.rows, reduction.choice);
+                            let first = first + from;
+                            self.device
+                                .run(|| reduce(copied, piece.rows, first, rows, choice, running));
+                        }
+                    }
                 }
                 Body::Rehearsal => {}
             }
@@ -169,19 +211,7 @@ impl HeadReduction<'_> {
         let logits = &mut self.logits.host_mut()[..x.len() * width];
         cpu.run(|| {
             cpu.multiply_here(x, piece, logits, false);
-            let (conditional, unconditional) = logits.split_at_mut(rows.len() * width);
-            conditional
-                .par_chunks_exact_mut(width)
-                .zip(rows)
-                .zip(running.par_iter_mut())
-                .enumerate()
-                .for_each(|(index, ((logits, row), running))| {
-                    if let Some(w) = choice.guidance {
-                        let plain = &unconditional[index * width..(index + 1) * width];
-                        guide(logits, plain, w as f32);
-                    }
-                    running.take(logits, first, row, choice);
-                });
+            reduce(logits, width, first, rows, choice, running);
         });
     }
 
@@ -195,8 +225,35 @@ impl HeadReduction<'_> {
             State::OnCard(state) => state.read(self.rows.len())?,
         };
         let pairs = running.iter().zip(self.rows);
-        pairs.map(Running::candidate).collect()
+        let ranking = self.choice.ranking;
+        pairs
+            .map(|(running, row)| running.candidate(row, ranking))
+            .collect()
     }
+}
+
+/// Takes logits of `width` of the vocabulary from `first` on into the rows' states, on the device's threads.
+fn reduce(
+    logits: &mut [f32],
+    width: usize,
+    first: usize,
+    rows: &[HeadRow],
+    choice: &Choice<'_>,
+    running: &mut [Running],
+) {
+    let (conditional, unconditional) = logits.split_at_mut(rows.len() * width);
+    conditional
+        .par_chunks_exact_mut(width)
+        .zip(rows)
+        .zip(running.par_iter_mut())
+        .enumerate()
+        .for_each(|(index, ((logits, row), running))| {
+            if let Some(w) = choice.guidance {
+                let plain = &unconditional[index * width..(index + 1) * width];
+                guide(logits, plain, w as f32);
+            }
+            running.take(logits, first, row, choice);
+        });
 }
 
 impl Choice<'_> {
@@ -222,6 +279,8 @@ impl Default for Running {
             best: None,
             best_logit: f32::NEG_INFINITY,
             target_logit: f32::NEG_INFINITY,
+            second: f32::NEG_INFINITY,
+            weighted: 0.0,
         }
     }
 }
@@ -238,7 +297,7 @@ impl Running {
         if let Some(index) = row.target.and_then(inside) {
             self.target_logit = logits[index];
         }
-        self.add_to_sum(logits);
+        self.add_to_sum(logits, choice.ranking);
         // What can't be chosen: few ids, so they are lifted out instead of asked for at each.
         for &id in std::iter::once(&choice.mask_token_id)
             .chain(choice.end_tokens.iter().filter(|_| !row.may_end))
@@ -251,10 +310,20 @@ impl Running {
         self.choose(&logits[..used], from, row, choice);
     }
 
-    fn add_to_sum(&mut self, logits: &[f32]) {
+    fn add_to_sum(&mut self, logits: &[f32], ranking: Ranking) {
+        if ranking == Ranking::Margin {
+            let (mut first, mut second) = (self.max, self.second);
+            for &logit in logits {
+                second = second.max(first.min(logit));
+                first = first.max(logit);
+            }
+            self.second = second;
+        }
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if max > self.max {
-            self.sum *= f64::from((self.max - max).exp());
+            let shrunk = f64::from((self.max - max).exp());
+            self.sum *= shrunk;
+            self.weighted *= shrunk;
             self.max = max;
         }
         if self.max == f32::NEG_INFINITY {
@@ -266,6 +335,12 @@ impl Running {
             .iter()
             .map(|logit| f64::from((logit - self.max).exp()))
             .sum::<f64>();
+        if ranking == Ranking::Entropy {
+            let possible = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY);
+            self.weighted += possible
+                .map(|&logit| f64::from((logit - self.max).exp()) * f64::from(logit))
+                .sum::<f64>();
+        }
     }
 
     fn choose(&mut self, logits: &[f32], from: usize, row: &HeadRow, choice: &Choice<'_>) {
@@ -286,19 +361,27 @@ impl Running {
         }
     }
 
-    fn candidate((running, row): (&Self, &HeadRow)) -> Result<Candidate, EngineError> {
-        let log_sum = f64::from(running.max) + running.sum.ln();
+    fn candidate(&self, row: &HeadRow, ranking: Ranking) -> Result<Candidate, EngineError> {
+        let log_sum = f64::from(self.max) + self.sum.ln();
         let log_probability = |logit: f32| f64::from(logit) - log_sum;
-        match running.best {
-            Some(token) if log_sum.is_finite() => Ok(Candidate {
-                token,
-                confidence: log_probability(running.best_logit).exp(),
-                target_log_probability: row.target.map(|_| log_probability(running.target_logit)),
-            }),
-            _ => Err(EngineError::NotANumber {
+        let Some(token) = self.best.filter(|_| log_sum.is_finite()) else {
+            return Err(EngineError::NotANumber {
                 position: row.position,
-            }),
-        }
+            });
+        };
+        let confidence = log_probability(self.best_logit).exp();
+        Ok(Candidate {
+            token,
+            confidence,
+            rank: match ranking {
+                Ranking::Confidence => confidence,
+                Ranking::Margin => {
+                    log_probability(self.max).exp() - log_probability(self.second).exp()
+                }
+                Ranking::Entropy => self.weighted / self.sum - log_sum,
+            },
+            target_log_probability: row.target.map(|_| log_probability(self.target_logit)),
+        })
     }
 }
 

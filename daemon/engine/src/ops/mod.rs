@@ -22,7 +22,7 @@ pub use self::{
     attention::{AttentionRange, AttentionShape, AttentionTasks, KeySegment},
     cache::{CacheShape, CausalTasks, KvCache, cache_format},
     compare::{Comparison, Divergence},
-    head::{Candidate, Choice, HeadReduction, HeadRow},
+    head::{Candidate, Choice, HeadReduction, HeadRow, Ranking},
     logits::LogitsRow,
     noise::Noise,
 };

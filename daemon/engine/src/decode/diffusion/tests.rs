@@ -61,6 +61,7 @@ impl Denoiser for Scripted {
             Candidate {
                 token,
                 confidence,
+                rank: confidence,
                 target_log_probability: None,
             }
         };

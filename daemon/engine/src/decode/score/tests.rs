@@ -29,6 +29,7 @@ impl Denoiser for ContextFree {
         let candidate = |row: &HeadRow| Candidate {
             token: 4,
             confidence: 0.5 + row.position as f64 / 1000.0,
+            rank: 0.5 + row.position as f64 / 1000.0,
             target_log_probability: row.target.map(log_probability),
         };
         Ok(pass.rows.iter().map(candidate).collect())

@@ -47,6 +47,7 @@ fn plain<'a>() -> Choice<'a> {
         mask_token_id: 17,
         end_tokens: &[],
         suppressed: &[],
+        ranking: Ranking::Confidence,
     }
 }
 
@@ -165,6 +166,7 @@ fn what_may_not_be_chosen_is_not() {
         // The denominator is the whole head's, but for what counts as −∞.
         let suppressed = Choice {
             suppressed: &ends,
+            ranking: Ranking::Confidence,
             ..plain()
         };
         let without = single.reduce(&row, &suppressed)[0];
