@@ -90,7 +90,7 @@ struct Subject {
     #[arg(long, value_name = "NAME", value_parser = presets())]
     preset: Option<&'static Preset>,
 
-    /// Checkpoint, a Hugging Face folder or a .safetensors file in one
+    /// Checkpoint: a Hugging Face folder, a .safetensors file in one, or a .gguf file
     #[arg(long, value_name = "DIR|FILE")]
     model: Option<PathBuf>,
 }

@@ -29,9 +29,10 @@ pub(crate) enum Outcome {
 type Step = (&'static str, fn() -> io::Result<Outcome>);
 
 const TESTS: Step = ("test", || command(cargo().arg("test")));
-const CHECKS: [Step; 6] = [
+const CHECKS: [Step; 7] = [
     ("format", format),
     ("lints", lints),
+    ("fuzz targets", fuzz_targets),
     ("docs", docs),
     ("licences", licences),
     ("unit files", units::check),
@@ -92,6 +93,18 @@ fn lints() -> io::Result<Outcome> {
         "--",
         "-D",
         "warnings",
+    ]))
+}
+
+/// They are a workspace of their own, and run on nightly compilers alone.
+fn fuzz_targets() -> io::Result<Outcome> {
+    command(cargo().args([
+        "check",
+        "--locked",
+        "--manifest-path",
+        "fuzz/Cargo.toml",
+        "--target-dir",
+        "target",
     ]))
 }
 

@@ -4,6 +4,7 @@ mod ci;
 mod demo;
 mod model;
 mod ptx;
+mod smollm2;
 mod system;
 mod units;
 
@@ -20,6 +21,7 @@ Usage: cargo xtask COMMAND
   units                  checks the files in systemd/
   ptx [--check]          compiles the kernels for NVIDIA cards; --check compares with what is committed, and assembles
                          it for every kind of card
+  smollm2                fetches a small real model, which some tests compare with
 
 `cargo demo`, `cargo model` and `cargo ci` are short for these.";
 
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
         ["units"] => ci::run_units(),
         ["ptx"] => ptx::run(ptx::Mode::Write),
         ["ptx", "--check"] => ptx::run(ptx::Mode::Check),
+        ["smollm2"] => smollm2::run(),
         [] | ["help", ..] => help(),
         [option, ..] | [_, option] if is_help(option) => help(),
         _ => misused("unknown command or arguments"),

@@ -19,7 +19,7 @@ use sluice_engine::{
 };
 use sluice_shared::{
     policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking},
+    sampling::{EosPolicy, Remasking, Sampling},
 };
 
 /// How often this process asked the driver for memory of a card.
@@ -68,6 +68,8 @@ fn generate(engine: &Engine, model: ModelId, steps: usize) -> usize {
         remasking: Remasking::LowConfidence,
         eos: EosPolicy::Suppress,
         policy: PolicyChoice::default(),
+        sampling: Sampling::default(),
+        stops: Vec::new(),
         seed: 1,
     };
     let (send, receive) = mpsc::channel();

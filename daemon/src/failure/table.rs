@@ -227,6 +227,13 @@ fn engine(error: &EngineError) -> Row {
         EngineError::NoCard(unavailable) => {
             Row::new(Code::FailedPrecondition, "NO_CARD").hint(unavailable.hint())
         }
+        EngineError::CardFormat { tensor, format } => Row::new(
+            Code::FailedPrecondition,
+            "CARD_FORMAT",
+        )
+        .hint("start sluiced with --device cpu, or use a file in q8_0, q6_k, q4_k, f16 or bf16")
+        .figure("tensor", tensor)
+        .figure("format", format),
         EngineError::HeadSize { head_dim } => Row::new(Code::FailedPrecondition, "HEAD_SIZE")
             .hint("start sluiced with --device cpu")
             .figure("head_dim", head_dim),
@@ -433,10 +440,15 @@ fn checkpoint(error: &CheckpointError) -> Row {
         },
         CheckpointError::NotACheckpoint { .. } => {
             Row::new(Code::FailedPrecondition, "NOT_A_CHECKPOINT")
-                .hint("name the folder that holds config.json and model.safetensors")
+                .hint("name a folder that holds config.json and model.safetensors, or a .gguf file")
         }
         CheckpointError::MissingFile { .. } => broken("FILE_MISSING"),
         CheckpointError::NoWeights { .. } => broken("NO_WEIGHTS"),
+        CheckpointError::SeveralModels { count, .. } => {
+            Row::new(Code::FailedPrecondition, "SEVERAL_MODELS")
+                .hint("name one of the files instead of their folder")
+                .figure("count", count)
+        }
         CheckpointError::ShardOutside { .. } => broken("SHARD_OUTSIDE"),
         CheckpointError::TooLarge { bytes, max, .. } => broken("FILE_TOO_LARGE")
             .figure("bytes", bytes)
@@ -465,7 +477,7 @@ fn checkpoint(error: &CheckpointError) -> Row {
             .figure("expected", format!("{expected:?}")),
         CheckpointError::WrongFormat { tensor, found } => {
             Row::new(Code::FailedPrecondition, "TENSOR_WRONG_FORMAT")
-                .hint("use a checkpoint stored as f32, f16 or bf16")
+                .hint("use a checkpoint stored as f32, f16 or bf16, or a GGUF file in q8_0, q6_k and the like")
                 .figure("tensor", tensor)
                 .figure("found", found)
         }
@@ -476,6 +488,14 @@ fn checkpoint(error: &CheckpointError) -> Row {
                 .figure("known", known)
         }
         CheckpointError::Config { key, .. } => broken("CONFIG_INVALID").figure("key", key),
+        CheckpointError::Metadata { key, .. } => {
+            Row::new(Code::FailedPrecondition, "METADATA_INVALID")
+                .hint("the file is damaged, or made by a program that sluiced doesn't know; make it again with llama.cpp's converter")
+                .figure("key", key)
+        }
+        CheckpointError::Unsupported { hint, .. } => {
+            Row::new(Code::FailedPrecondition, "CHECKPOINT_UNSUPPORTED").hint(hint.clone())
+        }
         CheckpointError::Tokenizer(_) => broken("TOKENIZER_INVALID"),
     }
 }

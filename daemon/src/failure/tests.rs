@@ -29,6 +29,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::ModelReplaced) => "model replaced",
         F::Engine(E::OutOfMemory { .. }) => "out of memory",
         F::Engine(E::NoCard(_)) => "no card",
+        F::Engine(E::CardFormat { .. }) => "card format",
         F::Engine(E::HeadSize { .. }) => "head size",
         F::Engine(E::Card(_)) => "card",
         F::Engine(E::Plan(error)) => plan_name(error),
@@ -115,6 +116,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
         C::NotACheckpoint { .. } => "no checkpoint",
         C::MissingFile { .. } => "file missing",
         C::NoWeights { .. } => "no weights",
+        C::SeveralModels { .. } => "several models",
         C::ShardOutside { .. } => "shard outside",
         C::TooLarge { .. } => "too large",
         C::MalformedFile { .. } => "malformed",
@@ -126,12 +128,14 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
         C::WrongFormat { .. } => "wrong format",
         C::UnknownArchitecture { .. } => "architecture",
         C::Config { .. } => "config",
+        C::Metadata { .. } => "metadata",
+        C::Unsupported { .. } => "unsupported",
         C::Tokenizer(_) => "checkpoint's tokenizer",
     }
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 99;
+const VARIANTS: usize = 106;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -169,6 +173,13 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (
             engine(EngineError::NoCard(device::Unavailable::NoDevice)),
+            FailedPrecondition,
+        ),
+        (
+            engine(EngineError::CardFormat {
+                tensor: text(),
+                format: "q4_1",
+            }),
             FailedPrecondition,
         ),
         (
@@ -375,6 +386,11 @@ fn broken_checkpoints() -> Vec<CheckpointError> {
         C::NotACheckpoint { path: "/p".into() },
         C::MissingFile { path: text() },
         C::NoWeights { path: text() },
+        C::SeveralModels {
+            path: text(),
+            count: 2,
+            first: text(),
+        },
         C::ShardOutside {
             file: text(),
             shard: text(),
@@ -415,6 +431,16 @@ fn broken_checkpoints() -> Vec<CheckpointError> {
         C::Config {
             key: "d_model",
             problem: text(),
+        },
+        C::Metadata {
+            path: text(),
+            key: text(),
+            problem: text(),
+        },
+        C::Unsupported {
+            path: text(),
+            what: text(),
+            hint: text(),
         },
         C::Tokenizer(TextError::Tokenizer { cause: text() }),
     ]

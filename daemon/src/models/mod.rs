@@ -58,14 +58,16 @@ impl ModelName {
         }
     }
 
-    /// The checkpoint at `path`, named by its folder.
+    /// The checkpoint at `path`, named by its folder, or by the file that holds all of it.
     #[must_use]
     pub fn at(path: &Path) -> Self {
-        let folder = match path.extension() {
-            Some(extension) if extension == "safetensors" => path.parent().unwrap_or(path),
-            _ => path,
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        let name = match extension {
+            Some("safetensors") => path.parent().unwrap_or(path).file_name(),
+            Some("gguf") => path.file_stem(),
+            _ => path.file_name(),
         };
-        let name = folder.file_name().unwrap_or(folder.as_os_str());
+        let name = name.unwrap_or(path.as_os_str());
         Self {
             name: name.to_string_lossy().into_owned(),
             path: Some(path.to_owned()),
@@ -351,6 +353,8 @@ mod tests {
         let file = Path::new("/m/llada-8b/model.safetensors");
         assert_eq!(ModelName::at(file).name, "llada-8b");
         assert_eq!(ModelName::at(file).path.as_deref(), Some(file));
+        let gguf = Path::new("/m/llada-8b.q4_k_m.gguf");
+        assert_eq!(ModelName::at(gguf).name, "llada-8b.q4_k_m");
         assert_eq!(ModelName::at(Path::new("/")).name, "/");
     }
 

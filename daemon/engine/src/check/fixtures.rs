@@ -23,7 +23,6 @@ use crate::{
     error::EngineError,
     event::Generated,
     model::{
-        family::ModelConfig,
         shape::Shape,
         transformer::{Interrupt, Sequence, Transformer, logits},
     },
@@ -71,7 +70,7 @@ pub fn fixture_logits(
     plan_for: &PlanFor<'_>,
 ) -> Result<Vec<Check>, EngineError> {
     let checkpoint = Checkpoint::open(&Source::Folder(folder.to_owned()))?;
-    let config = ModelConfig::read(&checkpoint.config()?, None)?;
+    let config = checkpoint.model()?;
     let shape = config.shape.clone();
     let model = Transformer::new(config, ops)?;
     let sources = plan::sources(&checkpoint, shape.tensors())?;

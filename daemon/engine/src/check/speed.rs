@@ -3,7 +3,6 @@
 use crate::{
     device::{Device, DeviceBuffer},
     error::EngineError,
-    format::Format,
     ledger::{Kind, Ledger},
     ops::{AttentionRange, AttentionShape, KeySegment, Ops},
     residency::{Data, Weight},
@@ -35,7 +34,7 @@ const SLOW_S: f64 = 1.0;
 /// Matrices of the most rows, in `f32`, that exist at once: queries, keys, values, results, and one on its way there.
 const MATRICES: usize = 6;
 
-/// Times products of 4096 × 4096 weights in every format, and attention of one canvas. `told` hears of each as it is done.
+/// Times products of 4096 × 4096 weights in every format that it has, and attention of one canvas. `told` hears of each as it is done.
 ///
 /// # Errors
 /// When memory can't be had, or an operation fails.
@@ -51,7 +50,7 @@ pub fn speeds(device: &Device, told: &mut dyn FnMut(&Speed)) -> Result<Vec<Speed
         told(&speed);
         all.push(speed);
     };
-    for format in Format::ALL {
+    for &format in device.profile().formats() {
         let bytes = format.bytes(WIDTH * WIDTH);
         let memory =
             DeviceBuffer::<u64>::filled(device, &ledger, Kind::Weights, bytes / 8, |words| {

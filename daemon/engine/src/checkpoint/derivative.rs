@@ -106,7 +106,12 @@ impl Derivative {
         }
         Ok(Some(Self {
             folder: folder.to_owned(),
-            name: model_name(&source.source),
+            name: match (&source.gguf, &source.files[..]) {
+                (Some(_), [file, ..]) => {
+                    model_name(&Source::Folder(Path::new(&file.path).with_extension("")))
+                }
+                _ => model_name(&source.source),
+            },
             fingerprint: source.fingerprint()?,
             level: plan.level,
             source: Arc::clone(source),
@@ -191,6 +196,7 @@ impl Derivative {
             stamps: Vec::new(),
             files: vec![file],
             tensors,
+            gguf: None,
         }))
     }
 
@@ -255,7 +261,7 @@ fn read_metadata(file: &CheckpointFile) -> Result<HashMap<String, String>, Check
     Ok(parsed.metadata().clone().unwrap_or_default())
 }
 
-/// The name of a model's folder, cut where file names would get too long.
+/// The name of a model's folder or GGUF file, cut where file names would get too long.
 fn model_name(source: &Source) -> String {
     let name = match source {
         Source::Folder(folder) => folder.file_name().map(|name| name.to_string_lossy()),

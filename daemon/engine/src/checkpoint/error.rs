@@ -18,7 +18,7 @@ pub enum CheckpointError {
         cause: io::Error,
     },
     /// Neither a folder nor a file of a kind that can be read.
-    #[error("{path} is no checkpoint: a Hugging Face folder or a .safetensors file in one is", path = path.display())]
+    #[error("{path} is no checkpoint: a Hugging Face folder, a .safetensors file in one, or a .gguf file is", path = path.display())]
     NotACheckpoint {
         /// What was given.
         path: PathBuf,
@@ -30,10 +30,22 @@ pub enum CheckpointError {
         path: String,
     },
     /// The folder holds no weights.
-    #[error("{path} holds neither model.safetensors nor model.safetensors.index.json")]
+    #[error(
+        "{path} holds neither model.safetensors nor model.safetensors.index.json, nor a .gguf file"
+    )]
     NoWeights {
         /// The folder.
         path: String,
+    },
+    /// The folder holds several models.
+    #[error("{path} holds {count} .gguf files, such as {first}; name one of them")]
+    SeveralModels {
+        /// The folder.
+        path: String,
+        /// How many files.
+        count: usize,
+        /// The name of one.
+        first: String,
     },
     /// A shard that would lie outside the checkpoint's folder.
     #[error("{file} names a shard outside its folder: {shard:?}")]
@@ -102,7 +114,9 @@ pub enum CheckpointError {
         expected: Vec<usize>,
     },
     /// Elements that are no weights.
-    #[error("tensor {tensor} is stored as {found}; weights are f32, f16 or bf16")]
+    #[error(
+        "tensor {tensor} is stored as {found}; weights are f32, f16, bf16 or blocks from q8_0 to q2_k"
+    )]
     WrongFormat {
         /// Its name.
         tensor: String,
@@ -124,6 +138,26 @@ pub enum CheckpointError {
         key: &'static str,
         /// What is wrong with it.
         problem: String,
+    },
+    /// A key of a GGUF file that is missing or makes no sense.
+    #[error("{path}: {key} {problem}")]
+    Metadata {
+        /// The file.
+        path: String,
+        /// The key.
+        key: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A file in a way that isn't supported here.
+    #[error("{path} {what}")]
+    Unsupported {
+        /// The file.
+        path: String,
+        /// What it is or has.
+        what: String,
+        /// What to do about it.
+        hint: String,
     },
     /// The tokenizer's files don't work.
     #[error("tokenizer: {0}")]

@@ -1,35 +1,38 @@
 //! Reading checkpoints as people have them: Hugging Face folders with safetensors, sharded
-//! or not. Headers are checked first; then each tensor is read straight to where it will
-//! live. Files are not mapped: one cut short under a mapping would kill the process.
+//! or not, and GGUF files. Headers are checked first; then each tensor is read straight to where
+//! it will live. Files are not mapped: one cut short under a mapping would kill the process.
 
 pub(crate) mod derivative;
 mod error;
 mod file;
+mod find;
+pub mod gguf;
 mod rate;
 mod safetensors;
 pub mod synth;
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    ops::Range,
-    path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
+use std::{collections::BTreeMap, ops::Range, path::PathBuf, sync::atomic::AtomicBool};
+
+use self::{
+    derivative::Stamp,
+    file::CheckpointFile,
+    find::{is_gguf, weight_files},
+    gguf::{Gguf, Interleaved},
 };
-
-use serde::Deserialize;
-
-use self::{derivative::Stamp, file::CheckpointFile};
 pub use self::{
     error::CheckpointError,
     rate::{DiskRates, disk_rates},
 };
-use crate::{format::Format, page::Page};
+use crate::{
+    format::Format,
+    model::{WIDTH_MAX, family::ModelConfig},
+    page::Page,
+};
 
 /// Where a checkpoint is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A Hugging Face folder, or a `.safetensors` file in one.
+    /// A Hugging Face folder, a `.safetensors` file in one, a `.gguf` file, or a folder with one.
     Folder(PathBuf),
     /// Files inside the program: name and bytes.
     Embedded(&'static [(&'static str, &'static [u8])]),
@@ -37,8 +40,6 @@ pub enum Source {
 
 /// Largest `config.json` and the like; published ones stay below 10 KiB.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
-/// Largest shard index; one of a thousand layers stays below it.
-const INDEX_BYTES_MAX: u64 = 64 << 20;
 /// Largest tokenizer; that of a vocabulary of 250,000 is about 35 MB.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 
@@ -50,6 +51,8 @@ pub struct Checkpoint {
     /// Of each file, where it lies on disk.
     stamps: Vec<Option<Stamp>>,
     tensors: BTreeMap<String, TensorEntry>,
+    /// What the file says besides, where it is a GGUF file.
+    gguf: Option<Gguf>,
 }
 
 /// A tensor as its file's header tells it.
@@ -62,11 +65,8 @@ pub struct TensorEntry {
     file: usize,
     offset: u64,
     bytes: u64,
-}
-
-#[derive(Deserialize)]
-struct ShardIndex {
-    weight_map: BTreeMap<String, String>,
+    /// How its rows are stored, if not in order.
+    interleaved: Option<Interleaved>,
 }
 
 impl Checkpoint {
@@ -81,6 +81,7 @@ impl Checkpoint {
             files: Vec::new(),
             stamps: Vec::new(),
             tensors: BTreeMap::new(),
+            gguf: None,
         };
         for name in names {
             let stamp = Stamp::of(&checkpoint.source, &name);
@@ -90,7 +91,14 @@ impl Checkpoint {
                 return Err(CheckpointError::Changed { path: file.path });
             }
             let index = checkpoint.files.len();
-            for (tensor, entry) in safetensors::read_header(&file, index)? {
+            let entries = match is_gguf(&name) {
+                true => {
+                    let gguf = checkpoint.gguf.insert(Gguf::read(&file)?);
+                    gguf.entries(index)?
+                }
+                false => safetensors::read_header(&file, index)?,
+            };
+            for (tensor, entry) in entries {
                 if checkpoint.tensors.insert(tensor.clone(), entry).is_some() {
                     return Err(CheckpointError::DuplicateTensor { tensor, file: name });
                 }
@@ -107,12 +115,20 @@ impl Checkpoint {
         self.tensors.get(name)
     }
 
+    /// What the file calls the tensor of this name, for messages.
+    pub(crate) fn name_in_file(&self, name: &str) -> String {
+        match &self.gguf {
+            Some(gguf) => gguf.file_name(name),
+            None => name.to_owned(),
+        }
+    }
+
     /// The format of the tensor of exactly this name and shape.
     ///
     /// # Errors
     /// When it is missing, has another shape, or isn't stored as weights.
     pub fn check(&self, name: &str, shape: &[usize]) -> Result<Format, CheckpointError> {
-        let tensor = || name.to_owned();
+        let tensor = || self.name_in_file(name);
         let entry = self
             .tensor(name)
             .ok_or_else(|| CheckpointError::MissingTensor { tensor: tensor() })?;
@@ -123,6 +139,13 @@ impl Checkpoint {
                 tensor: tensor(),
                 found,
             })?;
+        // Norms and the like, of which no blocks are made.
+        if shape.len() == 1 && format.block_len() > 1 {
+            return Err(CheckpointError::WrongFormat {
+                tensor: tensor(),
+                found: format!("a vector of {}", format.name()),
+            });
+        }
         if entry.shape != shape {
             return Err(CheckpointError::WrongShape {
                 tensor: tensor(),
@@ -148,7 +171,12 @@ impl Checkpoint {
     ) -> Result<(), CheckpointError> {
         debug_assert_eq!(part.end - part.start, out.len() as u64);
         let (file, offset) = self.place(entry, &part);
-        file.read_at(offset, out)
+        match entry.interleaved {
+            Some(halves) => halves.read(part, out, |part, out| {
+                file.read_at(entry.offset + part.start, out)
+            }),
+            None => file.read_at(offset, out),
+        }
     }
 
     /// Reads the bytes `part` of a tensor past the page cache, in the whole pages that hold
@@ -168,7 +196,20 @@ impl Checkpoint {
         cancel: &AtomicBool,
     ) -> Result<Option<usize>, CheckpointError> {
         let (file, offset) = self.place(entry, &part);
-        file.read_direct(offset, (part.end - part.start) as usize, target, cancel)
+        let len = (part.end - part.start) as usize;
+        let start = match entry.interleaved {
+            Some(halves) if !halves.is_whole(&part) => {
+                let out: &mut [u8] = bytemuck::cast_slice_mut(target);
+                self.read_part(entry, part, &mut out[..len])?;
+                return Ok(Some(0));
+            }
+            _ => file.read_direct(offset, len, target, cancel)?,
+        };
+        if let (Some(halves), Some(start)) = (entry.interleaved, start) {
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(target);
+            halves.sort(&mut bytes[start..start + len]);
+        }
+        Ok(start)
     }
 
     /// Whether the file that holds a tensor still is what it was when it was opened. To have
@@ -199,11 +240,14 @@ impl Checkpoint {
         (&self.files[entry.file], entry.offset + part.start)
     }
 
-    /// `config.json`.
+    /// `config.json`, or what a GGUF file has in its place.
     ///
     /// # Errors
     /// When it is missing, too large or no JSON object.
     pub fn config(&self) -> Result<serde_json::Map<String, serde_json::Value>, CheckpointError> {
+        if let Some(gguf) = &self.gguf {
+            return gguf.config();
+        }
         let name = "config.json";
         let bytes = self.small_file(name, CONFIG_BYTES_MAX)?.ok_or_else(|| {
             CheckpointError::MissingFile {
@@ -213,6 +257,42 @@ impl Checkpoint {
         parse_json(&self.source, name, &bytes)
     }
 
+    /// The model that the configuration describes.
+    ///
+    /// # Errors
+    /// An unknown architecture, or what is missing, makes no sense, or asks for what isn't computed here.
+    pub fn model(&self) -> Result<ModelConfig, CheckpointError> {
+        let generation = self.generation_config()?;
+        let config = ModelConfig::read(&self.config()?, generation.as_ref());
+        let Some(gguf) = &self.gguf else {
+            return config;
+        };
+        let mut config = config.map_err(|error| gguf.explain(error))?;
+        gguf.complete(&mut config, self.rope_factors()?)?;
+        Ok(config)
+    }
+
+    /// What a GGUF file divides the frequencies of the rotation by, if anything.
+    fn rope_factors(&self) -> Result<Option<Vec<f32>>, CheckpointError> {
+        let Some(entry) = self.tensor(gguf::ROPE_FACTORS) else {
+            return Ok(None);
+        };
+        let numbers: usize = entry.shape.iter().product();
+        if numbers > WIDTH_MAX || self.check(gguf::ROPE_FACTORS, &entry.shape)? != Format::F32 {
+            return Err(CheckpointError::WrongFormat {
+                tensor: gguf::ROPE_FACTORS.to_owned(),
+                found: "what no factors of frequencies are".to_owned(),
+            });
+        }
+        let mut factors = vec![0.0f32; numbers];
+        self.read_part(
+            entry,
+            0..entry.bytes,
+            bytemuck::cast_slice_mut(&mut factors),
+        )?;
+        Ok(Some(factors))
+    }
+
     /// `generation_config.json`, if there is one.
     ///
     /// # Errors
@@ -220,17 +300,26 @@ impl Checkpoint {
     pub fn generation_config(
         &self,
     ) -> Result<Option<serde_json::Map<String, serde_json::Value>>, CheckpointError> {
+        if self.gguf.is_some() {
+            return Ok(None);
+        }
         let name = "generation_config.json";
         self.small_file(name, CONFIG_BYTES_MAX)?
             .map(|bytes| parse_json(&self.source, name, &bytes))
             .transpose()
     }
 
-    /// The bytes of `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, if they are there.
+    /// The bytes of `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, if they are there, or what a GGUF
+    /// file has in their place. Beside one without a tokenizer they are looked for, too.
     ///
     /// # Errors
     /// When one can't be read or is too large.
     pub fn tokenizer(&self) -> Result<Option<TokenizerFiles>, CheckpointError> {
+        if let Some(gguf) = &self.gguf
+            && let Some(files) = gguf.tokenizer()?
+        {
+            return Ok(Some(files));
+        }
         let Some(tokenizer) = self.small_file("tokenizer.json", TOKENIZER_BYTES_MAX)? else {
             return Ok(None);
         };
@@ -257,65 +346,6 @@ pub struct TokenizerFiles {
     pub config: Option<Vec<u8>>,
     /// `chat_template.jinja`, which newer checkpoints have instead of a key of the file before.
     pub template: Option<Vec<u8>>,
-}
-
-/// The folder and the names of the files that hold the weights.
-fn weight_files(source: &Source) -> Result<(Source, Vec<String>), CheckpointError> {
-    const SINGLE: &str = "model.safetensors";
-    const INDEX: &str = "model.safetensors.index.json";
-
-    let mut source = source.clone();
-    if let Source::Folder(path) = &source {
-        let metadata = fs::metadata(path).map_err(|error| CheckpointError::io(path, error))?;
-        if metadata.is_file() {
-            let (folder, name) = weight_file_in_folder(path)?;
-            return Ok((Source::Folder(folder), vec![name]));
-        }
-        if !metadata.is_dir() {
-            return Err(CheckpointError::NotACheckpoint { path: path.clone() });
-        }
-        // A relative path would mean another folder after a change of the working one.
-        source = Source::Folder(fs::canonicalize(path).map_err(|e| CheckpointError::io(path, e))?);
-    }
-    if file::exists(&source, SINGLE) {
-        return Ok((source, vec![SINGLE.to_owned()]));
-    }
-    let Some(index) = file::read_small(&source, INDEX, INDEX_BYTES_MAX)? else {
-        return Err(CheckpointError::NoWeights {
-            path: file::describe(&source, ""),
-        });
-    };
-    let index: ShardIndex = parse_json(&source, INDEX, &index)?;
-    let mut names: Vec<String> = index.weight_map.into_values().collect();
-    names.sort_unstable();
-    names.dedup();
-    for name in &names {
-        // A shard lies beside its index, whatever the index says.
-        if Path::new(name)
-            .file_name()
-            .is_none_or(|file| file != name.as_str())
-        {
-            return Err(CheckpointError::ShardOutside {
-                file: file::describe(&source, INDEX),
-                shard: name.chars().take(200).collect(),
-            });
-        }
-    }
-    Ok((source, names))
-}
-
-fn weight_file_in_folder(path: &Path) -> Result<(PathBuf, String), CheckpointError> {
-    let unsupported = || CheckpointError::NotACheckpoint {
-        path: path.to_owned(),
-    };
-    let path = fs::canonicalize(path).map_err(|error| CheckpointError::io(path, error))?;
-    let name = path.file_name().and_then(|name| name.to_str());
-    match (path.parent(), name) {
-        (Some(folder), Some(name)) if name.ends_with(".safetensors") => {
-            Ok((folder.to_owned(), name.to_owned()))
-        }
-        _ => Err(unsupported()),
-    }
 }
 
 fn parse_json<T: serde::de::DeserializeOwned>(

@@ -58,6 +58,7 @@ pub(super) fn read_header(
             file: index,
             offset: start + from as u64,
             bytes: (to - from) as u64,
+            interleaved: None,
         };
         (name, entry)
     });

@@ -135,7 +135,7 @@ fn what_is_no_checkpoint_is_said_to_be_none() {
     let folder = TempDir::new().unwrap();
     assert_eq!(
         refusal(&folder),
-        "DIR holds neither model.safetensors nor model.safetensors.index.json"
+        "DIR holds neither model.safetensors nor model.safetensors.index.json, nor a .gguf file"
     );
     let file = folder.path().join("notes.txt");
     fs::write(&file, "hello").unwrap();

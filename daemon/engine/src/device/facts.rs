@@ -177,7 +177,7 @@ fn measure_copy(memory: &mut [u8]) -> io::Result<f64> {
 }
 
 fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, EngineError> {
-    let mut rates = unknown(POINT_ROWS);
+    let mut rates = unknown(ops, POINT_ROWS);
     let start = Instant::now();
     for round in 0..ROUNDS_MAX {
         if round >= ROUNDS_MIN && start.elapsed() > ROUNDS_TIME {
@@ -192,13 +192,14 @@ fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, Engine
     Ok(rising(rates))
 }
 
-/// Rates of all formats that are not measured yet.
-fn unknown(rows: [usize; POINTS]) -> Vec<LinearRate> {
+/// Rates that are not measured yet, of all formats that the device multiplies.
+fn unknown(ops: &Ops, rows: [usize; POINTS]) -> Vec<LinearRate> {
     let unknown = |format| LinearRate {
         format,
         points: rows.map(|rows| (rows, f64::INFINITY)),
     };
-    Format::ALL.iter().copied().map(unknown).collect()
+    let formats = ops.device().profile().formats();
+    formats.iter().copied().map(unknown).collect()
 }
 
 /// A small matrix lies in the cache: reading a large one still takes its time.

@@ -11,7 +11,7 @@ use crate::{
     error::EngineError,
     format::Format,
     ledger::Ledger,
-    model::{family::ModelConfig, shape::Preset},
+    model::shape::Preset,
     ops::Ops,
     plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, SourceTensor, Workload},
 };
@@ -48,10 +48,7 @@ impl Outline {
     /// A checkpoint that could not be loaded either.
     pub fn of_checkpoint(source: &Source, machine: Machine) -> Result<Self, EngineError> {
         let checkpoint = Checkpoint::open(source)?;
-        let config = ModelConfig::read(
-            &checkpoint.config()?,
-            checkpoint.generation_config()?.as_ref(),
-        )?;
+        let config = checkpoint.model()?;
         Ok(Self {
             planner: Planner::of_checkpoint(&checkpoint, config, machine)?,
         })

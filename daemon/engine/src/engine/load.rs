@@ -310,10 +310,7 @@ pub(super) struct Opened {
 impl Opened {
     fn new(source: &Source) -> Result<Self, EngineError> {
         let checkpoint = Checkpoint::open(source)?;
-        let config = ModelConfig::read(
-            &checkpoint.config()?,
-            checkpoint.generation_config()?.as_ref(),
-        )?;
+        let config = checkpoint.model()?;
         // The tokenizer first: it is small, and a broken one should not cost a long read.
         let text = checkpoint
             .tokenizer()?

@@ -18,13 +18,44 @@ pub enum Format {
     Q8_0,
     /// GGUF's blocks of 256 six-bit weights in 16 groups: 6.5625 bits a weight.
     Q6K,
+    /// GGUF's blocks of 256 five-bit weights in 8 groups with minima: 5.5 bits a weight.
+    Q5K,
+    /// GGUF's blocks of 32 five-bit weights, a scale and a minimum: 6 bits a weight.
+    Q5_1,
+    /// GGUF's blocks of 32 five-bit weights and a scale: 5.5 bits a weight.
+    Q5_0,
     /// GGUF's blocks of 256 four-bit weights in 8 groups with minima: 4.5 bits a weight.
     Q4K,
+    /// GGUF's blocks of 32 four-bit weights, a scale and a minimum: 5 bits a weight.
+    Q4_1,
+    /// GGUF's blocks of 32 four-bit weights and a scale: 4.5 bits a weight.
+    Q4_0,
+    /// GGUF's blocks of 256 three-bit weights in 16 groups: 3.4375 bits a weight.
+    Q3K,
+    /// GGUF's blocks of 256 two-bit weights in 16 groups with minima: 2.625 bits a weight.
+    Q2K,
 }
 
 impl Format {
     /// All formats, the most faithful first.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 13] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Q8_0,
+        Self::Q6K,
+        Self::Q5K,
+        Self::Q5_1,
+        Self::Q5_0,
+        Self::Q4K,
+        Self::Q4_1,
+        Self::Q4_0,
+        Self::Q3K,
+        Self::Q2K,
+    ];
+
+    /// Those that cards have kernels for: what safetensors have, and what levels convert to.
+    pub const ON_CARDS: [Self; 6] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
@@ -42,7 +73,14 @@ impl Format {
             Self::Bf16 => "bf16",
             Self::Q8_0 => "q8_0",
             Self::Q6K => "q6_k",
+            Self::Q5K => "q5_k",
+            Self::Q5_1 => "q5_1",
+            Self::Q5_0 => "q5_0",
             Self::Q4K => "q4_k",
+            Self::Q4_1 => "q4_1",
+            Self::Q4_0 => "q4_0",
+            Self::Q3K => "q3_k",
+            Self::Q2K => "q2_k",
         }
     }
 
@@ -51,8 +89,8 @@ impl Format {
     pub const fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q8_0 => blocks::Q8_0_WEIGHTS,
-            Self::Q6K | Self::Q4K => blocks::K_WEIGHTS,
+            Self::Q8_0 | Self::Q5_1 | Self::Q5_0 | Self::Q4_1 | Self::Q4_0 => blocks::SMALL_WEIGHTS,
+            Self::Q6K | Self::Q5K | Self::Q4K | Self::Q3K | Self::Q2K => blocks::K_WEIGHTS,
         }
     }
 
@@ -64,7 +102,14 @@ impl Format {
             Self::F16 | Self::Bf16 => 2,
             Self::Q8_0 => blocks::Q8_0_BYTES,
             Self::Q6K => blocks::Q6_K_BYTES,
+            Self::Q5K => blocks::Q5_K_BYTES,
+            Self::Q5_1 => blocks::Q5_1_BYTES,
+            Self::Q5_0 => blocks::Q5_0_BYTES,
             Self::Q4K => blocks::Q4_K_BYTES,
+            Self::Q4_1 => blocks::Q4_1_BYTES,
+            Self::Q4_0 => blocks::Q4_0_BYTES,
+            Self::Q3K => blocks::Q3_K_BYTES,
+            Self::Q2K => blocks::Q2_K_BYTES,
         }
     }
 
@@ -91,7 +136,7 @@ impl Format {
     }
 
     /// This format, or the next one up that rows of this width can be stored in: `q4_k` and `q6_k` become `q8_0`, that
-    /// becomes `bf16`.
+    /// becomes `bf16`. Levels ask for these alone.
     #[must_use]
     pub fn for_width(self, width: usize) -> Self {
         if self.fits(width) {
@@ -130,7 +175,14 @@ impl Format {
             }
             Self::Q8_0 => blocks::decode_q8_0(bytes, out),
             Self::Q6K => blocks::decode_q6_k(bytes, out),
+            Self::Q5K => blocks::decode_q5_k(bytes, out),
+            Self::Q5_1 => blocks::decode_q5_1(bytes, out),
+            Self::Q5_0 => blocks::decode_q5_0(bytes, out),
             Self::Q4K => blocks::decode_q4_k(bytes, out),
+            Self::Q4_1 => blocks::decode_q4_1(bytes, out),
+            Self::Q4_0 => blocks::decode_q4_0(bytes, out),
+            Self::Q3K => blocks::decode_q3_k(bytes, out),
+            Self::Q2K => blocks::decode_q2_k(bytes, out),
         }
     }
 }
@@ -178,7 +230,14 @@ mod tests {
         for (format, kind) in [
             (Format::Q8_0, GgmlDType::Q8_0),
             (Format::Q6K, GgmlDType::Q6K),
+            (Format::Q5K, GgmlDType::Q5K),
+            (Format::Q5_1, GgmlDType::Q5_1),
+            (Format::Q5_0, GgmlDType::Q5_0),
             (Format::Q4K, GgmlDType::Q4K),
+            (Format::Q4_1, GgmlDType::Q4_1),
+            (Format::Q4_0, GgmlDType::Q4_0),
+            (Format::Q3K, GgmlDType::Q3K),
+            (Format::Q2K, GgmlDType::Q2K),
         ] {
             let tensor = Tensor::from_vec(values(), WEIGHTS, &Device::Cpu).unwrap();
             let theirs = QTensor::quantize(&tensor, kind).unwrap();
@@ -210,7 +269,14 @@ mod tests {
             (Format::Bf16, 3e-3),
             (Format::Q8_0, 6e-3),
             (Format::Q6K, 2.5e-2),
+            (Format::Q5K, 4.5e-2),
+            (Format::Q5_1, 4.5e-2),
+            (Format::Q5_0, 4.5e-2),
             (Format::Q4K, 9e-2),
+            (Format::Q4_1, 9e-2),
+            (Format::Q4_0, 9e-2),
+            (Format::Q3K, 2e-1),
+            (Format::Q2K, 3e-1),
         ] {
             let mut bytes = vec![0; format.bytes(WEIGHTS)];
             format.store(&values, &mut bytes);

@@ -33,7 +33,14 @@ impl Format {
             }
             Self::Q8_0 => GgmlDType::Q8_0,
             Self::Q6K => GgmlDType::Q6K,
+            Self::Q5K => GgmlDType::Q5K,
+            Self::Q5_1 => GgmlDType::Q5_1,
+            Self::Q5_0 => GgmlDType::Q5_0,
             Self::Q4K => GgmlDType::Q4K,
+            Self::Q4_1 => GgmlDType::Q4_1,
+            Self::Q4_0 => GgmlDType::Q4_0,
+            Self::Q3K => GgmlDType::Q3K,
+            Self::Q2K => GgmlDType::Q2K,
         };
         let blocks = Tensor::from_slice(values, values.len(), &Device::Cpu)
             .and_then(|tensor| QTensor::quantize(&tensor, kind))

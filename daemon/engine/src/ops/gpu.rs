@@ -507,5 +507,6 @@ fn format(format: Format) -> cuda::Format {
         Format::Q8_0 => cuda::Format::Q8_0,
         Format::Q6K => cuda::Format::Q6K,
         Format::Q4K => cuda::Format::Q4K,
+        other => unreachable!("a model with {} is not loaded to a card", other.name()),
     }
 }

@@ -8,8 +8,13 @@ use crate::{
     residency::{Part, Unit},
 };
 
+/// Share of its bytes that a block must save to be rounded a second time: of `q8_0` and `q6_k` to `q4_k`, not of
+/// `q5_k` or `q4_1`, which loses much for little.
+const LEAST_SAVING: f64 = 0.2;
+
 /// How this tensor is kept at this level, which is not `auto`. Vectors stay as they are. A row length that blocks can't
-/// divide takes the next format up, and nothing gets larger than it was.
+/// divide takes the next format up, and nothing gets larger than it was. What a GGUF file has in blocks already was rounded
+/// once; it is rounded again only where that saves a fifth of its bytes.
 pub(super) fn storage(level: Level, tensor: &TensorPlan) -> Storage {
     let source = Storage::Plain(tensor.source);
     let wanted = match level {
@@ -26,8 +31,12 @@ pub(super) fn storage(level: Level, tensor: &TensorPlan) -> Storage {
     };
     let is_vector = tensor.rows == 1;
     let fitting = wanted.for_width(tensor.width);
+    let saves_enough = match tensor.source.block_len() {
+        1 => fitting.bits() < tensor.source.bits(),
+        _ => fitting.bits() <= (1.0 - LEAST_SAVING) * tensor.source.bits(),
+    };
     // The embedding is read row by row from where it lies.
-    if is_vector || tensor.part == Part::Embedding || fitting.bits() >= tensor.source.bits() {
+    if is_vector || tensor.part == Part::Embedding || !saves_enough {
         return source;
     }
     Storage::Plain(fitting)
@@ -69,7 +78,7 @@ mod tests {
 
     #[test]
     fn each_level_keeps_each_tensor_in_its_format() {
-        use Format::{Bf16, F16, F32, Q4K, Q6K, Q8_0};
+        use Format::{Bf16, F16, F32, Q2K, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0};
         use Storage::{Lossless, Plain};
         let query = tensor(Part::Query, 512, 512, Bf16);
         let odd = tensor(Part::Down, 64, 160, Bf16);
@@ -78,6 +87,8 @@ mod tests {
         let head = tensor(Part::Head, 1024, 512, Bf16);
         let norm = tensor(Part::MlpNorm, 1, 512, Bf16);
         let embedding = tensor(Part::Embedding, 1024, 512, Bf16);
+        let stored = |format| tensor(Part::Query, 512, 512, format);
+        let narrow = tensor(Part::Query, 576, 576, Q4_1);
         for (level, tensor, expected) in [
             (Level::Off, query, Plain(Bf16)),
             (Level::Standard, query, Plain(Bf16)),
@@ -92,6 +103,18 @@ mod tests {
             (Level::Aggressive, odd, Plain(Q8_0)),
             (Level::Aggressive, odder, Plain(Bf16)),
             (Level::Aggressive, half, Plain(F16)),
+            // As GGUF files have them: smaller already, larger, and of a width that the level's blocks can't divide.
+            (Level::Mild, stored(Q5_1), Plain(Q5_1)),
+            (Level::Moderate, stored(Q8_0), Plain(Q8_0)),
+            (Level::Moderate, stored(Q6K), Plain(Q6K)),
+            (Level::Moderate, stored(Q4_1), Plain(Q4_1)),
+            (Level::Aggressive, stored(Q8_0), Plain(Q4K)),
+            (Level::Aggressive, stored(Q6K), Plain(Q4K)),
+            (Level::Aggressive, stored(Q5K), Plain(Q5K)),
+            (Level::Aggressive, stored(Q4_1), Plain(Q4_1)),
+            (Level::Aggressive, stored(Q4_0), Plain(Q4_0)),
+            (Level::Aggressive, stored(Q2K), Plain(Q2K)),
+            (Level::Aggressive, narrow, Plain(Q4_1)),
         ] {
             assert_eq!(storage(level, &tensor), expected, "{level} {tensor:?}");
         }

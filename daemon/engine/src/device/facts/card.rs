@@ -23,7 +23,7 @@ const PART_ENDS_BYTES: usize = 64;
 
 pub(super) fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, EngineError> {
     ops.reserve(arena_bytes(ops) as u64)?;
-    let mut rates = unknown(POINT_ROWS);
+    let mut rates = unknown(ops, POINT_ROWS);
     let mut probes = Vec::new();
     for (rate, LinearRate { format, .. }) in rates.iter().enumerate() {
         for (point, rows) in POINT_ROWS.into_iter().enumerate() {
@@ -110,6 +110,7 @@ fn arena_bytes(ops: &Ops) -> usize {
         let row = width * size_of::<f32>() + width * number + size_of::<u32>() + outputs * number;
         POINT_ROWS[POINTS - 1] * row + PARTS * PART_ENDS_BYTES
     };
-    let all = Format::ALL.into_iter().flat_map(shapes).map(of_shape);
+    let formats = ops.device().profile().formats();
+    let all = formats.iter().copied().flat_map(shapes).map(of_shape);
     all.max().unwrap_or(0)
 }

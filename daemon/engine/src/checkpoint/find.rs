@@ -1,0 +1,111 @@
+//! Which files hold a checkpoint's weights.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use super::{CheckpointError, Source, file, parse_json};
+
+/// Largest shard index; one of a thousand layers stays below it.
+const INDEX_BYTES_MAX: u64 = 64 << 20;
+
+#[derive(Deserialize)]
+struct ShardIndex {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// The folder and the names of the files that hold the weights.
+pub(super) fn weight_files(source: &Source) -> Result<(Source, Vec<String>), CheckpointError> {
+    const SINGLE: &str = "model.safetensors";
+    const INDEX: &str = "model.safetensors.index.json";
+
+    let mut source = source.clone();
+    if let Source::Folder(path) = &source {
+        let metadata = fs::metadata(path).map_err(|error| CheckpointError::io(path, error))?;
+        if metadata.is_file() {
+            let (folder, name) = weight_file_in_folder(path)?;
+            return Ok((Source::Folder(folder), vec![name]));
+        }
+        if !metadata.is_dir() {
+            return Err(CheckpointError::NotACheckpoint { path: path.clone() });
+        }
+        // A relative path would mean another folder after a change of the working one.
+        source = Source::Folder(fs::canonicalize(path).map_err(|e| CheckpointError::io(path, e))?);
+    }
+    if file::exists(&source, SINGLE) {
+        return Ok((source, vec![SINGLE.to_owned()]));
+    }
+    let Some(index) = file::read_small(&source, INDEX, INDEX_BYTES_MAX)? else {
+        let name = only_gguf(&source)?;
+        return Ok((source, vec![name]));
+    };
+    let index: ShardIndex = parse_json(&source, INDEX, &index)?;
+    let mut names: Vec<String> = index.weight_map.into_values().collect();
+    names.sort_unstable();
+    names.dedup();
+    for name in &names {
+        // A shard lies beside its index, whatever the index says.
+        if Path::new(name)
+            .file_name()
+            .is_none_or(|file| file != name.as_str())
+        {
+            return Err(CheckpointError::ShardOutside {
+                file: file::describe(&source, INDEX),
+                shard: name.chars().take(200).collect(),
+            });
+        }
+    }
+    Ok((source, names))
+}
+
+/// Whether a file of this name holds a whole model.
+pub(super) fn is_gguf(name: &str) -> bool {
+    name.ends_with(".gguf")
+}
+
+/// The one GGUF file of a folder.
+fn only_gguf(source: &Source) -> Result<String, CheckpointError> {
+    let path = file::describe(source, "");
+    let Source::Folder(folder) = source else {
+        return Err(CheckpointError::NoWeights { path });
+    };
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|error| CheckpointError::io(folder, error))? {
+        let entry = entry.map_err(|error| CheckpointError::io(folder, error))?;
+        names.extend(
+            entry
+                .file_name()
+                .into_string()
+                .ok()
+                .filter(|name| is_gguf(name)),
+        );
+    }
+    names.sort_unstable();
+    match &names[..] {
+        [] => Err(CheckpointError::NoWeights { path }),
+        [name] => Ok(name.clone()),
+        [first, ..] => Err(CheckpointError::SeveralModels {
+            path,
+            count: names.len(),
+            first: first.clone(),
+        }),
+    }
+}
+
+fn weight_file_in_folder(path: &Path) -> Result<(PathBuf, String), CheckpointError> {
+    let unsupported = || CheckpointError::NotACheckpoint {
+        path: path.to_owned(),
+    };
+    let path = fs::canonicalize(path).map_err(|error| CheckpointError::io(path, error))?;
+    let name = path.file_name().and_then(|name| name.to_str());
+    match (path.parent(), name) {
+        (Some(folder), Some(name)) if name.ends_with(".safetensors") || is_gguf(name) => {
+            Ok((folder.to_owned(), name.to_owned()))
+        }
+        _ => Err(unsupported()),
+    }
+}

@@ -1,0 +1,245 @@
+//! The configuration that a GGUF file's keys stand for, written as the `config.json` that the file was made from: what a
+//! family makes of that, and refuses, is the same for both.
+
+use serde_json::{Map, Value, json};
+
+use super::{super::CheckpointError, Gguf, dialect::Model, tensor::Tensor};
+
+/// Keys of `config.json`: LLaDA's, everybody else's, and the one of the architecture in GGUF.
+const SIZES: [[&str; 3]; 6] = [
+    ["d_model", "hidden_size", "embedding_length"],
+    ["n_layers", "num_hidden_layers", "block_count"],
+    ["n_heads", "num_attention_heads", "attention.head_count"],
+    [
+        "n_kv_heads",
+        "num_key_value_heads",
+        "attention.head_count_kv",
+    ],
+    [
+        "mlp_hidden_size",
+        "intermediate_size",
+        "feed_forward_length",
+    ],
+    [
+        "max_sequence_length",
+        "max_position_embeddings",
+        "context_length",
+    ],
+];
+const FLOATS: [[&str; 3]; 2] = [
+    ["rope_theta", "rope_theta", "rope.freq_base"],
+    [
+        "rms_norm_eps",
+        "rms_norm_eps",
+        "attention.layer_norm_rms_epsilon",
+    ],
+];
+/// Those that a file can do without: there are as many key-value heads as heads, and the base is the usual one.
+const KV_HEADS: &str = "attention.head_count_kv";
+const ROPE_BASE: &str = "rope.freq_base";
+
+/// Keys of variants that aren't computed here, unless they have this value.
+const VARIANTS: [(&str, f64); 7] = [
+    ("rope.scale_linear", 1.0),
+    ("expert_count", 0.0),
+    ("attention.clamp_kqv", 0.0),
+    ("attention.max_alibi_bias", 0.0),
+    ("logit_scale", 1.0),
+    ("residual_scale", 1.0),
+    ("embedding_scale", 1.0),
+];
+
+impl Gguf {
+    /// The keys of a `config.json`.
+    ///
+    /// # Errors
+    /// Names the key that is missing, makes no sense, or asks for what isn't computed here.
+    pub fn config(&self) -> Result<Map<String, Value>, CheckpointError> {
+        self.check_variant()?;
+        let column = usize::from(self.dialect.model != Model::Llada);
+        let mut config = Map::new();
+        for names in SIZES {
+            let key = self.dialect.key(names[2]);
+            match self.metadata.whole(&key)? {
+                Some(size) => config.insert(names[column].to_owned(), size.into()),
+                None if names[2] == KV_HEADS => continue,
+                None => return Err(self.metadata.problem(&key, "is missing")),
+            };
+        }
+        for names in FLOATS {
+            let key = self.dialect.key(names[2]);
+            match self.metadata.float(&key)? {
+                Some(number) => config.insert(names[column].to_owned(), number.into()),
+                None if names[2] == ROPE_BASE => continue,
+                None => return Err(self.metadata.problem(&key, "is missing")),
+            };
+        }
+        if let Some(id) = self.mask_token_id()? {
+            config.insert("mask_token_id".to_owned(), id.into());
+        }
+        config.insert("eos_token_id".to_owned(), self.end_token_ids()?.into());
+        match self.dialect.model {
+            Model::Llada => self.add_llada(&mut config)?,
+            Model::Llama => self.add_others(&mut config, "llama")?,
+            Model::Qwen2 => self.add_others(&mut config, "qwen2")?,
+            Model::Dream => self.add_others(&mut config, "Dream")?,
+        }
+        Ok(config)
+    }
+
+    /// What a key of `config.json` is called in the file, for messages.
+    pub(in super::super) fn key_of(&self, config_key: &str) -> String {
+        let names = SIZES.iter().chain(&FLOATS);
+        let mut found = names.filter(|names| names[..2].contains(&config_key));
+        match (found.next(), config_key) {
+            (Some(names), _) => self.dialect.key(names[2]),
+            (None, "mask_token_id") => self.dialect.mask_key.to_owned(),
+            (None, "eos_token_id") => "tokenizer.ggml.eos_token_id".to_owned(),
+            (None, "head_dim") => self.dialect.key("attention.key_length"),
+            (None, "vocab_size" | "embedding_size") => self.dialect.key("vocab_size"),
+            (None, "sliding_window") => self.dialect.key("attention.sliding_window"),
+            (None, "rope_scaling") => self.dialect.key("rope.scaling.type"),
+            (None, other) => other.to_owned(),
+        }
+    }
+
+    fn add_llada(&self, config: &mut Map<String, Value>) -> Result<(), CheckpointError> {
+        let rows = self.embedding_rows()?;
+        let tokens = self.metadata.texts(super::TOKENS_KEY)?;
+        let named = self.metadata.whole(&self.dialect.key("vocab_size"))?;
+        let vocabulary = match tokens {
+            Some(tokens) => tokens.len() as u64,
+            None => named.unwrap_or(rows),
+        };
+        let width = self.metadata.whole(&self.dialect.key("embedding_length"))?;
+        let heads = self
+            .metadata
+            .whole(&self.dialect.key("attention.head_count"))?;
+        if let (Some(length), Some(width), Some(heads)) = (self.head_length()?, width, heads)
+            && length.checked_mul(heads) != Some(width)
+        {
+            return Err(self.metadata.problem(
+                &self.dialect.key("attention.key_length"),
+                format!("is {length}; {heads} heads of LLaDA share {width} out"),
+            ));
+        }
+        config.insert("model_type".to_owned(), "llada".into());
+        config.insert("vocab_size".to_owned(), vocabulary.into());
+        config.insert("embedding_size".to_owned(), rows.into());
+        config.insert("weight_tying".to_owned(), (!self.has_head()).into());
+        Ok(())
+    }
+
+    fn add_others(
+        &self,
+        config: &mut Map<String, Value>,
+        model_type: &str,
+    ) -> Result<(), CheckpointError> {
+        config.insert("model_type".to_owned(), model_type.into());
+        config.insert("vocab_size".to_owned(), self.embedding_rows()?.into());
+        config.insert("tie_word_embeddings".to_owned(), (!self.has_head()).into());
+        if let Some(length) = self.head_length()? {
+            config.insert("head_dim".to_owned(), length.into());
+        }
+        let window = self.dialect.key("attention.sliding_window");
+        if let Some(window) = self.metadata.whole(&window)?.filter(|&window| window > 0) {
+            config.insert("sliding_window".to_owned(), window.into());
+        }
+        let scaling = self.metadata.text(&self.dialect.key("rope.scaling.type"))?;
+        if let Some(scaling) = scaling.filter(|&scaling| scaling != "none") {
+            config.insert("rope_scaling".to_owned(), json!({ "rope_type": scaling }));
+        }
+        let has_biases = |tensor: &Tensor| tensor.name.ends_with(".attn_q.bias");
+        if self.dialect.model == Model::Llama && self.tensors.iter().any(has_biases) {
+            config.insert("attention_bias".to_owned(), true.into());
+        }
+        Ok(())
+    }
+
+    /// Numbers in a head, where the file says it.
+    pub(super) fn head_length(&self) -> Result<Option<u64>, CheckpointError> {
+        let (key, value) = ("attention.key_length", "attention.value_length");
+        let key_length = self.metadata.whole(&self.dialect.key(key))?;
+        let value_length = self.metadata.whole(&self.dialect.key(value))?;
+        match (key_length, value_length) {
+            (key_length, None) => Ok(key_length),
+            (Some(of_key), Some(of_value)) if of_key == of_value => Ok(key_length),
+            (_, Some(length)) => Err(self.metadata.problem(
+                &self.dialect.key(value),
+                format!("is {length}; heads of one size for keys and values are supported"),
+            )),
+        }
+    }
+
+    fn embedding_rows(&self) -> Result<u64, CheckpointError> {
+        let embedding = self
+            .tensors
+            .iter()
+            .find(|tensor| tensor.name == "token_embd.weight");
+        match embedding.map(|tensor| &tensor.shape[..]) {
+            Some([rows, _]) => Ok(*rows as u64),
+            _ => Err(CheckpointError::MissingTensor {
+                tensor: "token_embd.weight".to_owned(),
+            }),
+        }
+    }
+
+    fn has_head(&self) -> bool {
+        self.tensors
+            .iter()
+            .any(|tensor| tensor.name == "output.weight")
+    }
+
+    fn mask_token_id(&self) -> Result<Option<u64>, CheckpointError> {
+        if matches!(self.dialect.model, Model::Llama | Model::Qwen2) {
+            return Ok(None);
+        }
+        let id = self.metadata.whole(self.dialect.mask_key)?;
+        id.map(Some)
+            .ok_or_else(|| self.metadata.problem(self.dialect.mask_key, "is missing"))
+    }
+
+    /// Ids that end a text, without repetition.
+    fn end_token_ids(&self) -> Result<Vec<u64>, CheckpointError> {
+        let mut ids = Vec::new();
+        for key in [
+            "tokenizer.ggml.eos_token_id",
+            "tokenizer.ggml.eot_token_id",
+            "diffuse.eos_token_id",
+        ] {
+            ids.extend(self.metadata.whole(key)?.filter(|id| !ids.contains(id)));
+        }
+        Ok(ids)
+    }
+
+    /// What changes the arithmetic in ways that aren't computed here is refused, never run as if it weren't there.
+    fn check_variant(&self) -> Result<(), CheckpointError> {
+        let refuse = |key: &str, found: String| {
+            Err(self
+                .metadata
+                .problem(key, format!("is {found}, which is not supported")))
+        };
+        for (name, usual) in VARIANTS {
+            let key = self.dialect.key(name);
+            match self.metadata.float(&key)? {
+                Some(found) if found != usual => return refuse(&key, found.to_string()),
+                _ => {}
+            }
+        }
+        let is_causal = matches!(self.dialect.model, Model::Llama | Model::Qwen2);
+        let key = self.dialect.key("attention.causal");
+        if let Some(found) = self.metadata.bool(&key)?
+            && found != is_causal
+        {
+            return refuse(&key, found.to_string());
+        }
+        let shifts = self.dialect.model == Model::Dream;
+        let key = "diffusion.shift_logits";
+        if let Some(found) = self.metadata.bool(key)?
+            && found != shifts
+        {
+            return refuse(key, found.to_string());
+        }
+        Ok(())
+    }
+}

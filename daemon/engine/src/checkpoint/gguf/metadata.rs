@@ -1,0 +1,361 @@
+//! The keys and values at the beginning of a GGUF file. Lists are kept flat, so that they take no more memory than the
+//! file has bytes, whatever it says.
+
+use std::collections::BTreeMap;
+
+use super::{super::CheckpointError, cursor::Cursor};
+
+/// Most keys of a file; real ones have some dozens.
+const KEYS_MAX: usize = 1 << 14;
+/// Longest key, as the format says.
+const KEY_BYTES_MAX: usize = (1 << 16) - 1;
+/// Lists of lists of lists: no real file has any.
+const DEPTH_MAX: usize = 4;
+/// Bytes of a key's length, a type and the smallest value.
+const ENTRY_BYTES_MIN: u64 = 8 + 4 + 1;
+
+/// What a key stands for.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Value {
+    Unsigned(u64),
+    Signed(i64),
+    Float(f64),
+    Bool(bool),
+    Text(String),
+    Texts(Texts),
+    Numbers(Numbers),
+    /// A list of lists, which nothing here reads.
+    Nested,
+}
+
+impl Value {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Unsigned(_) | Self::Signed(_) => "a whole number",
+            Self::Float(_) => "a number",
+            Self::Bool(_) => "true or false",
+            Self::Text(_) => "a text",
+            Self::Texts(_) => "a list of texts",
+            Self::Numbers(_) => "a list of numbers",
+            Self::Nested => "a list of lists",
+        }
+    }
+}
+
+/// Texts, one after another.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Texts {
+    text: String,
+    /// Where each one ends.
+    ends: Vec<usize>,
+}
+
+impl Texts {
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub(super) fn get(&self, index: usize) -> Option<&str> {
+        let end = *self.ends.get(index)?;
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        Some(&self.text[start..end])
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &str> {
+        (0..self.len()).filter_map(|index| self.get(index))
+    }
+}
+
+/// Numbers of one type, as they lie in the file.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Numbers {
+    scalar: Scalar,
+    bytes: Vec<u8>,
+}
+
+impl Numbers {
+    pub(super) fn len(&self) -> usize {
+        self.bytes.len() / self.scalar.bytes()
+    }
+
+    /// As whole numbers; none if they are fractions.
+    pub(super) fn whole(&self) -> impl Iterator<Item = i64> {
+        let chunks = self.bytes.chunks_exact(self.scalar.bytes());
+        chunks.filter_map(|bytes| match self.scalar.value(bytes) {
+            Value::Unsigned(number) => i64::try_from(number).ok(),
+            Value::Signed(number) => Some(number),
+            _ => None,
+        })
+    }
+
+    /// As numbers of any kind.
+    pub(super) fn floats(&self) -> impl Iterator<Item = f64> {
+        let chunks = self.bytes.chunks_exact(self.scalar.bytes());
+        chunks.filter_map(|bytes| match self.scalar.value(bytes) {
+            Value::Float(number) => Some(number),
+            Value::Unsigned(number) => Some(number as f64),
+            Value::Signed(number) => Some(number as f64),
+            _ => None,
+        })
+    }
+}
+
+/// Types of a fixed size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scalar {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    F32,
+    Bool,
+    U64,
+    I64,
+    F64,
+}
+
+impl Scalar {
+    fn bytes(self) -> usize {
+        match self {
+            Self::U8 | Self::I8 | Self::Bool => 1,
+            Self::U16 | Self::I16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 => 8,
+        }
+    }
+
+    /// The value of so many bytes.
+    fn value(self, bytes: &[u8]) -> Value {
+        let mut wide = [0; 8];
+        wide[..bytes.len()].copy_from_slice(bytes);
+        let unsigned = u64::from_le_bytes(wide);
+        match self {
+            Self::U8 | Self::U16 | Self::U32 | Self::U64 => Value::Unsigned(unsigned),
+            Self::I8 => Value::Signed(i64::from(unsigned as i8)),
+            Self::I16 => Value::Signed(i64::from(unsigned as i16)),
+            Self::I32 => Value::Signed(i64::from(unsigned as i32)),
+            Self::I64 => Value::Signed(unsigned.cast_signed()),
+            Self::F32 => Value::Float(f64::from(f32::from_bits(unsigned as u32))),
+            Self::F64 => Value::Float(f64::from_bits(unsigned)),
+            Self::Bool => Value::Bool(unsigned != 0),
+        }
+    }
+}
+
+/// A value's type.
+#[derive(Debug, Clone, Copy)]
+enum Type {
+    Scalar(Scalar),
+    Text,
+    List,
+}
+
+impl Type {
+    fn read(cursor: &mut Cursor<'_>) -> Result<Self, CheckpointError> {
+        Ok(match cursor.u32()? {
+            0 => Self::Scalar(Scalar::U8),
+            1 => Self::Scalar(Scalar::I8),
+            2 => Self::Scalar(Scalar::U16),
+            3 => Self::Scalar(Scalar::I16),
+            4 => Self::Scalar(Scalar::U32),
+            5 => Self::Scalar(Scalar::I32),
+            6 => Self::Scalar(Scalar::F32),
+            7 => Self::Scalar(Scalar::Bool),
+            8 => Self::Text,
+            9 => Self::List,
+            10 => Self::Scalar(Scalar::U64),
+            11 => Self::Scalar(Scalar::I64),
+            12 => Self::Scalar(Scalar::F64),
+            other => {
+                return Err(cursor.malformed(format!("a value would have the type {other}")));
+            }
+        })
+    }
+
+    /// Fewest bytes that one takes.
+    fn bytes_min(self) -> u64 {
+        match self {
+            Self::Scalar(scalar) => scalar.bytes() as u64,
+            Self::Text => 8,
+            Self::List => 4 + 8,
+        }
+    }
+}
+
+/// All keys of a file.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Metadata {
+    path: String,
+    values: BTreeMap<String, Value>,
+}
+
+impl Metadata {
+    /// Reads so many keys and values.
+    pub(super) fn read(
+        cursor: &mut Cursor<'_>,
+        path: &str,
+        count: usize,
+    ) -> Result<Self, CheckpointError> {
+        if count > KEYS_MAX {
+            return Err(cursor.malformed(format!(
+                "it would have {count} keys; files have up to {KEYS_MAX}"
+            )));
+        }
+        let mut values = BTreeMap::new();
+        for _ in 0..count {
+            let key = cursor.name("key", KEY_BYTES_MAX)?;
+            let kind = Type::read(cursor)?;
+            let value = read_value(cursor, kind, 0)?;
+            if values.insert(key.clone(), value).is_some() {
+                return Err(cursor.malformed(format!("the key {key} stands twice")));
+            }
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            values,
+        })
+    }
+
+    /// The file, for messages.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Fewest bytes of a key with its value.
+    pub(super) const ENTRY_BYTES_MIN: u64 = ENTRY_BYTES_MIN;
+
+    /// What is wrong with a key.
+    pub(super) fn problem(&self, key: &str, problem: impl Into<String>) -> CheckpointError {
+        CheckpointError::Metadata {
+            path: self.path.clone(),
+            key: key.to_owned(),
+            problem: problem.into(),
+        }
+    }
+
+    /// What the file asks for and isn't to be had here, and what to do.
+    pub(super) fn unsupported(
+        &self,
+        what: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> CheckpointError {
+        CheckpointError::Unsupported {
+            path: self.path.clone(),
+            what: what.into(),
+            hint: hint.into(),
+        }
+    }
+
+    fn read_as<'a, T>(
+        &'a self,
+        key: &str,
+        wanted: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, CheckpointError> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(value) => read(value)
+                .map(Some)
+                .ok_or_else(|| self.problem(key, format!("is {}, not {wanted}", value.kind()))),
+        }
+    }
+
+    pub(super) fn whole(&self, key: &str) -> Result<Option<u64>, CheckpointError> {
+        self.read_as(key, "a whole number of at least 0", |value| match value {
+            Value::Unsigned(number) => Some(*number),
+            Value::Signed(number) => u64::try_from(*number).ok(),
+            _ => None,
+        })
+    }
+
+    pub(super) fn float(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
+        self.read_as(key, "a number", |value| match value {
+            Value::Float(number) => Some(*number),
+            Value::Unsigned(number) => Some(*number as f64),
+            Value::Signed(number) => Some(*number as f64),
+            _ => None,
+        })
+    }
+
+    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, CheckpointError> {
+        self.read_as(key, "true or false", |value| match value {
+            Value::Bool(truth) => Some(*truth),
+            _ => None,
+        })
+    }
+
+    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, CheckpointError> {
+        self.read_as(key, "a text", |value| match value {
+            Value::Text(text) => Some(text.as_str()),
+            _ => None,
+        })
+    }
+
+    pub(super) fn texts(&self, key: &str) -> Result<Option<&Texts>, CheckpointError> {
+        self.read_as(key, "a list of texts", |value| match value {
+            Value::Texts(texts) => Some(texts),
+            _ => None,
+        })
+    }
+
+    pub(super) fn numbers(&self, key: &str) -> Result<Option<&Numbers>, CheckpointError> {
+        self.read_as(key, "a list of numbers", |value| match value {
+            Value::Numbers(numbers) => Some(numbers),
+            _ => None,
+        })
+    }
+}
+
+fn read_value(cursor: &mut Cursor<'_>, kind: Type, depth: usize) -> Result<Value, CheckpointError> {
+    match kind {
+        Type::Scalar(scalar) => {
+            let bytes = cursor.bytes(scalar.bytes())?;
+            Ok(scalar.value(&bytes))
+        }
+        Type::Text => Ok(Value::Text(lossy(cursor.text_bytes()?))),
+        Type::List => {
+            let kind = Type::read(cursor)?;
+            let count = cursor.count("values in a list", kind.bytes_min())?;
+            read_list(cursor, kind, count, depth + 1)
+        }
+    }
+}
+
+fn read_list(
+    cursor: &mut Cursor<'_>,
+    kind: Type,
+    count: usize,
+    depth: usize,
+) -> Result<Value, CheckpointError> {
+    if depth > DEPTH_MAX {
+        return Err(cursor.malformed(format!("its lists are more than {DEPTH_MAX} deep")));
+    }
+    match kind {
+        Type::Scalar(scalar) => {
+            let bytes = cursor.bytes(count * scalar.bytes())?;
+            Ok(Value::Numbers(Numbers { scalar, bytes }))
+        }
+        Type::Text => {
+            let mut texts = Texts::default();
+            for _ in 0..count {
+                texts.text.push_str(&lossy(cursor.text_bytes()?));
+                texts.ends.push(texts.text.len());
+            }
+            Ok(Value::Texts(texts))
+        }
+        Type::List => {
+            for _ in 0..count {
+                read_value(cursor, kind, depth)?;
+            }
+            Ok(Value::Nested)
+        }
+    }
+}
+
+/// Texts ought to be UTF-8, and a description that isn't is no reason to refuse a model.
+fn lossy(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+}

@@ -1,0 +1,262 @@
+//! The tokenizer that a GGUF file carries, written as the `tokenizer.json` and `tokenizer_config.json` that it was made
+//! from: byte-level BPE (`gpt2`) with its merges, or SentencePiece's BPE (`llama`) with scores.
+
+mod merges;
+mod split;
+
+use std::collections::HashMap;
+
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value, json};
+
+use super::{
+    super::{CheckpointError, TokenizerFiles},
+    Gguf, TOKENS_KEY,
+    metadata::{Metadata, Texts},
+};
+
+const MODEL_KEY: &str = "tokenizer.ggml.model";
+const TYPES_KEY: &str = "tokenizer.ggml.token_type";
+const UNKNOWN_KEY: &str = "tokenizer.ggml.unknown_token_id";
+const TEMPLATE_KEY: &str = "tokenizer.chat_template";
+
+/// Names that chat templates know tokens by, and the keys of their ids.
+const NAMED: [(&str, &str); 5] = [
+    ("bos_token", "tokenizer.ggml.bos_token_id"),
+    ("eos_token", "tokenizer.ggml.eos_token_id"),
+    ("pad_token", "tokenizer.ggml.padding_token_id"),
+    ("unk_token", UNKNOWN_KEY),
+    ("mask_token", "tokenizer.ggml.mask_token_id"),
+];
+
+/// Of a token, in `tokenizer.ggml.token_type`.
+const UNKNOWN: i64 = 2;
+const CONTROL: i64 = 3;
+const USER_DEFINED: i64 = 4;
+
+/// The tokens of a file by number, and back.
+struct Vocabulary<'a> {
+    tokens: &'a Texts,
+    ids: HashMap<&'a str, u32>,
+}
+
+impl<'a> Vocabulary<'a> {
+    fn read(metadata: &'a Metadata) -> Result<Self, CheckpointError> {
+        let tokens = metadata
+            .texts(TOKENS_KEY)?
+            .ok_or_else(|| metadata.problem(TOKENS_KEY, "is missing"))?;
+        let mut ids = HashMap::with_capacity(tokens.len());
+        for (id, token) in tokens.iter().enumerate() {
+            if let Some(first) = ids.insert(token, id as u32) {
+                let problem = format!("has the same token under {first} and {id}: {token:?}");
+                return Err(metadata.problem(TOKENS_KEY, problem));
+            }
+        }
+        Ok(Self { tokens, ids })
+    }
+
+    fn id(&self, token: &str) -> Option<u32> {
+        self.ids.get(token).copied()
+    }
+
+    fn token(&self, id: u64) -> Option<&'a str> {
+        self.tokens.get(usize::try_from(id).ok()?)
+    }
+
+    /// The token that a key names by its id.
+    fn named(&self, metadata: &Metadata, key: &str) -> Result<Option<&'a str>, CheckpointError> {
+        let Some(id) = metadata.whole(key)? else {
+            return Ok(None);
+        };
+        self.token(id).map(Some).ok_or_else(|| {
+            metadata.problem(
+                key,
+                format!("is {id}; there are {} tokens", self.tokens.len()),
+            )
+        })
+    }
+}
+
+impl Serialize for Vocabulary<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(&self.ids)
+    }
+}
+
+/// A `tokenizer.json`.
+#[derive(Serialize)]
+struct Description<'a> {
+    version: &'static str,
+    added_tokens: Vec<Value>,
+    normalizer: Value,
+    pre_tokenizer: Value,
+    decoder: Value,
+    model: Model<'a>,
+}
+
+/// Its BPE.
+#[derive(Serialize)]
+struct Model<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    unk_token: Option<&'a str>,
+    fuse_unk: bool,
+    byte_fallback: bool,
+    ignore_merges: bool,
+    vocab: &'a Vocabulary<'a>,
+    merges: Vec<(&'a str, &'a str)>,
+}
+
+impl Gguf {
+    /// What a tokenizer is made from; `None` where the file has none.
+    ///
+    /// # Errors
+    /// Names the key that is missing, makes no sense, or asks for a tokenizer that isn't known here.
+    pub fn tokenizer(&self) -> Result<Option<TokenizerFiles>, CheckpointError> {
+        let metadata = &self.metadata;
+        let kind = metadata.text(MODEL_KEY)?;
+        if matches!(kind, None | Some("none" | "no_vocab")) {
+            return Ok(None);
+        }
+        let vocabulary = Vocabulary::read(metadata)?;
+        let description = match kind {
+            Some("gpt2") => byte_level(metadata, &vocabulary)?,
+            Some("llama") => sentence_piece(metadata, &vocabulary)?,
+            other => {
+                let found = other
+                    .unwrap_or_default()
+                    .chars()
+                    .take(100)
+                    .collect::<String>();
+                return Err(
+                    metadata.problem(MODEL_KEY, format!("is {found:?}; known are gpt2 and llama"))
+                );
+            }
+        };
+        let json = |written: Result<Vec<u8>, serde_json::Error>| {
+            written.map_err(|error| metadata.problem(TOKENS_KEY, error.to_string()))
+        };
+        Ok(Some(TokenizerFiles {
+            tokenizer: json(serde_json::to_vec(&description))?,
+            config: Some(json(serde_json::to_vec(&config(metadata, &vocabulary)?))?),
+            // Its own template is in the configuration.
+            template: None,
+        }))
+    }
+}
+
+/// `tokenizer_config.json`.
+fn config(
+    metadata: &Metadata,
+    vocabulary: &Vocabulary<'_>,
+) -> Result<Map<String, Value>, CheckpointError> {
+    let mut config = Map::new();
+    for (name, key) in NAMED {
+        if let Some(token) = vocabulary.named(metadata, key)? {
+            config.insert(name.to_owned(), token.into());
+        }
+    }
+    if let Some(template) = metadata.text(TEMPLATE_KEY)? {
+        config.insert("chat_template".to_owned(), template.into());
+    }
+    for name in ["add_bos_token", "add_eos_token"] {
+        if let Some(truth) = metadata.bool(&format!("tokenizer.ggml.{name}"))? {
+            config.insert(name.to_owned(), truth.into());
+        }
+    }
+    Ok(config)
+}
+
+/// Byte-level BPE, as GPT-2 began it.
+fn byte_level<'a>(
+    metadata: &'a Metadata,
+    vocabulary: &'a Vocabulary<'a>,
+) -> Result<Description<'a>, CheckpointError> {
+    let split = split::of(metadata)?;
+    Ok(Description {
+        version: "1.0",
+        added_tokens: added_tokens(metadata, vocabulary)?,
+        normalizer: split.normalizer,
+        pre_tokenizer: split.pre_tokenizer,
+        decoder: json!({
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false,
+        }),
+        model: Model {
+            kind: "BPE",
+            unk_token: None,
+            fuse_unk: false,
+            byte_fallback: false,
+            ignore_merges: split.ignore_merges,
+            merges: merges::listed(metadata, vocabulary)?,
+            vocab: vocabulary,
+        },
+    })
+}
+
+/// SentencePiece's BPE with bytes for what it doesn't know. A space stands before the text unless the file says otherwise.
+fn sentence_piece<'a>(
+    metadata: &'a Metadata,
+    vocabulary: &'a Vocabulary<'a>,
+) -> Result<Description<'a>, CheckpointError> {
+    let has_prefix = metadata
+        .bool("tokenizer.ggml.add_space_prefix")?
+        .unwrap_or(true);
+    let spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
+    let mut normalizers = vec![spaces];
+    let mut decoders = vec![
+        json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " }),
+        json!({ "type": "ByteFallback" }),
+        json!({ "type": "Fuse" }),
+    ];
+    if has_prefix {
+        normalizers.insert(0, json!({ "type": "Prepend", "prepend": "▁" }));
+        decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
+    }
+    Ok(Description {
+        version: "1.0",
+        added_tokens: added_tokens(metadata, vocabulary)?,
+        normalizer: json!({ "type": "Sequence", "normalizers": normalizers }),
+        pre_tokenizer: Value::Null,
+        decoder: json!({ "type": "Sequence", "decoders": decoders }),
+        model: Model {
+            kind: "BPE",
+            unk_token: vocabulary.named(metadata, UNKNOWN_KEY)?,
+            fuse_unk: true,
+            byte_fallback: true,
+            ignore_merges: false,
+            merges: merges::by_score(metadata, vocabulary)?,
+            vocab: vocabulary,
+        },
+    })
+}
+
+/// Tokens that are looked for in a text before anything else: control tokens, and those that users defined.
+fn added_tokens(
+    metadata: &Metadata,
+    vocabulary: &Vocabulary<'_>,
+) -> Result<Vec<Value>, CheckpointError> {
+    let Some(types) = metadata.numbers(TYPES_KEY)? else {
+        return Ok(Vec::new());
+    };
+    if types.len() != vocabulary.tokens.len() {
+        return Err(metadata.problem(
+            TYPES_KEY,
+            format!(
+                "has {} types for {} tokens",
+                types.len(),
+                vocabulary.tokens.len()
+            ),
+        ));
+    }
+    let tokens = types.whole().zip(vocabulary.tokens.iter()).enumerate();
+    let added = tokens.filter(|(_, (kind, token))| {
+        matches!(*kind, UNKNOWN | CONTROL | USER_DEFINED) && !token.is_empty()
+    });
+    let added = added.map(|(id, (kind, token))| {
+        json!({
+            "id": id, "content": token, "special": kind != USER_DEFINED,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        })
+    });
+    Ok(added.collect())
+}

@@ -1,0 +1,94 @@
+//! Which tokens become one, and in which order.
+
+use super::{
+    super::{super::CheckpointError, metadata::Metadata},
+    Vocabulary,
+};
+
+const MERGES_KEY: &str = "tokenizer.ggml.merges";
+const SCORES_KEY: &str = "tokenizer.ggml.scores";
+/// Longest token that is put together from others: a vocabulary has longer ones only if its file is made to cost time.
+const TOKEN_BYTES_MAX: usize = 512;
+
+/// The pairs that the file lists, each as two tokens with a space between.
+pub(super) fn listed<'a>(
+    metadata: &'a Metadata,
+    vocabulary: &Vocabulary<'_>,
+) -> Result<Vec<(&'a str, &'a str)>, CheckpointError> {
+    let merges = metadata.texts(MERGES_KEY)?.ok_or_else(|| {
+        metadata.problem(
+            MERGES_KEY,
+            "is missing; convert the model with a newer version of the program that wrote the file",
+        )
+    })?;
+    let mut pairs = Vec::with_capacity(merges.len());
+    let mut joined = String::new();
+    for (number, merge) in merges.iter().enumerate() {
+        // A token may begin with a space.
+        let pair = (1..merge.len())
+            .find(|&at| merge.as_bytes()[at] == b' ')
+            .map(|at| (&merge[..at], &merge[at + 1..]));
+        let is_known = pair.is_some_and(|(left, right)| {
+            joined.clear();
+            joined.push_str(left);
+            joined.push_str(right);
+            [left, right, &joined]
+                .iter()
+                .all(|token| vocabulary.id(token).is_some())
+        });
+        match pair {
+            Some(pair) if is_known => pairs.push(pair),
+            _ => {
+                let merge: String = merge.chars().take(100).collect();
+                return Err(metadata.problem(
+                    MERGES_KEY,
+                    format!("has under {number} what makes no token of two: {merge:?}"),
+                ));
+            }
+        }
+    }
+    Ok(pairs)
+}
+
+/// All pairs that make a token, those of the highest score first; of the same score, the longer left part first, as Hugging
+/// Face's conversion has it.
+pub(super) fn by_score<'a>(
+    metadata: &Metadata,
+    vocabulary: &Vocabulary<'a>,
+) -> Result<Vec<(&'a str, &'a str)>, CheckpointError> {
+    let scores = metadata
+        .numbers(SCORES_KEY)?
+        .ok_or_else(|| metadata.problem(SCORES_KEY, "is missing"))?;
+    if scores.len() != vocabulary.tokens.len() {
+        return Err(metadata.problem(
+            SCORES_KEY,
+            format!(
+                "has {} scores for {} tokens",
+                scores.len(),
+                vocabulary.tokens.len()
+            ),
+        ));
+    }
+    let mut pairs = Vec::new();
+    for (id, score) in scores.floats().enumerate() {
+        let token = vocabulary.tokens.get(id).unwrap_or_default();
+        if token.len() > TOKEN_BYTES_MAX {
+            continue;
+        }
+        for (at, _) in token.char_indices().skip(1) {
+            let (left, right) = token.split_at(at);
+            if vocabulary.id(left).is_some() && vocabulary.id(right).is_some() {
+                pairs.push((score, left, right));
+            }
+        }
+    }
+    pairs.sort_by(|(a, left_a, right_a), (b, left_b, right_b)| {
+        b.total_cmp(a)
+            .then(left_b.len().cmp(&left_a.len()))
+            .then(right_b.len().cmp(&right_a.len()))
+    });
+    Ok(pairs
+        .into_iter()
+        .map(|(_, left, right)| (left, right))
+        .collect())
+}

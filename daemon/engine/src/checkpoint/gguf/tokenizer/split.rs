@@ -1,0 +1,72 @@
+//! How a text is cut into words before byte-level BPE: files name it, and the expressions are those of the tokenizers
+//! that the models were published with.
+
+use serde_json::{Value, json};
+
+use super::super::{super::CheckpointError, metadata::Metadata};
+
+const KEY: &str = "tokenizer.ggml.pre";
+
+/// Llama 3's words.
+const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Qwen 2's: each digit is a word.
+const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// What comes before BPE.
+pub(super) struct Split {
+    pub(super) normalizer: Value,
+    pub(super) pre_tokenizer: Value,
+    /// Whether a word that is a token is not put together from others.
+    pub(super) ignore_merges: bool,
+}
+
+/// By the name in the file.
+pub(super) fn of(metadata: &Metadata) -> Result<Split, CheckpointError> {
+    const KNOWN: &str = "gpt-2, smollm, llama-bpe and qwen2";
+    let split = |pre_tokenizer| Split {
+        normalizer: Value::Null,
+        pre_tokenizer,
+        ignore_merges: false,
+    };
+    match metadata.text(KEY)? {
+        Some("gpt-2" | "phi-2") => Ok(split(byte_level(true))),
+        Some("smollm" | "starcoder" | "refact") => {
+            let digits = json!({ "type": "Digits", "individual_digits": true });
+            Ok(split(sequence([digits, byte_level(true)])))
+        }
+        Some("llama-bpe" | "llama3" | "llama-v3" | "falcon3") => Ok(Split {
+            ignore_merges: true,
+            ..split(sequence([words(LLAMA_3), byte_level(false)]))
+        }),
+        Some("dbrx" | "smaug-bpe") => Ok(split(sequence([words(LLAMA_3), byte_level(false)]))),
+        Some("qwen2" | "deepseek-r1-qwen") => Ok(Split {
+            normalizer: json!({ "type": "NFC" }),
+            ..split(sequence([words(QWEN_2), byte_level(false)]))
+        }),
+        Some(other) => {
+            let other: String = other.chars().take(100).collect();
+            Err(metadata.problem(KEY, format!("is {other:?}; known are {KNOWN}")))
+        }
+        None => Err(metadata.problem(
+            KEY,
+            "is missing; convert the model with a newer version of the program that wrote the file",
+        )),
+    }
+}
+
+/// Bytes as visible characters; after GPT-2's words where nothing else cut the text.
+fn byte_level(use_regex: bool) -> Value {
+    json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": use_regex,
+    })
+}
+
+fn words(expression: &str) -> Value {
+    json!({
+        "type": "Split", "pattern": { "Regex": expression }, "behavior": "Isolated", "invert": false,
+    })
+}
+
+fn sequence(steps: [Value; 2]) -> Value {
+    json!({ "type": "Sequence", "pretokenizers": steps })
+}

@@ -1,0 +1,114 @@
+//! Models from GGUF files, loaded and run.
+
+use std::{
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use sluice_engine::{
+    checkpoint::{Checkpoint, Source},
+    device::{Device, Profile},
+    format::Format,
+    ledger::Ledger,
+    model::transformer::{Interrupt, Sequence, Transformer, logits},
+    ops::{Activation, CacheShape, Ops},
+    plan::{self, Machine, Plan, Question, Working, Workload},
+    residency::{LoadOutcome, Reader, Residency},
+};
+use sluice_shared::level::{Choices, Level};
+
+/// A model with its weights.
+pub(crate) struct Loaded {
+    ops: Ops,
+    model: Transformer,
+    weights: Residency,
+    cache: CacheShape,
+}
+
+impl Loaded {
+    /// All of it in this share of the memory that its weights take.
+    pub(crate) fn new(path: &Path, share: f64) -> Self {
+        let checkpoint = Checkpoint::open(&Source::Folder(path.to_owned())).unwrap();
+        let config = checkpoint.model().unwrap();
+        let shape = config.shape.clone();
+        let ops = Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap();
+        let model = Transformer::new(config, &ops).unwrap();
+        let sources = plan::sources(&checkpoint, shape.tensors()).unwrap();
+        let machine = Machine::unmeasured(Profile::cpu(2), u64::MAX);
+        let mut question = Question {
+            shape: &shape,
+            sources: &sources,
+            choices: Choices::from(Level::Standard),
+            budget_bytes: u64::MAX,
+            workload: Workload::default(),
+            working: Working::default(),
+            machine: &machine,
+        };
+        let whole = Plan::new(&question).unwrap();
+        question.budget_bytes = (whole.peak_bytes() as f64 * share) as u64;
+        let plan = Plan::new(&question).unwrap();
+        assert_eq!(plan.streamed().next().is_some(), share < 1.0);
+        let reader = Arc::new(Reader::new(Arc::new(checkpoint), &sources));
+        let never = AtomicBool::new(false);
+        let (device, ledger) = (ops.device(), ops.ledger());
+        let loaded = Residency::load(&plan, reader, device, ledger, &never, &mut |_| {});
+        let LoadOutcome::Done(weights) = loaded.unwrap() else {
+            unreachable!("nobody cancels");
+        };
+        Self {
+            cache: shape.cache(Format::F32),
+            ops,
+            model,
+            weights,
+        }
+    }
+
+    /// The logits of all positions of a canvas.
+    pub(crate) fn logits(&self, tokens: &[u32]) -> Vec<f32> {
+        let wanted: Vec<usize> = (0..tokens.len()).collect();
+        let canvas = Sequence {
+            tokens,
+            wanted: &wanted,
+        };
+        let never = AtomicBool::new(false);
+        self.head(
+            self.model
+                .forward(&self.ops, &self.weights, &[canvas], &never),
+        )
+    }
+
+    fn head(&self, hidden: Result<Activation, Interrupt>) -> Vec<f32> {
+        let hidden = hidden.unwrap_or_else(|interrupt| match interrupt {
+            Interrupt::Failed(error) => panic!("{error}"),
+            Interrupt::Cancelled => unreachable!("nobody cancels"),
+        });
+        let hidden = self.model.final_norm(&self.ops, &self.weights, &hidden);
+        logits(&self.ops, &self.weights, &hidden.unwrap()).unwrap()
+    }
+
+    /// The logits behind the prompt, and the likeliest tokens after it.
+    pub(crate) fn continued(&self, prompt: &[u32], tokens: usize) -> (Vec<f32>, Vec<u32>) {
+        let never = AtomicBool::new(false);
+        let mut cache = self.ops.cache(self.cache, prompt.len() + tokens).unwrap();
+        let mut next = |tokens: &[u32]| {
+            let last = [tokens.len() - 1];
+            let (ops, weights) = (&self.ops, &self.weights);
+            self.head(
+                self.model
+                    .extend(ops, weights, tokens, &last, &mut cache, &never),
+            )
+        };
+        let first = next(prompt);
+        let mut answer = vec![best(&first)];
+        while answer.len() < tokens {
+            let found = next(&answer[answer.len() - 1..]);
+            answer.push(best(&found));
+        }
+        (first, answer)
+    }
+}
+
+fn best(logits: &[f32]) -> u32 {
+    let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+    best.expect("there is a vocabulary").0 as u32
+}
