@@ -345,6 +345,11 @@ fn assemble(tools: &Path, modules: &[String]) -> io::Result<bool> {
         for module in modules {
             let file = root().join(PTX).join(format!("{module}.ptx"));
             let text = fs::read_to_string(&file)?;
+            // Assemblers may still find registers for it; the next one may not.
+            if has_local_array(&text) {
+                eprintln!("ptx: {module} has an array in slow memory");
+                good = false;
+            }
             // By kernel, then by card; none where the card is older than the module.
             let mut kernels: BTreeMap<String, Vec<Option<Cost>>> = BTreeMap::new();
             for (column, card) in cards.iter().enumerate() {
@@ -386,6 +391,11 @@ fn assemble(tools: &Path, modules: &[String]) -> io::Result<bool> {
         }
     }
     Ok(good)
+}
+
+/// Whether a kernel finds numbers of its own by an index that the compiler didn't know.
+fn has_local_array(ptx: &str) -> bool {
+    ptx.contains(".local .align")
 }
 
 /// What an assembler's report says of each kernel.
@@ -435,6 +445,15 @@ mod tests {
         ] {
             assert!(matches!(unfetched(words), NoTools::Failed(_)), "{words}");
         }
+    }
+
+    #[test]
+    fn an_array_in_slow_memory_is_seen_in_the_ptx() {
+        let few = ".visible .entry few()\n{\n.local .align 16 .b8 __local_depot0[64];\n";
+        assert!(has_local_array(few));
+        assert!(!has_local_array(
+            ".shared .align 16 .b8 tile[64];\nld.local.f32"
+        ));
     }
 
     #[test]
