@@ -46,10 +46,12 @@ fn check_logits(name: &str, dialect: Dialect) {
         let ops = Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap();
         let met = RefCell::new(Vec::new());
         let plan_for = |shape: &Shape, sources: &[_]| {
-            let plan = plan(shape, sources, share, cache)?;
+            let Some(plan) = plan(shape, sources, share, cache) else {
+                return Ok(None);
+            };
             met.borrow_mut()
                 .extend(plan.units.iter().map(|unit| unit.tier));
-            Some(plan)
+            Ok(Some(plan))
         };
         for check in fixture_logits(folder.path(), &ops, &plan_for).unwrap() {
             assert!(check.passes(), "{dialect:?} {share}: {check:?}");

@@ -185,6 +185,7 @@ fn a_card_refuses_formats_that_it_has_no_kernel_for() {
     let folder = tempfile::tempdir().unwrap();
     let card = Profile {
         card: Some(CardProfile {
+            total_bytes: 1 << 32,
             number: Number::F16,
             context_bytes: 0,
             workspace_bytes: 0,
