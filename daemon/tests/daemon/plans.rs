@@ -409,7 +409,9 @@ async fn a_request_too_large_for_the_budget_is_refused_with_the_figures() {
     let least = least.split_whitespace().next().unwrap();
     let least = sluice_shared::units::parse_bytes(least).unwrap();
     apply(&daemon, budget(least)).await.unwrap();
-    let error = generate(&daemon, tokens(&[1; 200], 3840)).await.unwrap_err();
+    let error = generate(&daemon, tokens(&[1; 200], 3840))
+        .await
+        .unwrap_err();
     assert_eq!(error.code, Code::ResourceExhausted, "{error}");
     assert_eq!(error.reason.as_deref(), Some("BUDGET_TOO_SMALL"));
     generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
