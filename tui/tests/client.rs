@@ -221,19 +221,24 @@ fn an_edit_sends_the_bytes_of_its_span() {
 }
 
 #[test]
-fn a_folder_to_load_is_made_absolute() {
+fn a_folder_to_load_is_made_absolute_and_a_name_is_left_to_the_daemon() {
     let fake = Fake::start(vec![]);
-    let output = fake.output(&["load", "some/model"]);
+    let output = fake.output(&["load", "./some/model"]);
     assert!(
         stdout(&output).starts_with("loaded fake (ready)"),
         "{}",
         stderr(&output)
     );
     assert_eq!(code(&fake.output(&["load"])), 0);
+    assert_eq!(code(&fake.output(&["load", "some/model"])), 0);
     let loaded = &fake.seen.lock().unwrap().loaded;
     assert!(loaded[0].path.starts_with('/') && loaded[0].path.ends_with("some/model"));
     assert_eq!(loaded[1].path, "");
     assert_eq!((&loaded[1].level, loaded[1].budget_bytes), (&None, None));
+    assert_eq!(
+        (loaded[2].path.as_str(), loaded[2].name.as_str()),
+        ("", "some/model")
+    );
 }
 
 #[test]

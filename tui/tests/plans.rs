@@ -159,7 +159,7 @@ fn a_switch_without_an_end_is_a_failure() {
 #[test]
 fn a_plan_is_asked_for_as_it_was_written() {
     let fake = Fake::start(vec![]);
-    let output = fake.output(&["plan", "--model", "some/model", "--budget", "6GiB"]);
+    let output = fake.output(&["plan", "--model", "./some/model", "--budget", "6GiB"]);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert!(stdout(&output).contains("fake at level standard within 4.00 GiB"));
     let output = fake.output(&["plan", "--preset", "llada-8b", "--level", "mild", "--json"]);
@@ -169,6 +169,7 @@ fn a_plan_is_asked_for_as_it_was_written() {
     }
     assert!(value["layers"].is_array(), "{value}");
     assert_eq!(code(&fake.output(&["plan"])), 0);
+    assert_eq!(code(&fake.output(&["plan", "--model", "some/model"])), 0);
     let planned = &fake.seen.lock().unwrap().planned;
     let Some(plan_request::Model::Path(path)) = &planned[0].model else {
         panic!("{planned:?}");
@@ -178,6 +179,10 @@ fn a_plan_is_asked_for_as_it_was_written() {
     assert_eq!(
         planned[1].model,
         Some(plan_request::Model::Preset("llada-8b".into()))
+    );
+    assert_eq!(
+        planned[3].model,
+        Some(plan_request::Model::Name("some/model".into()))
     );
     assert_eq!(planned[1].level.as_deref(), Some("mild"));
     assert_eq!(planned[2], PlanRequest::default());
