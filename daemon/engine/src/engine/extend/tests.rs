@@ -235,6 +235,45 @@ fn keys_and_values_take_what_was_chosen_from_the_next_request_on() {
 }
 
 #[test]
+fn weights_that_change_meanwhile_are_told_of_and_nothing_is_kept() {
+    let world = World::new(Settings::default());
+    let (send, events) = mpsc::channel();
+    let sink = Box::new(move |event| drop(send.send(event)));
+    let request = world.request(&text(3, 20), 400);
+    world.engine.submit(Work::Generate(request), sink).unwrap();
+    let change = Change {
+        level: Some(Level::Moderate),
+        ..Change::default()
+    };
+    world.apply(change).unwrap();
+    let mut told = Vec::new();
+    for event in events {
+        match event {
+            Event::Notice(notice) => told.push(notice),
+            Event::Finished(result) => {
+                let Outcome::Generated(generated) = result.unwrap() else {
+                    panic!("it generates");
+                };
+                assert_eq!(generated.is_lossless, told.is_empty());
+                break;
+            }
+            _ => {}
+        }
+    }
+    // A machine in a hurry may have ended the request before the change began.
+    match &told[..] {
+        [notice] => {
+            assert!(
+                notice.starts_with("weights changed: the first "),
+                "{notice}"
+            );
+            assert_eq!(world.cached_bytes(), 0);
+        }
+        told => assert_eq!(told, [""; 0]),
+    }
+}
+
+#[test]
 fn the_same_seed_draws_the_same_text() {
     let world = World::new(Settings::default());
     let drawn = |seed: u64| {
