@@ -97,7 +97,7 @@ impl Rates {
     }
 }
 
-/// Measures the rates, in about an eighth of a second and 48 MiB that are given back (on a card, 160 MiB). Not at all
+/// Measures the rates, in about a quarter of a second and 48 MiB that are given back (on a card, 160 MiB). Not at all
 /// where that memory can't be had: then plans say nothing of times.
 ///
 /// # Errors

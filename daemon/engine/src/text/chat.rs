@@ -18,6 +18,8 @@ use super::error::{TextError, bounded};
 
 /// LLaDA's own, from GSAI-ML/LLaDA-8B-Instruct as published in February 2025 (MIT).
 const LLADA: &str = include_str!("llada_chat_template.jinja");
+/// It begins each turn with this one.
+const LLADA_TOKEN: &str = "<|start_header_id|>";
 
 const SOURCE_BYTES_MAX: usize = 256 * 1024;
 const OUTPUT_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -29,6 +31,8 @@ pub(super) struct ChatTemplate {
     environment: Environment<'static>,
     tokens: Vec<(&'static str, String)>,
     file: &'static str,
+    /// Whether its control tokens are the tokenizer's.
+    is_fit: bool,
 }
 
 impl ChatTemplate {
@@ -41,6 +45,7 @@ impl ChatTemplate {
             Some(source) => ("tokenizer_config.json", source.as_str()),
             None => ("sluice (built in)", LLADA),
         };
+        let is_fit = config.chat_template.is_some() || has_token(LLADA_TOKEN);
         let fail = |cause: String| TextError::Template { file, cause };
         if source.len() > SOURCE_BYTES_MAX {
             return Err(fail(format!(
@@ -64,6 +69,7 @@ impl ChatTemplate {
             environment,
             tokens,
             file,
+            is_fit,
         })
     }
 
@@ -72,6 +78,14 @@ impl ChatTemplate {
         &self,
         turns: impl Iterator<Item = (&'a str, &'a str)>,
     ) -> Result<String, TextError> {
+        if !self.is_fit {
+            return Err(TextError::Template {
+                file: self.file,
+                cause: format!(
+                    "the model has no chat template of its own, and its tokenizer no {LLADA_TOKEN}; raw text works"
+                ),
+            });
+        }
         let messages: Vec<Value> = turns
             .map(|(role, content)| Value::from_pairs([("role", role), ("content", content)]))
             .collect();
