@@ -23,6 +23,12 @@ pub enum Failure {
     /// The tokenizer or the template failed.
     #[error(transparent)]
     Text(#[from] TextError),
+    /// A conversation for a model that nobody says how to write one for.
+    #[error("the model {model} has no chat template and can't hold a conversation")]
+    NoChatTemplate {
+        /// Its name.
+        model: String,
+    },
     /// Text for a model that has no tokenizer.
     #[error("the model {model} has no tokenizer and can't read text")]
     NoTokenizer {

@@ -94,6 +94,9 @@ fn row(failure: &Failure) -> Row {
         Failure::NoTokenizer { model } => Row::new(Code::FailedPrecondition, "NO_TOKENIZER")
             .hint("give ids in place of text; sluice generate and score take them with --tokens")
             .figure("model", model),
+        Failure::NoChatTemplate { model } => Row::new(Code::FailedPrecondition, "NO_CHAT_TEMPLATE")
+            .hint("give the text as it is to be continued: sluice generate --raw")
+            .figure("model", model),
         Failure::TooLong {
             field, found, max, ..
         } => Row::invalid("TOO_LONG", field)

@@ -41,6 +41,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Text(TextError::Template { .. }) => "template",
         F::Text(TextError::Encode { .. }) => "encode",
         F::NoTokenizer { .. } => "no tokenizer",
+        F::NoChatTemplate { .. } => "no chat template",
         F::TooLong { .. } => "too long",
         F::PinOutside { .. } => "pin outside",
         F::PinTwice { .. } => "pin twice",
@@ -243,6 +244,7 @@ async fn all() -> Vec<(Failure, Code)> {
             InvalidArgument,
         ),
         (F::NoTokenizer { model: text() }, FailedPrecondition),
+        (F::NoChatTemplate { model: text() }, FailedPrecondition),
         (
             F::TooLong {
                 field: "raw_text",

@@ -4,7 +4,7 @@
 mod canvas;
 mod samples;
 
-use sluice_engine::{EngineError, Generate, RequestError, Score, Slot, text::Text};
+use sluice_engine::{EngineError, Generate, RequestError, Score, Slot, model::family::Family};
 use sluice_proto::model::{
     Cache, EosPolicy, Generation, Input, InvalidField, PinContent, Prompt, Scoring, Turn,
 };
@@ -66,7 +66,7 @@ pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Fa
                     return Err(empty("text", "there is nothing to edit").into());
                 }
                 [] => Vec::new(),
-                turns => chat_ids(tokenizer, turns)?,
+                turns => chat_ids(serving, turns)?,
             };
             let tokens = tokenizer.encode_with_spans(&text)?;
             let span_length = span_length.map(|length| length as usize);
@@ -130,8 +130,8 @@ pub fn scoring(request: Scoring, serving: &Serving) -> Result<Score, Failure> {
 fn prompt_ids(prompt: Prompt, serving: &Serving) -> Result<Vec<u32>, Failure> {
     let (field, ids) = match prompt {
         Prompt::Tokens(ids) => return Ok(ids),
-        Prompt::Raw(text) => ("raw_text", raw_ids(&text, serving)?),
-        Prompt::Chat(turns) => ("chat", chat_ids(serving.text()?, &turns)?),
+        Prompt::Raw(text) => ("raw_text", raw_ids(serving, &text)?),
+        Prompt::Chat(turns) => ("chat", chat_ids(serving, &turns)?),
     };
     if ids.is_empty() {
         return Err(empty(field, "the prompt has no tokens").into());
@@ -139,18 +139,28 @@ fn prompt_ids(prompt: Prompt, serving: &Serving) -> Result<Vec<u32>, Failure> {
     Ok(ids)
 }
 
-/// What a causal model continues begins as the texts did that it was trained on.
-fn raw_ids(words: &str, serving: &Serving) -> Result<Vec<u32>, Failure> {
+/// Text as it stands, behind what the tokenizer puts before every text. LLaDA's puts nothing there.
+fn raw_ids(serving: &Serving, raw: &str) -> Result<Vec<u32>, Failure> {
     let text = serving.text()?;
-    let mut ids = text.encode(words)?;
-    let is_causal = serving.loaded.info.mask.is_none();
-    if let Some(start) = text.start_token().filter(|_| is_causal && !ids.is_empty()) {
-        ids.insert(0, start);
+    let ids = text.encode(raw)?;
+    match is_llada(serving) || ids.is_empty() {
+        true => Ok(ids),
+        false => Ok([text.beginning()?, ids].concat()),
     }
-    Ok(ids)
 }
 
-fn chat_ids(text: &Text, turns: &[Turn]) -> Result<Vec<u32>, Failure> {
+/// Its template is known, and was published after some of its checkpoints.
+fn is_llada(serving: &Serving) -> bool {
+    serving.loaded.info.family == Family::Llada.name()
+}
+
+fn chat_ids(serving: &Serving, turns: &[Turn]) -> Result<Vec<u32>, Failure> {
+    let text = serving.text()?;
+    if !is_llada(serving) && !text.has_chat_template() {
+        return Err(Failure::NoChatTemplate {
+            model: serving.name.name.clone(),
+        });
+    }
     let turns: Vec<_> = turns
         .iter()
         .map(|turn| (turn.role.name(), turn.content.as_str()))

@@ -7,6 +7,7 @@ mod support;
 mod bad_checkpoints;
 mod bad_requests;
 mod card;
+mod causal;
 mod configuration;
 mod fidelity;
 mod generating;

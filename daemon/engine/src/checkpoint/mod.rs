@@ -309,8 +309,8 @@ impl Checkpoint {
             .transpose()
     }
 
-    /// The bytes of `tokenizer.json` and `tokenizer_config.json`, if they are there, or what a GGUF file has in their
-    /// place. Beside one without a tokenizer they are looked for, too.
+    /// The bytes of `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`, if they are there, or what a GGUF
+    /// file has in their place. Beside one without a tokenizer they are looked for, too.
     ///
     /// # Errors
     /// When one can't be read or is too large.
@@ -324,7 +324,12 @@ impl Checkpoint {
             return Ok(None);
         };
         let config = self.small_file("tokenizer_config.json", TOKENIZER_BYTES_MAX)?;
-        Ok(Some(TokenizerFiles { tokenizer, config }))
+        let template = self.small_file("chat_template.jinja", TOKENIZER_BYTES_MAX)?;
+        Ok(Some(TokenizerFiles {
+            tokenizer,
+            config,
+            template,
+        }))
     }
 
     fn small_file(&self, name: &str, max: u64) -> Result<Option<Vec<u8>>, CheckpointError> {
@@ -339,6 +344,8 @@ pub struct TokenizerFiles {
     pub tokenizer: Vec<u8>,
     /// `tokenizer_config.json`.
     pub config: Option<Vec<u8>>,
+    /// `chat_template.jinja`, which newer checkpoints have instead of a key of the file before.
+    pub template: Option<Vec<u8>>,
 }
 
 fn parse_json<T: serde::de::DeserializeOwned>(

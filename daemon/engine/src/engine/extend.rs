@@ -259,3 +259,6 @@ fn longest(kept: &[Kept], prompt: &[u32]) -> Option<(usize, usize)> {
         .max_by_key(|(_, same)| *same)
         .filter(|(_, same)| *same > 0)
 }
+
+#[cfg(test)]
+mod tests;

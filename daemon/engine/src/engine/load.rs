@@ -314,7 +314,10 @@ impl Opened {
         // The tokenizer first: it is small, and a broken one should not cost a long read.
         let text = checkpoint
             .tokenizer()?
-            .map(|files| Text::new(&files.tokenizer, files.config.as_deref()))
+            .map(|files| {
+                let template = files.template.as_deref();
+                Text::with_template(&files.tokenizer, files.config.as_deref(), template)
+            })
             .transpose()
             .map_err(CheckpointError::from)?;
         Ok(Self {

@@ -13,13 +13,14 @@ use minijinja::value::{Kwargs, Value};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind};
 use serde::Serialize;
 
-use super::config::TokenizerConfig;
+use super::config::{TEMPLATE_FILE, TokenizerConfig};
 use super::error::{TextError, bounded};
 
 /// LLaDA's own, from GSAI-ML/LLaDA-8B-Instruct as published in February 2025 (MIT).
 const LLADA: &str = include_str!("llada_chat_template.jinja");
-/// It begins each turn with this one.
-const LLADA_TOKEN: &str = "<|start_header_id|>";
+
+/// Names it in messages.
+const BUILT_IN: &str = "sluice (built in)";
 
 const SOURCE_BYTES_MAX: usize = 256 * 1024;
 const OUTPUT_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -31,8 +32,6 @@ pub(super) struct ChatTemplate {
     environment: Environment<'static>,
     tokens: Vec<(&'static str, String)>,
     file: &'static str,
-    /// Whether its control tokens are the tokenizer's.
-    is_fit: bool,
 }
 
 impl ChatTemplate {
@@ -42,10 +41,10 @@ impl ChatTemplate {
         has_token: impl Fn(&str) -> bool,
     ) -> Result<Self, TextError> {
         let (file, source) = match &config.chat_template {
+            Some(source) if config.has_template_file => (TEMPLATE_FILE, source.as_str()),
             Some(source) => ("tokenizer_config.json", source.as_str()),
-            None => ("sluice (built in)", LLADA),
+            None => (BUILT_IN, LLADA),
         };
-        let is_fit = config.chat_template.is_some() || has_token(LLADA_TOKEN);
         let fail = |cause: String| TextError::Template { file, cause };
         if source.len() > SOURCE_BYTES_MAX {
             return Err(fail(format!(
@@ -69,8 +68,12 @@ impl ChatTemplate {
             environment,
             tokens,
             file,
-            is_fit,
         })
+    }
+
+    /// Whether it is the checkpoint's.
+    pub(super) fn is_own(&self) -> bool {
+        self.file != BUILT_IN
     }
 
     /// (role, content) turns as text, ready for the model's answer.
@@ -78,14 +81,6 @@ impl ChatTemplate {
         &self,
         turns: impl Iterator<Item = (&'a str, &'a str)>,
     ) -> Result<String, TextError> {
-        if !self.is_fit {
-            return Err(TextError::Template {
-                file: self.file,
-                cause: format!(
-                    "the model has no chat template of its own, and its tokenizer no {LLADA_TOKEN}; raw text works"
-                ),
-            });
-        }
         let messages: Vec<Value> = turns
             .map(|(role, content)| Value::from_pairs([("role", role), ("content", content)]))
             .collect();

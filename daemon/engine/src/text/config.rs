@@ -24,9 +24,12 @@ pub(super) struct TokenizerConfig {
     pub(super) other_special: Vec<String>,
     /// The chat template's source.
     pub(super) chat_template: Option<String>,
-    /// Whether texts begin with `bos_token`, where the file says it.
-    pub(super) add_bos_token: Option<bool>,
+    /// Whether that is a file of its own.
+    pub(super) has_template_file: bool,
 }
+
+/// The file that newer checkpoints keep their chat template in.
+pub(super) const TEMPLATE_FILE: &str = "chat_template.jinja";
 
 impl TokenizerConfig {
     pub(super) fn parse(json: &[u8]) -> Result<Self, TextError> {
@@ -45,8 +48,19 @@ impl TokenizerConfig {
                 .map(chat_template)
                 .transpose()?
                 .flatten(),
-            add_bos_token: root.get("add_bos_token").and_then(Value::as_bool),
+            has_template_file: false,
         })
+    }
+
+    /// Takes the template of a file of its own.
+    pub(super) fn set_template(&mut self, source: &[u8]) -> Result<(), TextError> {
+        let source = std::str::from_utf8(source).map_err(|error| TextError::Template {
+            file: TEMPLATE_FILE,
+            cause: error.to_string(),
+        })?;
+        self.chat_template = Some(source.to_owned());
+        self.has_template_file = true;
+        Ok(())
     }
 }
 

@@ -34,7 +34,6 @@ pub struct Text {
     control: Control,
     pieces: Pieces,
     template: ChatTemplate,
-    start: Option<u32>,
 }
 
 impl std::fmt::Debug for Text {
@@ -50,28 +49,32 @@ impl Text {
     /// `tokenizer_json` as Hugging Face writes it; `tokenizer_config` for the chat template
     /// and the names of special tokens.
     pub fn new(tokenizer_json: &[u8], tokenizer_config: Option<&[u8]>) -> Result<Self, TextError> {
-        let config = tokenizer_config
+        Self::with_template(tokenizer_json, tokenizer_config, None)
+    }
+
+    /// The same, with the chat template of a file of its own, which goes before that of `tokenizer_config`.
+    pub fn with_template(
+        tokenizer_json: &[u8],
+        tokenizer_config: Option<&[u8]>,
+        template: Option<&[u8]>,
+    ) -> Result<Self, TextError> {
+        let mut config = tokenizer_config
             .map(TokenizerConfig::parse)
             .transpose()?
             .unwrap_or_default();
+        if let Some(template) = template {
+            config.set_template(template)?;
+        }
         let tokenizer = parse_tokenizer(tokenizer_json)?;
         let control = Control::new(&tokenizer, &config);
         let pieces = Pieces::new(&tokenizer, |id| control.contains(id))?;
         let template = ChatTemplate::new(&config, |token| tokenizer.token_to_id(token).is_some())?;
         Ok(Self {
-            start: start_token(&tokenizer, &config),
             tokenizer,
             control,
             pieces,
             template,
         })
-    }
-
-    /// The token that a causal model's texts begin with, if it was trained with one. Ids of plain text are without it; a
-    /// template writes it where it belongs.
-    #[must_use]
-    pub fn start_token(&self) -> Option<u32> {
-        self.start
     }
 
     /// Ids of plain text: special tokens' strings in it are not special.
@@ -128,6 +131,23 @@ impl Text {
         let rendered = self.template.render(turns)?;
         let (text, breaks) = control::unmark(&rendered, mark.unwrap_or(LAST_RESORT));
         Ok(self.tokenize(&text, &breaks)?.get_ids().to_vec())
+    }
+
+    /// Whether the checkpoint says how a conversation is written.
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_own()
+    }
+
+    /// Ids that the tokenizer puts before every text, such as the mark of its beginning.
+    pub fn beginning(&self) -> Result<Vec<u32>, TextError> {
+        let encode = || self.tokenizer.encode("a", true);
+        let encoding = guarded(encode).map_err(TextError::encode)?;
+        let pairs = encoding
+            .get_ids()
+            .iter()
+            .zip(encoding.get_special_tokens_mask());
+        let leading = pairs.take_while(|(_, special)| **special == 1);
+        Ok(leading.map(|(id, _)| *id).collect())
     }
 
     /// Bytes of a token; empty for special ones and unknown ids. May be part of a character.
@@ -229,17 +249,6 @@ impl Text {
         }
         Ok(spelled)
     }
-}
-
-/// Told by the configuration, else by what the tokenizer adds to a text.
-fn start_token(tokenizer: &Tokenizer, config: &TokenizerConfig) -> Option<u32> {
-    let (_, token) = config.tokens.iter().find(|(key, _)| *key == "bos_token")?;
-    let start = tokenizer.token_to_id(token)?;
-    let is_added = config.add_bos_token.unwrap_or_else(|| {
-        guarded(|| tokenizer.encode("", true))
-            .is_ok_and(|encoding| encoding.get_ids().first() == Some(&start))
-    });
-    is_added.then_some(start)
 }
 
 const LAST_RESORT: char = '\u{FDD0}';

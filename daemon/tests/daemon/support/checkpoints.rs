@@ -5,11 +5,16 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    sync::OnceLock,
+    sync::{OnceLock, atomic::AtomicBool},
 };
 
 use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
+use sluice_engine::{
+    checkpoint::synth::{Element, Synthesis},
+    model::shape::{Naming, Shape},
+    text::Text,
+};
 use tempfile::TempDir;
 
 /// A checkpoint with expected outputs.
@@ -138,4 +143,39 @@ impl Random {
             .wrapping_add(1);
         ((self.0 >> 40) as f32 / (1 << 24) as f32 - 0.5) * 0.1
     }
+}
+
+/// A causal model of random weights that reads and writes with the embedded model's tokenizer, and has a chat template
+/// of its own.
+pub(crate) fn writer() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let model = folder.path().join("writer");
+    let embedded = Path::new(env!("CARGO_MANIFEST_DIR")).join("model");
+    let tokenizer = fs::read(embedded.join("tokenizer.json")).unwrap();
+    let text = Text::new(&tokenizer, None).unwrap();
+    let synthesis = Synthesis {
+        shape: Shape {
+            naming: Naming::HuggingFace,
+            layers: 2,
+            width: 64,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            mlp_width: 160,
+            embedding_rows: text.vocabulary(),
+            context_length: 512,
+            causal: true,
+            tied: false,
+            biases: false,
+        },
+        element: Element::F32,
+        seed: 5,
+        threads: 1,
+    };
+    let never = AtomicBool::new(false);
+    synthesis.write(&model, &never, &mut |_, _| {}).unwrap();
+    fs::write(model.join("tokenizer.json"), tokenizer).unwrap();
+    let template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:";
+    fs::write(model.join("chat_template.jinja"), template).unwrap();
+    folder
 }

@@ -17,12 +17,13 @@ use super::{
 
 const MODEL_KEY: &str = "tokenizer.ggml.model";
 const TYPES_KEY: &str = "tokenizer.ggml.token_type";
+const BEGINNING_KEY: &str = "tokenizer.ggml.bos_token_id";
 const UNKNOWN_KEY: &str = "tokenizer.ggml.unknown_token_id";
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
 /// Names that chat templates know tokens by, and the keys of their ids.
 const NAMED: [(&str, &str); 5] = [
-    ("bos_token", "tokenizer.ggml.bos_token_id"),
+    ("bos_token", BEGINNING_KEY),
     ("eos_token", "tokenizer.ggml.eos_token_id"),
     ("pad_token", "tokenizer.ggml.padding_token_id"),
     ("unk_token", UNKNOWN_KEY),
@@ -90,6 +91,7 @@ struct Description<'a> {
     added_tokens: Vec<Value>,
     normalizer: Value,
     pre_tokenizer: Value,
+    post_processor: Value,
     decoder: Value,
     model: Model<'a>,
 }
@@ -139,6 +141,7 @@ impl Gguf {
         Ok(Some(TokenizerFiles {
             tokenizer: json(serde_json::to_vec(&description))?,
             config: Some(json(serde_json::to_vec(&config(metadata, &vocabulary)?))?),
+            template: None,
         }))
     }
 }
@@ -157,11 +160,6 @@ fn config(
     if let Some(template) = metadata.text(TEMPLATE_KEY)? {
         config.insert("chat_template".to_owned(), template.into());
     }
-    for name in ["add_bos_token", "add_eos_token"] {
-        if let Some(truth) = metadata.bool(&format!("tokenizer.ggml.{name}"))? {
-            config.insert(name.to_owned(), truth.into());
-        }
-    }
     Ok(config)
 }
 
@@ -176,6 +174,7 @@ fn byte_level<'a>(
         added_tokens: added_tokens(metadata, vocabulary)?,
         normalizer: split.normalizer,
         pre_tokenizer: split.pre_tokenizer,
+        post_processor: beginning(metadata, vocabulary, split.has_beginning)?,
         decoder: json!({
             "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false,
         }),
@@ -215,6 +214,7 @@ fn sentence_piece<'a>(
         added_tokens: added_tokens(metadata, vocabulary)?,
         normalizer: json!({ "type": "Sequence", "normalizers": normalizers }),
         pre_tokenizer: Value::Null,
+        post_processor: beginning(metadata, vocabulary, true)?,
         decoder: json!({ "type": "Sequence", "decoders": decoders }),
         model: Model {
             kind: "BPE",
@@ -226,6 +226,30 @@ fn sentence_piece<'a>(
             vocab: vocabulary,
         },
     })
+}
+
+/// Puts the mark of the beginning before every text, where the file says so or says nothing and such tokenizers usually do.
+fn beginning(
+    metadata: &Metadata,
+    vocabulary: &Vocabulary<'_>,
+    usual: bool,
+) -> Result<Value, CheckpointError> {
+    let is_there = metadata
+        .bool("tokenizer.ggml.add_bos_token")?
+        .unwrap_or(usual);
+    let Some(token) = vocabulary.named(metadata, BEGINNING_KEY)? else {
+        return Ok(Value::Null);
+    };
+    if !is_there {
+        return Ok(Value::Null);
+    }
+    let mark = json!({ "SpecialToken": { "id": token, "type_id": 0 } });
+    let text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
+    let ids = json!({ "id": token, "ids": [vocabulary.id(token)], "tokens": [token] });
+    Ok(json!({
+        "type": "TemplateProcessing", "single": [mark, text], "pair": [],
+        "special_tokens": { token: ids },
+    }))
 }
 
 /// Tokens that are looked for in a text before anything else: control tokens, and those that users defined.

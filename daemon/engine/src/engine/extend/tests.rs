@@ -1,0 +1,307 @@
+//! A causal model behind the engine: whatever is kept, streamed or refused, a text is what it would have been.
+
+use std::{
+    path::Path,
+    sync::{Arc, mpsc},
+};
+
+use sluice_shared::{
+    level::Level,
+    policy::PolicyChoice,
+    sampling::{EosPolicy, Remasking, Sampling},
+};
+
+use super::*;
+use crate::{
+    Change, Engine, LoadEvent, LoadedModel, Options, Settings, Work,
+    checkpoint::Source,
+    engine::ApplyEvent,
+    event::{Event, Generated, Outcome},
+    ledger,
+    plan::{Plan, PlanError},
+    request::Slot,
+};
+
+struct World {
+    engine: Engine,
+    model: Arc<LoadedModel>,
+}
+
+/// What a request came to, and the rows of each of its passes.
+type Answer = (Generated, Vec<usize>);
+
+impl World {
+    fn new(settings: Settings) -> Self {
+        let engine = Engine::start(Options {
+            threads: 2,
+            ..Options::default()
+        })
+        .unwrap();
+        let (send, finished) = mpsc::channel();
+        let report = Box::new(move |event| {
+            if let LoadEvent::Finished(result) = event {
+                send.send(result).unwrap();
+            }
+        });
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama-tiny");
+        engine.load(Source::Folder(folder), settings, report);
+        let model = finished.recv().unwrap().unwrap();
+        Self { engine, model }
+    }
+
+    fn request(&self, prompt: &[u32], length: usize) -> Generate {
+        Generate {
+            model: self.model.id,
+            prompt: prompt.to_vec(),
+            canvas: vec![Slot::Masked; length],
+            block_length: length.min(16),
+            steps: length,
+            temperature: 0.0,
+            guidance: 0.0,
+            remasking: Remasking::default(),
+            eos: EosPolicy::Keep,
+            policy: PolicyChoice::default(),
+            sampling: Sampling::default(),
+            stops: Vec::new(),
+            seed: 1,
+        }
+    }
+
+    fn run(&self, request: Generate) -> Result<Answer, EngineError> {
+        let (send, finished) = mpsc::channel();
+        let mut rows = Vec::new();
+        let sink = Box::new(move |event| match event {
+            Event::Pass(report) => rows.push(report.rows),
+            Event::Finished(Ok(Outcome::Generated(generated))) => {
+                send.send(Ok((generated, std::mem::take(&mut rows))))
+                    .unwrap();
+            }
+            Event::Finished(Err(error)) => send.send(Err(error)).unwrap(),
+            _ => {}
+        });
+        self.engine.submit(Work::Generate(request), sink)?;
+        finished.recv().unwrap()
+    }
+
+    fn answer(&self, prompt: &[u32], length: usize) -> Answer {
+        self.run(self.request(prompt, length)).unwrap()
+    }
+
+    fn apply(&self, change: Change) -> Result<Arc<Plan>, EngineError> {
+        let (send, finished) = mpsc::channel();
+        let report = Box::new(move |event| {
+            if let ApplyEvent::Finished(result) = event {
+                send.send(result).unwrap();
+            }
+        });
+        self.engine.apply(change, report);
+        finished.recv().unwrap()
+    }
+
+    fn plan(&self, change: &Change, request: &Generate) -> Result<Plan, EngineError> {
+        let workload = Work::Generate(request.clone()).workload();
+        self.engine.plan(change, workload)
+    }
+
+    fn cached_bytes(&self) -> u64 {
+        let report = self.engine.memory();
+        report.kinds[ledger::Kind::Cache as usize].bytes
+    }
+}
+
+fn text(from: u32, len: u32) -> Vec<u32> {
+    (from..from + len).map(|id| id * 37 % 240).collect()
+}
+
+fn budget(bytes: u64) -> Change {
+    Change {
+        budget_bytes: Some(Some(bytes)),
+        ..Change::default()
+    }
+}
+
+#[test]
+fn a_turn_goes_on_from_the_one_before() {
+    let world = World::new(Settings::default());
+    let prompt = text(3, 40);
+    let (first, rows) = world.answer(&prompt, 10);
+    assert_eq!(rows[..3], [40, 1, 1]);
+    let next = [&prompt[..], &first.tokens, &text(7, 5)].concat();
+    let (second, rows) = world.answer(&next, 10);
+    // All but the last token of the first answer is there already.
+    assert_eq!(rows[..3], [6, 1, 1]);
+    assert_eq!(
+        World::new(Settings::default()).answer(&next, 10).0.tokens,
+        second.tokens
+    );
+    // Another conversation that begins alike copies the beginning, and leaves both.
+    let branch = [&prompt[..20], &text(90, 9)].concat();
+    let (third, rows) = world.answer(&branch, 4);
+    assert_eq!(rows[0], 9);
+    assert_eq!(
+        World::new(Settings::default()).answer(&branch, 4).0.tokens,
+        third.tokens
+    );
+    assert_eq!(
+        world.answer(&next, 10).1[0],
+        1,
+        "the same again: one row tells what follows"
+    );
+    assert_eq!(world.answer(&branch, 4).1[0], 1);
+    assert_eq!(world.answer(&text(200, 8), 2).1[0], 8, "nothing alike");
+}
+
+#[test]
+fn few_are_kept_and_none_beyond_the_budget() {
+    let world = World::new(Settings::default());
+    for start in 0..KEPT_MAX as u32 + 2 {
+        world.answer(&text(1 + 30 * start, 30), 3);
+    }
+    let of_one = world
+        .plan(&Change::default(), &world.request(&text(1, 30), 3))
+        .unwrap();
+    let of_one = of_one.working.cache_bytes;
+    assert_eq!(world.cached_bytes(), KEPT_MAX as u64 * of_one);
+    // The first to go was the first to come.
+    assert_eq!(world.answer(&text(1, 30), 3).1[0], 30);
+    let plan = world.engine.in_force().unwrap().plan;
+    let tight = plan.peak_bytes() + of_one * 3 / 2;
+    world.apply(budget(tight)).unwrap();
+    assert_eq!(world.cached_bytes(), 0);
+    for start in 0..3 {
+        let (generated, _) = world.answer(&text(1 + 30 * start, 30), 3);
+        assert!(generated.peak_device_bytes <= tight);
+        assert!(world.cached_bytes() <= of_one);
+    }
+}
+
+#[test]
+fn the_peak_is_what_the_plan_says() {
+    for kv in [Kv::F32, Kv::Bf16, Kv::Q8_0] {
+        let world = World::new(Settings {
+            kv,
+            ..Settings::default()
+        });
+        let request = world.request(&text(3, 600), 100);
+        let plan = world.plan(&Change::default(), &request).unwrap();
+        let (generated, rows) = world.run(request).unwrap();
+        assert_eq!(rows[..3], [512, 88, 1]);
+        let (predicted, measured) = (plan.peak_bytes(), generated.peak_device_bytes);
+        let off = (measured as f64 / predicted as f64 - 1.0).abs();
+        assert!(off < 0.01, "{kv}: {measured} bytes, not {predicted}");
+    }
+}
+
+#[test]
+fn streamed_weights_give_the_resident_ones_text() {
+    let world = World::new(Settings::default());
+    // More than what is planned for before anybody asks.
+    let request = world.request(&text(5, 300), 20);
+    let expected = world.run(request.clone()).unwrap().0.tokens;
+    let error = world.plan(&budget(1), &request).unwrap_err();
+    let EngineError::Plan(PlanError::BudgetTooSmall { least_bytes, .. }) = error else {
+        panic!("{error}");
+    };
+    let all = world.engine.in_force().unwrap().plan.peak_bytes();
+    for bytes in [least_bytes, least_bytes.midpoint(all)] {
+        let plan = world.apply(budget(bytes)).unwrap();
+        assert!(plan.streamed_bytes() > 0);
+        let (generated, _) = world.run(request.clone()).unwrap();
+        assert_eq!(generated.tokens, expected);
+        assert!(generated.peak_device_bytes <= bytes && generated.is_lossless);
+    }
+}
+
+#[test]
+fn keys_and_values_take_what_was_chosen_from_the_next_request_on() {
+    let world = World::new(Settings::default());
+    let bytes = |kv: Kv| {
+        let change = Change {
+            kv: Some(kv),
+            ..Change::default()
+        };
+        world.apply(change).unwrap();
+        world.answer(&text(3, 20), 12);
+        world.cached_bytes()
+    };
+    // 4 layers of keys and values, 31 positions counted up to 32, 2 heads of 16, in whole pages.
+    assert_eq!(bytes(Kv::F32), 4 * 2 * 32 * 2 * 16 * 4);
+    assert_eq!(bytes(Kv::Bf16), 4 * 2 * 32 * 2 * 16 * 2);
+    // Heads of 16 take a whole block of 32.
+    assert_eq!(
+        bytes(Kv::Q8_0),
+        (4 * 2 * 32 * 2 * 34u64).next_multiple_of(4096)
+    );
+}
+
+#[test]
+fn the_same_seed_draws_the_same_text() {
+    let world = World::new(Settings::default());
+    let drawn = |seed: u64| {
+        let mut request = world.request(&text(3, 20), 24);
+        request.temperature = 1.0;
+        request.sampling = Sampling {
+            top_k: Some(50),
+            top_p: Some(0.95),
+            min_p: Some(0.001),
+            repetition_penalty: Some(1.1),
+        };
+        request.seed = seed;
+        world.run(request).unwrap().0.tokens
+    };
+    let first = drawn(1);
+    // Though what is kept of the prompt makes the second run another one.
+    assert_eq!(drawn(1), first);
+    assert_ne!(drawn(2), first);
+}
+
+/// Every reservation fails once: each request ends well or says what it lacked, and the next is as if nothing had been.
+#[test]
+fn every_reservation_may_fail() {
+    let world = World::new(Settings {
+        level: Level::Standard,
+        ..Settings::default()
+    });
+    let short = || world.run(world.request(&text(3, 30), 6));
+    let expected = short().unwrap().0.tokens;
+    let ledger = &world.engine.shared.ledger;
+    for number in 1.. {
+        ledger.fail_at(number);
+        let result = short();
+        let has_failed = ledger.has_failed();
+        ledger.fail_at(0);
+        assert_eq!(
+            result.unwrap().0.tokens,
+            expected,
+            "there is another way each time"
+        );
+        if !has_failed {
+            assert!(number > 3);
+            break;
+        }
+    }
+}
+
+#[test]
+fn what_only_other_models_have_is_refused_by_name() {
+    let world = World::new(Settings::default());
+    let refusal = |change: fn(&mut Generate)| {
+        let mut request = world.request(&text(3, 10), 6);
+        change(&mut request);
+        world.run(request).unwrap_err().to_string()
+    };
+    assert!(refusal(|request| request.guidance = 1.0).starts_with("guidance: only models that"));
+    assert!(refusal(|request| request.canvas[2] = Slot::Pinned(4)).starts_with("pins: "));
+    assert!(refusal(|request| request.remasking = Remasking::Random).starts_with("remasking: "));
+    assert!(refusal(|request| request.policy = "factor".parse().unwrap()).starts_with("policy: "));
+    assert_eq!(
+        refusal(|request| request.prompt.clear()),
+        "prompt must be at least 1, not 0"
+    );
+    assert_eq!(
+        refusal(|request| request.sampling.top_p = Some(2.0)),
+        "top_p: must be above 0 and at most 1, not 2"
+    );
+    assert!(refusal(|request| request.stops = vec![vec![b'x'; 300]]).starts_with("stop: at most"));
+    assert!(refusal(|request| request.prompt = text(3, 1020)).contains("context of 1024"));
+}

@@ -1,0 +1,197 @@
+//! Causal models over the wire: tokens and text come as they are written, and what is for other models is refused.
+
+use std::fs;
+
+use serde_json::Value;
+use sluice_proto::v1::{self, generation_event::Kind};
+use sluice_shared::exit;
+use tempfile::TempDir;
+
+use crate::support::{Daemon, chat, checkpoints, done, generate, run, tokens, within};
+
+#[tokio::test]
+async fn the_reference_tokens_come_out_one_by_one() {
+    let folder = checkpoints::fixture("llama-tiny");
+    let daemon = Daemon::with_model(&folder, &["--kv", "f32"]).await;
+    let snapshot = daemon.snapshot().await;
+    assert_eq!(snapshot.settings.unwrap().kv, "f32");
+    let shape = snapshot.model.unwrap().shape.unwrap();
+    assert_eq!(
+        (shape.family.as_str(), shape.mask_token_id),
+        ("llama", None)
+    );
+    let expected = fs::read(folder.join("expected.json")).unwrap();
+    let expected: Value = serde_json::from_slice(&expected).unwrap();
+    for case in expected["generate"].as_array().unwrap() {
+        let ids = |key: &str| -> Vec<u32> { serde_json::from_value(case[key][0].clone()).unwrap() };
+        let answer = ids("generated");
+        let request = v1::GenerateRequest {
+            eos: v1::EosPolicy::Keep.into(),
+            ..tokens(&ids("prompt_ids"), answer.len() as u32)
+        };
+        let events = generate(&daemon, request).await.unwrap();
+        let done = done(&events);
+        assert_eq!(done.tokens, answer, "{}", case["name"]);
+        assert_eq!(done.finish_reason(), v1::FinishReason::Length);
+        let blocks = events
+            .iter()
+            .filter(|event| matches!(event, Kind::BlockDone(_)));
+        assert_eq!(blocks.count(), answer.len().div_ceil(32));
+    }
+}
+
+#[tokio::test]
+async fn text_grows_in_whole_characters_and_ends_before_a_stop() {
+    let folder = checkpoints::writer();
+    let daemon = Daemon::with_model(&folder.path().join("writer"), &[]).await;
+    let ask = || v1::GenerateRequest {
+        length: Some(60),
+        seed: Some(4),
+        temperature: Some(0.8),
+        top_k: Some(400),
+        eos: v1::EosPolicy::Suppress.into(),
+        ..chat("Tell me a story.")
+    };
+    let events = generate(&daemon, ask()).await.unwrap();
+    let Kind::Started(started) = &events[1] else {
+        panic!("the second event is {:?}", events[1]);
+    };
+    assert_eq!(started.prompt_text, b"user: Tell me a story.\nassistant:");
+    let mut stable: &[u8] = b"";
+    for event in &events {
+        let Kind::Pass(pass) = event else { continue };
+        let next = &pass.stable_text;
+        assert!(next.starts_with(stable) && !is_cut(next));
+        stable = next;
+    }
+    let whole = done(&events).text.clone().unwrap();
+    assert!(whole.starts_with(&*String::from_utf8_lossy(stable)));
+
+    // The same again ends where a few of its characters begin.
+    let ascii = |at: usize| whole.get(at..at + 4).filter(|stop| stop.is_ascii());
+    let stop = (whole.len() / 2..whole.len()).find_map(ascii);
+    let stop = stop.unwrap().to_owned();
+    let request = v1::GenerateRequest {
+        stop: vec!["nowhere to be found".to_owned(), stop.clone()],
+        ..ask()
+    };
+    let events = generate(&daemon, request).await.unwrap();
+    let stopped = done(&events);
+    assert_eq!(stopped.finish_reason(), v1::FinishReason::Stop);
+    assert_eq!(stopped.text.as_deref(), whole.split(&stop).next());
+    for event in &events {
+        let Kind::Pass(pass) = event else { continue };
+        let shown = String::from_utf8_lossy(&pass.stable_text);
+        assert!(stopped.text.as_ref().unwrap().starts_with(&*shown));
+    }
+}
+
+/// Whether the text ends within a character. What is no character at all, as a random model writes it, ends nothing.
+fn is_cut(text: &[u8]) -> bool {
+    let last = text.utf8_chunks().last();
+    let rest = last.map_or(&[][..], |last| last.invalid());
+    std::str::from_utf8(rest).is_err_and(|error| error.error_len().is_none())
+}
+
+#[tokio::test]
+async fn what_other_models_have_is_refused() {
+    let daemon = Daemon::with_model(&checkpoints::fixture("llama-tiny"), &[]).await;
+    let base = || tokens(&[1, 2, 3], 8);
+    for (request, field) in [
+        (
+            v1::GenerateRequest {
+                guidance: Some(1.0),
+                ..base()
+            },
+            "guidance",
+        ),
+        (
+            v1::GenerateRequest {
+                steps: Some(4),
+                ..base()
+            },
+            "steps",
+        ),
+        (
+            v1::GenerateRequest {
+                cache: v1::Cache::Prefix.into(),
+                ..base()
+            },
+            "cache",
+        ),
+        (
+            v1::GenerateRequest {
+                remasking: v1::Remasking::Entropy.into(),
+                ..base()
+            },
+            "remasking",
+        ),
+    ] {
+        let error = generate(&daemon, request).await.unwrap_err();
+        assert_eq!(error.reason.as_deref(), Some("ONLY_MASKED"), "{field}");
+        assert!(error.message.starts_with(field), "{}", error.message);
+    }
+    let score = v1::ScoreRequest {
+        prompt: Some(v1::score_request::Prompt::Tokens(v1::TokenIds {
+            ids: vec![1],
+        })),
+        answer: Some(v1::score_request::Answer::AnswerTokens(v1::TokenIds {
+            ids: vec![2],
+        })),
+        ..Default::default()
+    };
+    let mut client = daemon.generation().await;
+    let refused = within("a refusal", client.score(score)).await.unwrap_err();
+    assert!(refused.message().contains("only models that fill masks"));
+
+    let masked = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
+    let request = v1::GenerateRequest {
+        top_k: Some(4),
+        ..base()
+    };
+    let error = generate(&masked, request).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("ONLY_CAUSAL"));
+}
+
+#[tokio::test]
+async fn without_a_template_there_is_no_conversation() {
+    let folder = checkpoints::writer();
+    let model = folder.path().join("writer");
+    fs::remove_file(model.join("chat_template.jinja")).unwrap();
+    let daemon = Daemon::with_model(&model, &[]).await;
+    let error = generate(&daemon, chat("hello")).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("NO_CHAT_TEMPLATE"));
+    let raw = v1::GenerateRequest {
+        input: Some(v1::generate_request::Input::RawText("Once upon".to_owned())),
+        length: Some(4),
+        ..Default::default()
+    };
+    assert!(generate(&daemon, raw).await.is_ok());
+}
+
+#[tokio::test]
+async fn keys_and_values_are_planned() {
+    let cache = async |kv: &str| {
+        let folder = TempDir::new().unwrap();
+        let ask = [
+            "plan",
+            "--preset",
+            "tinyllama-1.1b",
+            "--canvas",
+            "2048",
+            "--budget",
+            "8GiB",
+        ];
+        let output = run(folder.path(), &[&ask[..], &["--kv", kv, "--json"]].concat()).await;
+        assert_eq!(output.status.code(), Some(i32::from(exit::OK)));
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let kinds = json["memory"].as_array().unwrap();
+        let kind = kinds.iter().find(|kind| kind["kind"] == "cache").unwrap();
+        kind["bytes"].as_u64().unwrap()
+    };
+    // 22 layers of 4 heads of 64 for 2048 positions, keys and values.
+    let numbers = 22 * 4 * 64 * 2048 * 2u64;
+    assert_eq!(cache("f32").await, numbers * 4);
+    assert_eq!(cache("auto").await, numbers * 2);
+    assert_eq!(cache("q8_0").await, numbers / 32 * 34);
+}
