@@ -12,7 +12,8 @@ use serde_json::{Map, Value, json};
 use super::{
     super::{CheckpointError, TokenizerFiles},
     Gguf, TOKENS_KEY,
-    metadata::{Metadata, Texts},
+    metadata::Metadata,
+    value::Texts,
 };
 
 const MODEL_KEY: &str = "tokenizer.ggml.model";
