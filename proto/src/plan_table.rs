@@ -182,6 +182,7 @@ pub fn json(plan: &Plan) -> Value {
         "copy_ms": plan.copy_ms,
         "disk_ms": plan.disk_ms,
         "streamed_bytes_per_pass": plan.streamed_bytes_per_pass,
+        "kv": plan.kv,
         "resident_bytes": plan.resident_bytes,
         "slots": {"count": slots.count, "bytes": slots.bytes},
         "memory": memory.collect::<Vec<_>>(),

@@ -35,8 +35,8 @@ pub fn card(device: &Device, gpu: &Gpu) -> v1::Card {
 }
 
 /// Whether so many bytes of a kind say something. The CPU has no context, and where NVML is missing nobody tells what a
-/// card's takes: it is never known to be 0.
+/// card's takes: it is never known to be 0. A model that keeps no keys and values has no cache.
 #[must_use]
 pub fn is_known(kind: Kind, bytes: u64) -> bool {
-    kind != Kind::Context || bytes > 0
+    !matches!(kind, Kind::Context | Kind::Cache) || bytes > 0
 }

@@ -233,12 +233,13 @@ impl Generation {
     }
 
     fn cancelled_waiting(&mut self) {
-        let mask = self.serving.loaded.info.mask;
-        let open = mask.map_or(0, |mask| mask.token_id);
         let slots = self.stable.fixed.iter();
+        // A causal model has written nothing.
+        let mask = self.serving.loaded.info.mask;
+        let tokens = mask.map(|mask| slots.map(|fixed| fixed.unwrap_or(mask.token_id)).collect());
         let done = v1::Done {
             finish_reason: v1::FinishReason::Cancelled.into(),
-            tokens: slots.map(|fixed| fixed.unwrap_or(open)).collect(),
+            tokens: tokens.unwrap_or_default(),
             ..self.done_so_far()
         };
         self.home

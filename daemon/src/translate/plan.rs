@@ -52,6 +52,7 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
         is_loadable: not_loadable.is_none(),
         not_loadable: not_loadable.map_or_else(String::new, |error| error.to_string()),
         notes: notes(plan),
+        kv: plan.working.cache.map(|format| format.name().to_owned()),
     }
 }
 

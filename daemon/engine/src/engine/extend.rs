@@ -38,7 +38,11 @@ pub(super) struct Causal<'a> {
     tokens: Vec<u32>,
     cache: KvCache,
     row: LogitsRow,
+    /// How the weights are stored; empty once they were changed meanwhile.
     storages: Vec<Storage>,
+    /// Of the weights, when they were last looked at.
+    epoch: u64,
+    notices: Vec<String>,
 }
 
 impl<'a> Causal<'a> {
@@ -60,32 +64,53 @@ impl<'a> Causal<'a> {
             }
         };
         served.worker.reuse(prompt, &mut cache)?;
-        let storages = served.worker.current_mut()?.weights.storages();
+        let weights = &served.worker.current_mut()?.weights;
         Ok(Self {
+            storages: weights.storages(),
+            epoch: weights.epoch(),
+            notices: Vec::new(),
             tokens: prompt[..cache.len()].to_vec(),
             served,
             cache,
             row,
-            storages,
         })
     }
 
     /// What is to be kept of it; nothing where weights changed meanwhile.
-    pub(super) fn finish(self) -> Option<Kept> {
+    pub(super) fn finish(mut self) -> Option<Kept> {
+        self.look_at_weights();
         let Self {
-            served,
             mut tokens,
             cache,
             storages,
             ..
         } = self;
-        let now = served.worker.current_mut().ok()?.weights.storages();
         tokens.truncate(cache.len());
-        (now == storages).then_some(Kept {
+        (!storages.is_empty()).then_some(Kept {
             tokens,
             cache,
             storages,
         })
+    }
+
+    /// Keys and values of weights that are stored otherwise by now stay as they are: the user is told, and they are good
+    /// for this request alone.
+    fn look_at_weights(&mut self) {
+        let Some(current) = &self.served.worker.current else {
+            return;
+        };
+        let epoch = current.weights.epoch();
+        if epoch == self.epoch {
+            return;
+        }
+        self.epoch = epoch;
+        if !self.storages.is_empty() && current.weights.storages() != self.storages {
+            self.storages.clear();
+            self.notices.push(format!(
+                "weights changed: the first {} positions stay as they were read before",
+                self.cache.len()
+            ));
+        }
     }
 
     /// A pass over the next tokens; `choose` picks what follows the last of them, if that is asked.
@@ -100,7 +125,7 @@ impl<'a> Causal<'a> {
         } = self;
         let cancel = served.cancel;
         let end = cache.len() + tokens.len();
-        served.run(tokens.len(), &mut |ops, current| {
+        let result = served.run(tokens.len(), &mut |ops, current| {
             let (model, weights) = (&current.model, &current.weights);
             // Where memory ran short, fewer go through the layers at once, from where it stopped on.
             let extend = |cache: &mut KvCache| {
@@ -132,7 +157,9 @@ impl<'a> Causal<'a> {
                 cache.take_back(1);
             }
             Ok(Some(chosen?))
-        })
+        });
+        self.look_at_weights();
+        result
     }
 }
 
@@ -168,7 +195,9 @@ impl Predictor for Causal<'_> {
     }
 
     fn take_notices(&mut self) -> Vec<String> {
-        self.served.take_notices()
+        let mut notices = self.served.take_notices();
+        notices.append(&mut self.notices);
+        notices
     }
 }
 

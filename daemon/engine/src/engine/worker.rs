@@ -25,7 +25,7 @@ use crate::{
     event::{Event, Outcome, Sink},
     ledger::Mark,
     model::{
-        ModelInfo,
+        END_TOKENS_MAX, ModelInfo,
         transformer::{MLP_ROWS, Transformer},
     },
     ops::Ops,
@@ -254,13 +254,18 @@ impl Worker {
     }
 }
 
-/// A chat model ends its turn with `<|eot_id|>` before it fills the canvas with EOS; both end
-/// the visible answer.
+/// What chat models end their turn with: LLaDA and Llama 3 the one, Qwen and Dream the other, whatever their
+/// configurations say. LLaDA and Dream then fill the canvas with EOS; both end the visible answer.
+const ENDS_OF_TURN: [&str; 2] = ["<|eot_id|>", "<|im_end|>"];
+
 fn add_end_of_turn(info: &mut ModelInfo, text: Option<&Text>) {
-    let end_of_turn = text.and_then(|text| text.token_id("<|eot_id|>"));
-    if let Some(id) = end_of_turn.filter(|&id| (id as usize) < info.vocabulary)
-        && !info.eos_token_ids.contains(&id)
-    {
-        info.eos_token_ids.push(id);
+    let known = ENDS_OF_TURN
+        .iter()
+        .filter_map(|token| text?.token_id(token));
+    for id in known.filter(|&id| (id as usize) < info.vocabulary) {
+        let ends = &mut info.eos_token_ids;
+        if !ends.contains(&id) && ends.len() < END_TOKENS_MAX {
+            ends.push(id);
+        }
     }
 }

@@ -195,8 +195,9 @@ fn the_peak_is_what_the_plan_says() {
 #[test]
 fn streamed_weights_give_the_resident_ones_text() {
     let world = World::new(Settings::default());
-    // More than what is planned for before anybody asks.
-    let request = world.request(&text(5, 300), 20);
+    // More than what is planned for before anybody asks, and than what goes through the layers at once: the head is
+    // not needed in the first pass.
+    let request = world.request(&text(5, 600), 20);
     let expected = world.run(request.clone()).unwrap().0.tokens;
     let error = world.plan(&budget(1), &request).unwrap_err();
     let EngineError::Plan(PlanError::BudgetTooSmall { least_bytes, .. }) = error else {
@@ -232,6 +233,45 @@ fn keys_and_values_take_what_was_chosen_from_the_next_request_on() {
         bytes(Kv::Q8_0),
         (4 * 2 * 32 * 2 * 34u64).next_multiple_of(4096)
     );
+}
+
+#[test]
+fn weights_that_change_meanwhile_are_told_of_and_nothing_is_kept() {
+    let world = World::new(Settings::default());
+    let (send, events) = mpsc::channel();
+    let sink = Box::new(move |event| drop(send.send(event)));
+    let request = world.request(&text(3, 20), 400);
+    world.engine.submit(Work::Generate(request), sink).unwrap();
+    let change = Change {
+        level: Some(Level::Moderate),
+        ..Change::default()
+    };
+    world.apply(change).unwrap();
+    let mut told = Vec::new();
+    for event in events {
+        match event {
+            Event::Notice(notice) => told.push(notice),
+            Event::Finished(result) => {
+                let Outcome::Generated(generated) = result.unwrap() else {
+                    panic!("it generates");
+                };
+                assert_eq!(generated.is_lossless, told.is_empty());
+                break;
+            }
+            _ => {}
+        }
+    }
+    // A machine in a hurry may have ended the request before the change began.
+    match &told[..] {
+        [notice] => {
+            assert!(
+                notice.starts_with("weights changed: the first "),
+                "{notice}"
+            );
+            assert_eq!(world.cached_bytes(), 0);
+        }
+        told => assert_eq!(told, [""; 0]),
+    }
 }
 
 #[test]
