@@ -139,22 +139,24 @@ fn prompt_ids(prompt: Prompt, serving: &Serving) -> Result<Vec<u32>, Failure> {
     Ok(ids)
 }
 
-/// Text as it stands. What a causal model continues begins as the texts did that it was trained on.
-fn raw_ids(serving: &Serving, words: &str) -> Result<Vec<u32>, Failure> {
+/// Text as it stands, behind what the tokenizer puts before every text. LLaDA's puts nothing there.
+fn raw_ids(serving: &Serving, raw: &str) -> Result<Vec<u32>, Failure> {
     let text = serving.text()?;
-    let mut ids = text.encode(words)?;
-    let is_causal = serving.loaded.info.mask.is_none();
-    if let Some(start) = text.start_token().filter(|_| is_causal && !ids.is_empty()) {
-        ids.insert(0, start);
+    let ids = text.encode(raw)?;
+    match is_llada(serving) || ids.is_empty() {
+        true => Ok(ids),
+        false => Ok([text.beginning()?, ids].concat()),
     }
-    Ok(ids)
+}
+
+/// Its template is known, and was published after some of its checkpoints.
+fn is_llada(serving: &Serving) -> bool {
+    serving.loaded.info.family == Family::Llada.name()
 }
 
 fn chat_ids(serving: &Serving, turns: &[Turn]) -> Result<Vec<u32>, Failure> {
     let text = serving.text()?;
-    // LLaDA's template is known, and was published after some of its checkpoints.
-    let is_llada = serving.loaded.info.family == Family::Llada.name();
-    if !is_llada && !text.has_chat_template() {
+    if !is_llada(serving) && !text.has_chat_template() {
         return Err(Failure::NoChatTemplate {
             model: serving.name.name.clone(),
         });

@@ -117,41 +117,6 @@ fn pinned_text_is_tokenized_and_counts_no_steps() {
 }
 
 #[test]
-fn what_a_causal_model_continues_begins_with_the_token_it_was_trained_with() {
-    let config = include_str!("../../model/tokenizer_config.json");
-    let mut config: serde_json::Value = serde_json::from_str(config).unwrap();
-    config["add_bos_token"] = true.into();
-    let config = config.to_string();
-    let text = || {
-        let tokenizer = include_bytes!("../../model/tokenizer.json");
-        Text::new(tokenizer, Some(config.as_bytes())).unwrap()
-    };
-    let start = text().start_token().unwrap();
-    let masked = serving(true);
-    let words = || Prompt::Raw("Once there was".to_owned());
-    let plain = prompt_ids(words(), &masked).unwrap();
-    let with = |mask| Serving {
-        name: ModelName::embedded(),
-        loaded: Arc::new(LoadedModel {
-            id: ModelId(1),
-            info: ModelInfo {
-                mask,
-                ..masked.loaded.info.clone()
-            },
-            text: Some(text()),
-        }),
-    };
-    assert_eq!(
-        prompt_ids(words(), &with(None)).unwrap(),
-        [&[start][..], &plain].concat()
-    );
-    assert_eq!(
-        prompt_ids(words(), &with(masked.loaded.info.mask)).unwrap(),
-        plain
-    );
-}
-
-#[test]
 fn an_edit_keeps_all_but_its_span() {
     let text = "Once there was a red fox who sang.";
     let span = 17..20;

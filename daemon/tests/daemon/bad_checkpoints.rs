@@ -33,12 +33,29 @@ async fn load(daemon: &Daemon, path: &Path) -> Result<v1::Model, CallError> {
     }
 }
 
+/// GGUF files without tensors in the place of the weights, whose only key is their architecture.
+fn only_gguf(folder: &Path, names: &[&str], architecture: &str) {
+    fs::remove_file(folder.join("model.safetensors")).unwrap();
+    let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+    for number in [0u64, 1] {
+        bytes.extend(number.to_le_bytes());
+    }
+    for (text, kind) in [("general.architecture", Some(8u32)), (architecture, None)] {
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text.as_bytes());
+        bytes.extend(kind.map_or(Vec::new(), |kind| kind.to_le_bytes().to_vec()));
+    }
+    for name in names {
+        fs::write(folder.join(name), &bytes).unwrap();
+    }
+}
+
 #[tokio::test]
 async fn each_broken_checkpoint_is_explained_and_the_model_before_stays() {
     const LOST: &str = "model.transformer.blocks.1.q_proj.weight";
     let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
     type Spoil = fn(&Path);
-    let cases: [(Spoil, Code, &str, &[&str]); 7] = [
+    let cases: [(Spoil, Code, &str, &[&str]); 10] = [
         (
             |folder| change_weights(folder, |tensors| drop(tensors.remove(LOST))),
             Code::FailedPrecondition,
@@ -88,6 +105,24 @@ async fn each_broken_checkpoint_is_explained_and_the_model_before_stays() {
             Code::FailedPrecondition,
             "NO_WEIGHTS",
             &["model.safetensors"],
+        ),
+        (
+            |folder| only_gguf(folder, &["model.gguf"], "mamba"),
+            Code::FailedPrecondition,
+            "UNKNOWN_ARCHITECTURE",
+            &["mamba", "llada"],
+        ),
+        (
+            |folder| only_gguf(folder, &["model.gguf"], "llada"),
+            Code::FailedPrecondition,
+            "METADATA_INVALID",
+            &["model.gguf", "llada.embedding_length is missing"],
+        ),
+        (
+            |folder| only_gguf(folder, &["a.gguf", "b.gguf"], "llada"),
+            Code::FailedPrecondition,
+            "SEVERAL_MODELS",
+            &["2 .gguf files, such as a.gguf"],
         ),
     ];
     for (spoil, code, reason, words) in cases {

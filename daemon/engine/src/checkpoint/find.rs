@@ -96,16 +96,20 @@ fn only_gguf(source: &Source) -> Result<String, CheckpointError> {
     }
 }
 
+/// The name is the one given: behind it may lie a file of another, as in the caches of programs that download models.
 fn weight_file_in_folder(path: &Path) -> Result<(PathBuf, String), CheckpointError> {
-    let unsupported = || CheckpointError::NotACheckpoint {
-        path: path.to_owned(),
-    };
-    let path = fs::canonicalize(path).map_err(|error| CheckpointError::io(path, error))?;
-    let name = path.file_name().and_then(|name| name.to_str());
-    match (path.parent(), name) {
-        (Some(folder), Some(name)) if name.ends_with(".safetensors") || is_gguf(name) => {
-            Ok((folder.to_owned(), name.to_owned()))
+    match path.file_name().and_then(|name| name.to_str()) {
+        Some(name) if name.ends_with(".safetensors") || is_gguf(name) => {
+            let folder = match path.parent() {
+                Some(folder) if folder != Path::new("") => folder,
+                _ => Path::new("."),
+            };
+            let folder = fs::canonicalize(folder);
+            let folder = folder.map_err(|error| CheckpointError::io(path, error))?;
+            Ok((folder, name.to_owned()))
         }
-        _ => Err(unsupported()),
+        _ => Err(CheckpointError::NotACheckpoint {
+            path: path.to_owned(),
+        }),
     }
 }

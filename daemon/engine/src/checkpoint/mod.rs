@@ -23,11 +23,7 @@ pub use self::{
     error::CheckpointError,
     rate::{DiskRates, disk_rates},
 };
-use crate::{
-    format::Format,
-    model::{WIDTH_MAX, family::ModelConfig},
-    page::Page,
-};
+use crate::{format::Format, page::Page};
 
 /// Where a checkpoint is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -255,42 +251,6 @@ impl Checkpoint {
             }
         })?;
         parse_json(&self.source, name, &bytes)
-    }
-
-    /// The model that the configuration describes.
-    ///
-    /// # Errors
-    /// An unknown architecture, or what is missing, makes no sense, or asks for what isn't computed here.
-    pub fn model(&self) -> Result<ModelConfig, CheckpointError> {
-        let generation = self.generation_config()?;
-        let config = ModelConfig::read(&self.config()?, generation.as_ref());
-        let Some(gguf) = &self.gguf else {
-            return config;
-        };
-        let mut config = config.map_err(|error| gguf.explain(error))?;
-        gguf.complete(&mut config, self.rope_factors()?)?;
-        Ok(config)
-    }
-
-    /// What a GGUF file divides the frequencies of the rotation by, if anything.
-    fn rope_factors(&self) -> Result<Option<Vec<f32>>, CheckpointError> {
-        let Some(entry) = self.tensor(gguf::ROPE_FACTORS) else {
-            return Ok(None);
-        };
-        let numbers: usize = entry.shape.iter().product();
-        if numbers > WIDTH_MAX || self.check(gguf::ROPE_FACTORS, &entry.shape)? != Format::F32 {
-            return Err(CheckpointError::WrongFormat {
-                tensor: gguf::ROPE_FACTORS.to_owned(),
-                found: "what no factors of frequencies are".to_owned(),
-            });
-        }
-        let mut factors = vec![0.0f32; numbers];
-        self.read_part(
-            entry,
-            0..entry.bytes,
-            bytemuck::cast_slice_mut(&mut factors),
-        )?;
-        Ok(Some(factors))
     }
 
     /// `generation_config.json`, if there is one.

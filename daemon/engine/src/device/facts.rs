@@ -95,7 +95,7 @@ impl Rates {
     }
 }
 
-/// Measures the rates, in about an eighth of a second and 48 MiB that are given back; on a card, in what it takes to make
+/// Measures the rates, in about a quarter of a second and 48 MiB that are given back; on a card, in what it takes to make
 /// the kernels and a quarter of a second, and 160 MiB. Not at all where that memory can't be had: then plans say nothing of
 /// times.
 ///

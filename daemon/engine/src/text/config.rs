@@ -26,8 +26,6 @@ pub(super) struct TokenizerConfig {
     pub(super) chat_template: Option<String>,
     /// Whether that is a file of its own.
     pub(super) has_template_file: bool,
-    /// Whether texts begin with `bos_token`, where the file says it.
-    pub(super) add_bos_token: Option<bool>,
 }
 
 /// The file that newer checkpoints keep their chat template in.
@@ -51,7 +49,6 @@ impl TokenizerConfig {
                 .transpose()?
                 .flatten(),
             has_template_file: false,
-            add_bos_token: root.get("add_bos_token").and_then(Value::as_bool),
         })
     }
 

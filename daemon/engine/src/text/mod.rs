@@ -34,7 +34,6 @@ pub struct Text {
     control: Control,
     pieces: Pieces,
     template: ChatTemplate,
-    start: Option<u32>,
 }
 
 impl std::fmt::Debug for Text {
@@ -71,19 +70,11 @@ impl Text {
         let pieces = Pieces::new(&tokenizer, |id| control.contains(id))?;
         let template = ChatTemplate::new(&config, |token| tokenizer.token_to_id(token).is_some())?;
         Ok(Self {
-            start: start_token(&tokenizer, &config),
             tokenizer,
             control,
             pieces,
             template,
         })
-    }
-
-    /// The token that a causal model's texts begin with, if it was trained with one. Ids of plain text are without it; a
-    /// template writes it where it belongs.
-    #[must_use]
-    pub fn start_token(&self) -> Option<u32> {
-        self.start
     }
 
     /// Ids of plain text: special tokens' strings in it are not special.
@@ -145,6 +136,18 @@ impl Text {
     /// Whether the checkpoint says how a conversation is written.
     pub fn has_chat_template(&self) -> bool {
         self.template.is_own()
+    }
+
+    /// Ids that the tokenizer puts before every text, such as the mark of its beginning.
+    pub fn beginning(&self) -> Result<Vec<u32>, TextError> {
+        let encode = || self.tokenizer.encode("a", true);
+        let encoding = guarded(encode).map_err(TextError::encode)?;
+        let pairs = encoding
+            .get_ids()
+            .iter()
+            .zip(encoding.get_special_tokens_mask());
+        let leading = pairs.take_while(|(_, special)| **special == 1);
+        Ok(leading.map(|(id, _)| *id).collect())
     }
 
     /// Bytes of a token; empty for special ones and unknown ids. May be part of a character.
@@ -246,17 +249,6 @@ impl Text {
         }
         Ok(spelled)
     }
-}
-
-/// Told by the configuration, else by what the tokenizer adds to a text.
-fn start_token(tokenizer: &Tokenizer, config: &TokenizerConfig) -> Option<u32> {
-    let (_, token) = config.tokens.iter().find(|(key, _)| *key == "bos_token")?;
-    let start = tokenizer.token_to_id(token)?;
-    let is_added = config.add_bos_token.unwrap_or_else(|| {
-        guarded(|| tokenizer.encode("", true))
-            .is_ok_and(|encoding| encoding.get_ids().first() == Some(&start))
-    });
-    is_added.then_some(start)
 }
 
 const LAST_RESORT: char = '\u{FDD0}';

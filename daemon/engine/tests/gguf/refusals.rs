@@ -178,6 +178,11 @@ fn version_2_is_read_and_a_folder_with_one_file_is_enough() {
         "{error}"
     );
     check(&folder.path().join("b.gguf")).unwrap();
+
+    // As programs that download models keep them.
+    fs::rename(folder.path().join("b.gguf"), folder.path().join("4d2f")).unwrap();
+    std::os::unix::fs::symlink("4d2f", folder.path().join("c.gguf")).unwrap();
+    check(&folder.path().join("c.gguf")).unwrap();
 }
 
 #[test]

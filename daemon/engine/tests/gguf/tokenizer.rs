@@ -1,6 +1,5 @@
 //! Tokenizers out of GGUF files.
 
-use serde_json::Value as Json;
 use sluice_engine::{checkpoint::gguf::Gguf, text::Text};
 
 use crate::writer::{File, Value};
@@ -152,6 +151,7 @@ fn the_template_writes_the_file_s_own_control_tokens() {
         "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}";
     keys.push(("tokenizer.chat_template".to_owned(), template.into()));
     let text = text(&file(keys));
+    assert!(text.has_chat_template());
     let ids = text.encode_chat(&[("user", "the")]).unwrap();
     let the = text.token_id("the").unwrap();
     assert_eq!(ids, [1, the, 0]);
@@ -190,15 +190,21 @@ fn text_piece(id: u32) -> &'static [u8] {
 }
 
 #[test]
-fn the_configuration_tells_whether_a_text_begins_with_a_token() {
-    let files = Gguf::parse(&file(byte_level()).bytes())
-        .unwrap()
-        .tokenizer()
-        .unwrap();
-    let config: Json = serde_json::from_slice(&files.unwrap().config.unwrap()).unwrap();
-    assert_eq!(config["add_bos_token"], true);
-    assert_eq!(config["bos_token"], "<|start|>");
-    assert_eq!(config["mask_token"], "<|mask|>");
+fn texts_begin_with_a_mark_where_the_file_or_its_kind_says_so() {
+    const ADD: &str = "tokenizer.ggml.add_bos_token";
+    let beginning = |file: &File| text(file).beginning().unwrap();
+    let mut words = file(byte_level());
+    assert_eq!(beginning(&words), [1]);
+    words.set(ADD, Value::Bool(false));
+    assert!(beginning(&words).is_empty());
+    words.unset(ADD);
+    assert!(beginning(&words).is_empty());
+    words.set("tokenizer.ggml.pre", "llama-bpe".into());
+    assert_eq!(beginning(&words), [1]);
+    let mut sentences = file(sentence_piece());
+    assert_eq!(beginning(&sentences), [1]);
+    sentences.set(ADD, Value::Bool(false));
+    assert!(beginning(&sentences).is_empty());
 }
 
 #[test]

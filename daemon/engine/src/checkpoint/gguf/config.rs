@@ -88,7 +88,7 @@ impl Gguf {
     }
 
     /// What a key of `config.json` is called in the file, for messages.
-    pub(in super::super) fn key_of(&self, config_key: &str) -> String {
+    pub(super) fn key_of(&self, config_key: &str) -> String {
         let names = SIZES.iter().chain(&FLOATS);
         let mut found = names.filter(|names| names[..2].contains(&config_key));
         match (found.next(), config_key) {

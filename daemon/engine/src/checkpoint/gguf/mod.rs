@@ -16,6 +16,7 @@ mod metadata;
 mod model;
 mod tensor;
 mod tokenizer;
+mod value;
 
 pub(super) use self::interleaved::Interleaved;
 use self::{

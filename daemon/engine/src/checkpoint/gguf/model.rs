@@ -1,11 +1,55 @@
-//! What a GGUF file says of a model beyond its `config.json`.
+//! The model that a checkpoint describes, and what a GGUF file says of it beyond a `config.json`.
 
-use super::{super::CheckpointError, Gguf, ROPE_FACTORS, TOKENS_KEY};
-use crate::model::family::ModelConfig;
+use super::{
+    super::{Checkpoint, CheckpointError},
+    Gguf, ROPE_FACTORS, TOKENS_KEY,
+};
+use crate::{
+    format::Format,
+    model::{WIDTH_MAX, family::ModelConfig},
+};
+
+impl Checkpoint {
+    /// The model that the configuration describes.
+    ///
+    /// # Errors
+    /// An unknown architecture, or what is missing, makes no sense, or asks for what isn't computed here.
+    pub fn model(&self) -> Result<ModelConfig, CheckpointError> {
+        let generation = self.generation_config()?;
+        let config = ModelConfig::read(&self.config()?, generation.as_ref());
+        let Some(gguf) = &self.gguf else {
+            return config;
+        };
+        let mut config = config.map_err(|error| gguf.explain(error))?;
+        gguf.complete(&mut config, self.rope_factors()?)?;
+        Ok(config)
+    }
+
+    /// What a GGUF file divides the frequencies of the rotation by, if anything.
+    fn rope_factors(&self) -> Result<Option<Vec<f32>>, CheckpointError> {
+        let Some(entry) = self.tensor(ROPE_FACTORS) else {
+            return Ok(None);
+        };
+        let numbers: usize = entry.shape.iter().product();
+        if numbers > WIDTH_MAX || self.check(ROPE_FACTORS, &entry.shape)? != Format::F32 {
+            return Err(CheckpointError::WrongFormat {
+                tensor: ROPE_FACTORS.to_owned(),
+                found: "what no factors of frequencies are".to_owned(),
+            });
+        }
+        let mut factors = vec![0.0f32; numbers];
+        self.read_part(
+            entry,
+            0..entry.bytes,
+            bytemuck::cast_slice_mut(&mut factors),
+        )?;
+        Ok(Some(factors))
+    }
+}
 
 impl Gguf {
     /// What is wrong with a key of `config.json`, said of the key that stands for it in the file.
-    pub(in super::super) fn explain(&self, error: CheckpointError) -> CheckpointError {
+    fn explain(&self, error: CheckpointError) -> CheckpointError {
         match error {
             CheckpointError::Config { key, problem } => {
                 self.metadata.problem(&self.key_of(key), problem)
@@ -15,7 +59,7 @@ impl Gguf {
     }
 
     /// Adds what `config.json` has no key for: the factors of the rotation's frequencies, and how many tokens there are.
-    pub(in super::super) fn complete(
+    fn complete(
         &self,
         config: &mut ModelConfig,
         rope_factors: Option<Vec<f32>>,

@@ -12,17 +12,19 @@ use serde_json::{Map, Value, json};
 use super::{
     super::{CheckpointError, TokenizerFiles},
     Gguf, TOKENS_KEY,
-    metadata::{Metadata, Texts},
+    metadata::Metadata,
+    value::Texts,
 };
 
 const MODEL_KEY: &str = "tokenizer.ggml.model";
 const TYPES_KEY: &str = "tokenizer.ggml.token_type";
+const BEGINNING_KEY: &str = "tokenizer.ggml.bos_token_id";
 const UNKNOWN_KEY: &str = "tokenizer.ggml.unknown_token_id";
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
 /// Names that chat templates know tokens by, and the keys of their ids.
 const NAMED: [(&str, &str); 5] = [
-    ("bos_token", "tokenizer.ggml.bos_token_id"),
+    ("bos_token", BEGINNING_KEY),
     ("eos_token", "tokenizer.ggml.eos_token_id"),
     ("pad_token", "tokenizer.ggml.padding_token_id"),
     ("unk_token", UNKNOWN_KEY),
@@ -90,6 +92,7 @@ struct Description<'a> {
     added_tokens: Vec<Value>,
     normalizer: Value,
     pre_tokenizer: Value,
+    post_processor: Value,
     decoder: Value,
     model: Model<'a>,
 }
@@ -139,7 +142,6 @@ impl Gguf {
         Ok(Some(TokenizerFiles {
             tokenizer: json(serde_json::to_vec(&description))?,
             config: Some(json(serde_json::to_vec(&config(metadata, &vocabulary)?))?),
-            // Its own template is in the configuration.
             template: None,
         }))
     }
@@ -159,11 +161,6 @@ fn config(
     if let Some(template) = metadata.text(TEMPLATE_KEY)? {
         config.insert("chat_template".to_owned(), template.into());
     }
-    for name in ["add_bos_token", "add_eos_token"] {
-        if let Some(truth) = metadata.bool(&format!("tokenizer.ggml.{name}"))? {
-            config.insert(name.to_owned(), truth.into());
-        }
-    }
     Ok(config)
 }
 
@@ -178,6 +175,7 @@ fn byte_level<'a>(
         added_tokens: added_tokens(metadata, vocabulary)?,
         normalizer: split.normalizer,
         pre_tokenizer: split.pre_tokenizer,
+        post_processor: beginning(metadata, vocabulary, split.has_beginning)?,
         decoder: json!({
             "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false,
         }),
@@ -217,6 +215,7 @@ fn sentence_piece<'a>(
         added_tokens: added_tokens(metadata, vocabulary)?,
         normalizer: json!({ "type": "Sequence", "normalizers": normalizers }),
         pre_tokenizer: Value::Null,
+        post_processor: beginning(metadata, vocabulary, true)?,
         decoder: json!({ "type": "Sequence", "decoders": decoders }),
         model: Model {
             kind: "BPE",
@@ -228,6 +227,30 @@ fn sentence_piece<'a>(
             vocab: vocabulary,
         },
     })
+}
+
+/// Puts the mark of the beginning before every text, where the file says so or says nothing and such tokenizers usually do.
+fn beginning(
+    metadata: &Metadata,
+    vocabulary: &Vocabulary<'_>,
+    usual: bool,
+) -> Result<Value, CheckpointError> {
+    let is_there = metadata
+        .bool("tokenizer.ggml.add_bos_token")?
+        .unwrap_or(usual);
+    let Some(token) = vocabulary.named(metadata, BEGINNING_KEY)? else {
+        return Ok(Value::Null);
+    };
+    if !is_there {
+        return Ok(Value::Null);
+    }
+    let mark = json!({ "SpecialToken": { "id": token, "type_id": 0 } });
+    let text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
+    let ids = json!({ "id": token, "ids": [vocabulary.id(token)], "tokens": [token] });
+    Ok(json!({
+        "type": "TemplateProcessing", "single": [mark, text], "pair": [],
+        "special_tokens": { token: ids },
+    }))
 }
 
 /// Tokens that are looked for in a text before anything else: control tokens, and those that users defined.

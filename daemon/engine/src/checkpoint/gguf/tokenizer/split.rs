@@ -18,6 +18,8 @@ pub(super) struct Split {
     pub(super) pre_tokenizer: Value,
     /// Whether a word that is a token is not put together from others.
     pub(super) ignore_merges: bool,
+    /// Whether texts begin with a mark where the file says nothing of it.
+    pub(super) has_beginning: bool,
 }
 
 /// By the name in the file.
@@ -27,6 +29,7 @@ pub(super) fn of(metadata: &Metadata) -> Result<Split, CheckpointError> {
         normalizer: Value::Null,
         pre_tokenizer,
         ignore_merges: false,
+        has_beginning: false,
     };
     match metadata.text(KEY)? {
         Some("gpt-2" | "phi-2") => Ok(split(byte_level(true))),
@@ -36,6 +39,7 @@ pub(super) fn of(metadata: &Metadata) -> Result<Split, CheckpointError> {
         }
         Some("llama-bpe" | "llama3" | "llama-v3" | "falcon3") => Ok(Split {
             ignore_merges: true,
+            has_beginning: true,
             ..split(sequence([words(LLAMA_3), byte_level(false)]))
         }),
         Some("dbrx" | "smaug-bpe") => Ok(split(sequence([words(LLAMA_3), byte_level(false)]))),

@@ -1,0 +1,119 @@
+//! Goes on behind ten texts with a causal model's likeliest tokens, and times it: for comparing a GGUF file with
+//! another program that runs the same one. Prints each text's ids and their continuation as a line of JSON, then how fast
+//! prompts were read and tokens written, on standard error.
+//!
+//! ```sh
+//! cargo run -p sluice-engine --example continue_gguf -- FILE [TOKENS] [THREADS]
+//! ```
+//!
+//! llama.cpp's figures beside these: `llama-bench -m FILE -t THREADS -p 256 -n 64`.
+
+use std::{error::Error, path::PathBuf, sync::mpsc, time::Duration};
+
+use serde_json::json;
+use sluice_engine::{
+    Engine, Event, Generate, LoadEvent, LoadedModel, ModelId, Options, Outcome, Settings, Slot,
+    Work, checkpoint::Source, event::Generated,
+};
+use sluice_shared::{
+    policy::PolicyChoice,
+    sampling::{EosPolicy, Remasking, Sampling},
+};
+
+/// Of different kinds: tales, facts, code, lists, numbers, other scripts.
+const TEXTS: [&str; 10] = [
+    "Once upon a time there was a small fox",
+    "The capital of France is",
+    "def fib(n):\n    ",
+    "Hello, wörld! 你好 1234567  \n\n\ttabs",
+    "Water boils at a temperature of",
+    "The three primary colours are",
+    "1, 2, 3, 5, 8, 13,",
+    "Dear Sir or Madam,\n\n",
+    "To make bread, first",
+    "Q: What is the largest planet?\nA:",
+];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let file = PathBuf::from(arguments.next().ok_or("FILE is missing")?);
+    let mut number = |default: usize| {
+        arguments
+            .next()
+            .map_or(Ok(default), |argument| argument.parse())
+    };
+    let tokens = number(64)?;
+    let threads = number(2)?;
+    let engine = Engine::start(Options {
+        threads,
+        ..Options::default()
+    })?;
+    let model = load(&engine, file)?;
+    let text = model.text.as_ref().ok_or("the file has no tokenizer")?;
+    let (mut written, mut writing) = (0, Duration::ZERO);
+    for words in TEXTS {
+        let ids = text.encode(words)?;
+        let answer = generate(&engine, model.id, &ids, tokens)?;
+        written += answer.tokens.len();
+        writing += answer.elapsed;
+        let line = json!({ "text": words, "prompt": ids, "tokens": answer.tokens });
+        println!("{line}");
+    }
+    // One long text, of which nothing is kept from before.
+    let long = text.encode(&TEXTS.join("\n").repeat(4))?;
+    let read = generate(&engine, model.id, &long, 1)?.elapsed;
+    let rate = |count: usize, time: Duration| count as f64 / time.as_secs_f64();
+    eprintln!(
+        "{threads} threads: {} tokens of a prompt read at {:.1} a second; {written} tokens written at {:.1} a second",
+        long.len(),
+        rate(long.len(), read),
+        rate(written, writing),
+    );
+    Ok(())
+}
+
+fn load(engine: &Engine, file: PathBuf) -> Result<std::sync::Arc<LoadedModel>, Box<dyn Error>> {
+    let (send, loaded) = mpsc::channel();
+    let report = Box::new(move |event| {
+        if let LoadEvent::Finished(result) = event {
+            // The receiver lives until the load is over.
+            drop(send.send(result));
+        }
+    });
+    engine.load(Source::Folder(file), Settings::default(), report);
+    Ok(loaded.recv()??)
+}
+
+fn generate(
+    engine: &Engine,
+    model: ModelId,
+    prompt: &[u32],
+    tokens: usize,
+) -> Result<Generated, Box<dyn Error>> {
+    let (send, finished) = mpsc::channel();
+    let sink = Box::new(move |event| {
+        if let Event::Finished(result) = event {
+            drop(send.send(result));
+        }
+    });
+    let request = Generate {
+        model,
+        prompt: prompt.to_vec(),
+        canvas: vec![Slot::Masked; tokens],
+        block_length: tokens,
+        steps: tokens,
+        temperature: 0.0,
+        guidance: 0.0,
+        remasking: Remasking::LowConfidence,
+        eos: EosPolicy::Stop,
+        policy: PolicyChoice::default(),
+        sampling: Sampling::default(),
+        stops: Vec::new(),
+        seed: 0,
+    };
+    engine.submit(Work::Generate(request), sink)?;
+    match finished.recv()?? {
+        Outcome::Generated(generated) => Ok(generated),
+        other => Err(format!("asked to generate, got {other:?}").into()),
+    }
+}
