@@ -244,6 +244,15 @@ impl Device {
         }
     }
 
+    /// Does `work`, all of which runs operations, on one of the threads that they run on: going there and back for each takes
+    /// longer than one of a single row. It must not wait for another thread, which may need this one.
+    pub(crate) fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match &self.pool {
+            Some(pool) if self.gpu.is_none() => pool.install(work),
+            _ => work(),
+        }
+    }
+
     /// Runs `work` on the machine's threads; not at all in a rehearsal.
     pub fn run(&self, work: impl FnOnce() + Send) {
         if let Some(pool) = &self.pool {

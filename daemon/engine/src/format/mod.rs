@@ -36,6 +36,12 @@ pub enum Format {
     Q2K,
 }
 
+/// Rows of weights, the row of input, and a product for each row of weights.
+///
+/// # Panics
+/// When rows and input are not whole blocks of the same width.
+pub type Dots = fn(&[u8], &[f32], &mut [f32]);
+
 impl Format {
     /// All formats, the most faithful first.
     pub const ALL: [Self; 13] = [
@@ -184,6 +190,25 @@ impl Format {
             Self::Q3K => blocks::decode_q3_k(bytes, out),
             Self::Q2K => blocks::decode_q2_k(bytes, out),
         }
+    }
+
+    /// Products of one row of input and rows of weights that are never written down as `f32`, which would take longer than
+    /// the products. Plain numbers have none: the kernel for many rows is as good.
+    #[must_use]
+    pub fn dots(self) -> Option<Dots> {
+        Some(match self {
+            Self::F32 | Self::F16 | Self::Bf16 => return None,
+            Self::Q8_0 => blocks::dot_q8_0,
+            Self::Q6K => blocks::dot_q6_k,
+            Self::Q5K => blocks::dot_q5_k,
+            Self::Q5_1 => blocks::dot_q5_1,
+            Self::Q5_0 => blocks::dot_q5_0,
+            Self::Q4K => blocks::dot_q4_k,
+            Self::Q4_1 => blocks::dot_q4_1,
+            Self::Q4_0 => blocks::dot_q4_0,
+            Self::Q3K => blocks::dot_q3_k,
+            Self::Q2K => blocks::dot_q2_k,
+        })
     }
 }
 

@@ -140,7 +140,12 @@ impl Transformer {
         cancel: &AtomicBool,
     ) -> Result<Activation, Interrupt> {
         let (rows, mut seen) = rows::next(tokens, wanted, cache, ops)?;
-        let hidden = self.layers(ops, weights, &rows, &mut seen, cancel)?;
+        let mut layers = || self.layers(ops, weights, &rows, &mut seen, cancel);
+        // Streamed weights are waited for.
+        let hidden = match weights.is_resident() {
+            true => ops.device().within(layers),
+            false => layers(),
+        }?;
         cache.advance(tokens.len());
         Ok(hidden)
     }

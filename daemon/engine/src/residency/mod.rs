@@ -239,6 +239,12 @@ impl Residency {
         })
     }
 
+    /// Whether nothing is streamed: all units are there when they are asked for.
+    #[must_use]
+    pub fn is_resident(&self) -> bool {
+        self.stream.is_none()
+    }
+
     /// Parts of the head, in the order of the vocabulary, with the first row of each.
     pub fn head_parts(&self) -> impl Iterator<Item = (Unit, usize)> {
         self.held.iter().filter_map(|held| match held.plan.unit {

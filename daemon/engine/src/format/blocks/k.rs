@@ -1,6 +1,6 @@
 //! The k formats: blocks of 256 weights in groups that have scales of a few bits, and in some minima.
 
-use super::{decoder, half};
+use super::{LANES, decoder, half, widest};
 
 /// Weights in a block.
 pub(in crate::format) const K_WEIGHTS: usize = 256;
@@ -20,27 +20,27 @@ type Out = [f32; K_WEIGHTS];
 
 decoder! {
     /// Decodes `q6_k`: six bits around 32, times one of 16 scales, times the block's.
-    decode_q6_k = q6_k, K_WEIGHTS, Q6_K_BYTES
+    decode_q6_k, dot_q6_k = q6_k, K_WEIGHTS, Q6_K_BYTES
 }
 
 decoder! {
     /// Decodes `q5_k`: five bits times one of 8 scales, less one of 8 minima.
-    decode_q5_k = q5_k, K_WEIGHTS, Q5_K_BYTES
+    decode_q5_k, dot_q5_k = q5_k, K_WEIGHTS, Q5_K_BYTES
 }
 
 decoder! {
     /// Decodes `q4_k`: four bits times one of 8 scales, less one of 8 minima.
-    decode_q4_k = q4_k, K_WEIGHTS, Q4_K_BYTES
+    decode_q4_k, dot_q4_k = q4_k, K_WEIGHTS, Q4_K_BYTES
 }
 
 decoder! {
     /// Decodes `q3_k`: three bits around 4, times one of 16 scales around 32, times the block's.
-    decode_q3_k = q3_k, K_WEIGHTS, Q3_K_BYTES
+    decode_q3_k, dot_q3_k = q3_k, K_WEIGHTS, Q3_K_BYTES
 }
 
 decoder! {
     /// Decodes `q2_k`: two bits times one of 16 scales, less one of 16 minima.
-    decode_q2_k = q2_k, K_WEIGHTS, Q2_K_BYTES
+    decode_q2_k, dot_q2_k = q2_k, K_WEIGHTS, Q2_K_BYTES
 }
 
 #[inline(always)]

@@ -1,6 +1,6 @@
 //! Blocks of 32 weights with a scale, and in some a minimum.
 
-use super::{decoder, half};
+use super::{LANES, decoder, half, widest};
 
 /// Weights in a block.
 pub(in crate::format) const SMALL_WEIGHTS: usize = 32;
@@ -19,27 +19,27 @@ type Out = [f32; SMALL_WEIGHTS];
 
 decoder! {
     /// Decodes `q8_0`: each weight is a signed byte times its block's scale.
-    decode_q8_0 = q8_0, SMALL_WEIGHTS, Q8_0_BYTES
+    decode_q8_0, dot_q8_0 = q8_0, SMALL_WEIGHTS, Q8_0_BYTES
 }
 
 decoder! {
     /// Decodes `q5_1`: five bits times the block's scale, and its minimum.
-    decode_q5_1 = q5_1, SMALL_WEIGHTS, Q5_1_BYTES
+    decode_q5_1, dot_q5_1 = q5_1, SMALL_WEIGHTS, Q5_1_BYTES
 }
 
 decoder! {
     /// Decodes `q5_0`: five bits around 16, times the block's scale.
-    decode_q5_0 = q5_0, SMALL_WEIGHTS, Q5_0_BYTES
+    decode_q5_0, dot_q5_0 = q5_0, SMALL_WEIGHTS, Q5_0_BYTES
 }
 
 decoder! {
     /// Decodes `q4_1`: four bits times the block's scale, and its minimum.
-    decode_q4_1 = q4_1, SMALL_WEIGHTS, Q4_1_BYTES
+    decode_q4_1, dot_q4_1 = q4_1, SMALL_WEIGHTS, Q4_1_BYTES
 }
 
 decoder! {
     /// Decodes `q4_0`: four bits around 8, times the block's scale.
-    decode_q4_0 = q4_0, SMALL_WEIGHTS, Q4_0_BYTES
+    decode_q4_0, dot_q4_0 = q4_0, SMALL_WEIGHTS, Q4_0_BYTES
 }
 
 #[inline(always)]

@@ -2,11 +2,13 @@
 //! scratch and multiplied from there by a well-kept `f32` kernel; weights that are `f32`
 //! already are multiplied where they lie. A format is a way to decode, and nothing else.
 
+use std::slice;
+
 use gemm::Parallelism;
 use rayon::prelude::*;
 
 use super::{Cpu, scratch::SCRATCH_LEN};
-use crate::{ops::Activation, residency::Weight};
+use crate::{format::Dots, ops::Activation, residency::Weight};
 
 /// Weights in a tile, at most: 2 MiB when widened, so that a tile stays in the cache that
 /// the rows stream past, and packing the rows anew for each tile stays small beside the
@@ -20,6 +22,12 @@ const FEW_ROWS: usize = 128;
 /// Rows and columns of an output that the kernel computes as dot products where its inputs
 /// lie, without packing them.
 const SQUARE: usize = 16;
+
+/// Products of a single row that wait to be added to what is there.
+const DOTS: usize = 64;
+/// Tiles for each thread, where a single row is multiplied: so few that sharing them out costs little, and enough that no
+/// thread waits long for another.
+const DOT_TILES: usize = 4;
 
 impl Cpu {
     /// `x · weightᵀ` into `out`, or added to it.
@@ -62,9 +70,12 @@ impl Cpu {
             let from = tile * tile_rows;
             let to = weight.rows.min(from + tile_rows);
             let part = weight.rows(from, to);
-            match part.format.as_f32(part.bytes()) {
-                Some(values) => multiply_tile(x, values, &out, from),
-                None => self.scratch.with(|scratch| {
+            if let Some(values) = part.format.as_f32(part.bytes()) {
+                return multiply_tile(x, values, &out, from);
+            }
+            match part.format.dots() {
+                Some(dots) if x.len() == 1 => dot_tile(x, &part, dots, &out, from),
+                _ => self.scratch.with(|scratch| {
                     let values = &mut scratch[..part.rows * part.width];
                     part.widen(values);
                     multiply_tile(x, values, &out, from);
@@ -77,6 +88,10 @@ impl Cpu {
 /// Rows of weights in a tile: for few rows of input a square's; else as many as fit, but few
 /// enough that every thread gets some; whole kernel tiles of 16.
 fn tile_rows(rows: usize, weight: &Weight<'_>, threads: usize) -> usize {
+    if rows == 1 && weight.format.dots().is_some() {
+        let share = weight.rows.div_ceil(threads * DOT_TILES);
+        return share.next_multiple_of(SQUARE);
+    }
     let wanted = if rows <= FEW_ROWS {
         SQUARE
     } else {
@@ -144,6 +159,29 @@ fn multiply_tile(x: &Activation, tile: &[f32], out: &Columns, column: usize) {
                     Parallelism::None,
                 );
             }
+        }
+    }
+}
+
+/// The single row of `x` times the tile's rows, into the columns from `column` on.
+fn dot_tile(x: &Activation, tile: &Weight<'_>, dots: Dots, out: &Columns, column: usize) {
+    assert!(column + tile.rows <= out.stride && out.rows == 1);
+    // SAFETY: these columns are inside the only row, and no other tile's.
+    let out_tile = unsafe { slice::from_raw_parts_mut(out.start.add(column), tile.rows) };
+    if !out.adds {
+        return dots(tile.bytes(), x.values(), out_tile);
+    }
+    let mut products = [0.0; DOTS];
+    let row_bytes = tile.format.bytes(tile.width);
+    for (bytes, out) in tile
+        .bytes()
+        .chunks(DOTS * row_bytes)
+        .zip(out_tile.chunks_mut(DOTS))
+    {
+        let products = &mut products[..out.len()];
+        dots(bytes, x.values(), products);
+        for (out, product) in out.iter_mut().zip(products) {
+            *out += *product;
         }
     }
 }
