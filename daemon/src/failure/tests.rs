@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, io};
 
 use sluice_engine::device::{self, CudaError};
 use sluice_proto::client::CallError;
-use sluice_shared::level::Level;
+use sluice_shared::level::{Kv, Level};
 use tonic::Code;
 use tonic_types::StatusExt;
 
@@ -116,7 +116,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 70;
+const VARIANTS: usize = 75;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -192,6 +192,16 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (
             engine(PlanError::NotLoadable { level: Level::Mild }.into()),
+            FailedPrecondition,
+        ),
+        (
+            engine(
+                PlanError::CacheFormat {
+                    asked: Kv::Q8_0,
+                    number: "bf16",
+                }
+                .into(),
+            ),
             FailedPrecondition,
         ),
         (
