@@ -67,7 +67,7 @@ pub const POLICIES: &[PolicyInfo] = &[
     },
     PolicyInfo {
         name: "dream",
-        summary: "the schedule of Dream's sampler: the share of the masks that its time passes in each step",
+        summary: "the schedule of Dream: of the masks what its time passes",
         parameters: &[ParameterInfo {
             name: "eps",
             summary: "time at the end",

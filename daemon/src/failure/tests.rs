@@ -9,8 +9,13 @@ use sluice_engine::{
     plan::OnCard,
 };
 use sluice_proto::client::CallError;
+<<<<<<< HEAD
 use sluice_shared::level::Level;
 use tonic::{Code, Status};
+=======
+use sluice_shared::level::{Kv, Level};
+use tonic::Code;
+>>>>>>> i-fam
 use tonic_types::StatusExt;
 
 use super::*;
@@ -135,7 +140,11 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
+<<<<<<< HEAD
 const VARIANTS: usize = 107;
+=======
+const VARIANTS: usize = 75;
+>>>>>>> i-fam
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -219,6 +228,16 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (
             engine(PlanError::NotLoadable { level: Level::Mild }.into()),
+            FailedPrecondition,
+        ),
+        (
+            engine(
+                PlanError::CacheFormat {
+                    asked: Kv::Q8_0,
+                    number: "bf16",
+                }
+                .into(),
+            ),
             FailedPrecondition,
         ),
         (

@@ -203,10 +203,16 @@ fn streamed_weights_give_the_resident_ones_text() {
     let EngineError::Plan(PlanError::BudgetTooSmall { least_bytes, .. }) = error else {
         panic!("{error}");
     };
-    let all = world.engine.in_force().unwrap().plan.peak_bytes();
-    for bytes in [least_bytes, least_bytes.midpoint(all)] {
-        let plan = world.apply(budget(bytes)).unwrap();
-        assert!(plan.streamed_bytes() > 0);
+    let all = world.plan(&Change::default(), &request).unwrap();
+    for bytes in [least_bytes, least_bytes.midpoint(all.peak_bytes())] {
+        assert!(
+            world
+                .plan(&budget(bytes), &request)
+                .unwrap()
+                .streamed_bytes()
+                > 0
+        );
+        world.apply(budget(bytes)).unwrap();
         let (generated, _) = world.run(request.clone()).unwrap();
         assert_eq!(generated.tokens, expected);
         assert!(generated.peak_device_bytes <= bytes && generated.is_lossless);
