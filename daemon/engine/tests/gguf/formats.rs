@@ -11,6 +11,8 @@ use sluice_engine::{
     model::shape::{Naming, Shape},
 };
 
+use sluice_shared::level::Level;
+
 use crate::{
     convert::{Dialect, converted_folder},
     run::Loaded,
@@ -81,4 +83,20 @@ fn every_format_is_computed_with_as_the_numbers_it_stands_for() {
             format.name()
         );
     }
+}
+
+#[test]
+fn what_a_level_converts_is_converted_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    synthetic(&source);
+    let tokens: Vec<u32> = (0..24).map(|place| place * 5 % 299).collect();
+    let logits = |dialect| {
+        let path = folder.path().join("model.gguf");
+        let file = converted_folder(&source, dialect, [Format::Bf16; 2]);
+        fs::write(&path, file.bytes()).unwrap();
+        Loaded::at_level(&path, 1.0, Level::Moderate).logits(&tokens)
+    };
+    // Rows are quantized one by one: the same numbers come out, wherever a row lay.
+    assert_eq!(logits(Dialect::LlamaCpp), logits(Dialect::DiffuseCpp));
 }

@@ -28,6 +28,11 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// All of it in this share of the memory that its weights take.
     pub(crate) fn new(path: &Path, share: f64) -> Self {
+        Self::at_level(path, share, Level::Standard)
+    }
+
+    /// The same at another level.
+    pub(crate) fn at_level(path: &Path, share: f64, level: Level) -> Self {
         let checkpoint = Checkpoint::open(&Source::Folder(path.to_owned())).unwrap();
         let config = checkpoint.model().unwrap();
         let shape = config.shape.clone();
@@ -38,7 +43,7 @@ impl Loaded {
         let mut question = Question {
             shape: &shape,
             sources: &sources,
-            choices: Choices::from(Level::Standard),
+            choices: Choices::from(level),
             budget_bytes: u64::MAX,
             workload: Workload::default(),
             working: Working::default(),
