@@ -43,8 +43,14 @@ fn main() -> ExitCode {
     if let Some(folder) = life::kernel_folder(&config)
         && env::var_os(life::KERNEL_FOLDER).is_none()
     {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "NVIDIA's driver reads the folder from the environment alone"
+        )]
         // SAFETY: nobody reads the environment meanwhile: this is the only thread so far.
-        unsafe { env::set_var(life::KERNEL_FOLDER, folder) };
+        unsafe {
+            env::set_var(life::KERNEL_FOLDER, folder);
+        }
     }
     logging::start(&config.log.value);
     ExitCode::from(life::run(&config))

@@ -9,13 +9,8 @@ use sluice_engine::{
     plan::OnCard,
 };
 use sluice_proto::client::CallError;
-<<<<<<< HEAD
-use sluice_shared::level::Level;
-use tonic::{Code, Status};
-=======
 use sluice_shared::level::{Kv, Level};
-use tonic::Code;
->>>>>>> i-fam
+use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
 use super::*;
@@ -140,11 +135,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-<<<<<<< HEAD
-const VARIANTS: usize = 107;
-=======
-const VARIANTS: usize = 75;
->>>>>>> i-fam
+const VARIANTS: usize = 108;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
