@@ -260,8 +260,9 @@ impl Score {
 
 impl Compare {
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
-        check_mask(model)?;
-        if self.samples.is_empty() {
+        // Nothing follows a single token.
+        let least = if model.mask.is_some() { 1 } else { 2 };
+        if self.samples.iter().all(|sample| sample.len() < least) {
             return Err(RequestError::Zero { what: "samples" });
         }
         if self.samples.len() > COMPARE_SAMPLES_MAX {
@@ -283,7 +284,7 @@ pub const COMPARE_SAMPLES_MAX: usize = 256;
 /// Most draws of one estimate: beyond this the standard error no longer pays for the time.
 pub const SCORE_DRAWS_MAX: usize = 65_536;
 
-/// Estimates and comparisons are made by masking.
+/// Estimates are made by masking.
 fn check_mask(model: &ModelInfo) -> Result<(), RequestError> {
     match model.mask {
         Some(_) => Ok(()),

@@ -67,21 +67,25 @@ fn from_lines(
     samples_max: usize,
     serving: &Serving,
 ) -> Result<Vec<Vec<u32>>, Failure> {
-    let tokenizer = serving.text()?;
     let tokens_max = SAMPLE_TOKENS_MAX.min(serving.loaded.info.context_length);
     let lines = texts.iter().flat_map(|text| text.lines());
     let lines: Vec<_> = lines.filter(|line| !line.trim().is_empty()).collect();
     let mut samples = Vec::new();
     for line in spread(lines, samples_max) {
-        let mut ids = tokenizer.encode(line)?;
+        let mut ids = super::raw_ids(serving, line)?;
         ids.truncate(tokens_max);
-        // A tokenizer may leave nothing of a line.
-        if !ids.is_empty() {
+        // A tokenizer may leave nothing of a line, and of one token a causal model says nothing.
+        let least = if serving.loaded.info.mask.is_some() {
+            1
+        } else {
+            2
+        };
+        if ids.len() >= least {
             samples.push(ids);
         }
     }
     if samples.is_empty() {
-        return Err(empty("texts", "the text has no tokens").into());
+        return Err(empty("texts", "the text has no tokens, or no two in a line").into());
     }
     Ok(samples)
 }

@@ -122,7 +122,9 @@ Examples:
   sluice fidelity notes.txt --samples 16 --json
 
 Some tokens of each line are masked, and the model says what may stand there: once at the level,
-once with the checkpoint's own weights. The same seed masks the same tokens.
+once with the checkpoint's own weights. The same seed masks the same tokens. A model that writes from
+left to right is asked for what follows instead, with keys and values kept as `--kv` of the daemon
+says, and as f32 beside the checkpoint's own weights; its bounds are the likelihoods themselves.
 
   mean KL        how far the level's probabilities are from the checkpoint's; 0 is no difference
   same top       how often both have the same most probable token

@@ -155,7 +155,7 @@ fn line(cells: [&str; 7]) -> String {
 
 fn footer(result: &FidelityResult) -> String {
     format!(
-        "{} samples, {} masked tokens, seed {}; KL and bounds in nats a token, peak and pass as planned",
+        "{} samples, {} tokens, seed {}; KL and bounds in nats a token, peak and pass as planned",
         units::count(result.samples.into()),
         units::count(result.rows.into()),
         result.seed

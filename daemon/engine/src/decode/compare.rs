@@ -1,12 +1,16 @@
-//! How close a level's outputs are to those of the checkpoint's own weights: the same masked canvases through both.
+//! How close a level's outputs are to those of the checkpoint's own weights: the same texts through both, some of their
+//! tokens masked; or read from left to right, where the model is causal.
 //!
 //! Rows after the final norm are kept, not logits: with a vocabulary of 126,464, those of a few hundred rows would take
 //! more than a model's activations.
 
 use crate::{
     error::EngineError,
-    model::transformer::{Interrupt, Sequence, Transformer},
-    ops::{Activation, Noise, Ops},
+    model::{
+        family::Mask,
+        transformer::{Interrupt, Sequence, Transformer},
+    },
+    ops::{Activation, CacheShape, Noise, Ops},
     request::Compare,
     residency::Residency,
 };
@@ -19,21 +23,29 @@ const SUBSET_STREAM: u64 = 4;
 /// Rows that are read of a sample, at most: more of one text say little that others don't.
 pub const ROWS_PER_SAMPLE_MAX: usize = 32;
 
-/// A text with some of its tokens masked.
+/// A text, and where its model is asked for a token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Masked {
-    /// With masks.
-    pub canvas: Vec<u32>,
-    /// Masked positions that are read, rising.
-    pub wanted: Vec<usize>,
-    /// What stood there.
+pub struct Sample {
+    /// With masks, where the model fills them.
+    pub tokens: Vec<u32>,
+    /// Rows that are read, rising.
+    pub rows: Vec<usize>,
+    /// What stands where each of them predicts.
     pub targets: Vec<u32>,
 }
 
-/// The request's canvases: sample i of n has the share (i + 1/2) / n of its tokens masked, at least one, so that all
-/// amounts of masking are met alike, as the likelihood bound wants it (arXiv 2502.09992, equation 14).
+/// The request's samples, as a model with this mask is shown them; a causal one has none.
 #[must_use]
-pub fn canvases(request: &Compare, mask: u32) -> Vec<Masked> {
+pub fn samples(request: &Compare, mask: Option<Mask>) -> Vec<Sample> {
+    match mask {
+        Some(mask) => masked(request, mask),
+        None => request.samples.iter().map(|text| continued(text)).collect(),
+    }
+}
+
+/// Sample i of n has the share (i + 1/2) / n of its tokens masked, at least one, so that all amounts of masking are met
+/// alike, as the likelihood bound wants it (arXiv 2502.09992, equation 14).
+fn masked(request: &Compare, mask: Mask) -> Vec<Sample> {
     let count = request.samples.len() as f64;
     let keys = Noise::new(request.seed).stream(SUBSET_STREAM);
     let samples = request.samples.iter().enumerate();
@@ -45,39 +57,75 @@ pub fn canvases(request: &Compare, mask: u32) -> Vec<Masked> {
         let mut positions: Vec<usize> = (0..sample.len()).collect();
         positions.sort_by(|&a, &b| key(a).total_cmp(&key(b)));
         positions.truncate(masked);
-        let mut canvas = sample.clone();
+        let mut tokens = sample.clone();
         for &position in &positions {
-            canvas[position] = mask;
+            tokens[position] = mask.token_id;
         }
         positions.truncate(ROWS_PER_SAMPLE_MAX);
         positions.sort_unstable();
-        Masked {
-            canvas,
+        Sample {
+            tokens,
             targets: positions.iter().map(|&position| sample[position]).collect(),
-            wanted: positions,
+            rows: positions.iter().map(|&at| mask.row_of(at)).collect(),
         }
     });
     masked.collect()
 }
 
-/// The rows of a canvas that are read, after the final norm.
+/// What follows each token, at equal distances; of a text of one token, nothing.
+fn continued(text: &[u32]) -> Sample {
+    let all = text.len() - 1;
+    let count = all.min(ROWS_PER_SAMPLE_MAX);
+    let rows: Vec<usize> = (0..count).map(|index| index * all / count).collect();
+    Sample {
+        tokens: text.to_vec(),
+        targets: rows.iter().map(|row| text[row + 1]).collect(),
+        rows,
+    }
+}
+
+/// How a causal model is given a sample.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading {
+    /// What keys and values are kept in.
+    pub cache: CacheShape,
+    /// Tokens that go through the layers together, at most.
+    pub rows: usize,
+}
+
+/// Takes the rows of a sample that are read, after the final norm, to `take` in one or more parts.
 ///
 /// # Errors
 /// When the pass fails or is cancelled.
 pub fn rows(
-    masked: &Masked,
+    sample: &Sample,
     ops: &Ops,
-    model: &Transformer,
-    weights: &Residency,
+    (model, weights): (&Transformer, &Residency),
+    reading: Option<Reading>,
     cancel: &AtomicBool,
-) -> Result<Activation, Interrupt> {
-    let sequence = Sequence {
-        tokens: &masked.canvas,
-        wanted: &masked.wanted,
+    take: &mut dyn FnMut(&Activation) -> Result<(), EngineError>,
+) -> Result<(), Interrupt> {
+    let mut take = |hidden: &Activation| match hidden.len() {
+        0 => Ok(()),
+        _ => take(&model.final_norm(ops, weights, hidden)?),
     };
-    let hidden = model.forward(ops, weights, &[sequence], cancel)?;
-    let normed: Result<_, EngineError> = model.final_norm(ops, weights, &hidden);
-    Ok(normed?)
+    let Some(reading) = reading else {
+        let sequence = Sequence {
+            tokens: &sample.tokens,
+            wanted: &sample.rows,
+        };
+        let hidden = model.forward(ops, weights, &[sequence], cancel)?;
+        return Ok(take(&hidden)?);
+    };
+    let mut cache = ops.cache(reading.cache, sample.tokens.len())?;
+    for (index, tokens) in sample.tokens.chunks(reading.rows).enumerate() {
+        let start = index * reading.rows;
+        let here = |row: &usize| row.checked_sub(start).filter(|&row| row < tokens.len());
+        let wanted: Vec<usize> = sample.rows.iter().filter_map(here).collect();
+        let hidden = model.extend(ops, weights, tokens, &wanted, &mut cache, cancel)?;
+        take(&hidden)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -93,17 +141,44 @@ mod tests {
             samples: (0..20).map(|i| (i..i + 10 + 3 * i).collect()).collect(),
             seed: 5,
         };
+        let mask = |shifted| {
+            Some(Mask {
+                token_id: 999,
+                shifted,
+            })
+        };
         let mut shares = Vec::new();
-        for (sample, masked) in request.samples.iter().zip(canvases(&request, 999)) {
-            let count = masked.canvas.iter().filter(|&&id| id == 999).count();
-            shares.push(count as f64 / sample.len() as f64);
-            assert_eq!(masked.wanted.len(), count.min(ROWS_PER_SAMPLE_MAX));
-            for (&position, &target) in masked.wanted.iter().zip(&masked.targets) {
-                assert_eq!((masked.canvas[position], sample[position]), (999, target));
+        let shifted = samples(&request, mask(true));
+        let all = samples(&request, mask(false));
+        for (text, (masked, shifted)) in request.samples.iter().zip(all.iter().zip(&shifted)) {
+            let count = masked.tokens.iter().filter(|&&id| id == 999).count();
+            shares.push(count as f64 / text.len() as f64);
+            assert_eq!(masked.rows.len(), count.min(ROWS_PER_SAMPLE_MAX));
+            for (&position, &target) in masked.rows.iter().zip(&masked.targets) {
+                assert_eq!((masked.tokens[position], text[position]), (999, target));
             }
+            let before = masked.rows.iter().map(|row| row.saturating_sub(1));
+            assert_eq!(shifted.rows, before.collect::<Vec<_>>());
+            assert_eq!(shifted.targets, masked.targets);
         }
         let mean = shares.iter().sum::<f64>() / 20.0;
         assert!((mean - 0.5).abs() < 0.05, "{shares:?}");
         assert!(shares[0] < 0.11 && shares[19] > 0.9);
+    }
+
+    #[test]
+    fn a_causal_model_is_asked_for_what_follows() {
+        let sample = |len: u32| continued(&(100..100 + len).collect::<Vec<_>>());
+        assert_eq!(sample(1).rows, [0; 0]);
+        assert_eq!(
+            (sample(3).rows, sample(3).targets),
+            (vec![0, 1], vec![101, 102])
+        );
+        let long = sample(1000);
+        assert_eq!(long.rows.len(), ROWS_PER_SAMPLE_MAX);
+        assert!(long.rows.is_sorted_by(|a, b| b - a >= 31));
+        for (&row, &target) in long.rows.iter().zip(&long.targets) {
+            assert_eq!(long.tokens[row] + 1, target);
+        }
     }
 }

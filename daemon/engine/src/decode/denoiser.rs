@@ -36,10 +36,7 @@ impl Vocabulary {
 
     /// The row whose logits are those of a position.
     fn row_of(&self, position: usize) -> usize {
-        match self.mask {
-            Some(Mask { shifted: true, .. }) => position.saturating_sub(1),
-            _ => position,
-        }
+        self.mask.map_or(position, |mask| mask.row_of(position))
     }
 }
 

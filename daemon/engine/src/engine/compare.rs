@@ -6,15 +6,16 @@ use std::{
     time::Instant,
 };
 
-use sluice_shared::level::{Choices, Level};
+use sluice_shared::level::{Choices, Kv, Level};
 
 use super::worker::Worker;
 use crate::{
-    decode::compare::{self, Masked},
+    decode::compare::{self, Reading, Sample},
     error::EngineError,
     event::{Compared, Event, Outcome},
+    format::Format,
     model::transformer::Interrupt,
-    ops::Activation,
+    ops::{Activation, cache_format},
     plan::{Plan, UnitPlan},
     request::Compare,
     residency::{LoadOutcome, Part, Unit},
@@ -22,8 +23,8 @@ use crate::{
 
 /// Memory that a comparison takes beside a plan: both sides' rows, a converted part of the head, and a second piece of
 /// logits.
-fn extra_bytes(plan: &Plan, canvases: &[Masked]) -> u64 {
-    let rows: usize = canvases.iter().map(|masked| masked.wanted.len()).sum();
+fn extra_bytes(plan: &Plan, samples: &[Sample]) -> u64 {
+    let rows: usize = samples.iter().map(|sample| sample.rows.len()).sum();
     let heads = || {
         let is_head = |unit: &&UnitPlan| matches!(unit.unit, Unit::Head(_));
         plan.units.iter().filter(is_head)
@@ -72,52 +73,71 @@ impl Worker {
         let started = Instant::now();
         emit(Event::Started { blocks: 1 });
         let current = self.current_mut()?;
-        let canvases = compare::canvases(request, current.vocabulary.mask_id());
+        let samples = compare::samples(request, current.vocabulary.mask);
         let level = request.level.unwrap_or(before.level);
-        let total = 2 * canvases.len();
+        let total = 2 * samples.len();
         let mut done = 0;
         let mut tell = || {
             done += 1;
             emit(Event::ScoreProgress { done, total });
         };
-        let ours = self.rows_at(level, before, &canvases, cancel, &mut tell)?;
+        let kv = self.shared.state.settings().kv;
+        let profile = self.ops.device().profile();
+        let kept_in = |kv| cache_format(kv, &profile).map_err(EngineError::from);
+        let (format, exact) = (kept_in(kv)?, kept_in(Kv::F32).or(kept_in(Kv::Auto))?);
+        let ours = self.rows_at(level, format, before, &samples, cancel, &mut tell)?;
         let level = self.current_mut()?.plan.level;
         let head = self.current_mut()?.plan.units.clone();
-        let theirs = self.rows_at(Level::Standard, before, &canvases, cancel, &mut tell)?;
-        self.divergence(level, &canvases, &head, [&theirs, &ours], cancel)
+        let theirs = self.rows_at(Level::Standard, exact, before, &samples, cancel, &mut tell)?;
+        self.divergence(level, &samples, &head, [&theirs, &ours], cancel)
             .map(|compared| Compared {
                 elapsed: started.elapsed(),
                 ..compared
             })
     }
 
-    /// The rows of all canvases, one after another, at a level.
+    /// The rows of all samples, one after another, at a level, with keys and values kept in a format.
     fn rows_at(
         &mut self,
         level: Level,
+        kept_in: Format,
         before: &Plan,
-        canvases: &[Masked],
+        samples: &[Sample],
         cancel: &AtomicBool,
         tell: &mut dyn FnMut(),
     ) -> Result<Activation, Interrupt> {
         let choices = self.shared.state.settings().choices();
         let current = self.current_mut()?;
+        let shape = &current.planner.config.shape;
+        let reading = shape.causal.then(|| Reading {
+            cache: shape.cache(kept_in),
+            rows: current.mlp_rows,
+        });
+        let longest = samples
+            .iter()
+            .map(|sample| sample.tokens.len())
+            .max()
+            .unwrap_or(0);
         let budget = before
             .budget_bytes
-            .saturating_sub(extra_bytes(before, canvases));
+            .saturating_sub(extra_bytes(before, samples))
+            .saturating_sub(reading.map_or(0, |reading| reading.cache.bytes(longest) as u64));
         let choices = Choices { level, ..choices };
         let plan = current.planner.plan(choices, budget, before.workload)?;
         plan.check_loadable().map_err(EngineError::from)?;
         self.switch_now(plan, cancel)?;
         let Self { current, ops, .. } = self;
         let current = current.as_ref().ok_or(EngineError::NoModel)?;
-        let count = canvases.iter().map(|masked| masked.wanted.len()).sum();
+        let count = samples.iter().map(|sample| sample.rows.len()).sum();
         let mut kept = ops.keep(count, current.planner.config.shape.width)?;
         let mut at = 0;
-        for masked in canvases {
-            let rows = compare::rows(masked, ops, &current.model, &current.weights, cancel)?;
-            ops.set_rows(&mut kept, at, &rows)?;
-            at += rows.len();
+        for sample in samples {
+            let model = (&current.model, &current.weights);
+            compare::rows(sample, ops, model, reading, cancel, &mut |rows| {
+                ops.set_rows(&mut kept, at, rows)?;
+                at += rows.len();
+                Ok(())
+            })?;
             tell();
         }
         Ok(kept)
@@ -127,7 +147,7 @@ impl Worker {
     fn divergence(
         &mut self,
         level: Level,
-        canvases: &[Masked],
+        samples: &[Sample],
         units: &[UnitPlan],
         rows: [&Activation; 2],
         cancel: &AtomicBool,
@@ -135,9 +155,9 @@ impl Worker {
         let Self { current, ops, .. } = self;
         let current = current.as_ref().ok_or(EngineError::NoModel)?;
         let weights = &current.weights;
-        let targets: Vec<u32> = canvases
+        let targets: Vec<u32> = samples
             .iter()
-            .flat_map(|masked| masked.targets.iter().copied())
+            .flat_map(|sample| sample.targets.iter().copied())
             .collect();
         let mut comparison = ops.start_comparison(&targets, weights.head_part_rows())?;
         let heads = units
@@ -164,19 +184,21 @@ impl Worker {
         let mean =
             |value: &dyn Fn(usize) -> f64| (0..divergences.len()).map(value).sum::<f64>() / count;
         // The bound weighs every canvas alike, however many of its rows are read.
+        let read = samples.iter().filter(|sample| !sample.rows.is_empty());
+        let count_read = read.clone().count() as f64;
         let mut at = 0;
         let mut likelihood = [0.0; 2];
-        for masked in canvases {
-            let rows = &divergences[at..at + masked.wanted.len()];
+        for sample in read {
+            let rows = &divergences[at..at + sample.rows.len()];
             at += rows.len();
             for (side, sum) in likelihood.iter_mut().enumerate() {
                 let all: f64 = rows.iter().map(|row| row.target[side]).sum();
-                *sum += all / rows.len() as f64 / canvases.len() as f64;
+                *sum += all / rows.len() as f64 / count_read;
             }
         }
         Ok(Compared {
             level,
-            samples: canvases.len(),
+            samples: samples.len(),
             rows: divergences.len(),
             mean_kl: mean(&|row| divergences[row].kl),
             top_agreement: mean(&|row| f64::from(divergences[row].same_top)),

@@ -19,7 +19,7 @@ use crate::{
     event::{Event, Generated, Outcome},
     ledger,
     plan::{Plan, PlanError},
-    request::Slot,
+    request::{Compare, Slot},
 };
 
 struct World {
@@ -350,4 +350,46 @@ fn what_only_other_models_have_is_refused_by_name() {
     );
     assert!(refusal(|request| request.stops = vec![vec![b'x'; 300]]).starts_with("stop: at most"));
     assert!(refusal(|request| request.prompt = text(3, 1020)).contains("context of 1024"));
+}
+
+#[test]
+fn levels_and_kept_numbers_are_compared_with_the_source() {
+    let compared = |kv, level| {
+        let world = World::new(Settings {
+            level: Level::Off,
+            kv,
+            ..Settings::default()
+        });
+        let sample = |first: u32| (first..first + 40).map(|id| id * 7 % 250).collect();
+        let request = Compare {
+            model: world.model.id,
+            level: Some(level),
+            samples: (0..6).map(sample).collect(),
+            seed: 1,
+        };
+        let (send, finished) = mpsc::channel();
+        let sink = Box::new(move |event| {
+            if let Event::Finished(result) = event {
+                drop(send.send(result));
+            }
+        });
+        world.engine.submit(Work::Compare(request), sink).unwrap();
+        match finished.recv().unwrap().unwrap() {
+            Outcome::Compared(compared) => compared,
+            other => panic!("{other:?}"),
+        }
+    };
+    let exact = compared(Kv::F32, Level::Off);
+    assert_eq!((exact.samples, exact.rows), (6, 6 * 32));
+    assert!(exact.mean_kl < 1e-9 && exact.top_agreement == 1.0);
+    assert_eq!(exact.source_bound, exact.level_bound);
+    let halves = compared(Kv::Bf16, Level::Off);
+    let bytes = compared(Kv::Q8_0, Level::Off);
+    assert_eq!(exact.source_bound, bytes.source_bound);
+    assert!(
+        halves.mean_kl > 0.0 && bytes.mean_kl > halves.mean_kl,
+        "{halves:?} {bytes:?}"
+    );
+    let aggressive = compared(Kv::F32, Level::Aggressive);
+    assert!(aggressive.mean_kl > bytes.mean_kl, "{aggressive:?}");
 }

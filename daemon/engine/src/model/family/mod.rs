@@ -93,6 +93,17 @@ pub struct Mask {
     pub shifted: bool,
 }
 
+impl Mask {
+    /// The row whose logits are those of a position.
+    #[must_use]
+    pub fn row_of(&self, position: usize) -> usize {
+        match self.shifted {
+            true => position.saturating_sub(1),
+            false => position,
+        }
+    }
+}
+
 impl ModelConfig {
     /// A configuration of this shape, with usual values for what has no size: for plans of shapes without a checkpoint.
     #[must_use]
