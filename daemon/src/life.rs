@@ -235,7 +235,7 @@ fn make_kernel_folder(config: &Config, engine: &Engine) {
 /// In the background: the socket answers meanwhile, and a failure shows in the list of models.
 fn load_configured_model(daemon: &Daemon, config: &Config) {
     let name = match &config.model.value {
-        Some(path) => ModelName::at(path),
+        Some(path) => daemon.library.at(path),
         None => daemon.library.default().unwrap_or_else(ModelName::embedded),
     };
     let load = daemon

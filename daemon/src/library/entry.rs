@@ -110,27 +110,39 @@ pub(super) fn of_hub_cache(cache: &Path) -> Vec<Entry> {
 /// The models in one folder: weights in safetensors, and each in GGUF.
 fn of_model_folder(folder: &Path, name: &str) -> Vec<Entry> {
     let manifest = Manifest::read(folder);
-    let commit = manifest.as_ref().map(|manifest| manifest.commit.clone());
-    let entry = |name: String, path: PathBuf, facts: Facts| Entry {
+    // Others may have put a model of theirs beside the one that was pulled.
+    let has_brought = |is_of_model: &dyn Fn(&str) -> bool| {
+        let files = manifest.iter().flat_map(|manifest| &manifest.files);
+        files.into_iter().any(|file| is_of_model(&file.name))
+    };
+    let is_brought = |file: &Path| has_brought(&|name| file.file_name() == Some(OsStr::new(name)));
+    let entry = |name: String, path: PathBuf, is_pulled: bool, facts: Facts| Entry {
         name,
         path,
         folder: folder.to_owned(),
-        origin: match manifest {
-            Some(_) => Origin::Pulled,
-            None => Origin::Local,
+        origin: match is_pulled {
+            true => Origin::Pulled,
+            false => Origin::Local,
         },
         is_partial: false,
         disk_bytes: facts.disk_bytes,
         file_format: facts.file_format,
         family: facts.family,
         parameters: facts.parameters,
-        commit: commit.clone().unwrap_or_default(),
+        commit: match &manifest {
+            Some(manifest) if is_pulled => manifest.commit.clone(),
+            _ => String::new(),
+        },
     };
     let mut entries = Vec::new();
     if let Some(facts) = Facts::of_folder(folder) {
-        entries.push(entry(name.to_owned(), folder.to_owned(), facts));
+        let is_pulled = has_brought(&|name| name.ends_with(".safetensors"));
+        entries.push(entry(name.to_owned(), folder.to_owned(), is_pulled, facts));
     }
-    for file in ggufs(folder) {
+    let mut files = ggufs(folder);
+    // Where they share a name, it is that of the one that was pulled.
+    files.sort_by_key(|file| !is_brought(file));
+    for file in files {
         let stem = file.file_stem().and_then(OsStr::to_str).unwrap_or_default();
         // A folder that was made for one of several has its label already.
         let name = match name.contains(':') {
@@ -138,8 +150,8 @@ fn of_model_folder(folder: &Path, name: &str) -> Vec<Entry> {
             false => format!("{name}:{}", label_of(stem)),
         };
         if !entries.iter().any(|known: &Entry| known.name == name) {
-            let facts = Facts::of_gguf(&file);
-            entries.push(entry(name, file, facts));
+            let (is_pulled, facts) = (is_brought(&file), Facts::of_gguf(&file));
+            entries.push(entry(name, file, is_pulled, facts));
         }
     }
     entries

@@ -103,6 +103,25 @@ impl Library {
         }
     }
 
+    /// The model that lies at a path; one of the library has its name there.
+    #[must_use]
+    pub fn at(&self, path: &Path) -> ModelName {
+        let place = real(path);
+        let entries = self.entries();
+        let known = entries
+            .iter()
+            .find(|entry| !entry.is_partial && real(&entry.path) == place);
+        known.map_or_else(|| ModelName::at(path), Entry::model)
+    }
+
+    /// Whether any of these paths leads to the model of exactly this name.
+    #[must_use]
+    pub fn holds_any(&self, name: &str, paths: &[PathBuf]) -> bool {
+        let entries = self.entries();
+        let mut named = entries.iter().filter(|entry| entry.name == name);
+        named.any(|entry| paths.iter().any(|path| entry.holds(path)))
+    }
+
     /// The model that a name means: one of the library, or the embedded one.
     ///
     /// # Errors
@@ -189,6 +208,12 @@ impl Entry {
         }
     }
 
+    /// Whether what lies at a path, by whatever links that leads there, is this model or a file of it.
+    #[must_use]
+    pub fn holds(&self, path: &Path) -> bool {
+        real(path).starts_with(real(&self.path))
+    }
+
     /// As the wire has a model that is not loaded.
     #[must_use]
     pub fn to_wire(&self) -> v1::Model {
@@ -215,6 +240,11 @@ impl Entry {
         model.parameters = self.parameters;
         model.commit = self.commit.clone();
     }
+}
+
+/// Where a path leads; as it is where it leads nowhere.
+fn real(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Whether a folder is one that the library keeps for itself.

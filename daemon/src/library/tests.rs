@@ -97,6 +97,62 @@ fn removing_takes_what_was_brought_and_nothing_else() {
 }
 
 #[test]
+fn a_model_beside_one_that_was_brought_is_not_ours() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("o/m");
+    put(&model, "config.json", b"{}");
+    put(&model, "model.safetensors", b"xx");
+    put(&model, "mine-Q8_0.gguf", b"GGUF");
+    let files = ["config.json", "model.safetensors"];
+    put(&model, sluice_hub::MANIFEST, &manifest(&files));
+    let labelled = folder.path().join("o/l:Q8_0");
+    put(&labelled, "brought-Q8_0.gguf", b"xx");
+    put(&labelled, "a-mine-Q8_0.gguf", b"GGUF");
+    let files = ["brought-Q8_0.gguf"];
+    put(&labelled, sluice_hub::MANIFEST, &manifest(&files));
+
+    let library = library(folder.path());
+    let mine = library.find("o/m:Q8_0").unwrap();
+    assert_eq!((mine.origin, mine.commit.as_str()), (Origin::Local, ""));
+    let removed = library.remove("o/m:Q8_0");
+    assert!(matches!(removed, Err(Failure::NotOurs { .. })));
+    assert!(model.join("model.safetensors").exists());
+    assert_eq!(library.find("o/m").unwrap().origin, Origin::Pulled);
+    assert_eq!(library.remove("o/m").unwrap(), 4);
+    assert_eq!(library.remove("o/l:Q8_0").unwrap(), 2);
+    for kept in [
+        model.join("mine-Q8_0.gguf"),
+        labelled.join("a-mine-Q8_0.gguf"),
+    ] {
+        assert!(kept.exists(), "{}", kept.display());
+    }
+}
+
+#[test]
+fn a_model_is_known_by_whatever_path_leads_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let models = folder.path().join("models");
+    put(&models.join("o/m"), "config.json", b"{}");
+    put(&models.join("o/m"), "model.safetensors", b"xx");
+    put(&models.join("o/other"), "config.json", b"{}");
+    put(&models.join("o/other"), "model.safetensors", b"xx");
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(models.join("o/m"), &link).unwrap();
+    let library = library(&models);
+    assert_eq!(library.at(&link), library.model("o/m").unwrap());
+    let file = models.join("o/m/model.safetensors");
+    for path in [link, file, models.join("o/../o/m")] {
+        let paths = [PathBuf::from("/nowhere"), path];
+        assert!(library.holds_any("o/m", &paths), "{paths:?}");
+        assert!(!library.holds_any("o/other", &paths), "{paths:?}");
+    }
+    assert_eq!(
+        library.at(Path::new("/m/x")),
+        ModelName::at(Path::new("/m/x"))
+    );
+}
+
+#[test]
 fn a_manifest_that_names_other_places_is_not_believed() {
     let folder = tempfile::tempdir().unwrap();
     let precious = folder.path().join("precious");

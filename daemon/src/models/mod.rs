@@ -253,6 +253,16 @@ impl Models {
         list
     }
 
+    /// Where those lie that serve, load or sleep until a request.
+    #[must_use]
+    pub fn held(&self) -> Vec<PathBuf> {
+        let known = self.lock();
+        let serving = self.serving_of(&known).map(|serving| &serving.name);
+        let loading = known.loading.as_ref().map(|(name, _)| name);
+        let names = serving.into_iter().chain(loading).chain(&known.asleep);
+        names.filter_map(|name| name.path.clone()).collect()
+    }
+
     /// The one that matters most: serving, else loading, else failed.
     #[must_use]
     pub fn present(&self) -> Option<v1::Model> {

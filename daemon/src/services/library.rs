@@ -68,12 +68,7 @@ impl Daemon {
         if !Path::new(&path).is_absolute() {
             return Err(Failure::PathNotAbsolute { path });
         }
-        let path = Path::new(&path);
-        let entries = self.library.entries();
-        let known = entries
-            .iter()
-            .find(|entry| !entry.is_partial && entry.path == path);
-        Ok(known.map_or_else(|| ModelName::at(path), library::Entry::model))
+        Ok(self.library.at(Path::new(&path)))
     }
 
     pub(super) async fn unload(&self) -> Result<v1::UnloadModelResponse, Failure> {
@@ -158,14 +153,10 @@ impl Daemon {
         if is_pulling {
             return Err(Failure::ModelInUse { model: name });
         }
-        let in_use = self.models.list().into_iter().find(|model| {
-            model.name == name
-                && !matches!(
-                    model.state(),
-                    v1::ModelState::Failed | v1::ModelState::Available
-                )
-        });
-        if in_use.is_some() {
+        // By where it lies: a name is also that of a model elsewhere, and a path leads to one that has a name here.
+        let (library, asked, held) = (self.library.clone(), name.clone(), self.models.held());
+        let is_in_use = spawn_blocking(move || library.holds_any(&asked, &held)).await?;
+        if is_in_use {
             if !force {
                 return Err(Failure::ModelInUse { model: name });
             }

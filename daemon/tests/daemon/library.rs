@@ -441,6 +441,23 @@ async fn models_of_others_are_listed_and_left_alone() {
 }
 
 #[tokio::test]
+async fn a_model_that_serves_by_its_path_is_in_use_as_well() {
+    let mut setting = Setting::new(&[]).await;
+    setting.pull(NAME).await.unwrap();
+    let path = setting.models().join(NAME);
+    setting.daemon.signal(rustix::process::Signal::TERM);
+    setting.daemon.ended().await;
+    let folder = std::mem::replace(&mut setting.daemon.folder, TempDir::new().unwrap());
+    let arguments = ["--model", path.to_str().unwrap()];
+    setting.daemon = start(folder, &setting.hub, &arguments, &[]).await;
+    let listed = setting.listed(NAME).await.unwrap();
+    assert_eq!(listed.state(), v1::ModelState::Ready);
+    let error = setting.remove(NAME, false).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("MODEL_IN_USE"));
+    assert!(path.join("model.safetensors").exists());
+}
+
+#[tokio::test]
 async fn an_unloaded_model_gives_its_memory_back_to_the_system() {
     let slow = checkpoints::slow().to_str().unwrap();
     let daemon = Daemon::with_model(Path::new(slow), &["--device", "cpu"]).await;
