@@ -34,4 +34,4 @@ pub use manifest::{MANIFEST, Manifest, PulledFile};
 pub use name::{Name, NameError};
 pub use patience::Patience;
 pub use place::PARTIAL;
-pub use pull::{Pull, PullEvent, Pulled};
+pub use pull::{Pull, PullEvent, Pulled, REVISION_DEFAULT};

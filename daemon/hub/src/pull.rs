@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The branch that is meant when nobody names one.
-const REVISION_DEFAULT: &str = "main";
+pub const REVISION_DEFAULT: &str = "main";
 
 /// What to pull.
 #[derive(Debug, Clone)]

@@ -45,6 +45,12 @@ pub(super) fn of(failure: &Failure) -> Row {
             .hint("`sluice list` shows how far they are")
             .figure("max", max)
             .retry(),
+        Failure::PullingAnother { model, revision } => {
+            Row::new(Code::FailedPrecondition, "PULLING_ANOTHER_REVISION")
+                .hint("wait for it, or stop it with Ctrl-C where it was begun")
+                .figure("model", model)
+                .figure("revision", revision)
+        }
         Failure::PullCancelled { model } => Row::new(Code::Cancelled, "PULL_CANCELLED")
             .hint(format!("`sluice pull {model}` goes on from there")),
         other => unreachable!("no failure of the library: {other}"),

@@ -176,6 +176,14 @@ pub enum Failure {
         /// How many there may be.
         max: usize,
     },
+    /// Another revision of the same model is on its way to the same folder.
+    #[error("{model} is being downloaded already, at revision {revision}")]
+    PullingAnother {
+        /// Its name.
+        model: String,
+        /// The branch, tag or commit that is on its way.
+        revision: String,
+    },
     /// Somebody stopped a download.
     #[error("the download of {model} was cancelled; what came so far is kept")]
     PullCancelled {

@@ -163,6 +163,7 @@ fn row(failure: &Failure) -> Row {
         | Failure::Record { .. }
         | Failure::ModelInUse { .. }
         | Failure::TooManyPulls { .. }
+        | Failure::PullingAnother { .. }
         | Failure::PullCancelled { .. } => library::of(failure),
         // No retry delay: it will not come back by itself.
         Failure::Draining => {

@@ -68,6 +68,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Record { .. } => "record",
         F::ModelInUse { .. } => "model in use",
         F::TooManyPulls { .. } => "too many pulls",
+        F::PullingAnother { .. } => "pulling another",
         F::PullCancelled { .. } => "pull cancelled",
         F::Draining => "draining",
         F::DeadlineExceeded { .. } => "deadline",
@@ -135,7 +136,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 108;
+const VARIANTS: usize = 109;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use sluice_hub::{Client, Patience, Pull, PullEvent};
+use sluice_hub::{Client, Patience, Pull, PullEvent, REVISION_DEFAULT};
 use sluice_proto::v1;
 use sluice_shared::units;
 use tokio::sync::watch;
@@ -53,6 +53,8 @@ pub struct Pulls {
 
 #[derive(Debug, Clone)]
 struct Going {
+    /// As it was asked for.
+    revision: String,
     state: watch::Receiver<PullState>,
     cancel: CancellationToken,
 }
@@ -69,11 +71,11 @@ impl Pulls {
         }
     }
 
-    /// Begins a download, or joins the one of the same name. It goes on when nobody listens any more. `budget_bytes` is
+    /// Begins a download, or joins the one of the same name and revision. It goes on when nobody listens any more. `budget_bytes` is
     /// what weights are compared with, for advice.
     ///
     /// # Errors
-    /// When there is no place for it, or too many are under way.
+    /// When there is no place for it, too many are under way, or another revision is.
     pub fn begin(
         self: &Arc<Self>,
         pull: Pull,
@@ -85,8 +87,18 @@ impl Pulls {
             Some(file) => format!("{}:{file}", pull.name),
             None => pull.name.to_string(),
         };
+        let named = pull.revision.clone();
+        let revision = named.unwrap_or_else(|| REVISION_DEFAULT.to_owned());
         let mut going = self.lock();
         if let Some(known) = going.get(&key) {
+            // Both would come to lie in one folder.
+            if known.revision != revision {
+                let revision = known.revision.clone();
+                return Err(Failure::PullingAnother {
+                    model: key,
+                    revision,
+                });
+            }
             return Ok(known.state.clone());
         }
         if going.len() >= PULLS_MAX {
@@ -99,6 +111,7 @@ impl Pulls {
         });
         let cancel = self.closing.child_token();
         let known = Going {
+            revision,
             state: state.clone(),
             cancel: cancel.clone(),
         };

@@ -289,6 +289,15 @@ async fn a_download_is_joined_and_cancelled_by_name() {
             !setting.hub.asked_for("model.safetensors").is_empty()
         })
         .await;
+        // Another revision is another model, for the same folder.
+        let other = v1::PullModelRequest {
+            name: NAME.to_owned(),
+            revision: "other".to_owned(),
+            ..Default::default()
+        };
+        let refused = setting.daemon.models().await.pull_model(other).await;
+        let error = CallError::from(refused.unwrap_err());
+        assert_eq!(error.reason.as_deref(), Some("PULLING_ANOTHER_REVISION"));
         let request = v1::CancelPullRequest {
             name: NAME.to_owned(),
         };

@@ -199,6 +199,13 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         ),
         (Failure::ModelInUse { model: text() }, FailedPrecondition),
         (Failure::TooManyPulls { max: 1 }, ResourceExhausted),
+        (
+            Failure::PullingAnother {
+                model: text(),
+                revision: text(),
+            },
+            FailedPrecondition,
+        ),
         (Failure::PullCancelled { model: text() }, Cancelled),
     ]);
     examples
