@@ -27,22 +27,42 @@ pub struct ApplyState {
     pub end: Option<Result<Applied, tonic::Status>>,
 }
 
-/// Where the change under way leads.
+/// Where the change under way leads, and how many there were.
 #[derive(Debug, Clone, Default)]
-pub struct Target(Arc<Mutex<Option<v1::SwitchTarget>>>);
+pub struct Target(Arc<Mutex<Course>>);
+
+#[derive(Debug, Default)]
+struct Course {
+    target: Option<v1::SwitchTarget>,
+    ended: u64,
+}
 
 impl Target {
     /// That of the change under way, if there is one.
     #[must_use]
     pub fn get(&self) -> Option<v1::SwitchTarget> {
-        self.lock().clone()
+        self.lock().target.clone()
     }
 
-    fn set(&self, target: Option<v1::SwitchTarget>) {
-        *self.lock() = target;
+    /// Changes that have come to an end, of whatever kind.
+    #[must_use]
+    pub fn ended(&self) -> u64 {
+        self.lock().ended
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<v1::SwitchTarget>> {
+    fn set(&self, target: v1::SwitchTarget) {
+        self.lock().target = Some(target);
+    }
+
+    fn end(&self, is_its_own: bool) {
+        let mut course = self.lock();
+        course.ended += 1;
+        if is_its_own {
+            course.target = None;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Course> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -102,10 +122,10 @@ impl Report {
         match event {
             ApplyEvent::Planned { plan, steps } => {
                 self.is_under_way = true;
-                self.target.set(Some(v1::SwitchTarget {
+                self.target.set(v1::SwitchTarget {
                     level: plan.level.name().to_owned(),
                     budget_bytes: plan.budget_bytes,
-                }));
+                });
                 let planned = v1::ApplyPlanned {
                     plan: Some(translate::plan::plan(&plan, &self.model)),
                     before: self.before.take(),
@@ -170,9 +190,7 @@ impl Report {
     }
 
     fn end(&self, end: Result<Applied, tonic::Status>) {
-        if self.is_under_way {
-            self.target.set(None);
-        }
+        self.target.end(self.is_under_way);
         self.state.send_modify(|state| state.end = Some(end));
     }
 }
@@ -259,6 +277,6 @@ mod tests {
         report(to(Level::Off)).take(refused);
         assert!(is_moderate());
         under_way.take(ApplyEvent::Finished(Ok(plan)));
-        assert_eq!(target.get(), None);
+        assert_eq!((target.get(), target.ended()), (None, 2));
     }
 }

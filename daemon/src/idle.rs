@@ -13,6 +13,7 @@ use crate::{models::Reason, services::Daemon};
 struct Trace {
     model: ModelId,
     requests: u64,
+    changes: u64,
 }
 
 /// Watches until the daemon closes.
@@ -58,15 +59,17 @@ pub async fn watch(daemon: Arc<Daemon>, after: Duration) {
     }
 }
 
-/// `None` while there is no model, or a request for it.
+/// `None` while there is no model, or a request for it, or a change of it.
 fn trace(daemon: &Daemon) -> Option<Trace> {
     let serving = daemon.models.serving().ok()?;
-    if daemon.is_wanted() || !daemon.requests.active().is_empty() {
+    let is_changing = daemon.switch_target.get().is_some();
+    if is_changing || daemon.is_wanted() || !daemon.requests.active().is_empty() {
         return None;
     }
     let totals = daemon.requests.totals().to_wire();
     Some(Trace {
         model: serving.loaded.id,
         requests: totals.requests_done + totals.requests_cancelled + totals.requests_failed,
+        changes: daemon.switch_target.ended(),
     })
 }

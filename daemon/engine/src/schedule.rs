@@ -19,7 +19,7 @@ use crate::{
     },
     error::EngineError,
     event::{Event, Outcome, Sink},
-    request::Work,
+    request::{ModelId, Work},
 };
 
 /// A request's place with the engine.
@@ -66,9 +66,11 @@ pub(crate) struct Apply {
     pub(crate) report: ApplyReport,
 }
 
-/// The present model is to go.
+/// A model is to go.
 pub(crate) struct Unload {
-    /// Not if a request waits for it.
+    /// Which; another that came in its place stays.
+    pub(crate) model: ModelId,
+    /// Not if a request waits for it, or a change of it is under way.
     pub(crate) only_idle: bool,
     /// Told whether it went.
     pub(crate) report: UnloadReport,
@@ -205,10 +207,10 @@ impl Queue {
         Ok(())
     }
 
-    /// Whether no request waits or runs.
+    /// Whether no request waits or runs, and no change waits.
     pub(crate) fn is_idle(&self) -> bool {
         let state = self.state();
-        state.running.is_none() && state.waiting.is_empty()
+        state.running.is_none() && state.waiting.is_empty() && state.applies.is_empty()
     }
 
     /// Asks for the device's rates; false when the engine is stopping.
@@ -394,7 +396,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::request::{ModelId, Score};
+    use crate::request::Score;
 
     fn work() -> Work {
         Work::Score(Score {

@@ -28,30 +28,40 @@ impl Models {
         engine: &Engine,
         reason: Reason,
     ) -> Result<Option<ModelName>, Failure> {
-        let name = {
-            let known = self.lock();
+        let (id, name) = {
+            let mut known = self.lock();
             if let Some((other, _)) = &known.loading {
                 let model = other.name.clone();
                 return Err(Failure::LoadInProgress { model });
             }
-            self.serving_of(&known)
+            let serving = self.serving_of(&known);
+            let id = serving.map(|serving| serving.loaded.id);
+            let name = serving
                 .map(|serving| serving.name.clone())
-                .or_else(|| known.asleep.clone())
+                .or_else(|| known.asleep.clone());
+            if reason == Reason::Idle {
+                // Known before it goes, so that whoever misses it knows that it can be had back.
+                known.asleep.clone_from(&name);
+            }
+            (id, name)
         };
-        if reason == Reason::Idle {
-            // Known before it goes, so that whoever misses it knows that it can be had back.
-            self.lock().asleep.clone_from(&name);
-        }
-        let (send, went) = oneshot::channel();
-        let report = Box::new(move |goes| {
-            // Whoever asked may be gone.
-            let _ = send.send(goes);
-        });
-        engine.unload(reason == Reason::Idle, report);
-        let went = went.await.unwrap_or(false);
+        let went = match id {
+            Some(id) => {
+                let (send, went) = oneshot::channel();
+                let report = Box::new(move |goes| {
+                    // Whoever asked may be gone.
+                    let _ = send.send(goes);
+                });
+                engine.unload(id, reason == Reason::Idle, report);
+                went.await.unwrap_or(false)
+            }
+            // It sleeps, or there is none.
+            None => false,
+        };
         let before = {
             let mut known = self.lock();
-            if reason == Reason::Asked || !went {
+            // One that sleeps already goes on sleeping, if it was not asked to stay away.
+            if reason == Reason::Asked || (id.is_some() && !went) {
                 known.asleep = None;
             }
             // Its tokenizer, too, unless another was loaded meanwhile.
@@ -63,6 +73,7 @@ impl Models {
         // Freed outside the lock.
         drop(before);
         self.changes.tell();
+        // One whose place another has taken is gone as well.
         Ok(name.filter(|_| went || reason == Reason::Asked))
     }
 

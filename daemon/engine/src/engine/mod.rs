@@ -299,10 +299,16 @@ impl Engine {
         self.shared.queue.cancel_loads();
     }
 
-    /// Lets the present model go, between two requests and not while another loads: all of its memory is given back, and
-    /// the settings stay. Requests that wait are refused, unless `only_idle` says that then it is to stay.
-    pub fn unload(&self, only_idle: bool, report: UnloadReport) {
-        if let Err(refused) = self.shared.queue.unload(Unload { only_idle, report }) {
+    /// Lets a model go, between two requests and not while another loads: all of its memory is given back, and the settings
+    /// stay. Requests that wait are refused, unless `only_idle` says that then, or while its settings change, it is to stay.
+    /// Another that has come in its place stays.
+    pub fn unload(&self, model: ModelId, only_idle: bool, report: UnloadReport) {
+        let unload = Unload {
+            model,
+            only_idle,
+            report,
+        };
+        if let Err(refused) = self.shared.queue.unload(unload) {
             (refused.report)(false);
         }
     }

@@ -156,9 +156,13 @@ impl Worker {
         Ok(loaded)
     }
 
-    /// Lets the present model go, and all that was kept for it.
+    /// Lets a model go if it is the present one, and all that was kept for it.
     fn unload(&mut self, unload: Unload) {
-        let goes = self.current.is_some() && (!unload.only_idle || self.shared.queue.is_idle());
+        let present = self.current.as_ref();
+        let goes = present.is_some_and(|current| {
+            let is_idle = || current.switch.is_none() && self.shared.queue.is_idle();
+            current.id == unload.model && (!unload.only_idle || is_idle())
+        });
         if goes {
             self.abandon_switch(EngineError::Superseded);
             self.current = None;
