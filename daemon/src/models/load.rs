@@ -39,6 +39,8 @@ pub(super) struct Report {
     models: Arc<Models>,
     name: ModelName,
     asked_by: AskedBy,
+    /// Slept when this began, and does so again if it fails.
+    asleep: Option<ModelName>,
     state: watch::Sender<LoadState>,
     begun: Instant,
     ended: bool,
@@ -49,6 +51,7 @@ impl Report {
         models: Arc<Models>,
         name: ModelName,
         asked_by: AskedBy,
+        asleep: Option<ModelName>,
     ) -> (Self, watch::Receiver<LoadState>) {
         let (state, receiver) = watch::channel(LoadState {
             plan: None,
@@ -59,6 +62,7 @@ impl Report {
             models,
             name,
             asked_by,
+            asleep,
             state,
             begun: Instant::now(),
             ended: false,
@@ -153,6 +157,8 @@ impl Report {
             let mut known = self.models.lock();
             known.loading = None;
             known.is_waking = false;
+            // The next request tries again: what was in the way may be gone by then.
+            known.asleep = self.asleep.take();
             if !was_cancelled {
                 known.failed = Some((self.name.clone(), failure.to_string()));
             }

@@ -245,7 +245,10 @@ impl Models {
         list.extend(known.loading.iter().map(loading_to_wire));
         list.extend(known.failed.iter().map(failed_to_wire));
         let is_away = self.serving_of(&known).is_none();
-        let asleep = known.asleep.iter().filter(|_| is_away);
+        let failed = known.failed.as_ref().map(|(name, _)| name);
+        // One that could not be had back is shown once, with the reason.
+        let asleep = known.asleep.iter();
+        let asleep = asleep.filter(|name| is_away && failed != Some(*name));
         list.extend(asleep.map(asleep_to_wire));
         if !list.iter().any(|model| model.is_demonstration) {
             list.push(ModelName::embedded().to_wire(v1::ModelState::Available));
@@ -308,10 +311,10 @@ impl Models {
             }
             known.loading = Some((name.clone(), v1::LoadProgress::default()));
             known.failed = None;
-            known.asleep = None;
+            let asleep = known.asleep.take();
             known.is_waking = asked_by == AskedBy::Request;
             let source = name.source();
-            let (report, receiver) = Report::new(self.clone(), name, asked_by);
+            let (report, receiver) = Report::new(self.clone(), name, asked_by, asleep);
             known.states = Some(receiver.clone());
             ((report, source), receiver)
         };
@@ -384,6 +387,36 @@ mod tests {
         assert_eq!(present.state(), v1::ModelState::Loading);
         assert_eq!(present.progress, Some(progress));
         assert_eq!(models.list().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_model_that_could_not_be_had_back_is_tried_again() {
+        let options = sluice_engine::engine::Options {
+            threads: 1,
+            ..Default::default()
+        };
+        let engine = Arc::new(Engine::start(options).unwrap());
+        let models = Arc::new(Models::new(Arc::downgrade(&engine), Changes::default()));
+        let name = ModelName::at(Path::new("/nowhere/m"));
+        models.lock().asleep = Some(name.clone());
+        for _ in 0..2 {
+            let mut states = models.wake(&engine).unwrap().expect("it sleeps");
+            let is_over = |state: &LoadState| matches!(state.stage, LoadStage::Failed(_));
+            states.wait_for(is_over).await.unwrap();
+            assert!(models.is_asleep());
+        }
+        let list = models.list();
+        let shown: Vec<_> = list.iter().filter(|model| model.name == "m").collect();
+        assert!(matches!(&shown[..], [model] if model.state() == v1::ModelState::Failed));
+        // Another that fails takes nothing from it.
+        let other = Request::of(ModelName::at(Path::new("/nowhere/other")));
+        let mut states = models.load(&engine, other, AskedBy::Client).unwrap();
+        let is_over = |state: &LoadState| matches!(state.stage, LoadStage::Failed(_));
+        states.wait_for(is_over).await.unwrap();
+        assert_eq!(models.lock().asleep, Some(name));
+        // Who wants its memory ends that.
+        models.unload(&engine, Reason::Asked).await.unwrap();
+        assert!(!models.is_asleep());
     }
 
     #[test]

@@ -42,10 +42,11 @@ impl GenerationService for Service {
         self.0.check_open()?;
         let wanted = self.0.want();
         let waking = self.0.models.wake(&self.0.engine)?;
+        let begun = waking.clone();
         let request = async move {
             // Held since it was asked for, however long the model takes to come.
             let _wanted = wanted;
-            let admission = daemon.admit_awake(|| daemon.admit_generation(message.clone()));
+            let admission = daemon.admit_awake(begun, || daemon.admit_generation(message.clone()));
             let answers = requests::run(&daemon, deadline, admission, |item| {
                 let event = generation_event(item);
                 event.map(|event| v1::GenerateResponse { event: Some(event) })
@@ -64,7 +65,9 @@ impl GenerationService for Service {
     ) -> Result<Response<Self::ScoreStream>, Status> {
         let deadline = Deadline::of(request.metadata());
         let message = request.into_inner();
-        let admission = self.0.admit_awake(|| self.0.admit_scoring(message.clone()));
+        let admission = self
+            .0
+            .admit_awake(None, || self.0.admit_scoring(message.clone()));
         requests::run(&self.0, deadline, admission, |item| match item {
             Item::Score(response) => Some(*response),
             // Queued, which estimates have no message for.

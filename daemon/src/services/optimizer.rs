@@ -87,7 +87,7 @@ impl OptimizerService for Service {
         let message = request.into_inner();
         let admission = self
             .0
-            .admit_awake(|| self.0.admit_measurement(message.clone()));
+            .admit_awake(None, || self.0.admit_measurement(message.clone()));
         requests::run(&self.0, deadline, admission, |item| match item {
             Item::Fidelity(response) => Some(response.clone()),
             // Queued, which measurements have no message for.

@@ -20,35 +20,45 @@ use crate::{
 };
 
 impl Daemon {
-    /// Admits a request, with the model loaded again before it where that was let go, be it in this very moment.
-    pub(super) async fn admit_awake<F>(&self, admit: impl Fn() -> F) -> Result<Arc<Record>, Failure>
+    /// Admits a request, with the model loaded again before it where that was let go, be it in this very moment. `waking`:
+    /// how that goes, where it was begun for this request.
+    pub(super) async fn admit_awake<F>(
+        &self,
+        waking: Option<watch::Receiver<LoadState>>,
+        admit: impl Fn() -> F,
+    ) -> Result<Arc<Record>, Failure>
     where
         F: Future<Output = Result<Arc<Record>, Failure>>,
     {
         let _wanted = self.want();
-        self.awake().await?;
+        let waking = match waking {
+            Some(states) => Some(states),
+            None => self.models.wake(&self.engine)?,
+        };
+        let has_come = come(waking).await;
         match admit().await {
+            // One try for each request: what failed for it, or was stopped, the next one may begin again.
             Err(Failure::Engine(EngineError::NoModel | EngineError::ModelReplaced))
-                if self.models.is_asleep() =>
+                if has_come && self.models.is_asleep() =>
             {
-                self.awake().await?;
+                come(self.models.wake(&self.engine)?).await;
                 admit().await
             }
             admitted => admitted,
         }
     }
+}
 
-    /// Waits for a model that was let go to be loaded again; at once where there is nothing to wait for.
-    async fn awake(&self) -> Result<(), Failure> {
-        if let Some(mut states) = self.models.wake(&self.engine)? {
-            let is_over = |state: &LoadState| {
-                matches!(state.stage, LoadStage::Ready(_) | LoadStage::Failed(_))
-            };
-            // Why it failed, whoever asks for the model hears.
-            let _ = states.wait_for(is_over).await;
-        }
-        Ok(())
-    }
+/// Waits for a model that is loaded again, at once where there is nothing to wait for; false when it does not come. Why,
+/// whoever asks for the model hears.
+async fn come(waking: Option<watch::Receiver<LoadState>>) -> bool {
+    let Some(mut states) = waking else {
+        return true;
+    };
+    let is_over =
+        |state: &LoadState| matches!(state.stage, LoadStage::Ready(_) | LoadStage::Failed(_));
+    let ended = states.wait_for(is_over).await;
+    ended.is_ok_and(|state| matches!(state.stage, LoadStage::Ready(_)))
 }
 
 /// First how the load goes, then what the request itself answers.
