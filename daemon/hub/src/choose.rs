@@ -180,6 +180,14 @@ fn choose_gguf(files: &[RemoteFile], name: &Name, wanted: &Wanted) -> Result<Cho
     let asked = wanted.file.as_deref().or(name.label());
     let repository = name.repository();
     match (&found[..], asked) {
+        ([model], _) if model.parts() > 1 => Err(missing(
+            name,
+            &format!(
+                "{} in one file: it is split into {} parts, which Sluice does not read",
+                model.label,
+                model.parts()
+            ),
+        )),
         ([model], _) => {
             let name = name
                 .with_label(&model.label)
@@ -232,6 +240,19 @@ fn ggufs(files: &[RemoteFile]) -> Vec<Gguf<'_>> {
 }
 
 impl Gguf<'_> {
+    /// Files that it is split into, as far as their names tell, be they there or not.
+    fn parts(&self) -> usize {
+        let told = self.files.iter().filter_map(|file| {
+            let stem = file.file_name().strip_suffix(".gguf")?;
+            let count = stem
+                .strip_prefix(self.stem.as_str())?
+                .rsplit_once("-of-")?
+                .1;
+            count.parse().ok()
+        });
+        told.max().unwrap_or(1).max(self.files.len())
+    }
+
     fn bytes(&self) -> u64 {
         self.files
             .iter()

@@ -90,7 +90,7 @@ pub enum HubError {
     },
     /// The file's bytes are not those that the hub promised.
     #[error(
-        "{file} is not what the hub promised: its SHA-256 is {found}, not {expected}; it was deleted"
+        "{file} is not what the hub promised: its hash is {found}, not {expected}; it was deleted"
     )]
     WrongHash {
         /// The file.

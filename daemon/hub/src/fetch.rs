@@ -1,6 +1,6 @@
 //! One file: from where it stopped, again after a cut, never more than was promised.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use http::{
     StatusCode,
@@ -13,6 +13,7 @@ use crate::{
     client::Answer,
     listing,
     part::{self, Part},
+    place::Lock,
 };
 
 /// Gathered before it is written and hashed.
@@ -33,6 +34,7 @@ pub(crate) struct Fetch<'a> {
     pub(crate) commit: &'a str,
     pub(crate) file: &'a RemoteFile,
     pub(crate) folder: &'a Path,
+    pub(crate) lock: &'a Arc<Lock>,
 }
 
 impl Fetch<'_> {
@@ -61,16 +63,16 @@ impl Fetch<'_> {
     async fn attempt(&self, had: &mut u64, told: &mut dyn Told) -> Result<(), HubError> {
         let file_name = self.file.file_name();
         let part_path = self.folder.join(format!("{file_name}.part"));
-        let bytes_max = self.file.bytes;
-        let mut part = blocking(move || Part::open(&part_path, bytes_max, &mut |_| {})).await?;
+        let (remote, lock) = (self.file.clone(), Arc::clone(self.lock));
+        let open = move || Part::open(&part_path, remote, lock, &mut |_| {});
+        let mut part = blocking(open).await?;
         *had = part.bytes();
         told.bytes(*had);
         if part.bytes() < self.file.bytes {
             part = self.receive(part, had, told).await?;
         }
-        let (file, sha256) = (self.file.path.clone(), self.file.sha256.clone());
         let target = self.folder.join(file_name);
-        blocking(move || part.finish(&file, sha256.as_deref(), &target)).await
+        blocking(move || part.finish(&target)).await
     }
 
     async fn receive(

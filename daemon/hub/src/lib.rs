@@ -33,5 +33,5 @@ pub use listing::RemoteFile;
 pub use manifest::{MANIFEST, Manifest, PulledFile};
 pub use name::{Name, NameError};
 pub use patience::Patience;
-pub use place::PARTIAL;
+pub use place::{Lock, PARTIAL};
 pub use pull::{Pull, PullEvent, Pulled, REVISION_DEFAULT};

@@ -30,7 +30,7 @@ pub struct RemoteFile {
     pub bytes: u64,
     /// SHA-256 in hexadecimal digits, which the hub knows of large files.
     pub sha256: Option<String>,
-    /// Git's hash of small ones; only to tell whether a file has changed.
+    /// Git's hash of it, or of the pointer to it where there is a SHA-256.
     pub blob: Option<String>,
 }
 
@@ -39,6 +39,12 @@ impl RemoteFile {
     #[must_use]
     pub fn file_name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or(&self.path)
+    }
+
+    /// The hash that git has for its bytes, where that is all there is.
+    pub(crate) fn git_hash(&self) -> Option<&str> {
+        let blob = self.blob.as_deref().filter(|_| self.sha256.is_none())?;
+        (blob.len() == 40 && is_hex(blob)).then_some(blob)
     }
 
     /// Whether it lies in no folder.

@@ -4,7 +4,7 @@ use std::{fs::File, io::Read as _, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{HubError, RemoteFile, part::failed};
+use crate::{HubError, Name, NameError, RemoteFile, part::failed};
 
 /// Name of the file that holds it.
 pub const MANIFEST: &str = ".sluice.json";
@@ -62,6 +62,17 @@ impl Manifest {
         std::fs::write(&temporary, text)
             .and_then(|()| std::fs::rename(&temporary, &path))
             .map_err(|cause| failed("write", &path, cause))
+    }
+
+    /// The model's name, with its label.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub fn name(&self) -> Result<Name, NameError> {
+        match &self.label {
+            Some(label) => format!("{}:{label}", self.repository).parse(),
+            None => self.repository.parse(),
+        }
     }
 
     /// Bytes of all files.

@@ -5,12 +5,14 @@ use std::{
     io::{self, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use rustix::fs::OFlags;
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-use crate::HubError;
+use crate::{HubError, RemoteFile, place::Lock};
 
 /// Read at once when what is there already is hashed.
 const PIECE_BYTES: usize = 1 << 20;
@@ -18,18 +20,57 @@ const PIECE_BYTES: usize = 1 << 20;
 /// A file that is not whole.
 pub(crate) struct Part {
     path: PathBuf,
+    remote: RemoteFile,
     file: File,
-    hash: Sha256,
+    hash: Hash,
     bytes: u64,
+    /// Held to the end of the last write, even if nobody waits for that any more.
+    _lock: Arc<Lock>,
+}
+
+/// What the hub tells of a file's bytes.
+enum Hash {
+    /// Of large files, and where it tells nothing.
+    Sha256(Sha256),
+    /// Of those that lie in git itself: its name for them.
+    Git(Sha1),
+}
+
+impl Hash {
+    fn of(remote: &RemoteFile) -> Self {
+        match remote.git_hash() {
+            Some(_) => {
+                let head = format!("blob {}\0", remote.bytes);
+                Self::Git(Sha1::new_with_prefix(head))
+            }
+            None => Self::Sha256(Sha256::new()),
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Sha256(hash) => hash.update(bytes),
+            Self::Git(hash) => hash.update(bytes),
+        }
+    }
+
+    fn end(self) -> String {
+        match self {
+            Self::Sha256(hash) => hex(&hash.finalize()),
+            Self::Git(hash) => hex(&hash.finalize()),
+        }
+    }
 }
 
 impl Part {
-    /// Opens what there is, and hashes it; of more than `bytes_max` nothing can be right, so it starts anew.
+    /// Opens what there is, and hashes it; of more than was promised nothing can be right, so it starts anew.
     pub(crate) fn open(
         path: &Path,
-        bytes_max: u64,
+        remote: RemoteFile,
+        lock: Arc<Lock>,
         heard: &mut dyn FnMut(u64),
     ) -> Result<Self, HubError> {
+        let bytes_max = remote.bytes;
         let file = OpenOptions::new()
             .read(true)
             .append(true)
@@ -41,8 +82,10 @@ impl Part {
         let mut part = Self {
             path: path.to_owned(),
             file,
-            hash: Sha256::new(),
+            hash: Hash::of(&remote),
+            remote,
             bytes: 0,
+            _lock: lock,
         };
         let is_likely = part
             .file
@@ -82,7 +125,7 @@ impl Part {
         self.file
             .set_len(0)
             .map_err(|cause| failed("empty", &self.path, cause))?;
-        self.hash = Sha256::new();
+        self.hash = Hash::of(&self.remote);
         self.bytes = 0;
         Ok(())
     }
@@ -98,17 +141,14 @@ impl Part {
     }
 
     /// Checks the hash, if one was promised, and gives the file its name.
-    pub(crate) fn finish(
-        self,
-        file: &str,
-        sha256: Option<&str>,
-        target: &Path,
-    ) -> Result<(), HubError> {
-        let found = hex(&self.hash.finalize());
-        if let Some(expected) = sha256.filter(|expected| *expected != found) {
+    pub(crate) fn finish(self, target: &Path) -> Result<(), HubError> {
+        let found = self.hash.end();
+        let promised = self.remote.sha256.as_deref();
+        let promised = promised.or_else(|| self.remote.git_hash());
+        if let Some(expected) = promised.filter(|expected| !expected.eq_ignore_ascii_case(&found)) {
             remove(&self.path)?;
             return Err(HubError::WrongHash {
-                file: file.to_owned(),
+                file: self.remote.path.clone(),
                 found,
                 expected: expected.to_owned(),
             });
@@ -146,18 +186,32 @@ mod tests {
 
     const ABC: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
+    fn remote(sha256: Option<&str>, blob: Option<&str>) -> RemoteFile {
+        RemoteFile {
+            path: "x".to_owned(),
+            bytes: 3,
+            sha256: sha256.map(str::to_owned),
+            blob: blob.map(str::to_owned),
+        }
+    }
+
+    fn open(path: &Path, remote: RemoteFile) -> Result<Part, HubError> {
+        let lock = Lock::of(&path.with_extension("lock"), "x")?;
+        Part::open(path, remote, Arc::new(lock), &mut |_| {})
+    }
+
     #[test]
     fn what_was_written_before_counts() {
         let folder = tempfile::tempdir().unwrap();
         let (path, target) = (folder.path().join("x.part"), folder.path().join("x"));
-        Part::open(&path, 3, &mut |_| {})
+        open(&path, remote(Some(ABC), None))
             .unwrap()
             .write(b"ab")
             .unwrap();
-        let mut again = Part::open(&path, 3, &mut |_| {}).unwrap();
+        let mut again = open(&path, remote(Some(ABC), None)).unwrap();
         assert_eq!(again.bytes(), 2);
         again.write(b"c").unwrap();
-        again.finish("x", Some(ABC), &target).unwrap();
+        again.finish(&target).unwrap();
         assert_eq!(std::fs::read(target).unwrap(), b"abc");
         assert!(!path.exists());
     }
@@ -166,11 +220,47 @@ mod tests {
     fn a_wrong_file_is_deleted_and_said_to_be() {
         let folder = tempfile::tempdir().unwrap();
         let (path, target) = (folder.path().join("x.part"), folder.path().join("x"));
-        let mut part = Part::open(&path, 3, &mut |_| {}).unwrap();
+        let mut part = open(&path, remote(Some(ABC), None)).unwrap();
         part.write(b"abd").unwrap();
-        let error = part.finish("x", Some(ABC), &target).unwrap_err();
+        let error = part.finish(&target).unwrap_err();
         assert!(error.to_string().contains(ABC), "{error}");
         assert!(!path.exists() && !target.exists());
+    }
+
+    #[test]
+    fn a_file_without_a_sha256_has_the_name_that_git_gave_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, target) = (folder.path().join("x.part"), folder.path().join("x"));
+        // `printf abc | git hash-object --stdin`
+        const GIT: &str = "f2ba8f84ab5c1bce84a7b441cb1959cfc7093b7f";
+        for (blob, is_right) in [
+            (GIT, true),
+            (&GIT.replace('f', "e"), false),
+            ("other", true),
+        ] {
+            for pieces in [&["abc"][..], &["a", "bc"]] {
+                for piece in pieces {
+                    let mut part = open(&path, remote(None, Some(blob))).unwrap();
+                    part.write(piece.as_bytes()).unwrap();
+                }
+                let part = open(&path, remote(None, Some(blob))).unwrap();
+                assert_eq!(part.finish(&target).is_ok(), is_right, "{blob}");
+            }
+        }
+        // That of a large file is of its pointer.
+        let mut part = open(&path, remote(Some(ABC), Some(&"0".repeat(40)))).unwrap();
+        part.write(b"abc").unwrap();
+        part.finish(&target).unwrap();
+    }
+
+    #[test]
+    fn what_is_written_still_keeps_the_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let part = open(&folder.path().join("x.part"), remote(None, None)).unwrap();
+        let lock = || Lock::of(&folder.path().join("x.lock"), "x");
+        assert!(matches!(lock(), Err(HubError::Locked { .. })));
+        drop(part);
+        assert!(lock().is_ok());
     }
 
     #[test]
@@ -178,11 +268,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.part");
         std::fs::write(&path, b"abcdef").unwrap();
-        assert_eq!(Part::open(&path, 3, &mut |_| {}).unwrap().bytes(), 0);
+        assert_eq!(open(&path, remote(Some(ABC), None)).unwrap().bytes(), 0);
         let (link, elsewhere) = (folder.path().join("l.part"), folder.path().join("precious"));
         std::fs::write(&elsewhere, b"abcdef").unwrap();
         std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
-        assert!(Part::open(&link, 3, &mut |_| {}).is_err());
+        assert!(open(&link, remote(None, None)).is_err());
         assert_eq!(std::fs::read(elsewhere).unwrap(), b"abcdef");
     }
 }

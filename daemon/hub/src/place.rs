@@ -2,7 +2,9 @@
 
 use std::{
     fs::{self, File, TryLockError},
+    io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use rustix::fs::{CWD, RenameFlags, renameat_with, statvfs};
@@ -21,31 +23,45 @@ const MARGIN_BYTES: u64 = 64 << 20;
 pub(crate) struct Place {
     pub(crate) target: PathBuf,
     pub(crate) partial: PathBuf,
-    /// Nobody else downloads the same while this lives; the system gives it back when the process dies.
-    _lock: File,
+    pub(crate) lock: Arc<Lock>,
+}
+
+/// Nobody else downloads or removes the same while this lives; the system gives it back when the process dies.
+#[derive(Debug)]
+pub struct Lock(#[expect(dead_code, reason = "held, not read")] File);
+
+impl Lock {
+    /// That of a model in the folder of models.
+    ///
+    /// # Errors
+    /// When somebody has it, or it can't be had.
+    pub fn take(models: &Path, name: &Name) -> Result<Self, HubError> {
+        let partials = models.join(PARTIAL);
+        make_folder(&partials)?;
+        let path = partials.join(format!("{}.lock", key(name)));
+        Self::of(&path, &name.to_string())
+    }
+
+    pub(crate) fn of(path: &Path, name: &str) -> Result<Self, HubError> {
+        let lock = File::options().create(true).append(true).open(path);
+        let lock = lock.map_err(|cause| failed("open", path, cause))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self(lock)),
+            Err(TryLockError::WouldBlock) => Err(HubError::Locked {
+                name: name.to_owned(),
+            }),
+            Err(TryLockError::Error(cause)) => Err(failed("lock", path, cause)),
+        }
+    }
 }
 
 impl Place {
     pub(crate) fn open(models: &Path, name: &Name) -> Result<Self, HubError> {
-        let partials = models.join(PARTIAL);
-        make_folder(&partials)?;
-        let key = name.to_string().replacen('/', "--", 1);
-        let path = partials.join(format!("{key}.lock"));
-        let lock = File::options().create(true).append(true).open(&path);
-        let lock = lock.map_err(|cause| failed("open", &path, cause))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(HubError::Locked {
-                    name: name.to_string(),
-                });
-            }
-            Err(TryLockError::Error(cause)) => return Err(failed("lock", &path, cause)),
-        }
+        let lock = Lock::take(models, name)?;
         Ok(Self {
             target: models.join(name.folder()),
-            partial: partials.join(key),
-            _lock: lock,
+            partial: models.join(PARTIAL).join(key(name)),
+            lock: Arc::new(lock),
         })
     }
 
@@ -154,19 +170,51 @@ impl Place {
             let exchanged =
                 renameat_with(CWD, &self.partial, CWD, &self.target, RenameFlags::EXCHANGE);
             if exchanged.is_err() {
-                // Not every file system can: for a moment there is neither, and the next pull would mend it.
-                let aside = self.partial.with_extension("old");
-                fs::rename(&self.target, &aside).map_err(renamed)?;
-                fs::rename(&self.partial, &self.target).map_err(renamed)?;
-                fs::rename(&aside, &self.partial).map_err(renamed)?;
+                // Not every file system can.
+                self.exchange_by_turns()?;
             }
             sync(parent)?;
             // What it replaced was pulled too; who has it open keeps it.
-            return fs::remove_dir_all(&self.partial)
-                .map_err(|cause| failed("remove", &self.partial, cause));
+            return remove_folder(&self.partial);
         }
         fs::rename(&self.partial, &self.target).map_err(renamed)?;
-        sync(parent)
+        sync(parent)?;
+        // Of an exchange that was cut short.
+        remove_folder(&self.aside())
+    }
+
+    /// Lets the new folder and the old one change places, in three steps: for a moment there is neither, and the next pull
+    /// would mend it.
+    fn exchange_by_turns(&self) -> Result<(), HubError> {
+        let renamed = |cause| failed("rename", &self.partial, cause);
+        let aside = self.aside();
+        remove_folder(&aside)?;
+        fs::rename(&self.target, &aside).map_err(renamed)?;
+        if let Err(cause) = fs::rename(&self.partial, &self.target) {
+            // What was there is better than nothing.
+            fs::rename(&aside, &self.target).map_err(renamed)?;
+            return Err(renamed(cause));
+        }
+        fs::rename(&aside, &self.partial).map_err(renamed)
+    }
+
+    /// Where an old folder lies while the new one takes its place. No model is called so: `~` is in no name.
+    fn aside(&self) -> PathBuf {
+        let mut path = self.partial.clone().into_os_string();
+        path.push("~old");
+        path.into()
+    }
+}
+
+/// A model's name as one of a file.
+fn key(name: &Name) -> String {
+    name.to_string().replacen('/', "--", 1)
+}
+
+fn remove_folder(path: &Path) -> Result<(), HubError> {
+    match fs::remove_dir_all(path) {
+        Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(failed("remove", path, cause)),
+        _ => Ok(()),
     }
 }
 
@@ -178,4 +226,54 @@ fn make_folder(path: &Path) -> Result<(), HubError> {
 fn sync(folder: &Path) -> Result<(), HubError> {
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|cause| failed("write", folder, cause))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(models: &Path, name: &str) -> Place {
+        Place::open(models, &name.parse().unwrap()).unwrap()
+    }
+
+    fn put(folder: &Path, text: &str) {
+        fs::create_dir_all(folder).unwrap();
+        fs::write(folder.join("x"), text).unwrap();
+    }
+
+    fn text(folder: &Path) -> String {
+        fs::read_to_string(folder.join("x")).unwrap()
+    }
+
+    #[test]
+    fn folders_change_places_by_turns_and_meet_no_other_model() {
+        let models = tempfile::tempdir().unwrap();
+        let place = |name| place(models.path(), name);
+        // Were the last part replaced, the two would have one place aside, which may be a third's own.
+        let (first, second, third) = (place("o/m-1.5"), place("o/m-1.6"), place("o/m-1.old"));
+        assert_ne!(first.aside(), second.aside());
+        put(&third.partial, "third");
+        // Left over from an exchange that was cut short.
+        put(&first.aside(), "older");
+        put(&first.target, "old");
+        put(&first.partial, "new");
+        first.exchange_by_turns().unwrap();
+        assert_eq!(
+            (text(&first.target), text(&first.partial)),
+            ("new".into(), "old".into())
+        );
+        assert_eq!(text(&third.partial), "third");
+        assert!(!first.aside().exists());
+    }
+
+    #[test]
+    fn what_an_exchange_left_goes_with_the_next_pull() {
+        let models = tempfile::tempdir().unwrap();
+        let place = place(models.path(), "o/m");
+        put(&place.aside(), "old");
+        put(&place.partial, "new");
+        place.put().unwrap();
+        assert_eq!(text(&place.target), "new");
+        assert!(!place.aside().exists());
+    }
 }

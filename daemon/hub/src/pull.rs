@@ -131,6 +131,7 @@ impl Pull {
                     commit: &listing.commit,
                     file: &file.remote,
                     folder: &place.partial,
+                    lock: &place.lock,
                 };
                 fetch.run(&mut telling).await?;
             }

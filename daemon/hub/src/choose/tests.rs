@@ -105,7 +105,13 @@ fn one_of_several_gguf_files_is_named_by_its_format_or_its_name() {
         chosen(&all, "a/b", Some("b-q8_0.gguf")).unwrap().0,
         "a/b:Q8_0"
     );
-    assert_eq!(chosen(&all, "a/b:BF16", None).unwrap().1.len(), 3);
+    for error in [
+        chosen(&all, "a/b:BF16", None),
+        chosen(&["b-00001-of-00002.gguf"], "a/b", None),
+    ] {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("split into 2 parts"), "{error}");
+    }
     let error = chosen(&all, "a/b", None).unwrap_err().to_string();
     assert!(
         error.contains("BF16 (20 B), Q4_K_M (10 B), Q8_0"),

@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 /// The commit that every revision means, until a test moves it.
@@ -200,6 +201,13 @@ impl Drop for Hub {
     }
 }
 
+/// What git calls a file of these bytes.
+pub fn git_hash(bytes: &[u8]) -> String {
+    let hash = Sha1::new_with_prefix(format!("blob {}\0", bytes.len())).chain_update(bytes);
+    let hash = hash.finalize();
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes)
         .iter()
@@ -316,11 +324,8 @@ fn find(state: &State, path: &str) -> Option<Vec<u8>> {
                 let lfs = served.sha256.as_ref().map_or_else(String::new, |hash| {
                     format!(r#","lfs":{{"sha256":"{hash}","size":{size},"pointerSize":134}}"#)
                 });
-                let blob = sha256(&served.bytes);
-                format!(
-                    r#"{{"rfilename":"{path}","size":{size},"blobId":"{}"{lfs}}}"#,
-                    &blob[..40]
-                )
+                let blob = git_hash(&served.bytes);
+                format!(r#"{{"rfilename":"{path}","size":{size},"blobId":"{blob}"{lfs}}}"#)
             })
             .collect();
         let text = format!(
