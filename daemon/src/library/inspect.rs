@@ -1,11 +1,12 @@
 //! What a checkpoint is, from its small files and headers; nothing is loaded.
 
-use std::path::Path;
+use std::{collections::BTreeMap, ffi::OsStr, path::Path};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use sluice_engine::{
     EngineError, Settings,
+    checkpoint::Checkpoint,
     engine::Outline,
     plan::{Machine, Workload},
 };
@@ -13,7 +14,7 @@ use sluice_hub::Manifest;
 use sluice_proto::v1;
 use sluice_shared::{level::Level, units};
 
-use super::facts::{self, small_text};
+use super::facts::{self, Group, small_text};
 use crate::models::ModelName;
 
 /// Largest tokenizer that is looked into.
@@ -65,9 +66,29 @@ pub(crate) fn inspect(
         model: Some(wire),
         ..Default::default()
     };
+    let gguf = path.filter(|path| is_gguf(path)).map(|path| {
+        // What is wrong with it, the levels say.
+        let checkpoint = Checkpoint::open(&model.source()).ok();
+        (path, checkpoint)
+    });
     if let Some(folder) = folder {
-        answer.facts = facts_of(folder);
-        answer.tensors = facts::groups(folder)
+        let groups = match &gguf {
+            Some((file, checkpoint)) => {
+                answer.facts = facts_of_gguf(file, folder, checkpoint.as_ref());
+                checkpoint.as_ref().map(groups_of).unwrap_or_default()
+            }
+            None => {
+                answer.facts = facts_of(folder);
+                facts::groups(folder)
+            }
+        };
+        if let (Some(_), Some(wire)) = (&gguf, &mut answer.model) {
+            let family = answer.facts.iter().find(|fact| fact.name == "family");
+            wire.family = family.map(|fact| fact.value.clone()).unwrap_or_default();
+            let parameters: u64 = groups.values().map(|group| group.parameters).sum();
+            wire.parameters = (parameters > 0).then_some(parameters);
+        }
+        answer.tensors = groups
             .into_iter()
             .map(|(format, group)| v1::TensorGroup {
                 format,
@@ -112,40 +133,114 @@ fn levels(
         .collect()
 }
 
-fn facts_of(folder: &Path) -> Vec<v1::Fact> {
-    let mut facts = Vec::new();
-    let mut add = |name: &str, value: String| {
+#[derive(Default)]
+struct Facts(Vec<v1::Fact>);
+
+impl Facts {
+    /// What is not known is left out.
+    fn add(&mut self, name: &str, value: String) {
         if !value.is_empty() {
-            facts.push(v1::Fact {
+            self.0.push(v1::Fact {
                 name: name.to_owned(),
                 value,
             });
         }
-    };
-    if let Some(config) = facts::config(folder) {
-        add("family", facts::text(&config, "model_type"));
+    }
+
+    fn add_config(&mut self, config: &Map<String, Value>) {
+        self.add("family", facts::text(config, "model_type"));
         let architectures = config.get("architectures").and_then(|value| value.get(0));
         let architecture = architectures.and_then(Value::as_str).unwrap_or_default();
-        add("architecture", architecture.chars().take(100).collect());
+        self.add("architecture", architecture.chars().take(100).collect());
         for (name, keys) in FIGURES {
-            let found = keys.iter().find_map(|key| figure(&config, key));
-            add(name, found.unwrap_or_default());
+            let found = keys.iter().find_map(|key| figure(config, key));
+            self.add(name, found.unwrap_or_default());
         }
     }
-    add("tokenizer", tokenizer(folder));
-    add("chat template", chat_template(folder));
-    add("licence", licence(folder));
-    if let Some(manifest) = Manifest::read(folder) {
-        add(
+
+    fn add_manifest(&mut self, manifest: &Manifest) {
+        self.add(
             "hub",
             format!("{}/{}", manifest.endpoint, manifest.repository),
         );
-        add(
+        self.add(
             "revision",
             format!("{} ({})", manifest.revision, manifest.commit),
         );
     }
-    facts
+}
+
+fn facts_of(folder: &Path) -> Vec<v1::Fact> {
+    let mut facts = Facts::default();
+    if let Some(config) = facts::config(folder) {
+        facts.add_config(&config);
+    }
+    facts.add("tokenizer", tokenizer(folder));
+    facts.add("chat template", chat_template(folder));
+    facts.add("licence", licence(folder));
+    if let Some(manifest) = Manifest::read(folder) {
+        facts.add_manifest(&manifest);
+    }
+    facts.0
+}
+
+fn is_gguf(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|extension| extension == "gguf")
+}
+
+/// What a file says of itself, and the files that were brought with it. Others beside it are other models'.
+fn facts_of_gguf(file: &Path, folder: &Path, checkpoint: Option<&Checkpoint>) -> Vec<v1::Fact> {
+    let mut facts = Facts::default();
+    if let Some(checkpoint) = checkpoint {
+        if let Ok(config) = checkpoint.config() {
+            facts.add_config(&config);
+        }
+        let files = checkpoint.tokenizer();
+        facts.add(
+            "tokenizer",
+            match &files {
+                Ok(Some(files)) => kind_of(&files.tokenizer),
+                Ok(None) => "none".to_owned(),
+                Err(error) => format!("can't be read: {error}"),
+            },
+        );
+        let files = files.ok().flatten();
+        let config = files.as_ref().and_then(|files| files.config.as_deref());
+        let has_template = files.as_ref().is_some_and(|files| files.template.is_some())
+            || config.is_some_and(names_template);
+        let template = if has_template { "there" } else { "none" };
+        facts.add("chat template", template.to_owned());
+    }
+    let manifest = Manifest::read(folder).filter(|manifest| {
+        let name = file.file_name().and_then(OsStr::to_str);
+        manifest
+            .files
+            .iter()
+            .any(|file| Some(&file.name[..]) == name)
+    });
+    if let Some(manifest) = manifest {
+        facts.add("licence", licence(folder));
+        facts.add_manifest(&manifest);
+    }
+    facts.0
+}
+
+/// All tensors by the name of their format.
+fn groups_of(checkpoint: &Checkpoint) -> BTreeMap<String, Group> {
+    let mut groups: BTreeMap<String, Group> = BTreeMap::new();
+    for (tensor, bytes) in checkpoint.tensors() {
+        let name = match &tensor.format {
+            Ok(format) => format.name().to_owned(),
+            Err(name) => name.clone(),
+        };
+        let group = groups.entry(name).or_default();
+        let sizes = tensor.shape.iter().map(|size| *size as u64);
+        group.tensors += 1;
+        group.parameters += sizes.fold(1, u64::saturating_mul);
+        group.bytes += bytes;
+    }
+    groups
 }
 
 fn figure(config: &Map<String, Value>, key: &str) -> Option<String> {
@@ -167,7 +262,11 @@ fn tokenizer(folder: &Path) -> String {
     let Some(text) = small_text(&folder.join("tokenizer.json"), TOKENIZER_BYTES_MAX) else {
         return "none".to_owned();
     };
-    match serde_json::from_str::<Tokenizer>(&text) {
+    kind_of(text.as_bytes())
+}
+
+fn kind_of(tokenizer: &[u8]) -> String {
+    match serde_json::from_slice::<Tokenizer>(tokenizer) {
         Ok(tokenizer) => tokenizer.model.kind.unwrap_or_else(|| "there".to_owned()),
         Err(error) => format!("can't be read: {error}"),
     }
@@ -179,16 +278,21 @@ fn chat_template(folder: &Path) -> String {
         .find(|name| folder.join(name).is_file());
     let in_config = || {
         let text = small_text(&folder.join("tokenizer_config.json"), TEXT_BYTES_MAX)?;
-        let config: Map<String, Value> = serde_json::from_str(&text).ok()?;
-        config
-            .get("chat_template")
-            .filter(|value| !value.is_null())?;
-        Some("tokenizer_config.json")
+        names_template(text.as_bytes()).then_some("tokenizer_config.json")
     };
     match in_file.or_else(in_config) {
         Some(file) => format!("in {file}"),
         None => "none".to_owned(),
     }
+}
+
+/// Whether a tokenizer's configuration has a template.
+fn names_template(config: &[u8]) -> bool {
+    let config: Option<Map<String, Value>> = serde_json::from_slice(config).ok();
+    let template = config
+        .as_ref()
+        .and_then(|config| config.get("chat_template"));
+    template.is_some_and(|value| !value.is_null())
 }
 
 /// The licence that a model card names in its first lines.
@@ -217,6 +321,75 @@ fn licence_of(card: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A file with the sizes of a small model and its embedding alone.
+    fn gguf() -> Vec<u8> {
+        let mut bytes = b"GGUF".to_vec();
+        let text = |bytes: &mut Vec<u8>, text: &str| {
+            bytes.extend((text.len() as u64).to_le_bytes());
+            bytes.extend(text.as_bytes());
+        };
+        let sizes = [
+            ("embedding_length", 8_u32),
+            ("block_count", 3),
+            ("attention.head_count", 2),
+            ("feed_forward_length", 16),
+            ("context_length", 64),
+        ];
+        bytes.extend(3_u32.to_le_bytes());
+        bytes.extend(1_u64.to_le_bytes());
+        bytes.extend((sizes.len() as u64 + 2).to_le_bytes());
+        text(&mut bytes, "general.architecture");
+        bytes.extend(8_u32.to_le_bytes());
+        text(&mut bytes, "llama");
+        text(&mut bytes, "llama.attention.layer_norm_rms_epsilon");
+        bytes.extend(6_u32.to_le_bytes());
+        bytes.extend(1e-5_f32.to_le_bytes());
+        for (key, size) in sizes {
+            text(&mut bytes, &format!("llama.{key}"));
+            bytes.extend(4_u32.to_le_bytes());
+            bytes.extend(size.to_le_bytes());
+        }
+        text(&mut bytes, "token_embd.weight");
+        bytes.extend(2_u32.to_le_bytes());
+        bytes.extend(8_u64.to_le_bytes());
+        bytes.extend(4_u64.to_le_bytes());
+        bytes.extend(0_u32.to_le_bytes());
+        bytes.extend(0_u64.to_le_bytes());
+        bytes.resize(bytes.len().next_multiple_of(32) + 8 * 4 * 4, 0);
+        bytes
+    }
+
+    #[test]
+    fn a_gguf_file_is_described_by_itself_and_not_by_its_neighbours() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("m-F32.gguf");
+        std::fs::write(&file, gguf()).unwrap();
+        let config = br#"{"model_type":"llada","n_layers":9}"#;
+        std::fs::write(folder.path().join("config.json"), config).unwrap();
+        let card = "---\nlicense: mit\n---\n";
+        std::fs::write(folder.path().join("README.md"), card).unwrap();
+        let answer = inspect(
+            &ModelName::at(&file),
+            v1::Model::default(),
+            Err(EngineError::NoModel),
+            Settings::default(),
+            0,
+        );
+        let fact = |name: &str| {
+            let found = answer.facts.iter().find(|fact| fact.name == name);
+            found.map(|fact| fact.value.as_str())
+        };
+        assert_eq!((fact("family"), fact("layers")), (Some("llama"), Some("3")));
+        assert_eq!((fact("tokenizer"), fact("licence")), (Some("none"), None));
+        let model = answer.model.as_ref().unwrap();
+        assert_eq!(
+            (model.family.as_str(), model.parameters),
+            ("llama", Some(32))
+        );
+        let groups: Vec<_> = answer.tensors.iter().map(|group| group.bytes).collect();
+        assert_eq!(groups, [128]);
+    }
 
     #[test]
     fn the_licence_is_read_from_the_head_of_a_card() {

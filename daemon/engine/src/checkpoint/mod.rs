@@ -111,6 +111,11 @@ impl Checkpoint {
         self.tensors.get(name)
     }
 
+    /// All tensors, in the order of their names, each with its bytes.
+    pub fn tensors(&self) -> impl Iterator<Item = (&TensorEntry, u64)> {
+        self.tensors.values().map(|entry| (entry, entry.bytes))
+    }
+
     /// What the file calls the tensor of this name, for messages.
     pub(crate) fn name_in_file(&self, name: &str) -> String {
         match &self.gguf {
