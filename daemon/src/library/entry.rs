@@ -36,8 +36,6 @@ pub struct Entry {
     pub file_format: &'static str,
     /// As its files say; may be empty.
     pub family: String,
-    /// As its headers say.
-    pub parameters: Option<u64>,
     /// The hub's commit; empty where it is not known.
     pub commit: String,
 }
@@ -128,7 +126,6 @@ fn of_model_folder(folder: &Path, name: &str) -> Vec<Entry> {
         disk_bytes: facts.disk_bytes,
         file_format: facts.file_format,
         family: facts.family,
-        parameters: facts.parameters,
         commit: match &manifest {
             Some(manifest) if is_pulled => manifest.commit.clone(),
             _ => String::new(),
@@ -195,7 +192,6 @@ fn partial(folder: &Path) -> Vec<Entry> {
             is_partial: true,
             file_format: "",
             family: String::new(),
-            parameters: None,
             commit: manifest.commit,
         })
     });

@@ -17,12 +17,14 @@ const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Files of one model that are looked at.
 const FILES_MAX: usize = 2048;
 
-/// What a list shows.
+/// The format of weights in a folder.
+pub(super) const SAFETENSORS: &str = "safetensors";
+
+/// What a list shows, without a look into headers.
 pub(super) struct Facts {
     pub(super) disk_bytes: u64,
     pub(super) file_format: &'static str,
     pub(super) family: String,
-    pub(super) parameters: Option<u64>,
 }
 
 /// Weights of one storage format.
@@ -42,13 +44,10 @@ impl Facts {
             return None;
         }
         let sizes = files.iter().filter_map(|file| fs::metadata(file).ok());
-        let groups = groups(folder);
-        let parameters: u64 = groups.values().map(|group| group.parameters).sum();
         Some(Self {
             disk_bytes: sizes.map(|facts| facts.len()).sum(),
-            file_format: "safetensors",
+            file_format: SAFETENSORS,
             family: text(&config, "model_type"),
-            parameters: (parameters > 0).then_some(parameters),
         })
     }
 
@@ -58,7 +57,6 @@ impl Facts {
             disk_bytes: fs::metadata(file).map_or(0, |facts| facts.len()),
             file_format: "gguf",
             family: String::new(),
-            parameters: None,
         }
     }
 }

@@ -12,9 +12,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use sluice_hub::{Access, Manifest, PARTIAL};
+use sluice_hub::{Access, Lock, Manifest, PARTIAL};
 use sluice_proto::v1;
 
+use self::facts::SAFETENSORS;
 pub(crate) use self::inspect::inspect;
 pub use self::{
     entry::{Entry, Origin},
@@ -147,13 +148,19 @@ impl Library {
             path: entry.folder.clone(),
             cause,
         };
+        let manifest = Manifest::read(&entry.folder)
+            .filter(|_| entry.is_partial || entry.origin == Origin::Pulled);
+        let name = manifest.as_ref().and_then(|manifest| manifest.name().ok());
+        // No download, be it another daemon's, puts in what goes out here.
+        let lock = match (self.folder.as_ref(), name) {
+            (Some(folder), Some(name)) => Some(Lock::take(folder, &name)?),
+            _ => None,
+        };
         if entry.is_partial {
             fs::remove_dir_all(&entry.folder).map_err(failed)?;
             return Ok(entry.disk_bytes);
         }
-        let Some(manifest) =
-            Manifest::read(&entry.folder).filter(|_| entry.origin == Origin::Pulled)
-        else {
+        let Some(manifest) = manifest else {
             return Err(Failure::NotOurs {
                 model: entry.name.clone(),
                 folder: entry.folder.clone(),
@@ -179,6 +186,7 @@ impl Library {
         {
             self.set_default(&ModelName::embedded())?;
         }
+        drop(lock);
         Ok(manifest.bytes())
     }
 
@@ -208,10 +216,12 @@ impl Entry {
         }
     }
 
-    /// Whether what lies at a path, by whatever links that leads there, is this model or a file of it.
+    /// Whether what lies at a path, by whatever links that leads there, is this model or a file of it. A folder may be
+    /// loaded for the GGUF file in it.
     #[must_use]
     pub fn holds(&self, path: &Path) -> bool {
-        real(path).starts_with(real(&self.path))
+        let path = real(path);
+        path.starts_with(real(&self.path)) || path == real(&self.folder)
     }
 
     /// As the wire has a model that is not loaded.
@@ -231,13 +241,24 @@ impl Entry {
         model
     }
 
+    /// As its headers say, which are read for that. A GGUF file is not looked into: its header has all of its vocabulary.
+    #[must_use]
+    pub fn parameters(&self) -> Option<u64> {
+        let groups = match self.file_format {
+            SAFETENSORS => facts::groups(&self.path),
+            _ => return None,
+        };
+        let parameters: u64 = groups.values().map(|group| group.parameters).sum();
+        (parameters > 0).then_some(parameters)
+    }
+
     /// Adds what the disk knows to what is known of a model.
     pub fn describe(&self, model: &mut v1::Model) {
         model.origin = self.origin.to_wire().into();
         model.disk_bytes = self.disk_bytes;
         model.file_format = self.file_format.to_owned();
         model.family = self.family.clone();
-        model.parameters = self.parameters;
+        model.parameters = self.parameters();
         model.commit = self.commit.clone();
     }
 }

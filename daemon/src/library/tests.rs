@@ -63,7 +63,7 @@ fn models_are_found_by_name_whatever_else_lies_about() {
     assert_eq!(found.path, models.join("o/g/g-Q8_0.gguf"));
     assert_eq!((found.file_format, found.disk_bytes), ("gguf", 4));
     let found = library.find("o/m").unwrap();
-    assert_eq!((found.family.as_str(), found.parameters), ("llada", None));
+    assert_eq!((found.family.as_str(), found.parameters()), ("llada", None));
     assert!(
         matches!(library.find("o/g"), Err(Failure::UnknownModel { alike, .. }) if alike.len() == 2)
     );
@@ -87,6 +87,14 @@ fn removing_takes_what_was_brought_and_nothing_else() {
         &manifest(&["config.json", "model.safetensors"]),
     );
     put(&model, "notes.txt", b"mine");
+    let lock = Lock::take(folder.path(), &"o/m".parse().unwrap()).unwrap();
+    let removed = library.remove("o/m");
+    assert!(
+        matches!(removed, Err(Failure::Hub(_))),
+        "a download of it is under way"
+    );
+    assert!(model.join("config.json").exists());
+    drop(lock);
     assert_eq!(library.remove("o/m").unwrap(), 4);
     assert_eq!(fs::read(model.join("notes.txt")).unwrap(), b"mine");
     assert!(!model.join("config.json").exists());
@@ -140,6 +148,9 @@ fn a_model_is_known_by_whatever_path_leads_to_it() {
     std::os::unix::fs::symlink(models.join("o/m"), &link).unwrap();
     let library = library(&models);
     assert_eq!(library.at(&link), library.model("o/m").unwrap());
+    let gguf = models.join("o/q:Q8_0");
+    put(&gguf, "q-Q8_0.gguf", b"GGUF");
+    assert!(library.holds_any("o/q:Q8_0", &[gguf]));
     let file = models.join("o/m/model.safetensors");
     for path in [link, file, models.join("o/../o/m")] {
         let paths = [PathBuf::from("/nowhere"), path];
