@@ -80,8 +80,8 @@ fn keys_are_refused_by_their_names_in_the_file() {
             "FILE: llada.attention.key_length gives heads of 2048; heads have even size and at most 1024 numbers",
         ),
         (
-            refusal(|file| file.tensor("blk.1.attn_q.weight").shape = vec![136, 32]),
-            "FILE: llada.attention.head_count gives heads of 16, which the 136 rows of tensor blk.1.attn_q.weight are not \
+            refusal(|file| file.tensor("blk.1.attn_q.weight").shape = vec![56, 64]),
+            "FILE: llada.attention.head_count gives heads of 16, which the 56 rows of tensor blk.1.attn_q.weight are not \
              shared out in",
         ),
         (
