@@ -13,7 +13,7 @@ use crate::{
     },
     error::EngineError,
     model::transformer::Interrupt,
-    ops::{Candidate, KvCache, LogitsRow, cache_format},
+    ops::{Candidate, KvCache, LogitsRow, cache_format, computed_format},
     plan::{Storage, Workload},
     request::Generate,
     residency::{Part, Residency},
@@ -187,6 +187,11 @@ impl<'a> Causal<'a> {
 impl Predictor for Causal<'_> {
     fn known(&self) -> usize {
         self.cache.len()
+    }
+
+    fn keeps_precision(&self) -> bool {
+        let profile = self.served.worker.ops.device().profile();
+        self.cache.shape().format == computed_format(&profile)
     }
 
     fn rows_max(&self) -> usize {
