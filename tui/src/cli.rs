@@ -157,7 +157,7 @@ pub struct Sampling {
     /// Causal models: divide logits of tokens that stand before by this
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f64>,
-    /// Causal models: end the text where this would begin; may be given more than once
+    /// Causal models: end the text where this would begin, or at the special token of this name; may be given more than once
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
 }

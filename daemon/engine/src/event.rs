@@ -16,6 +16,8 @@ pub enum Event {
     Started {
         /// Blocks of the canvas.
         blocks: usize,
+        /// What is kept of earlier positions, if anything is, has all the precision that it was computed with.
+        keeps_precision: bool,
     },
     /// A pass is done; a full picture of the open block.
     Pass(PassReport),

@@ -130,7 +130,13 @@ struct Generation {
 impl Generation {
     fn take(&mut self, event: Event) {
         match event {
-            Event::Started { blocks } => self.start(blocks),
+            Event::Started {
+                blocks,
+                keeps_precision,
+            } => {
+                self.started.exact &= keeps_precision;
+                self.start(blocks);
+            }
             Event::Pass(report) => self.pass(&report),
             Event::BlockDone {
                 block,
@@ -227,7 +233,7 @@ impl Generation {
             elapsed_ms: generated.elapsed.as_secs_f64() * 1000.0,
             peak_device_bytes: generated.peak_device_bytes,
             exact: self.started.exact && generated.is_lossless,
-            ..self.done_so_far()
+            ..self.done_so_far(generated.finish)
         };
         self.home.end_with(state, Kind::Done(done).into());
     }
@@ -240,17 +246,21 @@ impl Generation {
         let done = v1::Done {
             finish_reason: v1::FinishReason::Cancelled.into(),
             tokens: tokens.unwrap_or_default(),
-            ..self.done_so_far()
+            ..self.done_so_far(Finish::Cancelled)
         };
         self.home
             .end_with(v1::RequestState::Cancelled, Kind::Done(done).into());
     }
 
-    fn done_so_far(&self) -> v1::Done {
+    fn done_so_far(&self, finish: Finish) -> v1::Done {
         let has_text = self.serving.loaded.text.is_some();
+        let bytes = match finish {
+            Finish::Length | Finish::Cancelled => self.stable.text.whole(),
+            Finish::Eos | Finish::Stop => self.stable.text.all(),
+        };
         v1::Done {
             request_id: self.home.id(),
-            text: has_text.then(|| String::from_utf8_lossy(self.stable.text.all()).into_owned()),
+            text: has_text.then(|| String::from_utf8_lossy(bytes).into_owned()),
             text_tokens: self.stable.tokens as u32,
             seed: self.started.seed,
             exact: self.started.exact,

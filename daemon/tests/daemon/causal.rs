@@ -32,6 +32,7 @@ async fn the_reference_tokens_come_out_one_by_one() {
         let events = generate(&daemon, request).await.unwrap();
         let done = done(&events);
         assert_eq!(done.tokens, answer, "{}", case["name"]);
+        assert!(done.exact);
         assert_eq!(done.finish_reason(), v1::FinishReason::Length);
         let blocks = events
             .iter()
@@ -83,6 +84,28 @@ async fn text_grows_in_whole_characters_and_ends_before_a_stop() {
         let Kind::Pass(pass) = event else { continue };
         let shown = String::from_utf8_lossy(&pass.stable_text);
         assert!(stopped.text.as_ref().unwrap().starts_with(&*shown));
+    }
+}
+
+#[tokio::test]
+async fn keys_and_values_that_are_rounded_make_no_exact_answer() {
+    for (kv, is_exact) in [("auto", false), ("q8_0", false), ("f32", true)] {
+        let folder = checkpoints::fixture("llama-tiny");
+        let daemon = Daemon::with_model(&folder, &["--kv", kv]).await;
+        let events = generate(&daemon, tokens(&[1, 2, 3], 4)).await.unwrap();
+        let told: Vec<_> = (events.iter())
+            .filter_map(|event| match event {
+                Kind::Started(started) => Some(started.exact),
+                Kind::Pass(pass) => Some(pass.exact),
+                Kind::Done(done) => Some(done.exact),
+                _ => None,
+            })
+            .collect();
+        assert!(told.len() > 2);
+        assert!(
+            told.iter().all(|&exact| exact == is_exact),
+            "{kv}: {told:?}"
+        );
     }
 }
 

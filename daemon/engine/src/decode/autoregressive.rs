@@ -28,6 +28,9 @@ pub trait Predictor {
     /// Tokens of the sequence that it knows already.
     fn known(&self) -> usize;
 
+    /// Whether it keeps what it knows as precisely as it was computed.
+    fn keeps_precision(&self) -> bool;
+
     /// Tokens that go through the layers together, at most.
     fn rows_max(&self) -> usize;
 
@@ -70,6 +73,7 @@ pub fn generate(
     let length = request.canvas.len();
     emit(Event::Started {
         blocks: length.div_ceil(request.block_length),
+        keeps_precision: predictor.keeps_precision(),
     });
     let mut seen = request.prompt.clone();
     seen.sort_unstable();
@@ -82,6 +86,7 @@ pub fn generate(
         started: Instant::now(),
         seen,
         visible: Visible::new(&request.stops),
+        special_stops: special_stops(&request.stops, text),
         answer: Vec::new(),
         positions: Vec::new(),
         passes: 0,
@@ -103,6 +108,16 @@ pub fn generate(
     })
 }
 
+/// Ids of the special tokens that a stop string names.
+fn special_stops(stops: &[Vec<u8>], text: Option<&Text>) -> Vec<u32> {
+    let id = |stop: &Vec<u8>| {
+        let (text, stop) = (text?, std::str::from_utf8(stop).ok()?);
+        let id = text.token_id(stop)?;
+        text.piece(id).is_empty().then_some(id)
+    };
+    stops.iter().filter_map(id).collect()
+}
+
 struct Run<'a> {
     request: &'a Generate,
     text: Option<&'a Text>,
@@ -112,6 +127,8 @@ struct Run<'a> {
     /// Ids of prompt and answer, rising and without repetition.
     seen: Vec<u32>,
     visible: Visible,
+    /// Special tokens that are stop strings: they have no text in which they would be found.
+    special_stops: Vec<u32>,
     answer: Vec<u32>,
     /// The open block's, up to the last token.
     positions: Vec<Position>,
@@ -207,7 +224,7 @@ impl Run<'_> {
         if let Some(text) = self.text {
             self.visible.push(text.piece(token));
         }
-        if self.visible.has_stopped() {
+        if self.visible.has_stopped() || self.special_stops.contains(&token) {
             return Some(Finish::Stop);
         }
         (self.answer.len() == self.request.canvas.len()).then_some(Finish::Length)

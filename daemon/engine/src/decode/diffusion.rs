@@ -38,6 +38,7 @@ pub fn generate(
     let mut run = Run::new(request, denoiser);
     emit(Event::Started {
         blocks: run.blocks.len(),
+        keeps_precision: true,
     });
     let finish = run.blocks_in_turn(emit)?;
     Ok(Generated {

@@ -35,7 +35,10 @@ pub fn score(
     emit: &mut dyn FnMut(Event),
 ) -> Result<Outcome, EngineError> {
     let started = Instant::now();
-    emit(Event::Started { blocks: 1 });
+    emit(Event::Started {
+        blocks: 1,
+        keeps_precision: true,
+    });
     let mut estimates = Vec::with_capacity(request.draws);
     for draw in 0..request.draws {
         match estimate(request, draw, denoiser) {

@@ -58,6 +58,12 @@ impl Visible {
         &self.text[..self.shown]
     }
 
+    /// Everything but a character whose rest didn't come before the text was cut.
+    #[must_use]
+    pub fn whole(&self) -> &[u8] {
+        &self.text[..self.text.len() - unfinished(&self.text)]
+    }
+
     /// Everything, once nothing more comes.
     #[must_use]
     pub fn all(&self) -> &[u8] {
@@ -150,6 +156,17 @@ mod tests {
         );
         text.push(b"nothing");
         assert_eq!(text.all(), b"hello\nUsual ");
+    }
+
+    #[test]
+    fn a_text_that_is_cut_has_whole_characters() {
+        let mut text = visible(&["END"]);
+        text.push("a€ EN".as_bytes());
+        assert_eq!(text.whole(), "a€ EN".as_bytes());
+        text.push(&"€".as_bytes()[..2]);
+        assert_eq!(text.whole(), "a€ EN".as_bytes());
+        text.push(&"€".as_bytes()[2..]);
+        assert_eq!(text.whole(), "a€ EN€".as_bytes());
     }
 
     #[test]

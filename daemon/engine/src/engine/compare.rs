@@ -71,7 +71,10 @@ impl Worker {
         emit: &mut dyn FnMut(Event),
     ) -> Result<Compared, Interrupt> {
         let started = Instant::now();
-        emit(Event::Started { blocks: 1 });
+        emit(Event::Started {
+            blocks: 1,
+            keeps_precision: true,
+        });
         let current = self.current_mut()?;
         let samples = compare::samples(request, current.vocabulary.mask);
         let level = request.level.unwrap_or(before.level);

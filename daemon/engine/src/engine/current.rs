@@ -88,12 +88,26 @@ impl Planner {
         workload: Workload,
         mlp_rows: usize,
     ) -> Result<Plan, EngineError> {
+        self.plan_beside(choices, budget_bytes, workload, mlp_rows, 0)
+    }
+
+    /// The same, where keys and values of so many bytes are held, however new ones will be kept.
+    fn plan_beside(
+        &self,
+        choices: Choices,
+        budget_bytes: u64,
+        workload: Workload,
+        mlp_rows: usize,
+        held_bytes: u64,
+    ) -> Result<Plan, EngineError> {
+        let mut working = self.rehearsal.working(&workload, mlp_rows, choices.kv)?;
+        working.cache_bytes = working.cache_bytes.max(held_bytes);
         Ok(Plan::new(&Question {
             shape: &self.config.shape,
             sources: &self.sources,
             choices,
             budget_bytes,
-            working: self.rehearsal.working(&workload, mlp_rows, choices.kv)?,
+            working,
             workload,
             machine: &self.machine,
         })?)
@@ -126,6 +140,8 @@ pub(super) struct Current {
     pub(super) serving_kv: Option<Kv>,
     /// Keys and values of requests before, the latest last.
     pub(super) kept: Vec<Kept>,
+    /// The plan in force has room for keys and values that were kept otherwise than those of requests to come.
+    pub(super) holds_others: bool,
     /// The plan in force is for a wider request than the usual one, and nothing is gained by another.
     pub(super) stays_wide: bool,
     /// Rows that go through an MLP together: fewer when memory ran short.
@@ -137,6 +153,42 @@ impl Current {
     pub(super) fn working(&self, workload: &Workload) -> Result<Working, EngineError> {
         let kv = self.serving_kv.unwrap_or_default();
         self.planner.rehearsal.working(workload, self.mlp_rows, kv)
+    }
+
+    /// A plan that has room for what the running request holds.
+    pub(super) fn plan(
+        &self,
+        choices: Choices,
+        budget_bytes: u64,
+        workload: Workload,
+    ) -> Result<Plan, EngineError> {
+        self.plan_with(choices, budget_bytes, workload, MLP_ROWS)
+    }
+
+    /// The same, with fewer rows at once in an MLP.
+    pub(super) fn plan_with(
+        &self,
+        choices: Choices,
+        budget_bytes: u64,
+        workload: Workload,
+        mlp_rows: usize,
+    ) -> Result<Plan, EngineError> {
+        let planner = &self.planner;
+        planner.plan_beside(
+            choices,
+            budget_bytes,
+            workload,
+            mlp_rows,
+            self.held_bytes()?,
+        )
+    }
+
+    /// Bytes of the keys and values of the running request.
+    pub(super) fn held_bytes(&self) -> Result<u64, EngineError> {
+        match &self.serving {
+            Some(serving) => Ok(self.working(serving)?.cache_bytes),
+            None => Ok(0),
+        }
     }
 
     pub(super) fn set_mlp_rows(&mut self, rows: usize) {

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use sluice_shared::level::Kv;
 
-use super::{serve::Served, worker::Worker};
+use super::{load::Loading, serve::Served, worker::Worker};
 use crate::{
     decode::{
         Denoiser, Vocabulary, WeightsState,
@@ -13,10 +13,10 @@ use crate::{
     },
     error::EngineError,
     model::transformer::Interrupt,
-    ops::{Candidate, KvCache, LogitsRow, cache_format},
+    ops::{Candidate, KvCache, LogitsRow, cache_format, computed_format},
     plan::{Storage, Workload},
     request::Generate,
-    residency::Part,
+    residency::{Part, Residency},
 };
 
 /// Requests whose keys and values are kept after they ended, at most.
@@ -38,11 +38,48 @@ pub(super) struct Causal<'a> {
     tokens: Vec<u32>,
     cache: KvCache,
     row: LogitsRow,
-    /// How the weights are stored; empty once they were changed meanwhile.
+    watch: Watch,
+}
+
+/// Watches the weights that keys and values are computed with.
+struct Watch {
+    /// How they are stored; empty once they were changed meanwhile.
     storages: Vec<Storage>,
     /// Of the weights, when they were last looked at.
     epoch: u64,
     notices: Vec<String>,
+}
+
+impl Watch {
+    fn new(weights: &Residency) -> Self {
+        Self {
+            storages: weights.storages(),
+            epoch: weights.epoch(),
+            notices: Vec::new(),
+        }
+    }
+
+    /// Looks at the weights before a pass that goes on from so many positions. Keys and values of weights that are stored
+    /// otherwise by now stay as they are: the user is told, and they are good for this request alone.
+    fn look(&mut self, weights: &Residency, positions: usize) {
+        let epoch = weights.epoch();
+        if epoch == self.epoch {
+            return;
+        }
+        self.epoch = epoch;
+        let storages = weights.storages();
+        if self.storages.is_empty() || storages == self.storages {
+            return;
+        }
+        if positions == 0 {
+            self.storages = storages;
+            return;
+        }
+        self.storages.clear();
+        self.notices.push(format!(
+            "weights changed: the first {positions} positions stay as they were read before"
+        ));
+    }
 }
 
 impl<'a> Causal<'a> {
@@ -64,11 +101,8 @@ impl<'a> Causal<'a> {
             }
         };
         served.worker.reuse(prompt, &mut cache)?;
-        let weights = &served.worker.current_mut()?.weights;
         Ok(Self {
-            storages: weights.storages(),
-            epoch: weights.epoch(),
-            notices: Vec::new(),
+            watch: Watch::new(&served.worker.current_mut()?.weights),
             tokens: prompt[..cache.len()].to_vec(),
             served,
             cache,
@@ -77,40 +111,24 @@ impl<'a> Causal<'a> {
     }
 
     /// What is to be kept of it; nothing where weights changed meanwhile.
-    pub(super) fn finish(mut self) -> Option<Kept> {
-        self.look_at_weights();
+    pub(super) fn finish(self) -> Option<Kept> {
         let Self {
+            served,
             mut tokens,
             cache,
-            storages,
+            mut watch,
             ..
         } = self;
+        // After a pass that failed, they may be others.
+        let current = served.worker.current.as_ref()?;
+        watch.look(&current.weights, cache.len());
+        let storages = watch.storages;
         tokens.truncate(cache.len());
         (!storages.is_empty()).then_some(Kept {
             tokens,
             cache,
             storages,
         })
-    }
-
-    /// Keys and values of weights that are stored otherwise by now stay as they are: the user is told, and they are good
-    /// for this request alone.
-    fn look_at_weights(&mut self) {
-        let Some(current) = &self.served.worker.current else {
-            return;
-        };
-        let epoch = current.weights.epoch();
-        if epoch == self.epoch {
-            return;
-        }
-        self.epoch = epoch;
-        if !self.storages.is_empty() && current.weights.storages() != self.storages {
-            self.storages.clear();
-            self.notices.push(format!(
-                "weights changed: the first {} positions stay as they were read before",
-                self.cache.len()
-            ));
-        }
     }
 
     /// A pass over the next tokens; `choose` picks what follows the last of them, if that is asked.
@@ -121,12 +139,17 @@ impl<'a> Causal<'a> {
     ) -> Result<Option<Candidate>, Interrupt> {
         self.tokens.extend_from_slice(tokens);
         let Self {
-            served, cache, row, ..
+            served,
+            cache,
+            row,
+            watch,
+            ..
         } = self;
         let cancel = served.cancel;
         let end = cache.len() + tokens.len();
-        let result = served.run(tokens.len(), &mut |ops, current| {
+        served.run(tokens.len(), &mut |ops, current| {
             let (model, weights) = (&current.model, &current.weights);
+            watch.look(weights, cache.len());
             // Where memory ran short, fewer go through the layers at once, from where it stopped on.
             let extend = |cache: &mut KvCache| {
                 let rest = &tokens[tokens.len() - (end - cache.len())..];
@@ -157,15 +180,18 @@ impl<'a> Causal<'a> {
                 cache.take_back(1);
             }
             Ok(Some(chosen?))
-        });
-        self.look_at_weights();
-        result
+        })
     }
 }
 
 impl Predictor for Causal<'_> {
     fn known(&self) -> usize {
         self.cache.len()
+    }
+
+    fn keeps_precision(&self) -> bool {
+        let profile = self.served.worker.ops.device().profile();
+        self.cache.shape().format == computed_format(&profile)
     }
 
     fn rows_max(&self) -> usize {
@@ -196,7 +222,7 @@ impl Predictor for Causal<'_> {
 
     fn take_notices(&mut self) -> Vec<String> {
         let mut notices = self.served.take_notices();
-        notices.append(&mut self.notices);
+        notices.append(&mut self.watch.notices);
         notices
     }
 }
@@ -260,6 +286,11 @@ impl Worker {
     /// Keeps what a request leaves, where there is room for it beside all that the plan may take.
     pub(super) fn keep(&mut self, left: Kept) {
         let (_, budget) = self.aim();
+        // Room that was found for another model is that model's, though it has not all been taken yet.
+        let is_promised = |loading: &Loading| loading.limit_bytes().is_some();
+        if self.loading.as_ref().is_some_and(is_promised) {
+            return;
+        }
         let Some(current) = &mut self.current else {
             return;
         };

@@ -117,7 +117,7 @@ impl<'a> Served<'a> {
             for level in [choices.level, Level::Standard] {
                 let is_same = level == Level::Standard;
                 let choices = Choices { level, ..choices };
-                let planned = current.planner.plan_with(choices, budget, workload, rows);
+                let planned = current.plan_with(choices, budget, workload, rows);
                 match planned {
                     Ok(plan) => {
                         if rows < current.mlp_rows {
@@ -307,10 +307,12 @@ impl Worker {
         )
     }
 
-    /// Whether the plan in force makes room for a wider request than the usual one, and none runs.
+    /// Whether the plan in force makes room for more than the usual request takes, and none runs.
     pub(super) fn may_narrow(&self) -> bool {
-        let is_wide =
-            |current: &Current| !current.stays_wide && current.plan.workload != current.workload();
+        let is_wide = |current: &Current| {
+            !current.stays_wide
+                && (current.holds_others || current.plan.workload != current.workload())
+        };
         self.loading.is_none() && self.current.as_ref().is_some_and(is_wide)
     }
 
@@ -323,6 +325,7 @@ impl Worker {
             return;
         };
         current.stays_wide = true;
+        current.holds_others = false;
         let budget = budget.min(current.plan.budget_bytes);
         let planned = current
             .planner

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use sluice_shared::level::Choices;
+use sluice_shared::level::{Choices, Kv};
 
 use self::steps::Steps;
 use super::{
@@ -91,7 +91,6 @@ impl Worker {
         };
         let budget = self.shared.state.budget_bytes(&settings);
         let planned = current
-            .planner
             .plan(settings.choices(), budget, current.workload())
             .and_then(|plan| {
                 plan.check_loadable()?;
@@ -172,28 +171,33 @@ impl Worker {
             return Ok(());
         };
         let stands = current.as_it_stands();
-        let Some(switch) = &mut current.switch else {
+        let Some(switch) = &current.switch else {
             return Ok(());
         };
-        // A wider request may have come while weights were converted.
+        // A wider request may have come while weights were converted, or one that keeps more for each position.
         let workload = match current.serving {
             Some(serving) => switch.target.workload.widest(&serving),
             None => switch.target.workload,
         };
-        if let Some((settings, _)) = &switch.asked
-            && workload != switch.target.workload
-        {
-            let Plan {
-                level,
-                budget_bytes,
-                ..
-            } = *switch.target;
-            let choices = Choices {
-                level,
-                ..settings.choices()
-            };
-            switch.target = Arc::new(current.planner.plan(choices, budget_bytes, workload)?);
-        }
+        let held_bytes = current.held_bytes()?;
+        let target = match &switch.asked {
+            Some((settings, _))
+                if workload != switch.target.workload
+                    || held_bytes > switch.target.working.cache_bytes =>
+            {
+                let choices = Choices {
+                    level: switch.target.level,
+                    ..settings.choices()
+                };
+                let budget_bytes = switch.target.budget_bytes;
+                Arc::new(current.plan(choices, budget_bytes, workload)?)
+            }
+            _ => Arc::clone(&switch.target),
+        };
+        let Some(switch) = &mut current.switch else {
+            return Ok(());
+        };
+        switch.target = target;
         switch.stage = Stage::Stepping(Steps::new(transition(&stands, &switch.target)));
         // Steps reckon with what plans take, and with nothing beside.
         current.kept.clear();
@@ -320,6 +324,10 @@ impl Worker {
         };
         current.plan = Arc::clone(&switch.target);
         current.stays_wide = false;
+        let settings = self.shared.state.settings();
+        let asked = switch.asked.as_ref().map_or(settings, |(asked, _)| *asked);
+        let is_other = |serving: Kv| current.plan.working.cache.is_some() && serving != asked.kv;
+        current.holds_others = current.serving_kv.is_some_and(is_other);
         current.switch = switch.postponed.map(|postponed| *postponed);
         self.start_measuring();
         if let Some((settings, _)) = &switch.asked {
@@ -357,9 +365,7 @@ impl Worker {
         let Some(current) = self.current.as_ref().filter(|_| was_asked) else {
             return;
         };
-        let back = current
-            .planner
-            .plan(settings.choices(), budget, current.workload());
+        let back = current.plan(settings.choices(), budget, current.workload());
         // When even that can't be had, the weights stay as they are: mixed, and whole.
         if let Ok(plan) = back
             && self.start_switch(Arc::new(plan), None).is_err()

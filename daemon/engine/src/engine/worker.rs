@@ -141,6 +141,7 @@ impl Worker {
             serving: None,
             serving_kv: None,
             kept: Vec::new(),
+            holds_others: false,
             stays_wide: false,
             mlp_rows: MLP_ROWS,
         });

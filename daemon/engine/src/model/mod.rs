@@ -14,6 +14,8 @@ pub const WIDTH_MAX: usize = 1 << 16;
 pub const END_TOKENS_MAX: usize = sluice_cuda::HEAD_TOKENS;
 /// Longest context: a thread's scratch then holds one query's scores several times over.
 pub const CONTEXT_MAX: usize = 1 << 18;
+/// Most numbers in a head: a thread's scratch then holds a tile of keys beside one query's scores.
+pub const HEAD_DIM_MAX: usize = 1 << 10;
 
 /// What is known of a loaded model.
 #[derive(Debug, Clone, PartialEq)]

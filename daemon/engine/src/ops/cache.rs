@@ -294,6 +294,15 @@ pub fn cache_format(kv: Kv, profile: &Profile) -> Result<Format, PlanError> {
     }
 }
 
+/// The format that keys and values are computed in.
+#[must_use]
+pub fn computed_format(profile: &Profile) -> Format {
+    match &profile.card {
+        Some(card) => format_of(card.number),
+        None => Format::F32,
+    }
+}
+
 /// The format that numbers of a card are.
 fn format_of(number: Number) -> Format {
     match number {

@@ -20,7 +20,7 @@ use self::{activation::Pool, cpu::Cpu, gpu::Card};
 pub use self::{
     activation::{Activation, Indices},
     attention::{AttentionRange, AttentionShape, AttentionTasks, KeySegment},
-    cache::{CacheShape, CausalTasks, KvCache, cache_format},
+    cache::{CacheShape, CausalTasks, KvCache, cache_format, computed_format},
     compare::{Comparison, Divergence},
     head::{Candidate, Choice, HeadReduction, HeadRow, Ranking},
     logits::LogitsRow,

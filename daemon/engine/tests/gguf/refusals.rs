@@ -76,6 +76,15 @@ fn keys_are_refused_by_their_names_in_the_file() {
             "FILE: llada.rope.dimension_count is 8; only all 16 numbers of a head are supported",
         ),
         (
+            refusal(|file| file.set("llada.attention.key_length", Value::U32(2048))),
+            "FILE: llada.attention.key_length gives heads of 2048; heads have even size and at most 1024 numbers",
+        ),
+        (
+            refusal(|file| file.tensor("blk.1.attn_q.weight").shape = vec![56, 64]),
+            "FILE: llada.attention.head_count gives heads of 16, which the 56 rows of tensor blk.1.attn_q.weight are not \
+             shared out in",
+        ),
+        (
             refusal(|file| file.set("general.alignment", Value::U32(3))),
             "FILE: general.alignment is 3, not a power of two up to 1048576",
         ),

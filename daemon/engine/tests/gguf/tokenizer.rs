@@ -278,6 +278,17 @@ fn an_unfit_tokenizer_is_refused_by_its_key() {
     }
     let found = refusal(sentence_piece(), |file| file.unset("tokenizer.ggml.scores"));
     assert_eq!(found, "scores is missing");
+    // Each of them can be put together of all shorter ones.
+    let nested = refusal(sentence_piece(), |file| {
+        let tokens = (1..=200).map(|len| "a".repeat(len)).collect();
+        file.set("tokenizer.ggml.tokens", Value::Texts(tokens));
+        file.set("tokenizer.ggml.token_type", Value::I32s(vec![1; 200]));
+        file.set("tokenizer.ggml.scores", Value::F32s(vec![0.0; 200]));
+    });
+    assert_eq!(
+        nested,
+        "tokens has tokens that can be put together in more than 3200 ways"
+    );
     let twice = refusal(sentence_piece(), |file| {
         file.set(
             "tokenizer.ggml.tokens",

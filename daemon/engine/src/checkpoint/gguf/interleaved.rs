@@ -6,10 +6,7 @@ use std::ops::Range;
 
 use super::super::CheckpointError;
 
-/// Rows of the longest head: one at a time is put in order beside the memory it goes to.
-pub(super) const HEAD_ROWS_MAX: u64 = 1024;
-
-/// The heads of a tensor whose halves are stored in turn.
+/// The heads of a tensor whose halves are stored in turn. One at a time is put in order beside the memory it goes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) struct Interleaved {
     /// Rows of a head, an even number.

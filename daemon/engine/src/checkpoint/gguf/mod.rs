@@ -22,11 +22,11 @@ pub(super) use self::interleaved::Interleaved;
 use self::{
     cursor::{Cursor, Source},
     dialect::Dialect,
-    interleaved::HEAD_ROWS_MAX,
     metadata::Metadata,
     tensor::Tensor,
 };
 use super::{CheckpointError, TensorEntry, file::CheckpointFile};
+use crate::model::HEAD_DIM_MAX;
 
 /// What such files begin with.
 const MAGIC: [u8; 4] = *b"GGUF";
@@ -204,18 +204,28 @@ impl Gguf {
             return Ok(None);
         }
         let rows = tensor.shape[0] as u64;
-        let head_rows = match self.head_length()? {
-            Some(length) => length,
+        let (key, head_rows) = match self.head_length()? {
+            Some(length) => ("attention.key_length", length),
             None => {
                 let width = self.size("embedding_length")?;
-                width / self.size("attention.head_count")?.max(1)
+                let key = "attention.head_count";
+                (key, width / self.size(key)?.max(1))
             }
         };
-        // Another number of rows is no such tensor, which its check against the configuration will say.
-        let fits = (2..=HEAD_ROWS_MAX).contains(&head_rows)
-            && head_rows.is_multiple_of(2)
-            && rows.is_multiple_of(head_rows);
-        Ok(fits.then_some(Interleaved {
+        // Rows whose order isn't known are never taken as they lie.
+        let problem = |problem: String| Err(self.metadata.problem(&self.dialect.key(key), problem));
+        if head_rows < 2 || head_rows > HEAD_DIM_MAX as u64 || !head_rows.is_multiple_of(2) {
+            return problem(format!(
+                "gives heads of {head_rows}; heads have even size and at most {HEAD_DIM_MAX} numbers"
+            ));
+        }
+        if !rows.is_multiple_of(head_rows) {
+            return problem(format!(
+                "gives heads of {head_rows}, which the {rows} rows of tensor {} are not shared out in",
+                tensor.name
+            ));
+        }
+        Ok(Some(Interleaved {
             head_rows,
             row_bytes: tensor.bytes / rows,
         }))

@@ -41,6 +41,10 @@ impl Predictor for Counting {
         self.known
     }
 
+    fn keeps_precision(&self) -> bool {
+        true
+    }
+
     fn rows_max(&self) -> usize {
         4
     }
@@ -172,6 +176,29 @@ fn an_end_token_ends_the_text_unless_it_is_kept_or_suppressed() {
     let (generated, _) = run(&asked, &mut Counting::new(0));
     assert_eq!(generated.tokens, [7, 8, 0, 0, 1]);
     assert_eq!(generated.finish, Finish::Length);
+}
+
+#[test]
+fn a_special_token_may_be_a_stop() {
+    let tokenizer = br#"{
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "pre_tokenizer": null,
+        "post_processor": null, "decoder": null,
+        "added_tokens": [{
+            "id": 2, "content": "<|next|>", "special": true,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false
+        }],
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false,
+            "vocab": {"a": 0, "b": 1}, "merges": []
+        }
+    }"#;
+    let text = Text::new(tokenizer, None).unwrap();
+    let mut asked = request(10, 7);
+    asked.stops = vec![b"<|next|>".to_vec()];
+    let generated = generate(&asked, Some(&text), &mut Counting::new(0), &mut |_| {}).unwrap();
+    assert_eq!(generated.tokens, [0, 1, 2]);
+    assert_eq!(generated.finish, Finish::Stop);
 }
 
 #[test]

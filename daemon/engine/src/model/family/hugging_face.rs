@@ -21,7 +21,7 @@ use super::{
 use crate::{
     checkpoint::CheckpointError,
     model::{
-        CONTEXT_MAX, WIDTH_MAX,
+        CONTEXT_MAX, HEAD_DIM_MAX, WIDTH_MAX,
         shape::{Naming, Shape},
     },
 };
@@ -126,6 +126,12 @@ fn head_dim(keys: &Keys<'_>, width: usize, heads: usize) -> Result<usize, Checkp
             format!(
                 "gives {heads} heads of {head_dim}; heads have even size and take at most {WIDTH_MAX} together"
             ),
+        ));
+    }
+    if head_dim > HEAD_DIM_MAX {
+        return Err(problem(
+            key,
+            format!("gives heads of {head_dim}; heads have at most {HEAD_DIM_MAX} numbers"),
         ));
     }
     Ok(head_dim)
@@ -297,6 +303,10 @@ mod tests {
         assert_eq!(
             refusal("head_dim", 15.into()),
             "config.json: head_dim gives 4 heads of 15; heads have even size and take at most 65536 together"
+        );
+        assert_eq!(
+            refusal("head_dim", 1026.into()),
+            "config.json: head_dim gives heads of 1026; heads have at most 1024 numbers"
         );
         assert_eq!(
             refusal("max_position_embeddings", 0.into()),

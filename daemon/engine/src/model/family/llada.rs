@@ -14,7 +14,7 @@ use super::{
 use crate::{
     checkpoint::CheckpointError,
     model::{
-        CONTEXT_MAX, WIDTH_MAX,
+        CONTEXT_MAX, HEAD_DIM_MAX, WIDTH_MAX,
         shape::{Naming, Shape},
     },
 };
@@ -46,6 +46,15 @@ pub(super) fn read(
         return Err(problem(
             "n_heads",
             format!("is {heads}, which does not share {width} out in heads of even size"),
+        ));
+    }
+    if width / heads > HEAD_DIM_MAX {
+        return Err(problem(
+            "n_heads",
+            format!(
+                "is {heads}, which gives heads of {}; heads have at most {HEAD_DIM_MAX} numbers",
+                width / heads
+            ),
         ));
     }
     if heads % kv_heads != 0 {
@@ -199,6 +208,14 @@ mod tests {
         assert_eq!(
             refusal("n_heads", 7.into()),
             "config.json: n_heads is 7, which does not share 64 out in heads of even size"
+        );
+        let wide = |config: &mut Value| {
+            config["d_model"] = 2048.into();
+            config["n_heads"] = 1.into();
+        };
+        assert_eq!(
+            read(wide).unwrap_err(),
+            "config.json: n_heads is 1, which gives heads of 2048; heads have at most 1024 numbers"
         );
         assert_eq!(
             refusal("n_kv_heads", 3.into()),

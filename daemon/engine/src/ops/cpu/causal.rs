@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::{Cpu, attention::softmax, scratch::SCRATCH_LEN};
 use crate::{
     format::Format,
+    model::{CONTEXT_MAX, HEAD_DIM_MAX},
     ops::{Activation, AttentionShape, CacheShape, KvCache},
 };
 
@@ -16,6 +17,10 @@ use crate::{
 const TILE_KEYS: usize = 256;
 /// Queries in a task, at most.
 const TILE_QUERIES: usize = 64;
+
+/// Any model that is read has room for a tile and for the scores of a query. Whole blocks are no longer than the longest
+/// head, which is a multiple of each.
+const _: () = assert!(TILE_KEYS * HEAD_DIM_MAX + CONTEXT_MAX <= SCRATCH_LEN);
 
 /// Some query heads of some queries, all of which read one key head.
 struct Task {
@@ -60,7 +65,10 @@ impl Cpu {
         let tile = TILE_KEYS * cache.shape().stored_dim();
         // Scores and a tile share the scratch.
         let scores = (SCRATCH_LEN - tile) / keys;
-        assert!(scores > 0, "{keys} keys");
+        assert!(
+            scores > 0,
+            "contexts and heads are bounded when a model is read"
+        );
         let group = shape.heads / shape.kv_heads;
         let heads_step = group.min(scores);
         let queries_step = (scores / heads_step).min(TILE_QUERIES);

@@ -2,13 +2,15 @@
 
 use super::{
     super::{super::CheckpointError, metadata::Metadata},
-    Vocabulary,
+    TOKENS_KEY, Vocabulary,
 };
 
 const MERGES_KEY: &str = "tokenizer.ggml.merges";
 const SCORES_KEY: &str = "tokenizer.ggml.scores";
 /// Longest token that is put together from others: a vocabulary has longer ones only if its file is made to cost time.
 const TOKEN_BYTES_MAX: usize = 512;
+/// Pairs for each token, at most: published vocabularies have about two, one that is made to cost memory has hundreds.
+const PAIRS_PER_TOKEN_MAX: usize = 16;
 
 /// The pairs that the file lists, each as two tokens with a space between.
 pub(super) fn listed<'a>(
@@ -69,6 +71,7 @@ pub(super) fn by_score<'a>(
             ),
         ));
     }
+    let pairs_max = PAIRS_PER_TOKEN_MAX * vocabulary.tokens.len();
     let mut pairs = Vec::new();
     for (id, score) in scores.floats().enumerate() {
         let token = vocabulary.tokens.get(id).unwrap_or_default();
@@ -80,6 +83,12 @@ pub(super) fn by_score<'a>(
             if vocabulary.id(left).is_some() && vocabulary.id(right).is_some() {
                 pairs.push((score, left, right));
             }
+        }
+        if pairs.len() > pairs_max {
+            return Err(metadata.problem(
+                TOKENS_KEY,
+                format!("has tokens that can be put together in more than {pairs_max} ways"),
+            ));
         }
     }
     pairs.sort_by(|(a, left_a, right_a), (b, left_b, right_b)| {
