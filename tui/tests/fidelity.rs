@@ -37,7 +37,7 @@ level        mean KL  same top   source    level      peak   a pass
 standard    0.001250   98.75 %   1.5000   1.6250  3.00 GiB   620 ms
 moderate    0.001250   98.75 %   1.5000   1.6250  3.00 GiB   620 ms
 aggressive  0.001250   98.75 %   1.5000   1.6250  3.00 GiB   620 ms
-3 samples, 1,234 masked tokens, seed 99; KL and bounds in nats a token, peak and pass as planned
+3 samples, 1,234 tokens, seed 99; KL and bounds in nats a token, peak and pass as planned
 "
     );
     assert_eq!(stderr(&output), "", "no progress without a terminal");
