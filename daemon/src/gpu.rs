@@ -4,13 +4,12 @@
 use std::{
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::mpsc,
 };
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use sluice_engine::{
-    Change, Engine, EngineError, Event, Generate, LoadEvent, Options, Settings, Slot, Work,
+    Change, Engine, EngineError, Generate, Options, Settings,
     check::{Check, Speed, fixture_logits, fixture_tokens, operations, speeds},
     checkpoint::Source,
     device::{self, Gpu as Card, Number},
@@ -22,8 +21,7 @@ use sluice_engine::{
 use sluice_shared::{
     exit,
     level::{Choices, Level},
-    policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking, Sampling},
+    sampling::EosPolicy,
     units,
 };
 
@@ -341,7 +339,9 @@ impl Timing {
             ..Settings::default()
         };
         let begun = std::time::Instant::now();
-        let loaded = load(&engine, model, settings)?;
+        let loaded = engine
+            .load_now(Source::Folder(model.to_owned()), settings)?
+            .id;
         let load_s = begun.elapsed().as_secs_f64();
         let block = 32.min(canvas);
         let workload = Workload {
@@ -350,7 +350,16 @@ impl Timing {
             requests: 1,
         };
         let plan = engine.plan(&Change::default(), workload)?;
-        let times = generate(&engine, loaded, canvas, block, self.passes)?;
+        let prompt = (1..=(canvas - block) as u32).collect();
+        let request = Generate {
+            eos: EosPolicy::Suppress,
+            ..Generate::greedy(loaded, prompt, block)
+        };
+        let reports = engine.passes(request, self.passes)?;
+        let times: Vec<f64> = reports
+            .iter()
+            .map(|report| report.pass_time.as_secs_f64())
+            .collect();
         let (memory, with_model) = (engine.memory(), free());
         let allocations = plan.units.len();
         engine.stop();
@@ -401,66 +410,4 @@ fn speed_json(speed: &Speed) -> Value {
         "operations_per_s": speed.operations / speed.seconds,
         "bytes_per_s": speed.bytes / speed.seconds,
     })
-}
-
-fn load(
-    engine: &Engine,
-    model: &Path,
-    settings: Settings,
-) -> Result<sluice_engine::ModelId, EngineError> {
-    let (send, receive) = mpsc::channel();
-    let report = Box::new(move |event| {
-        if let LoadEvent::Finished(result) = event {
-            drop(send.send(result));
-        }
-    });
-    engine.load(Source::Folder(model.to_owned()), settings, report);
-    let finished = receive.recv().map_err(|_| EngineError::Stopped)?;
-    finished.map(|loaded| loaded.id)
-}
-
-/// Seconds of each of so many passes.
-fn generate(
-    engine: &Engine,
-    model: sluice_engine::ModelId,
-    canvas: usize,
-    block: usize,
-    passes: usize,
-) -> Result<Vec<f64>, EngineError> {
-    let (send, events) = mpsc::channel();
-    let sink = Box::new(move |event| drop(send.send(event)));
-    let prompt = canvas - block;
-    let request = Generate {
-        model,
-        prompt: (1..=prompt as u32).collect(),
-        canvas: vec![Slot::Masked; block],
-        block_length: block,
-        steps: block,
-        temperature: 0.0,
-        guidance: 0.0,
-        remasking: Remasking::LowConfidence,
-        eos: EosPolicy::Suppress,
-        policy: PolicyChoice::default(),
-        sampling: Sampling::default(),
-        stops: Vec::new(),
-        seed: 1,
-    };
-    let ticket = engine.submit(Work::Generate(request), sink)?;
-    let mut times = Vec::new();
-    for event in events {
-        match event {
-            Event::Pass(report) => {
-                times.push(report.pass_time.as_secs_f64());
-                if times.len() == passes {
-                    engine.cancel(ticket);
-                }
-            }
-            Event::Finished(result) => {
-                result?;
-                break;
-            }
-            _ => {}
-        }
-    }
-    Ok(times)
 }

@@ -8,18 +8,14 @@
 //!
 //! llama.cpp's figures beside these: `llama-bench -m FILE -t THREADS -p 512 -n 128`.
 
-use std::{error::Error, path::PathBuf, sync::mpsc, time::Duration};
+use std::{error::Error, path::PathBuf, time::Duration};
 
 use serde_json::json;
 use sluice_engine::{
-    Engine, Event, Generate, LoadEvent, LoadedModel, ModelId, Options, Outcome, Settings, Slot,
-    Work, checkpoint::Source, event::Generated,
+    Engine, Generate, ModelId, Options, Outcome, Settings, Work, checkpoint::Source,
+    event::Generated,
 };
-use sluice_shared::{
-    level::Kv,
-    policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking, Sampling},
-};
+use sluice_shared::{level::Kv, sampling::EosPolicy};
 
 /// Of different kinds: tales, facts, code, lists, numbers, other scripts.
 const TEXTS: [&str; 10] = [
@@ -58,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         threads,
         ..Options::default()
     })?;
-    let model = load(&engine, file, settings)?;
+    let model = engine.load_now(Source::Folder(file), settings)?;
     let text = model.text.as_ref().ok_or("the file has no tokenizer")?;
     for words in TEXTS {
         let ids = text.encode(words)?;
@@ -88,22 +84,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn load(
-    engine: &Engine,
-    file: PathBuf,
-    settings: Settings,
-) -> Result<std::sync::Arc<LoadedModel>, Box<dyn Error>> {
-    let (send, loaded) = mpsc::channel();
-    let report = Box::new(move |event| {
-        if let LoadEvent::Finished(result) = event {
-            // The receiver lives until the load is over.
-            drop(send.send(result));
-        }
-    });
-    engine.load(Source::Folder(file), settings, report);
-    Ok(loaded.recv()??)
-}
-
 fn generate(
     engine: &Engine,
     model: ModelId,
@@ -111,29 +91,11 @@ fn generate(
     tokens: usize,
     eos: EosPolicy,
 ) -> Result<Generated, Box<dyn Error>> {
-    let (send, finished) = mpsc::channel();
-    let sink = Box::new(move |event| {
-        if let Event::Finished(result) = event {
-            drop(send.send(result));
-        }
-    });
     let request = Generate {
-        model,
-        prompt: prompt.to_vec(),
-        canvas: vec![Slot::Masked; tokens],
-        block_length: tokens,
-        steps: tokens,
-        temperature: 0.0,
-        guidance: 0.0,
-        remasking: Remasking::LowConfidence,
         eos,
-        policy: PolicyChoice::default(),
-        sampling: Sampling::default(),
-        stops: Vec::new(),
-        seed: 0,
+        ..Generate::greedy(model, prompt.to_vec(), tokens)
     };
-    engine.submit(Work::Generate(request), sink)?;
-    match finished.recv()?? {
+    match engine.run(Work::Generate(request))? {
         Outcome::Generated(generated) => Ok(generated),
         other => Err(format!("asked to generate, got {other:?}").into()),
     }

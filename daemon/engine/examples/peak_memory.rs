@@ -10,20 +10,15 @@ use std::{
     fs::File,
     io::{BufWriter, Write},
     path::Path,
-    sync::mpsc,
 };
 
 use half::bf16;
 use serde_json::{Map, Value, json};
 use sluice_engine::{
-    Engine, Event, Generate, LoadEvent, ModelId, Options, Outcome, Settings, Slot, Work,
-    checkpoint::Source, ledger::Kind, model::family::ModelConfig, ops::Noise,
+    Engine, Generate, Options, Outcome, Settings, Work, checkpoint::Source, ledger::Kind,
+    model::family::ModelConfig, ops::Noise,
 };
-use sluice_shared::{
-    policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking, Sampling},
-    units,
-};
+use sluice_shared::units;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1).map(|text| text.parse::<usize>());
@@ -38,34 +33,18 @@ fn main() -> Result<(), Box<dyn Error>> {
         queue_max: 1,
         ..Options::default()
     })?;
-    let model = load(&engine, folder.path())?;
+    let source = Source::Folder(folder.path().to_owned());
+    let model = engine.load_now(source, Settings::default())?;
     let weights = engine.memory().used_bytes;
 
-    let (send, receive) = mpsc::channel();
+    let prompt = (0..canvas - block).map(|i| (i * 97 % 126_000) as u32);
     let request = Generate {
-        model,
-        prompt: (0..canvas - block)
-            .map(|i| (i * 97 % 126_000) as u32)
-            .collect(),
-        canvas: vec![Slot::Masked; block],
-        block_length: block,
         steps: passes,
         temperature: 1.0,
-        guidance: 0.0,
-        remasking: Remasking::LowConfidence,
-        eos: EosPolicy::Keep,
-        policy: PolicyChoice::default(),
-        sampling: Sampling::default(),
-        stops: Vec::new(),
         seed: 1,
+        ..Generate::greedy(model.id, prompt.collect(), block)
     };
-    let sink = Box::new(move |event| {
-        if let Event::Finished(result) = event {
-            drop(send.send(result));
-        }
-    });
-    engine.submit(Work::Generate(request), sink)?;
-    let Outcome::Generated(generated) = receive.recv()?? else {
+    let Outcome::Generated(generated) = engine.run(Work::Generate(request))? else {
         unreachable!("nobody cancels")
     };
 
@@ -104,21 +83,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         units::duration_ms(per_pass)
     );
     Ok(())
-}
-
-fn load(engine: &Engine, folder: &Path) -> Result<ModelId, Box<dyn Error>> {
-    let (send, receive) = mpsc::channel();
-    let report = Box::new(move |event| {
-        if let LoadEvent::Finished(result) = event {
-            drop(send.send(result));
-        }
-    });
-    engine.load(
-        Source::Folder(folder.to_owned()),
-        Settings::default(),
-        report,
-    );
-    Ok(receive.recv()??.id)
 }
 
 /// One layer of LLaDA-8B with random bf16 weights; returns the vocabulary.

@@ -4,19 +4,14 @@
 //! cargo run -p sluice-engine --example plan_and_measure -- DIR LEVEL BUDGET [CANVAS] [PASSES] [CACHE_DIR]
 //! ```
 
-use std::{error::Error, fs, path::PathBuf, sync::mpsc};
+use std::{error::Error, fs, path::PathBuf};
 
 use sluice_engine::{
-    Change, Engine, Event, Generate, LoadEvent, Options, Settings, Slot, Work,
+    Change, Engine, Generate, Options, Settings,
     checkpoint::Source,
-    event::PassReport,
     plan::{Plan, Workload},
 };
-use sluice_shared::{
-    policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking, Sampling},
-    units,
-};
+use sluice_shared::{sampling::EosPolicy, units};
 
 const BLOCK: usize = 32;
 
@@ -37,15 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         derivatives,
         ..Options::default()
     })?;
-    let (send, loaded) = mpsc::channel();
-    let report = Box::new(move |event| {
-        if let LoadEvent::Finished(result) = event {
-            // The receiver lives until the load is over.
-            drop(send.send(result));
-        }
-    });
-    engine.load(Source::Folder(folder), settings, report);
-    let model = loaded.recv()??;
+    let model = engine.load_now(Source::Folder(folder), settings)?;
     let workload = Workload {
         canvas,
         block: BLOCK.min(canvas),
@@ -68,7 +55,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     println!("streamed a pass  {}", units::bytes(plan.streamed_bytes()));
 
-    let reports = generate(&engine, model.id, canvas, passes)?;
+    let prompt = canvas / 2;
+    let request = Generate {
+        block_length: BLOCK.min(canvas - prompt),
+        eos: EosPolicy::Suppress,
+        ..Generate::greedy(model.id, (1..=prompt as u32).collect(), canvas - prompt)
+    };
+    let reports = engine.passes(request, passes)?;
     let memory = engine.memory();
     println!(
         "peak   predicted {}  measured {}  ratio {:.4}",
@@ -107,48 +100,4 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("{line}");
     }
     Ok(())
-}
-
-fn generate(
-    engine: &Engine,
-    model: sluice_engine::ModelId,
-    canvas: usize,
-    passes: usize,
-) -> Result<Vec<PassReport>, Box<dyn Error>> {
-    let (send, events) = mpsc::channel();
-    let sink = Box::new(move |event| drop(send.send(event)));
-    let prompt = canvas / 2;
-    let request = Generate {
-        model,
-        prompt: (1..=prompt as u32).collect(),
-        canvas: vec![Slot::Masked; canvas - prompt],
-        block_length: BLOCK.min(canvas - prompt),
-        steps: canvas - prompt,
-        temperature: 0.0,
-        guidance: 0.0,
-        remasking: Remasking::LowConfidence,
-        eos: EosPolicy::Suppress,
-        policy: PolicyChoice::default(),
-        sampling: Sampling::default(),
-        stops: Vec::new(),
-        seed: 1,
-    };
-    let ticket = engine.submit(Work::Generate(request), sink)?;
-    let mut reports = Vec::new();
-    for event in events {
-        match event {
-            Event::Pass(report) => {
-                reports.push(report);
-                if reports.len() == passes {
-                    engine.cancel(ticket);
-                }
-            }
-            Event::Finished(result) => {
-                result?;
-                break;
-            }
-            _ => {}
-        }
-    }
-    Ok(reports)
 }

@@ -57,6 +57,29 @@ pub struct Generate {
     pub seed: u64,
 }
 
+impl Generate {
+    /// `length` positions behind a prompt in one block, the likeliest one of a pass, and an end token like any other: what
+    /// requests that ask for something else differ from.
+    #[must_use]
+    pub fn greedy(model: ModelId, prompt: Vec<u32>, length: usize) -> Self {
+        Self {
+            model,
+            prompt,
+            canvas: vec![Slot::Masked; length],
+            block_length: length,
+            steps: length,
+            temperature: 0.0,
+            guidance: 0.0,
+            remasking: Remasking::default(),
+            eos: EosPolicy::Keep,
+            policy: PolicyChoice::default(),
+            sampling: Sampling::default(),
+            stops: Vec::new(),
+            seed: 0,
+        }
+    }
+}
+
 /// Estimate the log-likelihood of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Score {

@@ -6,21 +6,17 @@ mod apart;
 #[path = "../../cuda/tests/stand_in/mod.rs"]
 mod stand_in;
 
-use std::{path::Path, sync::mpsc};
+use std::path::Path;
 
 use libloading::os::unix::Library;
 use sluice_engine::{
-    Engine, EngineError, Event, Generate, LoadEvent, ModelId, Options, Outcome, Settings, Slot,
-    Work,
+    Engine, EngineError, Generate, ModelId, Options, Outcome, Settings, Work,
     checkpoint::Source,
     device::{self, Choice, Device, DeviceBuffer, Number},
     ledger::{Kind, Ledger},
     ops::Ops,
 };
-use sluice_shared::{
-    policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking, Sampling},
-};
+use sluice_shared::sampling::EosPolicy;
 
 /// How often this process asked the driver for memory of a card.
 fn allocations() -> u64 {
@@ -45,41 +41,18 @@ fn options() -> Options {
 
 fn load(engine: &Engine) -> ModelId {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llada-tiny");
-    let (send, receive) = mpsc::channel();
-    let report = Box::new(move |event| {
-        if let LoadEvent::Finished(result) = event {
-            drop(send.send(result));
-        }
-    });
-    engine.load(Source::Folder(folder), Settings::default(), report);
-    receive.recv().unwrap().unwrap().id
+    let loaded = engine.load_now(Source::Folder(folder), Settings::default());
+    loaded.unwrap().id
 }
 
 /// The passes of a request of so many steps.
 fn generate(engine: &Engine, model: ModelId, steps: usize) -> usize {
     let request = Generate {
-        model,
-        prompt: vec![1, 2, 3],
-        canvas: vec![Slot::Masked; 8],
-        block_length: 8,
         steps,
-        temperature: 0.0,
-        guidance: 0.0,
-        remasking: Remasking::LowConfidence,
         eos: EosPolicy::Suppress,
-        policy: PolicyChoice::default(),
-        sampling: Sampling::default(),
-        stops: Vec::new(),
-        seed: 1,
+        ..Generate::greedy(model, vec![1, 2, 3], 8)
     };
-    let (send, receive) = mpsc::channel();
-    let sink = Box::new(move |event| {
-        if let Event::Finished(result) = event {
-            drop(send.send(result));
-        }
-    });
-    engine.submit(Work::Generate(request), sink).unwrap();
-    match receive.recv().unwrap().unwrap() {
+    match engine.run(Work::Generate(request)).unwrap() {
         Outcome::Generated(generated) => generated.passes,
         other => panic!("asked to generate: {other:?}"),
     }

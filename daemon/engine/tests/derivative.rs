@@ -12,7 +12,7 @@ use std::{
 use rustix::process::{Resource, Rlimit, setrlimit};
 use sluice_engine::{
     ApplyEvent, Change, Engine, EngineError, Event, Generate, LoadEvent, LoadedModel, Options,
-    Outcome, Settings, Slot, Work,
+    Outcome, Settings, Work,
     checkpoint::{
         Source,
         synth::{Element, Synthesis},
@@ -20,11 +20,7 @@ use sluice_engine::{
     model::shape::{Naming, Shape},
     plan::{Plan, Workload},
 };
-use sluice_shared::{
-    level::Level,
-    policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking, Sampling},
-};
+use sluice_shared::{level::Level, sampling::EosPolicy};
 use tempfile::TempDir;
 
 /// Whole blocks of every format, and enough layers that streaming some saves more than its slots take.
@@ -159,32 +155,16 @@ fn request(engine: &Engine, steps: usize) -> Work {
 }
 
 fn request_of(engine: &Engine, length: usize, steps: usize) -> Work {
+    let model = engine.model().unwrap().id;
     Work::Generate(Generate {
-        model: engine.model().unwrap().id,
-        prompt: vec![1, 2, 3],
-        canvas: vec![Slot::Masked; length],
-        block_length: length,
         steps,
-        temperature: 0.0,
-        guidance: 0.0,
-        remasking: Remasking::LowConfidence,
         eos: EosPolicy::Suppress,
-        policy: PolicyChoice::default(),
-        sampling: Sampling::default(),
-        stops: Vec::new(),
-        seed: 1,
+        ..Generate::greedy(model, vec![1, 2, 3], length)
     })
 }
 
 fn tokens(engine: &Engine) -> Vec<u32> {
-    let (send, outcome) = mpsc::channel();
-    let sink = Box::new(move |event| {
-        if let Event::Finished(result) = event {
-            send.send(result.unwrap()).unwrap();
-        }
-    });
-    engine.submit(request(engine, 16), sink).unwrap();
-    match outcome.recv().unwrap() {
+    match engine.run(request(engine, 16)).unwrap() {
         Outcome::Generated(generated) => generated.tokens,
         other => panic!("{other:?}"),
     }
@@ -557,16 +537,7 @@ fn serve_on_a_small_disk(folder: &Path) {
     };
     let engine = Engine::start(options).unwrap();
     let source = || Source::Folder(folder.join("model"));
-    let try_load = |settings| {
-        let (send, result) = mpsc::channel();
-        let report = Box::new(move |event| {
-            if let LoadEvent::Finished(result) = event {
-                send.send(result).unwrap();
-            }
-        });
-        engine.load(source(), settings, report);
-        result.recv().unwrap()
-    };
+    let try_load = |settings| engine.load_now(source(), settings);
     try_load(resident(Level::Standard)).unwrap();
     let expected = tokens(&engine);
     // Only now: the first load measures the device with a file in memory.

@@ -1,21 +1,17 @@
 //! A checkpoint of random weights is a checkpoint like any other: the engine loads it and
 //! computes with it.
 
-use std::sync::{atomic::AtomicBool, mpsc};
+use std::sync::atomic::AtomicBool;
 
 use sluice_engine::{
-    Engine, Event, Generate, LoadEvent, ModelId, Options, Outcome, Settings, Slot, Work,
+    Engine, Generate, ModelId, Options, Outcome, Settings, Work,
     checkpoint::{
         Source,
         synth::{Element, Synthesis},
     },
     model::shape::{Naming, Shape},
 };
-use sluice_shared::{
-    level::Level,
-    policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking, Sampling},
-};
+use sluice_shared::{level::Level, sampling::EosPolicy};
 
 /// With heads that share keys, a MLP whose width is odd, and more than one block of numbers.
 fn shape() -> Shape {
@@ -84,18 +80,12 @@ fn check(shape: &Shape, element: Element) {
     let never = AtomicBool::new(false);
     synthesis.write(&target, &never, &mut |_, _| {}).unwrap();
     for level in [Level::Standard, Level::Moderate, Level::Moderate] {
-        let (send, loaded) = mpsc::channel();
-        let report = Box::new(move |event| {
-            if let LoadEvent::Finished(result) = event {
-                send.send(result).unwrap();
-            }
-        });
         let settings = Settings {
             level,
             ..Settings::default()
         };
-        engine.load(Source::Folder(target.clone()), settings, report);
-        let loaded = loaded.recv().unwrap().unwrap();
+        let source = Source::Folder(target.clone());
+        let loaded = engine.load_now(source, settings).unwrap();
         assert_eq!(loaded.info.parameters, shape.parameters());
         if level == Level::Standard {
             assert_eq!(loaded.info.formats.len(), 1);
@@ -106,30 +96,14 @@ fn check(shape: &Shape, element: Element) {
 }
 
 fn generate(engine: &Engine, model: ModelId, shape: &Shape) {
-    let (send, outcome) = mpsc::channel();
     let request = Generate {
-        model,
-        prompt: vec![1, 2, 3],
-        canvas: vec![Slot::Masked; 16],
         block_length: 8,
         steps: 8,
-        temperature: 0.0,
-        guidance: 0.0,
-        remasking: Remasking::LowConfidence,
         eos: EosPolicy::Suppress,
-        policy: PolicyChoice::default(),
-        sampling: Sampling::default(),
-        stops: Vec::new(),
-        seed: 1,
+        ..Generate::greedy(model, vec![1, 2, 3], 16)
     };
-    let sink = Box::new(move |event| {
-        if let Event::Finished(result) = event {
-            send.send(result).unwrap();
-        }
-    });
-    engine.submit(Work::Generate(request), sink).unwrap();
     // Logits that are no numbers would be an error here.
-    let Outcome::Generated(generated) = outcome.recv().unwrap().unwrap() else {
+    let Outcome::Generated(generated) = engine.run(Work::Generate(request)).unwrap() else {
         unreachable!("nobody cancels")
     };
     assert_eq!(generated.tokens.len(), 16);

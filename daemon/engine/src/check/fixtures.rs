@@ -4,20 +4,16 @@
 use std::{
     fs,
     path::Path,
-    sync::{Arc, atomic::AtomicBool, mpsc},
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use safetensors::SafeTensors;
 use serde_json::Value;
-use sluice_shared::{
-    level::Kv,
-    policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking, Sampling},
-};
+use sluice_shared::{level::Kv, policy::PolicyChoice, sampling::Remasking};
 
 use super::{Check, worse};
 use crate::{
-    Engine, Event, Generate, LoadEvent, ModelId, Options, Outcome, Settings, Slot, Work,
+    Engine, Generate, ModelId, Options, Outcome, Settings, Work,
     checkpoint::{Checkpoint, CheckpointError, Source},
     device::Number,
     error::EngineError,
@@ -228,19 +224,10 @@ fn request_of(case: &Value, model: ModelId) -> Option<Generate> {
     let size = |key: &str| params[key].as_u64().map(|size| size as usize);
     let length = size("gen_length").or_else(|| size("max_new_tokens"))?;
     let plain = Generate {
-        model,
-        prompt: Vec::new(),
-        canvas: vec![Slot::Masked; length],
         block_length: size("block_length").unwrap_or(length),
         steps: size("steps").unwrap_or(length),
-        temperature: 0.0,
         guidance: params["cfg_scale"].as_f64().unwrap_or(0.0),
-        remasking: Remasking::LowConfidence,
-        eos: EosPolicy::Keep,
-        policy: PolicyChoice::default(),
-        sampling: Sampling::default(),
-        stops: Vec::new(),
-        seed: 0,
+        ..Generate::greedy(model, Vec::new(), length)
     };
     match case["algorithm"].as_str() {
         // Dream's has a quota of one a pass, whatever the threshold: the schedule of as many passes as positions.
@@ -314,12 +301,6 @@ fn fast_dllm_policy(params: &Value) -> Option<PolicyChoice> {
 }
 
 fn load(engine: &Engine, folder: &Path) -> Result<ModelId, EngineError> {
-    let (send, receive) = mpsc::channel();
-    let report = Box::new(move |event| {
-        if let LoadEvent::Finished(result) = event {
-            drop(send.send(result));
-        }
-    });
     // The reference's keys and values are not rounded; a card has one way to keep them.
     let settings = Settings {
         kv: match engine.device().is_card() {
@@ -328,20 +309,12 @@ fn load(engine: &Engine, folder: &Path) -> Result<ModelId, EngineError> {
         },
         ..Settings::default()
     };
-    engine.load(Source::Folder(folder.to_owned()), settings, report);
-    let finished = receive.recv().map_err(|_| EngineError::Stopped)?;
-    finished.map(|loaded| loaded.id)
+    let loaded = engine.load_now(Source::Folder(folder.to_owned()), settings)?;
+    Ok(loaded.id)
 }
 
 fn run(engine: &Engine, request: Generate) -> Result<Generated, EngineError> {
-    let (send, receive) = mpsc::channel();
-    let sink = Box::new(move |event| {
-        if let Event::Finished(result) = event {
-            drop(send.send(result));
-        }
-    });
-    engine.submit(Work::Generate(request), sink)?;
-    match receive.recv().map_err(|_| EngineError::Stopped)?? {
+    match engine.run(Work::Generate(request))? {
         Outcome::Generated(generated) => Ok(generated),
         other => unreachable!("asked to generate: {other:?}"),
     }

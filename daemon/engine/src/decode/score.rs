@@ -7,18 +7,13 @@
 
 use std::time::Instant;
 
-use sluice_shared::{
-    policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking, Sampling},
-};
-
 use super::{Denoiser, Pass, diffusion};
 use crate::{
     error::EngineError,
     event::{Event, Finish, Outcome, Scored},
     model::transformer::Interrupt,
     ops::{HeadRow, Noise, Ranking},
-    request::{Generate, Score, Slot},
+    request::{Generate, Score},
 };
 
 /// Streams of random numbers that must not be each other's.
@@ -139,21 +134,10 @@ fn masked_positions(request: &Score, draw: usize) -> Vec<usize> {
 /// Whether unmasking the most confident token again and again, from a wholly masked answer,
 /// gives this answer. `None` when cancelled.
 fn is_greedy(request: &Score, denoiser: &mut dyn Denoiser) -> Result<Option<bool>, EngineError> {
-    let length = request.answer.len();
     let greedy = Generate {
-        model: request.model,
-        prompt: request.prompt.clone(),
-        canvas: vec![Slot::Masked; length],
-        block_length: length,
-        steps: length,
-        temperature: 0.0,
         guidance: request.guidance,
-        remasking: Remasking::LowConfidence,
-        eos: EosPolicy::Keep,
-        policy: PolicyChoice::default(),
-        sampling: Sampling::default(),
-        stops: Vec::new(),
         seed: request.seed,
+        ..Generate::greedy(request.model, request.prompt.clone(), request.answer.len())
     };
     let generated = diffusion::generate(&greedy, denoiser, &mut |_| {})?;
     Ok((generated.finish != Finish::Cancelled).then(|| generated.tokens == request.answer))

@@ -9,6 +9,7 @@ mod load;
 mod serve;
 mod state;
 mod switch;
+mod wait;
 mod worker;
 
 use std::{

@@ -4,16 +4,11 @@ mod unload;
 
 use std::{path::Path, sync::mpsc, time::Duration};
 
-use sluice_shared::{
-    policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking, Sampling},
-};
-
 use super::*;
 use crate::{
     event::{Event, Generated, Outcome, PassReport, TokenState},
     plan::PlanError,
-    request::{Generate, Slot},
+    request::Generate,
 };
 
 struct World {
@@ -34,14 +29,7 @@ fn start() -> Engine {
 }
 
 fn load(engine: &Engine, settings: Settings) -> Result<Arc<LoadedModel>, EngineError> {
-    let (send, finished) = mpsc::channel();
-    let report = Box::new(move |event| {
-        if let LoadEvent::Finished(result) = event {
-            send.send(result).unwrap();
-        }
-    });
-    engine.load(demonstration(), settings, report);
-    finished.recv().unwrap()
+    engine.load_now(demonstration(), settings)
 }
 
 fn world(level: Level, budget_bytes: Option<u64>) -> World {
@@ -58,22 +46,11 @@ fn world(level: Level, budget_bytes: Option<u64>) -> World {
 impl World {
     fn request(&self, length: usize) -> Generate {
         let text = self.model.text.as_ref().unwrap();
+        let prompt = text.encode_chat(&[("user", "Tell me a story about Mia and a kite.")]);
         Generate {
-            model: self.model.id,
-            prompt: text
-                .encode_chat(&[("user", "Tell me a story about Mia and a kite.")])
-                .unwrap(),
-            canvas: vec![Slot::Masked; length],
             block_length: length.min(16),
-            steps: length,
-            temperature: 0.0,
-            guidance: 0.0,
-            remasking: Remasking::LowConfidence,
-            eos: EosPolicy::Keep,
-            policy: PolicyChoice::default(),
-            sampling: Sampling::default(),
-            stops: Vec::new(),
             seed: 1,
+            ..Generate::greedy(self.model.id, prompt.unwrap(), length)
         }
     }
 
@@ -415,20 +392,13 @@ fn compared(world: &World, level: Option<Level>) -> crate::event::Compared {
     let text = world.model.text.as_ref().unwrap();
     let story = "Mia wanted a kite. She went to the market and found a red one.";
     let ids = text.encode(story).unwrap();
-    let (send, finished) = mpsc::channel();
-    let sink = Box::new(move |event| {
-        if let Event::Finished(result) = event {
-            drop(send.send(result));
-        }
-    });
     let request = crate::request::Compare {
         model: world.model.id,
         level,
         samples: vec![ids; 8],
         seed: 3,
     };
-    world.engine.submit(Work::Compare(request), sink).unwrap();
-    match finished.recv().unwrap().unwrap() {
+    match world.engine.run(Work::Compare(request)).unwrap() {
         Outcome::Compared(compared) => compared,
         other => panic!("{other:?}"),
     }

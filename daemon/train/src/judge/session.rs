@@ -1,16 +1,13 @@
 //! A model in the real engine: what is judged is what users get.
 
-use std::{path::Path, sync::Arc, sync::mpsc};
+use std::{path::Path, sync::Arc};
 
 use anyhow::{Context, Result, bail};
 use sluice_engine::{
-    Engine, Event, Generate, LoadEvent, LoadedModel, Options, Outcome, Settings, Slot, Work,
-    checkpoint::Source, event::Finish, text::Text,
+    Engine, Generate, LoadedModel, Options, Outcome, Settings, Slot, Work, checkpoint::Source,
+    event::Finish, text::Text,
 };
-use sluice_shared::{
-    policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking, Sampling},
-};
+use sluice_shared::{policy::PolicyChoice, sampling::EosPolicy};
 
 use crate::corpus::Message;
 
@@ -58,21 +55,8 @@ impl Session {
             ..Options::default()
         })
         .context("start engine")?;
-        let (send, receive) = mpsc::channel();
-        let report = Box::new(move |event| {
-            if let LoadEvent::Finished(result) = event {
-                // Whoever no longer waits needs no answer.
-                drop(send.send(result));
-            }
-        });
-        engine.load(
-            Source::Folder(folder.to_owned()),
-            Settings::default(),
-            report,
-        );
-        let model = receive
-            .recv()
-            .context("the engine is gone")?
+        let model = engine
+            .load_now(Source::Folder(folder.to_owned()), Settings::default())
             .with_context(|| format!("load {}", folder.display()))?;
         Ok(Self { engine, model })
     }
@@ -112,32 +96,16 @@ impl Session {
     /// Fills a canvas greedily.
     pub fn fill(&self, prompt: Vec<u32>, canvas: Vec<Slot>, way: &Way) -> Result<Filled> {
         let request = Generate {
-            model: self.model.id,
-            prompt,
             block_length: way.block_length.clamp(1, canvas.len()),
-            canvas,
             steps: way.steps.max(1),
-            temperature: 0.0,
-            guidance: 0.0,
-            remasking: Remasking::LowConfidence,
             eos: EosPolicy::Stop,
             policy: way.policy,
-            sampling: Sampling::default(),
-            stops: Vec::new(),
-            seed: 0,
+            ..Generate::greedy(self.model.id, prompt, canvas.len())
         };
-        let (send, receive) = mpsc::channel();
-        let sink = Box::new(move |event| {
-            if let Event::Finished(result) = event {
-                drop(send.send(result));
-            }
-        });
-        self.engine
-            .submit(Work::Generate(request), sink)
-            .context("submit request")?;
-        let outcome = receive
-            .recv()
-            .context("the engine is gone")?
+        let request = Generate { canvas, ..request };
+        let outcome = self
+            .engine
+            .run(Work::Generate(request))
             .context("generate")?;
         let Outcome::Generated(generated) = outcome else {
             bail!("the request was cancelled");

@@ -1,12 +1,7 @@
 //! The loop against a scripted model: what it asks for, and what it makes of the answers.
 
-use sluice_shared::{
-    policy::PolicyChoice,
-    sampling::{Remasking, Sampling},
-};
-
 use super::*;
-use crate::request::{ModelId, Slot};
+use crate::request::ModelId;
 
 const END: u32 = 9;
 
@@ -92,20 +87,12 @@ impl Predictor for Counting {
 }
 
 fn request(prompt: usize, length: usize) -> Generate {
+    let prompt = (0..prompt as u32).map(|id| id % 10).collect();
     Generate {
-        model: ModelId(1),
-        prompt: (0..prompt as u32).map(|id| id % 10).collect(),
-        canvas: vec![Slot::Masked; length],
         block_length: 3,
-        steps: length,
-        temperature: 0.0,
-        guidance: 0.0,
-        remasking: Remasking::default(),
         eos: EosPolicy::Stop,
-        policy: PolicyChoice::default(),
-        sampling: Sampling::default(),
-        stops: Vec::new(),
         seed: 1,
+        ..Generate::greedy(ModelId(1), prompt, length)
     }
 }
 

@@ -1,7 +1,6 @@
 //! The sampler against a scripted model: what it asks for, and what it makes of the answers.
 
 use proptest::prelude::*;
-use sluice_shared::{policy::PolicyChoice, sampling::Sampling};
 
 use super::*;
 use crate::decode::WeightsState;
@@ -86,19 +85,11 @@ impl Denoiser for Scripted {
 
 fn request(length: usize, block_length: usize, steps: usize) -> Generate {
     Generate {
-        model: ModelId(1),
-        prompt: vec![1, 2, 3],
-        canvas: vec![Slot::Masked; length],
         block_length,
         steps,
-        temperature: 0.0,
-        guidance: 0.0,
-        remasking: Remasking::LowConfidence,
         eos: EosPolicy::Stop,
-        policy: PolicyChoice::default(),
-        sampling: Sampling::default(),
-        stops: Vec::new(),
         seed: 1,
+        ..Generate::greedy(ModelId(1), vec![1, 2, 3], length)
     }
 }
 

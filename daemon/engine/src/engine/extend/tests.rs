@@ -9,8 +9,7 @@ use std::{
 
 use sluice_shared::{
     level::Level,
-    policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking, Sampling},
+    sampling::{Remasking, Sampling},
 };
 
 use super::*;
@@ -39,32 +38,17 @@ impl World {
             ..Options::default()
         })
         .unwrap();
-        let (send, finished) = mpsc::channel();
-        let report = Box::new(move |event| {
-            if let LoadEvent::Finished(result) = event {
-                send.send(result).unwrap();
-            }
-        });
-        engine.load(Source::Folder(fixture()), settings, report);
-        let model = finished.recv().unwrap().unwrap();
+        let model = engine
+            .load_now(Source::Folder(fixture()), settings)
+            .unwrap();
         Self { engine, model }
     }
 
     fn request(&self, prompt: &[u32], length: usize) -> Generate {
         Generate {
-            model: self.model.id,
-            prompt: prompt.to_vec(),
-            canvas: vec![Slot::Masked; length],
             block_length: length.min(16),
-            steps: length,
-            temperature: 0.0,
-            guidance: 0.0,
-            remasking: Remasking::default(),
-            eos: EosPolicy::Keep,
-            policy: PolicyChoice::default(),
-            sampling: Sampling::default(),
-            stops: Vec::new(),
             seed: 1,
+            ..Generate::greedy(self.model.id, prompt.to_vec(), length)
         }
     }
 
@@ -451,14 +435,7 @@ fn levels_and_kept_numbers_are_compared_with_the_source() {
             samples: (0..6).map(sample).collect(),
             seed: 1,
         };
-        let (send, finished) = mpsc::channel();
-        let sink = Box::new(move |event| {
-            if let Event::Finished(result) = event {
-                drop(send.send(result));
-            }
-        });
-        world.engine.submit(Work::Compare(request), sink).unwrap();
-        match finished.recv().unwrap().unwrap() {
+        match world.engine.run(Work::Compare(request)).unwrap() {
             Outcome::Compared(compared) => compared,
             other => panic!("{other:?}"),
         }
