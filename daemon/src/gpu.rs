@@ -16,7 +16,7 @@ use sluice_engine::{
     ledger::Ledger,
     model::shape::Shape,
     ops::Ops,
-    plan::{Machine, Plan, PlanError, Question, SourceTensor, Working, Workload},
+    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload},
 };
 use sluice_shared::{
     exit,
@@ -248,10 +248,7 @@ fn resident(
         sources,
         choices: Choices::from(level),
         budget_bytes: u64::MAX,
-        workload: Workload {
-            canvas: shape.context_length.min(16),
-            ..Workload::default()
-        },
+        workload: Workload::new(shape.context_length.min(16), BLOCK_DEFAULT, 1),
         working: Working::default(),
         machine: &Machine::unmeasured(device.profile(), 0),
     })
@@ -344,11 +341,7 @@ impl Timing {
             .id;
         let load_s = begun.elapsed().as_secs_f64();
         let block = 32.min(canvas);
-        let workload = Workload {
-            canvas,
-            block,
-            requests: 1,
-        };
+        let workload = Workload::new(canvas, block, 1);
         let plan = engine.plan(&Change::default(), workload)?;
         let prompt = (1..=(canvas - block) as u32).collect();
         let request = Generate {

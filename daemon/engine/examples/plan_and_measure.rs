@@ -33,11 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ..Options::default()
     })?;
     let model = engine.load_now(Source::Folder(folder), settings)?;
-    let workload = Workload {
-        canvas,
-        block: BLOCK.min(canvas),
-        requests: 1,
-    };
+    let workload = Workload::new(canvas, BLOCK.min(canvas), 1);
     // The plan in force, which was made for the usual canvas, with the activations of this one.
     let loaded_with = engine.in_force().ok_or("no plan is in force")?.plan;
     let plan = Plan {

@@ -139,22 +139,23 @@ impl Work {
     pub fn workload(&self) -> Workload {
         // Guidance runs every canvas twice.
         let requests = |guidance: f64| if guidance > 0.0 { 2 } else { 1 };
+        let longest = |samples: &[Vec<u32>]| samples.iter().map(Vec::len).max();
         match self {
-            Self::Generate(request) => Workload {
-                canvas: request.prompt.len() + request.canvas.len(),
-                block: request.block_length,
-                requests: requests(request.guidance),
-            },
-            Self::Score(request) => Workload {
-                canvas: request.prompt.len() + request.answer.len(),
-                block: request.answer.len(),
-                requests: requests(request.guidance),
-            },
-            Self::Compare(request) => Workload {
-                canvas: request.samples.iter().map(Vec::len).max().unwrap_or(1),
-                block: ROWS_PER_SAMPLE_MAX,
-                requests: 1,
-            },
+            Self::Generate(request) => Workload::new(
+                request.prompt.len() + request.canvas.len(),
+                request.block_length,
+                requests(request.guidance),
+            ),
+            Self::Score(request) => Workload::new(
+                request.prompt.len() + request.answer.len(),
+                request.answer.len(),
+                requests(request.guidance),
+            ),
+            Self::Compare(request) => Workload::new(
+                longest(&request.samples).unwrap_or(1),
+                ROWS_PER_SAMPLE_MAX,
+                1,
+            ),
         }
     }
 

@@ -13,7 +13,7 @@ use sluice_engine::{
     ledger::Ledger,
     model::shape::Shape,
     ops::Ops,
-    plan::{Machine, Plan, Question, SourceTensor, Working, Workload},
+    plan::{BLOCK_DEFAULT, Machine, Plan, Question, SourceTensor, Working, Workload},
 };
 use sluice_shared::level::{Choices, Level};
 
@@ -71,10 +71,7 @@ fn resident(shape: &Shape, sources: &[SourceTensor], level: Level) -> Plan {
         sources,
         choices: Choices::from(level),
         budget_bytes: u64::MAX,
-        workload: Workload {
-            canvas: 16,
-            ..Workload::default()
-        },
+        workload: Workload::new(16, BLOCK_DEFAULT, 1),
         working: Working::default(),
         machine: &Machine::unmeasured(device.profile(), 0),
     })

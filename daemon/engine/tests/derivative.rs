@@ -18,7 +18,7 @@ use sluice_engine::{
         synth::{Element, Synthesis},
     },
     model::shape::{Naming, Shape},
-    plan::{Plan, Workload},
+    plan::{BLOCK_DEFAULT, CANVAS_DEFAULT, Plan, Workload},
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};
 use tempfile::TempDir;
@@ -128,10 +128,7 @@ fn resident(level: Level) -> Settings {
 fn streaming(engine: &Engine, level: Level) -> Settings {
     // What models are planned for when they are loaded.
     let context = engine.model().unwrap().info.context_length;
-    let workload = Workload {
-        canvas: Workload::default().canvas.min(context),
-        ..Workload::default()
-    };
+    let workload = Workload::new(CANVAS_DEFAULT.min(context), BLOCK_DEFAULT, 1);
     let plan = |budget_bytes| {
         let change = Change {
             level: Some(level),

@@ -10,7 +10,7 @@ use sluice_engine::{
     ledger::Ledger,
     model::shape::Shape,
     ops::Ops,
-    plan::{Machine, Plan, PlanError, Question, SourceTensor, Working, Workload},
+    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload},
 };
 use sluice_shared::level::{Choices, Level};
 
@@ -22,10 +22,7 @@ fn folder(name: &str) -> PathBuf {
 
 /// A plan for this share of what all weights take, if there is one.
 fn plan(shape: &Shape, sources: &[SourceTensor], share: f64, cache: u64) -> Option<Plan> {
-    let workload = Workload {
-        canvas: 16,
-        ..Workload::default()
-    };
+    let workload = Workload::new(16, BLOCK_DEFAULT, 1);
     let machine = Machine::unmeasured(Profile::cpu(2), cache);
     let mut question = Question {
         shape,

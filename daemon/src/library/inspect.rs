@@ -8,7 +8,7 @@ use sluice_engine::{
     EngineError, Settings,
     checkpoint::Checkpoint,
     engine::Outline,
-    plan::{Machine, Workload},
+    plan::{BLOCK_DEFAULT, Machine, Workload},
 };
 use sluice_hub::Manifest;
 use sluice_proto::v1;
@@ -118,10 +118,7 @@ fn levels(
     fixed
         .map(|level| {
             let choices = Settings { level, ..settings }.choices();
-            let workload = Workload {
-                canvas,
-                ..Workload::default()
-            };
+            let workload = Workload::new(canvas, BLOCK_DEFAULT, 1);
             let plan = outline.plan(choices, u64::MAX, workload)?;
             Ok(v1::LevelEstimate {
                 level: level.name().to_owned(),

@@ -120,17 +120,14 @@ pub fn switch(state: SwitchState) -> v1::Switch {
 pub fn workload(asked: &Planning, context_length: usize) -> Result<Workload, Failure> {
     let usual = Workload::default();
     let or = |asked: Option<u32>, usual: usize| asked.map_or(usual, |asked| asked as usize);
-    let workload = Workload {
-        canvas: or(asked.canvas, default_canvas(context_length)),
-        block: or(asked.block, usual.block),
-        requests: or(asked.requests, usual.requests),
-    };
-    let canvas = workload.canvas;
+    let canvas = or(asked.canvas, default_canvas(context_length));
     if canvas > context_length {
         let context = context_length;
         return Err(EngineError::from(PlanError::CanvasTooLong { canvas, context }).into());
     }
-    Ok(workload)
+    let block = or(asked.block, usual.block);
+    let requests = or(asked.requests, usual.requests);
+    Ok(Workload::new(canvas, block, requests))
 }
 
 fn unit_plan(unit: &UnitPlan) -> v1::UnitPlan {
@@ -212,7 +209,7 @@ mod tests {
         device::Profile,
         engine::Outline,
         model::shape::Preset,
-        plan::{Machine, Workload},
+        plan::{BLOCK_DEFAULT, Machine, Workload},
     };
     use sluice_shared::level::Level;
 
@@ -221,10 +218,7 @@ mod tests {
     fn planned(preset: &str, level: Level, budget_bytes: u64, cache_bytes: u64) -> v1::Plan {
         let machine = Machine::unmeasured(Profile::cpu(2), cache_bytes);
         let outline = Outline::of_preset(Preset::find(preset).unwrap(), machine);
-        let workload = Workload {
-            canvas: 64,
-            ..Workload::default()
-        };
+        let workload = Workload::new(64, BLOCK_DEFAULT, 1);
         plan(
             &outline.plan(level, budget_bytes, workload).unwrap(),
             preset,

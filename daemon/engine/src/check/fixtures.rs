@@ -20,7 +20,7 @@ use crate::{
     event::Generated,
     model::{
         shape::Shape,
-        transformer::{Interrupt, Sequence, Transformer, logits},
+        transformer::{Interrupt, Next, Sequence, Transformer, logits},
     },
     ops::{Ops, cache_format},
     plan::{self, Plan, PlanError, SourceTensor},
@@ -152,9 +152,13 @@ fn causal_logits(
             let start = cache.len();
             let first = text.len().saturating_sub(kept).max(start) - start;
             let wanted: Vec<usize> = (first..tokens.len()).collect();
-            let hidden = model
-                .extend(ops, weights, tokens, &wanted, &mut cache, &never)
-                .map_err(failed)?;
+            let next = Next {
+                tokens,
+                wanted: &wanted,
+                cache: &mut cache,
+            };
+            let hidden = model.extend(ops, weights, &mut [next], &never);
+            let hidden = hidden.map_err(failed)?;
             if !wanted.is_empty() {
                 let hidden = model.final_norm(ops, weights, &hidden)?;
                 all.extend(logits(ops, weights, &hidden)?);

@@ -12,8 +12,8 @@ use crate::{
     ledger::{Kind, Ledger},
     model::family::Rope,
     ops::{
-        Activation, AttentionRange, AttentionShape, Choice, HeadRow, KeySegment, Noise, Ops,
-        Ranking, RopeTable,
+        Activation, AttentionRange, AttentionShape, Choice, HeadGroup, HeadRow, KeySegment, Noise,
+        Ops, Ranking, RopeTable,
     },
     residency::{Data, Weight},
 };
@@ -462,24 +462,29 @@ impl Pair<'_> {
                 suppressed,
                 ranking: Ranking::Confidence,
             };
+            let vocabulary = choice.vocabulary;
+            let groups = [HeadGroup {
+                rows: &rows,
+                choice,
+            }];
             let mut results = Vec::new();
             for (ops, x, weight) in [
                 (&self.cpu, &x[0], head.on_cpu()),
                 (&self.tried, &x[1], head.on_tried()),
             ] {
                 let half = head.rows / 2 + 3;
-                let mut reduction = ops.start_head(&rows, &choice, half)?;
+                let mut reduction = ops.start_head(&groups, half)?;
                 for (from, to) in [(0, half), (half, head.rows)] {
                     ops.reduce_head(&mut reduction, x, &weight.rows(from, to), from)?;
                 }
-                results.push(reduction.candidates()?);
+                results.push(reduction.candidates()?.concat());
             }
             // Rows whose best token may not be chosen have no clear second.
             let is_clear = |row: usize| {
                 targets[row] != targets[4]
                     && (targets[row] != targets[7] || rows[row].may_end)
                     && !suppressed.contains(&targets[row])
-                    && (targets[row] as usize) < choice.vocabulary
+                    && (targets[row] as usize) < vocabulary
             };
             let pairs = results[0].iter().zip(&results[1]).enumerate();
             let (mut differing, mut worst) = (0, 0.0f64);

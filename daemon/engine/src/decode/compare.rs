@@ -8,7 +8,7 @@ use crate::{
     error::EngineError,
     model::{
         family::Mask,
-        transformer::{Interrupt, Sequence, Transformer},
+        transformer::{Interrupt, Next, Sequence, Transformer},
     },
     ops::{Activation, CacheShape, Noise, Ops},
     request::Compare,
@@ -122,7 +122,12 @@ pub fn rows(
         let start = index * reading.rows;
         let here = |row: &usize| row.checked_sub(start).filter(|&row| row < tokens.len());
         let wanted: Vec<usize> = sample.rows.iter().filter_map(here).collect();
-        let hidden = model.extend(ops, weights, tokens, &wanted, &mut cache, cancel)?;
+        let next = Next {
+            tokens,
+            wanted: &wanted,
+            cache: &mut cache,
+        };
+        let hidden = model.extend(ops, weights, &mut [next], cancel)?;
         take(&hidden)?;
     }
     Ok(())

@@ -7,7 +7,7 @@ use crate::{
         family::Mask,
         transformer::{Interrupt, Sequence, Transformer},
     },
-    ops::{Candidate, Choice, HeadRow, Noise, Ops, Ranking},
+    ops::{Candidate, Choice, HeadGroup, HeadRow, Noise, Ops, Ranking},
     residency::{Part, Residency, StreamStats},
 };
 
@@ -147,12 +147,16 @@ impl Denoiser for ModelDenoiser<'_> {
             suppressed: pass.suppressed,
             ranking: pass.ranking,
         };
-        let mut reduction = ops.start_head(pass.rows, &choice, weights.head_part_rows())?;
+        let groups = [HeadGroup {
+            rows: pass.rows,
+            choice,
+        }];
+        let mut reduction = ops.start_head(&groups, weights.head_part_rows())?;
         for (unit, first) in weights.head_parts() {
             let head = weights.acquire(unit)?;
             ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first)?;
         }
-        Ok(reduction.candidates()?)
+        Ok(reduction.candidates()?.concat())
     }
 
     fn vocabulary(&self) -> &Vocabulary {

@@ -127,17 +127,14 @@ mod tests {
     use sluice_shared::level::Level;
 
     use super::*;
-    use crate::device::Profile;
+    use crate::{device::Profile, plan::BLOCK_DEFAULT};
 
     fn unmeasured() -> Machine {
         Machine::unmeasured(Profile::cpu(2), u64::MAX)
     }
 
     fn workload(canvas: usize) -> Workload {
-        Workload {
-            canvas,
-            ..Workload::default()
-        }
+        Workload::new(canvas, BLOCK_DEFAULT, 1)
     }
 
     #[test]

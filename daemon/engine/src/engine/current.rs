@@ -16,7 +16,7 @@ use crate::{
         shape::Shape,
         transformer::{MLP_ROWS, Transformer},
     },
-    plan::{self, Machine, Plan, Question, SourceTensor, Working, Workload},
+    plan::{self, BLOCK_DEFAULT, Machine, Plan, Question, SourceTensor, Working, Workload},
     request::ModelId,
     residency::{Reader, Residency},
 };
@@ -116,10 +116,7 @@ impl Planner {
 
 /// What a model is planned for before anybody asks it anything.
 pub(super) fn usual_workload(shape: &Shape) -> Workload {
-    Workload {
-        canvas: default_canvas(shape.context_length),
-        ..Workload::default()
-    }
+    Workload::new(default_canvas(shape.context_length), BLOCK_DEFAULT, 1)
 }
 
 /// The loaded model.

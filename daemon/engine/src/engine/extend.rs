@@ -12,8 +12,8 @@ use crate::{
         autoregressive::{Choose, Predictor},
     },
     error::EngineError,
-    model::transformer::Interrupt,
-    ops::{Candidate, KvCache, LogitsRow, cache_format, computed_format},
+    model::transformer::{Interrupt, Next},
+    ops::{Candidate, KvCache, LogitsRows, cache_format, computed_format},
     plan::{Storage, Workload},
     request::Generate,
     residency::{Part, Residency},
@@ -37,7 +37,7 @@ pub(super) struct Causal<'a> {
     /// At least those that the cache holds.
     tokens: Vec<u32>,
     cache: KvCache,
-    row: LogitsRow,
+    row: LogitsRows,
     watch: Watch,
 }
 
@@ -154,8 +154,12 @@ impl<'a> Causal<'a> {
             let extend = |cache: &mut KvCache| {
                 let rest = &tokens[tokens.len() - (end - cache.len())..];
                 let rows = &rest[..rest.len().min(current.mlp_rows)];
-                let wanted = [rows.len() - 1];
-                model.extend(ops, weights, rows, &wanted, cache, cancel)
+                let next = Next {
+                    tokens: rows,
+                    wanted: &[rows.len() - 1],
+                    cache,
+                };
+                model.extend(ops, weights, &mut [next], cancel)
             };
             let mut hidden = extend(cache)?;
             while cache.len() < end {
@@ -171,7 +175,7 @@ impl<'a> Causal<'a> {
                     let head = weights.acquire(unit)?;
                     ops.take_logits(row, &x, &head.weight(Part::Head), first)?;
                 }
-                let (logits, order) = ops.read_logits(row)?;
+                let (logits, order) = ops.read_logits(row, 0)?;
                 let position = cache.len() - 1;
                 choose(logits, order).ok_or(EngineError::NotANumber { position })
             })();
@@ -260,11 +264,11 @@ impl Worker {
         &mut self,
         workload: &Workload,
         kv: Kv,
-    ) -> Result<(KvCache, LogitsRow), EngineError> {
+    ) -> Result<(KvCache, LogitsRows), EngineError> {
         let format = cache_format(kv, &self.ops.device().profile())?;
         let shape = &self.current_mut()?.planner.config.shape;
         let (rows, shape) = (shape.embedding_rows, shape.cache(format));
-        let row = self.ops.logits_row(rows)?;
+        let row = self.ops.logits_rows(1, rows)?;
         Ok((self.ops.cache(shape, workload.canvas)?, row))
     }
 

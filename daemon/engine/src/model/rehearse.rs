@@ -7,14 +7,15 @@ use sluice_shared::level::Kv;
 
 use super::{
     family::ModelConfig,
-    transformer::{Interrupt, Sequence, Transformer},
+    transformer::{Interrupt, Next, Sequence, Transformer},
 };
 use crate::{
     device::{Device, Profile},
     error::EngineError,
     format::Format,
     ledger::{Kind, Ledger},
-    ops::{Choice, HeadRow, Noise, Ops, Ranking, cache_format},
+    ops::{Activation, Choice, HeadGroup, HeadRow, Noise, Ops, Ranking, cache_format},
+    page::PAGE_BYTES,
     plan::{SourceTensor, UnitPlan, Working, Workload, units},
     residency::{Part, Residency},
 };
@@ -73,7 +74,7 @@ impl Rehearsal {
         })
     }
 
-    /// The first rows of a prompt, as many as go through the layers at once.
+    /// The first rows of the prompts, as many as go through the layers at once, and one at least of each.
     fn causal_pass(
         &self,
         ops: &Ops,
@@ -84,42 +85,60 @@ impl Rehearsal {
     ) -> Result<(), EngineError> {
         let weights = Residency::rehearsal(&self.units);
         let shape = &self.config.shape;
-        let mut row = ops.logits_row(shape.embedding_rows)?;
-        let mut caches = (0..workload.requests)
-            .map(|_| ops.cache(shape.cache(format), workload.canvas))
+        let requests = workload.requests;
+        let mut logits = ops.logits_rows(requests, shape.embedding_rows)?;
+        let cache_shape = shape.cache(format);
+        let capacities = shares(workload.rows(), requests, workload.canvas);
+        let mut caches = (capacities.iter())
+            .map(|&capacity| ops.cache(cache_shape, capacity))
             .collect::<Result<Vec<_>, _>>()?;
-        let rows = workload.canvas.min(mlp_rows);
-        let cache = caches.first_mut().expect("a workload has requests");
-        let never = AtomicBool::new(false);
-        let tokens = vec![0; rows];
-        let hidden = match model.extend(ops, &weights, &tokens, &[rows - 1], cache, &never) {
-            Ok(hidden) => hidden,
-            Err(Interrupt::Failed(error)) => return Err(error),
-            Err(Interrupt::Cancelled) => unreachable!("nobody cancels a rehearsal"),
+        // Each cache ends within a page, and where one of several lengths does, only their sum doesn't tell.
+        let _ends = match workload.is_uniform() {
+            true => None,
+            false => Some(
+                ops.ledger()
+                    .reserve(Kind::Cache, ((requests - 1) * PAGE_BYTES) as u64)?,
+            ),
         };
+        let rows = workload.rows().min(mlp_rows).max(requests);
+        let tokens: Vec<_> = (shares(rows, requests, workload.canvas).iter())
+            .map(|&rows| vec![0; rows])
+            .collect();
+        let sequences = tokens.iter().zip(&mut caches);
+        let mut next: Vec<_> = sequences
+            .map(|(tokens, cache)| Next {
+                tokens,
+                wanted: &[0],
+                cache,
+            })
+            .collect();
+        let never = AtomicBool::new(false);
+        let hidden = finished(model.extend(ops, &weights, &mut next, &never))?;
         let x = model.final_norm(ops, &weights, &hidden)?;
         for (unit, first) in weights.head_parts() {
             let head = weights.acquire(unit)?;
-            ops.take_logits(&mut row, &x, &head.weight(Part::Head), first)?;
+            ops.take_logits(&mut logits, &x, &head.weight(Part::Head), first)?;
         }
         Ok(())
     }
 
     fn pass(&self, ops: &Ops, model: &Transformer, workload: &Workload) -> Result<(), EngineError> {
         let weights = Residency::rehearsal(&self.units);
-        let tokens = vec![0; workload.canvas];
-        let block = workload.block.min(workload.canvas);
-        let wanted: Vec<usize> = (0..block).collect();
-        let sequence = Sequence {
-            tokens: &tokens,
-            wanted: &wanted,
-        };
-        let sequences = vec![sequence; workload.requests];
-        let hidden = match model.forward(ops, &weights, &sequences, &AtomicBool::new(false)) {
-            Ok(hidden) => hidden,
-            Err(Interrupt::Failed(error)) => return Err(error),
-            Err(Interrupt::Cancelled) => unreachable!("nobody cancels a rehearsal"),
-        };
+        let Workload {
+            canvas, requests, ..
+        } = *workload;
+        let tokens = vec![0; canvas];
+        let wanted: Vec<usize> = (0..canvas).collect();
+        let lengths = shares(workload.rows(), requests, canvas);
+        let counts = shares(workload.head_rows(), requests, canvas);
+        let sequences: Vec<_> = (lengths.iter().zip(&counts))
+            .map(|(&length, &count)| Sequence {
+                tokens: &tokens[..length],
+                wanted: &wanted[..count],
+            })
+            .collect();
+        let never = AtomicBool::new(false);
+        let hidden = finished(model.forward(ops, &weights, &sequences, &never))?;
         let x = model.final_norm(ops, &weights, &hidden)?;
         drop(hidden);
         let row = HeadRow {
@@ -127,7 +146,7 @@ impl Rehearsal {
             may_end: true,
             target: None,
         };
-        let rows = vec![row; block * workload.requests];
+        let rows = vec![row; workload.head_rows()];
         let choice = Choice {
             temperature: 0.0,
             noise: Noise::new(0),
@@ -139,11 +158,33 @@ impl Rehearsal {
             suppressed: &[],
             ranking: Ranking::Confidence,
         };
-        let mut reduction = ops.start_head(&rows, &choice, weights.head_part_rows())?;
+        let groups = [HeadGroup {
+            rows: &rows,
+            choice,
+        }];
+        let mut reduction = ops.start_head(&groups, weights.head_part_rows())?;
         for (unit, first) in weights.head_parts() {
             let head = weights.acquire(unit)?;
             ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first)?;
         }
         Ok(())
     }
+}
+
+/// What several take of `sum`, if each has at least one and most of what there is goes to the first.
+fn shares(sum: usize, count: usize, most: usize) -> Vec<usize> {
+    let mut rest = sum;
+    let shares = (1..=count).map(|number| {
+        let share = most.min(rest - (count - number).min(rest));
+        rest -= share;
+        share
+    });
+    shares.collect()
+}
+
+fn finished(pass: Result<Activation, Interrupt>) -> Result<Activation, EngineError> {
+    pass.map_err(|interrupt| match interrupt {
+        Interrupt::Failed(error) => error,
+        Interrupt::Cancelled => unreachable!("nobody cancels a rehearsal"),
+    })
 }

@@ -5,14 +5,14 @@
 //! Differences from the reference implementations: the last layer's queries, attention output and MLP are
 //! computed only for the rows that are read, and the MLP goes through the rows in chunks;
 //! both give the same numbers up to float order. Rows of several canvases may be packed;
-//! each attends to its own canvas alone. A causal model is given a few rows at a time, and keeps keys and values of those
-//! before in a cache.
+//! each attends to its own canvas alone. A causal model is given a few rows of each sequence at a time, and keeps keys and
+//! values of those before in a cache of the sequence.
 
 mod rows;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use self::rows::{Rows, Seen};
+use self::rows::{Kept, Rows, Seen};
 use super::{ModelInfo, family::ModelConfig};
 use crate::{
     error::EngineError,
@@ -31,6 +31,16 @@ pub struct Sequence<'a> {
     pub tokens: &'a [u32],
     /// Positions whose final rows are wanted.
     pub wanted: &'a [usize],
+}
+
+/// The next rows of a causal sequence.
+pub struct Next<'a> {
+    /// What follows those that the cache holds.
+    pub tokens: &'a [u32],
+    /// Rows that are read, counted from the first of these tokens.
+    pub wanted: &'a [usize],
+    /// Keys and values of the tokens before, which those of these join.
+    pub cache: &'a mut KvCache,
 }
 
 /// Why a pass has no result.
@@ -121,32 +131,31 @@ impl Transformer {
         self.layers(ops, weights, &rows, &mut seen, cancel)
     }
 
-    /// Runs all layers over the next tokens of a causal sequence, whose keys and values join those kept of the tokens
-    /// before, and returns the rows at `wanted`, counted from the first of these tokens, as [`Transformer::forward`] does.
-    /// When it fails, the cache is as it was.
+    /// Runs all layers over the next tokens of some causal sequences, packed, and returns the rows that are wanted as
+    /// [`Transformer::forward`] does. When it fails, the caches are as they were.
     ///
     /// # Errors
     /// As [`Transformer::forward`].
     ///
     /// # Panics
-    /// When the cache has no room for them.
+    /// When a cache has no room for its tokens.
     pub fn extend(
         &self,
         ops: &Ops,
         weights: &Residency,
-        tokens: &[u32],
-        wanted: &[usize],
-        cache: &mut KvCache,
+        next: &mut [Next<'_>],
         cancel: &AtomicBool,
     ) -> Result<Activation, Interrupt> {
-        let (rows, mut seen) = rows::next(tokens, wanted, cache, ops)?;
+        let (rows, mut seen) = rows::next(next, ops)?;
         let mut layers = || self.layers(ops, weights, &rows, &mut seen, cancel);
         // Streamed weights are waited for.
         let hidden = match weights.is_resident() {
             true => ops.device().within(layers),
             false => layers(),
         }?;
-        cache.advance(tokens.len());
+        for Next { tokens, cache, .. } in next {
+            cache.advance(tokens.len());
+        }
         Ok(hidden)
     }
 
@@ -215,10 +224,13 @@ impl Transformer {
         };
         let attended = match seen {
             Seen::Canvas(tasks) => ops.attend(&q, &k, &v, shape, tasks.of(is_last))?,
-            Seen::Kept(cache, tasks) => {
-                ops.append(cache, layer, &k, &v)?;
+            Seen::Kept(sequences, tasks) => {
+                for Kept { rows, cache } in sequences.iter_mut() {
+                    ops.append(cache, layer, &k, &v, rows.clone())?;
+                }
                 drop((k, v));
-                ops.attend_causal(&q, cache, layer, shape, tasks.of(is_last))?
+                let caches: Vec<_> = sequences.iter().map(|kept| &*kept.cache).collect();
+                ops.attend_causal(&q, &caches, layer, shape, tasks.of(is_last))?
             }
         };
         let output = group.weight(Part::AttentionOutput);

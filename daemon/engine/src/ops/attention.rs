@@ -51,6 +51,9 @@ pub struct AttentionTasks {
     on_card: Option<CardTasks>,
 }
 
+/// Numbers of a task on a card.
+pub(super) const TASK_NUMBERS: usize = 4;
+
 /// The same on a card: four numbers a task, two a segment.
 pub(super) struct CardTasks {
     pub(super) tasks: Indices,
@@ -97,9 +100,12 @@ impl Ops {
             }
             segments.extend(range.keys.iter().flat_map(|keys| [keys.start, keys.len]));
         }
-        const { assert!(size_of::<Task>() == 16 && size_of::<Segment>() == 8) };
+        const { assert!(size_of::<Task>() == 4 * TASK_NUMBERS && size_of::<Segment>() == 8) };
+        // As many tasks as these queries may be, however they are shared out among so many ranges: a rehearsal knows sums.
+        let queries: usize = ranges.iter().map(|range| range.queries.len()).sum();
+        let room = (ranges.len() + queries / ATTEND_QUERIES) * TASK_NUMBERS;
         Ok(CardTasks {
-            tasks: self.indices(tasks)?,
+            tasks: self.indices_in(room, tasks)?,
             segments: self.indices(segments)?,
         })
     }

@@ -1,5 +1,7 @@
 //! Keys and values of a causal model's earlier positions, kept from pass to pass, and attention to them.
 
+use std::ops::Range;
+
 use sluice_cuda::Number;
 use sluice_shared::level::Kv;
 
@@ -121,9 +123,12 @@ impl KvCache {
     }
 }
 
-/// Queries, by the positions that they stand at: each sees its own and all before it.
+/// Queries of several sequences, one sequence after another, by the positions that they stand at: each sees its own and all
+/// before it.
 pub struct CausalTasks {
     pub(super) positions: Vec<usize>,
+    /// The queries of each sequence.
+    pub(super) sequences: Vec<Range<usize>>,
     on_card: Option<CardTasks>,
 }
 
@@ -183,7 +188,7 @@ impl Ops {
         Ok(())
     }
 
-    /// Puts keys and values behind the positions held, in one layer; [`KvCache::advance`] counts them in.
+    /// Puts these rows of keys and values behind the positions held, in one layer; [`KvCache::advance`] counts them in.
     ///
     /// # Errors
     /// When the device fails.
@@ -196,16 +201,18 @@ impl Ops {
         layer: usize,
         keys: &Activation,
         values: &Activation,
+        rows: Range<usize>,
     ) -> Result<(), EngineError> {
-        assert!(cache.len + keys.len() <= cache.capacity);
-        for (which, rows) in [keys, values].into_iter().enumerate() {
+        assert!(cache.len + rows.len() <= cache.capacity);
+        assert!(rows.end <= keys.len().min(values.len()));
+        for (which, x) in [keys, values].into_iter().enumerate() {
             match &self.body {
-                Body::Cpu(cpu) => cpu.store_rows(cache, layer, which, rows),
+                Body::Cpu(cpu) => cpu.store_rows(cache, layer, which, x, rows.clone()),
                 Body::Card(card) => {
                     let row = cache.shape.row_bytes();
                     let start = cache.start(layer, which) + cache.len * row;
                     let room = cache.memory.span().part(start, rows.len() * row);
-                    card.copy(room, rows.span())?;
+                    card.copy(room, x.rows_span(rows.start, rows.len()))?;
                 }
                 Body::Rehearsal => {}
             }
@@ -213,12 +220,27 @@ impl Ops {
         Ok(())
     }
 
-    /// Makes queries at these positions ready for [`Ops::attend_causal`].
+    /// Makes queries at these positions ready for [`Ops::attend_causal`]; `counts` says how many are each sequence's.
     ///
     /// # Errors
     /// When memory can't be had.
-    pub fn causal_tasks(&self, positions: &Indices) -> Result<CausalTasks, EngineError> {
+    ///
+    /// # Panics
+    /// When there are more or fewer queries than that.
+    pub fn causal_tasks(
+        &self,
+        positions: &Indices,
+        counts: impl IntoIterator<Item = usize>,
+    ) -> Result<CausalTasks, EngineError> {
         let positions: Vec<usize> = positions.iter().collect();
+        let mut end = 0;
+        let sequences = counts.into_iter().map(|count| {
+            let start = end;
+            end += count;
+            start..end
+        });
+        let sequences = sequences.collect();
+        assert_eq!(end, positions.len());
         // Queries of a task see the same keys, so on a card each is a task of its own.
         let on_card = match self.device.is_card() {
             true => Some(CardTasks {
@@ -227,41 +249,48 @@ impl Ops {
             }),
             false => None,
         };
-        Ok(CausalTasks { positions, on_card })
+        Ok(CausalTasks {
+            positions,
+            sequences,
+            on_card,
+        })
     }
 
-    /// `softmax(q · kᵀ / √head_dim) · v` over a layer's keys and values up to each query's own position; those of the
-    /// positions of this pass must have been appended.
+    /// `softmax(q · kᵀ / √head_dim) · v` over a layer's keys and values in the cache of each query's sequence, up to its
+    /// own position; those of the positions of this pass must have been appended.
     ///
     /// # Errors
     /// When memory can't be had.
     ///
     /// # Panics
-    /// When a query stands beyond what the cache has room for.
+    /// When there is not a cache for each sequence, or a query stands beyond what its cache has room for.
     pub fn attend_causal(
         &self,
         q: &Activation,
-        cache: &KvCache,
+        caches: &[&KvCache],
         layer: usize,
         shape: AttentionShape,
         tasks: &CausalTasks,
     ) -> Result<Activation, EngineError> {
         assert_eq!(q.width(), shape.heads * shape.head_dim);
         assert_eq!(q.len(), tasks.positions.len());
-        let inside = |position: &usize| *position < cache.capacity;
-        assert!(tasks.positions.iter().all(inside));
+        assert_eq!(caches.len(), tasks.sequences.len());
+        for (cache, queries) in caches.iter().zip(&tasks.sequences) {
+            let inside = |position: &usize| *position < cache.capacity;
+            assert!(tasks.positions[queries.clone()].iter().all(inside));
+        }
         let mut out = self.pool.take(q.len(), q.width(), q.number())?;
         match &self.body {
-            Body::Cpu(cpu) => cpu.attend_causal(&mut out, q, cache, layer, shape, &tasks.positions),
+            Body::Cpu(cpu) => cpu.attend_causal(&mut out, q, caches, layer, shape, tasks),
             Body::Card(card) => {
-                let bytes = cache.capacity * cache.shape.row_bytes();
-                let [k, v] =
-                    [0, 1].map(|which| cache.memory.span().part(cache.start(layer, which), bytes));
-                let on_card = tasks
-                    .on_card
-                    .as_ref()
-                    .expect("made for a card's operations");
-                card.attend_spans(&out, q, [k, v], shape, on_card)?;
+                let on_card = tasks.on_card.as_ref();
+                let on_card = on_card.expect("made for a card's operations");
+                for (cache, queries) in caches.iter().zip(&tasks.sequences) {
+                    let bytes = cache.capacity * cache.shape.row_bytes();
+                    let memory = |which| cache.memory.span().part(cache.start(layer, which), bytes);
+                    let keys = [memory(0), memory(1)];
+                    card.attend_spans(&out, q, keys, shape, on_card, queries.clone())?;
+                }
             }
             Body::Rehearsal => {}
         }

@@ -1,16 +1,18 @@
 //! The operations on a card: each is a launch of its kernels, in the order in which they are called. Nothing waits but
 //! what reads results back.
 
+use std::ops::Range;
+
 use bytemuck::Pod;
 use half::{bf16, f16};
 use sluice_cuda as cuda;
 use sluice_cuda::{Gpu, Number, Span};
 
 use super::{
-    Activation, AttentionShape, Choice, HeadRow, Indices, RopeTable,
+    Activation, AttentionShape, Choice, HeadGroup, Indices, RopeTable,
     activation::Pool,
     arena::Part,
-    attention::CardTasks,
+    attention::{CardTasks, TASK_NUMBERS},
     compare::{Row, Side},
     head::Running,
 };
@@ -248,10 +250,11 @@ impl Card {
         shape: AttentionShape,
         tasks: &CardTasks,
     ) -> Result<(), EngineError> {
-        self.attend_spans(out, q, [k.span(), v.span()], shape, tasks)
+        let all = 0..tasks.tasks.len() / TASK_NUMBERS;
+        self.attend_spans(out, q, [k.span(), v.span()], shape, tasks, all)
     }
 
-    /// The same, with keys and values in the numbers of the queries, wherever they lie.
+    /// The same for some of the tasks, with keys and values in the numbers of the queries, wherever they lie.
     pub(super) fn attend_spans(
         &self,
         out: &Activation,
@@ -259,14 +262,16 @@ impl Card {
         [k, v]: [Span; 2],
         shape: AttentionShape,
         tasks: &CardTasks,
+        these: Range<usize>,
     ) -> Result<(), EngineError> {
+        const TASK_BYTES: usize = size_of::<cuda::Task>();
         let attend = cuda::Attend {
             out: out.span(),
             q: q.span(),
             k,
             v,
-            tasks: tasks.tasks.span(),
-            task_count: tasks.tasks.len() / 4,
+            tasks: (tasks.tasks.span()).part(these.start * TASK_BYTES, these.len() * TASK_BYTES),
+            task_count: these.len(),
             segments: tasks.segments.span(),
             heads: shape.heads,
             kv_heads: shape.kv_heads,
@@ -320,6 +325,13 @@ impl HeadMemory {
 pub(super) struct CardHead {
     gpu: Gpu,
     memory: HeadMemory,
+    groups: Vec<CardGroup>,
+}
+
+/// A group's rows among all rows, and among those of the multiply.
+struct CardGroup {
+    rows: Range<usize>,
+    inputs: Range<usize>,
     choice: cuda::HeadChoice,
 }
 
@@ -345,25 +357,35 @@ impl CardHead {
 impl Card {
     pub(super) fn start_head(
         &self,
-        rows: &[HeadRow],
-        choice: &Choice<'_>,
+        groups: &[HeadGroup<'_>],
         memory: HeadMemory,
     ) -> Result<CardHead, EngineError> {
-        let start = vec![cuda::HeadState::START; rows.len()];
-        self.upload(memory.states.span(), &start)?;
+        let rows = groups.iter().flat_map(|group| group.rows);
         let rows: Vec<_> = rows
-            .iter()
             .map(|row| cuda::HeadRow {
                 position: row.position as u32,
                 may_end: u32::from(row.may_end),
                 target: row.target.unwrap_or(cuda::NO_TOKEN),
             })
             .collect();
+        let start = vec![cuda::HeadState::START; rows.len()];
+        self.upload(memory.states.span(), &start)?;
         self.upload(memory.rows.span(), &rows)?;
+        let (mut row, mut input) = (0, 0);
+        let groups = groups.iter().map(|group| {
+            let (first_row, first_input) = (row, input);
+            row += group.rows.len();
+            input += group.inputs();
+            CardGroup {
+                rows: first_row..row,
+                inputs: first_input..input,
+                choice: head_choice(&group.choice),
+            }
+        });
         Ok(CardHead {
             gpu: self.gpu.clone(),
             memory,
-            choice: head_choice(choice),
+            groups: groups.collect(),
         })
     }
 
@@ -374,23 +396,36 @@ impl Card {
         piece: &Weight<'_>,
         first: usize,
     ) -> Result<(), EngineError> {
-        let logits = head.memory.logits.span();
-        let logits = logits.part(0, x.len() * piece.rows * size_of::<f32>());
+        let input_bytes = piece.rows * size_of::<f32>();
+        let logits = head.memory.logits.span().part(0, x.len() * input_bytes);
         self.multiply(x, piece, logits, Number::F32, false)?;
-        let (states, head_rows) = (head.memory.states.span(), head.memory.rows.span());
-        let rows = head_rows.bytes() / size_of::<cuda::HeadRow>();
-        Ok(self.gpu.head_reduce(
-            states,
-            logits,
-            head_rows,
+        let part = |span: Span, of: &Range<usize>, bytes: usize| {
+            span.part(of.start * bytes, of.len() * bytes)
+        };
+        for CardGroup {
             rows,
-            piece.rows,
-            first,
-            &head.choice,
-        )?)
+            inputs,
+            choice,
+        } in &head.groups
+        {
+            self.gpu.head_reduce(
+                part(
+                    head.memory.states.span(),
+                    rows,
+                    size_of::<cuda::HeadState>(),
+                ),
+                part(logits, inputs, input_bytes),
+                part(head.memory.rows.span(), rows, size_of::<cuda::HeadRow>()),
+                rows.len(),
+                piece.rows,
+                first,
+                choice,
+            )?;
+        }
+        Ok(())
     }
 
-    /// Logits of one row by a part of the head, to where they belong.
+    /// Logits of rows by a part of the head.
     pub(super) fn logits(
         &self,
         x: &Activation,

@@ -63,6 +63,15 @@ pub struct Choice<'a> {
     pub ranking: Ranking,
 }
 
+/// Rows of one request, and how their tokens are chosen.
+#[derive(Debug, Clone)]
+pub struct HeadGroup<'a> {
+    /// In rising order of position.
+    pub rows: &'a [HeadRow],
+    /// The same for all of them.
+    pub choice: Choice<'a>,
+}
+
 /// What a row would become.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
@@ -95,14 +104,13 @@ pub(super) struct Running {
 
 /// Rows on their way through the head, a piece of the vocabulary at a time.
 pub struct HeadReduction<'a> {
-    rows: &'a [HeadRow],
-    choice: &'a Choice<'a>,
+    groups: &'a [HeadGroup<'a>],
     /// Columns of the vocabulary whose logits exist at once.
     columns: usize,
     state: State,
 }
 
-/// Where the rows' states and logits are.
+/// Where the rows' states and logits are, those of all groups.
 enum State {
     Here {
         running: Vec<Running>,
@@ -122,7 +130,8 @@ enum State {
 }
 
 impl Ops {
-    /// Begins to reduce rows to a candidate each, by a head whose largest part has `part_rows` of the vocabulary.
+    /// Begins to reduce the rows of all groups to a candidate each, by a head whose largest part has `part_rows` of the
+    /// vocabulary.
     ///
     /// The probability's denominator is the whole head's, as the reference computes it; ties go to the lower id.
     ///
@@ -130,46 +139,43 @@ impl Ops {
     /// When memory can't be had.
     pub fn start_head<'a>(
         &self,
-        rows: &'a [HeadRow],
-        choice: &'a Choice<'a>,
+        groups: &'a [HeadGroup<'a>],
         part_rows: usize,
     ) -> Result<HeadReduction<'a>, EngineError> {
-        let inputs = rows.len() * choice.branches();
+        let rows = groups.iter().map(|group| group.rows.len()).sum();
+        let inputs = groups.iter().map(HeadGroup::inputs).sum::<usize>();
         let columns = (PIECE_LOGITS / inputs.max(1))
             .max(PIECE_COLUMNS_MIN)
             .min(part_rows);
         let (device, ledger) = (&self.device, &self.ledger);
         let count = columns * inputs;
-        let on_card = || HeadMemory::take(&self.pool, rows.len(), count);
+        let on_card = || HeadMemory::take(&self.pool, rows, count);
         // A card's kernel keeps what confidences need, and nothing for other rankings.
-        let is_copied = choice.ranking != Ranking::Confidence;
+        let is_copied = |group: &HeadGroup<'_>| group.choice.ranking != Ranking::Confidence;
         let state = match &self.body {
-            Body::Card(_) if is_copied => State::Copied {
+            Body::Card(_) if groups.iter().any(is_copied) => State::Copied {
                 memory: on_card()?,
-                running: vec![Running::default(); rows.len()],
+                running: vec![Running::default(); rows],
                 logits: vec![0.0; count],
             },
-            Body::Card(card) => {
-                State::OnCard(Box::new(card.start_head(rows, choice, on_card()?)?))
-            }
+            Body::Card(card) => State::OnCard(Box::new(card.start_head(groups, on_card()?)?)),
             Body::Rehearsal if device.is_card() => State::Rehearsed {
                 _memory: on_card()?,
             },
             Body::Cpu(_) | Body::Rehearsal => State::Here {
-                running: vec![Running::default(); rows.len()],
+                running: vec![Running::default(); rows],
                 logits: DeviceBuffer::new(device, ledger, Kind::Head, count)?,
             },
         };
         Ok(HeadReduction {
-            rows,
-            choice,
+            groups,
             columns,
             state,
         })
     }
 
     /// Takes the next part of the head, whose first row is `first` of the vocabulary, for each row of `x` (after the
-    /// final norm). With guidance, `x` has the conditional rows first and as many unconditional ones after them.
+    /// final norm): group after group its conditional rows and then, with guidance, as many unconditional ones.
     ///
     /// # Errors
     /// When the device fails.
@@ -183,7 +189,9 @@ impl Ops {
         part: &Weight<'_>,
         first: usize,
     ) -> Result<(), EngineError> {
-        assert_eq!(x.len(), reduction.rows.len() * reduction.choice.branches());
+        let groups = reduction.groups;
+        let inputs = groups.iter().map(HeadGroup::inputs);
+        assert_eq!(x.len(), inputs.sum::<usize>());
         for from in (0..part.rows).step_by(reduction.columns.max(1)) {
             let to = part.rows.min(from + reduction.columns);
             let piece = part.rows(from, to);
@@ -202,9 +210,8 @@ impl Ops {
                             let there = memory.logits().part(0, size_of_val(logits));
                             card.logits(x, &piece, there)?;
                             card.download(there, logits)?;
-                            let (rows, choice) = (reduction.rows, reduction.choice);
                             self.device
-                                .run(|| reduce(logits, piece.rows, first, rows, choice, running));
+                                .run(|| reduce(logits, piece.rows, first, groups, running));
                         }
                         State::Here { .. } | State::Rehearsed { .. } => {
                             unreachable!("began on the card")
@@ -223,60 +230,105 @@ impl HeadReduction<'_> {
         let State::Here { running, logits } = &mut self.state else {
             unreachable!("began on the CPU")
         };
-        let (rows, choice, width) = (self.rows, self.choice, piece.rows);
+        let (groups, width) = (self.groups, piece.rows);
         let logits = &mut logits.host_mut()[..x.len() * width];
         cpu.run(|| {
             cpu.multiply_here(x, piece, logits, false);
-            reduce(logits, width, first, rows, choice, running);
+            reduce(logits, width, first, groups, running);
         });
     }
 
-    /// A candidate for each row, once the whole head was taken.
+    /// For each group a candidate for each of its rows, once the whole head was taken.
     ///
     /// # Errors
     /// When a row's logits are not numbers, or the device fails.
-    pub fn candidates(self) -> Result<Vec<Candidate>, EngineError> {
+    pub fn candidates(self) -> Result<Vec<Vec<Candidate>>, EngineError> {
+        let rows = self.groups.iter().map(|group| group.rows.len());
         let running = match self.state {
             State::Here { running, .. } | State::Copied { running, .. } => running,
-            State::OnCard(state) => state.read(self.rows.len())?,
+            State::OnCard(state) => state.read(rows.sum())?,
             State::Rehearsed { .. } => Vec::new(),
         };
-        let pairs = running.iter().zip(self.rows);
-        let ranking = self.choice.ranking;
-        pairs
-            .map(|(running, row)| running.candidate(row, ranking))
-            .collect()
+        let mut running = running.iter();
+        let groups = self.groups.iter().map(|group| {
+            let pairs = running.by_ref().zip(group.rows);
+            pairs
+                .map(|(running, row)| running.candidate(row, group.choice.ranking))
+                .collect()
+        });
+        groups.collect()
     }
+}
+
+/// A row's logits in a piece, and what is made of them.
+struct Taking<'a> {
+    logits: &'a mut [f32],
+    /// Those of the unconditional branch, and how much they weigh.
+    guidance: Option<(&'a [f32], f32)>,
+    row: &'a HeadRow,
+    choice: &'a Choice<'a>,
+    running: &'a mut Running,
 }
 
 /// Takes logits of `width` of the vocabulary from `first` on into the rows' states, on the device's threads.
 fn reduce(
-    logits: &mut [f32],
+    mut logits: &mut [f32],
     width: usize,
     first: usize,
-    rows: &[HeadRow],
-    choice: &Choice<'_>,
+    groups: &[HeadGroup<'_>],
     running: &mut [Running],
 ) {
-    let (conditional, unconditional) = logits.split_at_mut(rows.len() * width);
-    conditional
-        .par_chunks_exact_mut(width)
-        .zip(rows)
-        .zip(running.par_iter_mut())
-        .enumerate()
-        .for_each(|(index, ((logits, row), running))| {
-            if let Some(w) = choice.guidance {
-                let plain = &unconditional[index * width..(index + 1) * width];
-                guide(logits, plain, w as f32);
-            }
-            running.take(logits, first, row, choice);
-        });
+    let mut states = running.iter_mut();
+    let mut all = Vec::with_capacity(states.len());
+    for HeadGroup { rows, choice } in groups {
+        let (conditional, rest) = logits.split_at_mut(rows.len() * width);
+        let guided = if choice.guidance.is_some() {
+            rows.len()
+        } else {
+            0
+        };
+        let (unconditional, rest) = rest.split_at_mut(guided * width);
+        logits = rest;
+        let mut plain = unconditional.chunks_exact(width);
+        let of_rows = conditional.chunks_exact_mut(width).zip(*rows);
+        all.extend(
+            states
+                .by_ref()
+                .zip(of_rows)
+                .map(|(running, (logits, row))| {
+                    let guidance = choice.guidance.map(|w| {
+                        let plain = plain.next().expect("each row has two branches");
+                        (plain, w as f32)
+                    });
+                    Taking {
+                        logits,
+                        guidance,
+                        row,
+                        choice,
+                        running,
+                    }
+                }),
+        );
+    }
+    all.into_par_iter().for_each(|taking| {
+        let Taking {
+            logits,
+            guidance,
+            row,
+            choice,
+            running,
+        } = taking;
+        if let Some((plain, w)) = guidance {
+            guide(logits, plain, w);
+        }
+        running.take(logits, first, row, choice);
+    });
 }
 
-impl Choice<'_> {
-    /// Rows of the input for each row that is read.
-    pub(super) fn branches(&self) -> usize {
-        if self.guidance.is_some() { 2 } else { 1 }
+impl HeadGroup<'_> {
+    /// Rows of the input.
+    pub(super) fn inputs(&self) -> usize {
+        self.rows.len() * if self.choice.guidance.is_some() { 2 } else { 1 }
     }
 }
 

@@ -1,4 +1,8 @@
-//! All logits of one row, for choices that need more of them than a running maximum.
+//! All logits of some rows, for choices that need more of them than a running maximum.
+
+use std::ops::Range;
+
+use sluice_cuda::Span;
 
 use super::{Activation, Body, Ops};
 use crate::{
@@ -8,11 +12,17 @@ use crate::{
     residency::Weight,
 };
 
-/// Memory for one row's logits over the whole head, and for as many ids.
-pub struct LogitsRow {
+/// Memory for some rows' logits over the whole head, and for as many ids as one row has: rows are chosen from one after
+/// another.
+pub struct LogitsRows {
+    count: usize,
+    head_rows: usize,
+    /// On the CPU row after row. On a card part after part of the head, as they are multiplied, and in each row after row.
     on_device: DeviceBuffer<f32>,
-    /// Where the choice is made; on the CPU the logits are there already.
+    /// Where the choice is made from a card's logits.
     host: Vec<f32>,
+    /// The parts of the head that lie on a card.
+    parts: Vec<Range<usize>>,
     order: Order,
 }
 
@@ -23,76 +33,99 @@ enum Order {
 }
 
 impl Ops {
-    /// Memory for a row's logits over a head of so many rows.
+    /// Memory for the logits of `count` rows over a head of so many rows.
     ///
     /// # Errors
     /// When it can't be had.
-    pub fn logits_row(&self, head_rows: usize) -> Result<LogitsRow, EngineError> {
+    pub fn logits_rows(&self, count: usize, head_rows: usize) -> Result<LogitsRows, EngineError> {
         let (device, ledger) = (&self.device, &self.ledger);
-        let is_card = device.is_card();
-        Ok(LogitsRow {
-            on_device: DeviceBuffer::new(device, ledger, Kind::Head, head_rows)?,
-            host: vec![0.0; if device.gpu().is_some() { head_rows } else { 0 }],
-            order: match is_card {
-                true => Order::Host(vec![0; if device.gpu().is_some() { head_rows } else { 0 }]),
+        let on_host = if device.gpu().is_some() { head_rows } else { 0 };
+        Ok(LogitsRows {
+            count,
+            head_rows,
+            on_device: DeviceBuffer::new(device, ledger, Kind::Head, count * head_rows)?,
+            host: vec![0.0; on_host],
+            parts: Vec::new(),
+            order: match device.is_card() {
+                true => Order::Host(vec![0; on_host]),
                 false => Order::Device(ledger.buffer(Kind::Head, head_rows)?),
             },
         })
     }
 
-    /// Puts the logits of `x`, one row after the final norm, by a part of the head, whose first row is `first` of the
+    /// Puts the logits of the rows of `x`, after the final norm, by a part of the head, whose first row is `first` of the
     /// vocabulary, in their place.
     ///
     /// # Errors
     /// When the device fails.
     ///
     /// # Panics
-    /// When there is another number of rows, or the part lies outside.
+    /// When there are more rows than there is memory for, or the part lies outside.
     pub fn take_logits(
         &self,
-        row: &mut LogitsRow,
+        rows: &mut LogitsRows,
         x: &Activation,
         part: &Weight<'_>,
         first: usize,
     ) -> Result<(), EngineError> {
-        assert_eq!(x.len(), 1);
+        assert!(x.len() <= rows.count && first + part.rows <= rows.head_rows);
         match &self.body {
             Body::Cpu(cpu) => {
-                let logits = &mut row.on_device.host_mut()[first..first + part.rows];
-                cpu.multiply(x, part, logits, false);
+                let logits = &mut rows.on_device.host_mut()[first..];
+                cpu.multiply_apart(x, part, logits, rows.head_rows);
             }
             Body::Card(card) => {
-                let place = row.on_device.span().part(first * 4, part.rows * 4);
-                card.logits(x, part, place)?;
+                let columns = first..first + part.rows;
+                let there = rows.there(&columns);
+                let bytes = x.len() * part.rows * size_of::<f32>();
+                card.logits(x, part, there.part(0, bytes))?;
+                if !rows.parts.contains(&columns) {
+                    rows.parts.push(columns);
+                }
             }
             Body::Rehearsal => {}
         }
         Ok(())
     }
 
-    /// The logits, once all parts were taken, and room for as many ids.
+    /// The logits of one of the rows, once all parts were taken, and room for as many ids.
     ///
     /// # Errors
     /// When the device fails.
+    ///
+    /// # Panics
+    /// When there is no such row.
     pub fn read_logits<'a>(
         &self,
-        row: &'a mut LogitsRow,
+        rows: &'a mut LogitsRows,
+        index: usize,
     ) -> Result<(&'a mut [f32], &'a mut [u32]), EngineError> {
-        let LogitsRow {
-            on_device,
-            host,
-            order,
-        } = row;
-        let order = match order {
+        assert!(index < rows.count);
+        if let Body::Card(card) = &self.body {
+            for columns in &rows.parts {
+                let bytes = columns.len() * size_of::<f32>();
+                let there = rows.there(columns).part(index * bytes, bytes);
+                card.download(there, &mut rows.host[columns.clone()])?;
+            }
+        }
+        let head_rows = rows.head_rows;
+        let logits = match &self.body {
+            Body::Cpu(_) => &mut rows.on_device.host_mut()[index * head_rows..][..head_rows],
+            Body::Card(_) | Body::Rehearsal => &mut rows.host[..],
+        };
+        let order = match &mut rows.order {
             Order::Device(order) => &mut order[..],
             Order::Host(order) => &mut order[..],
         };
-        match &self.body {
-            Body::Card(card) => {
-                card.download(on_device.span(), host)?;
-                Ok((host, order))
-            }
-            Body::Cpu(_) | Body::Rehearsal => Ok((on_device.host_mut(), order)),
-        }
+        Ok((logits, order))
+    }
+}
+
+impl LogitsRows {
+    /// Where a card has these columns of all rows.
+    fn there(&self, columns: &Range<usize>) -> Span {
+        let column_bytes = self.count * size_of::<f32>();
+        let span = self.on_device.span();
+        span.part(columns.start * column_bytes, columns.len() * column_bytes)
     }
 }

@@ -22,8 +22,8 @@ pub use self::{
     attention::{AttentionRange, AttentionShape, AttentionTasks, KeySegment},
     cache::{CacheShape, CausalTasks, KvCache, cache_format, computed_format},
     compare::{Comparison, Divergence},
-    head::{Candidate, Choice, HeadReduction, HeadRow, Ranking},
-    logits::LogitsRow,
+    head::{Candidate, Choice, HeadGroup, HeadReduction, HeadRow, Ranking},
+    logits::LogitsRows,
     noise::Noise,
 };
 use crate::{
@@ -206,13 +206,23 @@ impl Ops {
     /// # Errors
     /// When memory can't be had.
     pub fn indices(&self, places: impl IntoIterator<Item = usize>) -> Result<Indices, EngineError> {
+        self.indices_in(0, places)
+    }
+
+    /// The same in memory for `room` places at least, so that what is taken doesn't depend on how many there are.
+    fn indices_in(
+        &self,
+        room: usize,
+        places: impl IntoIterator<Item = usize>,
+    ) -> Result<Indices, EngineError> {
         let values: Vec<u32> = places.into_iter().map(|place| place as u32).collect();
+        let bytes = size_of_val(&values[..]);
         let on_card = match self.device.is_card() {
-            true => Some(self.pool.take_bytes(size_of_val(&values[..]))?),
+            true => Some(self.pool.take_bytes(bytes.max(room * size_of::<u32>()))?),
             false => None,
         };
         if let (Body::Card(card), Some(part)) = (&self.body, &on_card) {
-            card.upload(part.span(), &values)?;
+            card.upload(part.span().part(0, bytes), &values)?;
         }
         Ok(Indices::new(values, on_card))
     }

@@ -20,38 +20,72 @@ pub use self::{
 };
 use crate::{format::Format, ledger::Kind, model::shape::Shape};
 
-/// What a plan is made for.
+/// What a plan is made for: requests that share a pass, of which the sums are known, and the longest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Workload {
-    /// Positions of a canvas, prompt included.
+    /// Positions of the longest canvas, prompt included.
     pub canvas: usize,
-    /// Positions decoded together.
+    /// Positions decoded together, in the largest block.
     pub block: usize,
-    /// Requests that share a pass.
+    /// Requests that share a pass; one with guidance counts twice.
     pub requests: usize,
+    rows: usize,
+    head_rows: usize,
 }
 
 impl Workload {
-    /// Rows that the layers compute.
+    /// So many requests with canvases and blocks of one size.
     #[must_use]
-    pub fn rows(&self) -> usize {
-        self.canvas * self.requests
+    pub fn new(canvas: usize, block: usize, requests: usize) -> Self {
+        Self {
+            canvas,
+            block,
+            requests,
+            rows: canvas * requests,
+            head_rows: block.min(canvas) * requests,
+        }
     }
 
-    /// One that has room for both.
+    /// Positions of all canvases, which the layers compute together.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Rows that the head reads of all requests, at most.
+    #[must_use]
+    pub fn head_rows(&self) -> usize {
+        self.head_rows
+    }
+
+    /// Whether all canvases are of one length.
+    #[must_use]
+    pub fn is_uniform(&self) -> bool {
+        self.rows == self.canvas * self.requests
+    }
+
+    /// One in which the requests of both share a pass.
+    #[must_use]
+    pub fn with(&self, other: &Self) -> Self {
+        Self {
+            canvas: self.canvas.max(other.canvas),
+            block: self.block.max(other.block),
+            requests: self.requests + other.requests,
+            rows: self.rows + other.rows,
+            head_rows: self.head_rows + other.head_rows,
+        }
+    }
+
+    /// One that has room for either.
     #[must_use]
     pub fn widest(&self, other: &Self) -> Self {
         Self {
             canvas: self.canvas.max(other.canvas),
             block: self.block.max(other.block),
             requests: self.requests.max(other.requests),
+            rows: self.rows.max(other.rows),
+            head_rows: self.head_rows.max(other.head_rows),
         }
-    }
-
-    /// Rows that the head reads, at most.
-    #[must_use]
-    pub fn head_rows(&self) -> usize {
-        self.block.min(self.canvas) * self.requests
     }
 }
 
@@ -62,11 +96,7 @@ pub const BLOCK_DEFAULT: usize = 32;
 
 impl Default for Workload {
     fn default() -> Self {
-        Self {
-            canvas: CANVAS_DEFAULT,
-            block: BLOCK_DEFAULT,
-            requests: 1,
-        }
+        Self::new(CANVAS_DEFAULT, BLOCK_DEFAULT, 1)
     }
 }
 
@@ -341,6 +371,7 @@ fn check_workload(question: &Question<'_>) -> Result<(), PlanError> {
         canvas,
         block,
         requests,
+        ..
     } = question.workload;
     for (what, value) in [("canvas", canvas), ("block", block), ("requests", requests)] {
         if value == 0 {

@@ -43,10 +43,7 @@ fn plan_with_cache(
         sources: &sources_of(shape),
         choices: level.into(),
         budget_bytes,
-        workload: Workload {
-            canvas: 64,
-            ..Workload::default()
-        },
+        workload: Workload::new(64, BLOCK_DEFAULT, 1),
         working: Working {
             activation_bytes: 4 << 20,
             ..Working::default()

@@ -152,10 +152,11 @@ fn linear(
 }
 
 /// Queries with keys and scores with values: as many multiplications for each pair of positions as a row is wide, twice.
+/// Where canvases differ in length, all are taken for as long as the longest.
 fn attention(shape: &Shape, workload: &Workload, rates: &Rates) -> Option<f64> {
-    let canvas = workload.canvas as f64;
-    let queries = if shape.causal { 1.0 } else { canvas };
-    let pairs = workload.requests as f64 * queries * canvas;
+    // Each request of a causal model asks for one position, of all of its own.
+    let keys = if shape.causal { 1 } else { workload.canvas };
+    let pairs = (workload.rows() * keys) as f64;
     let width = (shape.heads * shape.head_dim) as f64;
     let rate = rates.linear(Format::F32)?;
     Some(2.0 * pairs * width * shape.layers as f64 * rate.per_row_s())

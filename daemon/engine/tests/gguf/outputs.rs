@@ -9,7 +9,9 @@ use sluice_engine::{
     ledger::Ledger,
     model::shape::Shape,
     ops::Ops,
-    plan::{Machine, Plan, PlanError, Question, SourceTensor, Tier, Working, Workload},
+    plan::{
+        BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Tier, Working, Workload,
+    },
 };
 use sluice_shared::level::{Choices, Level};
 
@@ -23,10 +25,7 @@ fn plan(shape: &Shape, sources: &[SourceTensor], share: f64, cache: u64) -> Opti
         sources,
         choices: Choices::from(Level::Standard),
         budget_bytes: u64::MAX,
-        workload: Workload {
-            canvas: 16,
-            ..Workload::default()
-        },
+        workload: Workload::new(16, BLOCK_DEFAULT, 1),
         working: Working::default(),
         machine: &machine,
     };

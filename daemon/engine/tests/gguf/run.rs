@@ -10,7 +10,7 @@ use sluice_engine::{
     device::{Device, Profile},
     format::Format,
     ledger::Ledger,
-    model::transformer::{Interrupt, Sequence, Transformer, logits},
+    model::transformer::{Interrupt, Next, Sequence, Transformer, logits},
     ops::{Activation, CacheShape, Ops},
     plan::{self, Machine, Plan, Question, Working, Workload},
     residency::{LoadOutcome, Reader, Residency},
@@ -98,10 +98,12 @@ impl Loaded {
         let mut next = |tokens: &[u32]| {
             let last = [tokens.len() - 1];
             let (ops, weights) = (&self.ops, &self.weights);
-            self.head(
-                self.model
-                    .extend(ops, weights, tokens, &last, &mut cache, &never),
-            )
+            let next = Next {
+                tokens,
+                wanted: &last,
+                cache: &mut cache,
+            };
+            self.head(self.model.extend(ops, weights, &mut [next], &never))
         };
         let first = next(prompt);
         let mut answer = vec![best(&first)];

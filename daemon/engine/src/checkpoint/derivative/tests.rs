@@ -12,7 +12,7 @@ use crate::{
     device::{Device, Profile},
     error::EngineError,
     model::shape::{Naming, Shape},
-    plan::{Machine, Question, Working, Workload, sources},
+    plan::{BLOCK_DEFAULT, Machine, Question, Working, Workload, sources},
     residency::Reader,
 };
 
@@ -80,10 +80,7 @@ impl Setup {
             sources: &sources,
             choices: level.into(),
             budget_bytes: u64::MAX,
-            workload: Workload {
-                canvas: 16,
-                ..Workload::default()
-            },
+            workload: Workload::new(16, BLOCK_DEFAULT, 1),
             working: Working::default(),
             machine: &Machine::unmeasured(Profile::cpu(1), 0),
         });

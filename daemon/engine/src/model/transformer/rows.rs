@@ -1,6 +1,8 @@
 //! The rows of a pass, and what their queries see.
 
-use super::Sequence;
+use std::ops::Range;
+
+use super::{Next, Sequence};
 use crate::{
     error::EngineError,
     ops::{AttentionRange, AttentionTasks, CausalTasks, Indices, KeySegment, KvCache, Ops},
@@ -20,8 +22,14 @@ pub(super) struct Rows {
 pub(super) enum Seen<'a> {
     /// All of their canvas, which is among the rows.
     Canvas(Tasks<AttentionTasks>),
-    /// Their own position and those before it, which the cache holds.
-    Kept(&'a mut KvCache, Tasks<CausalTasks>),
+    /// Their own position and those before it, which the cache of their sequence holds.
+    Kept(Vec<Kept<'a>>, Tasks<CausalTasks>),
+}
+
+/// A causal sequence's rows, and where its keys and values are kept.
+pub(super) struct Kept<'a> {
+    pub(super) rows: Range<usize>,
+    pub(super) cache: &'a mut KvCache,
 }
 
 /// Tasks of attention for all rows, and for queries that are the wanted rows alone.
@@ -82,23 +90,38 @@ pub(super) fn packed(
     Ok((rows, Seen::Canvas(tasks)))
 }
 
-/// The next rows of the sequence whose first positions a cache holds.
+/// The next rows of sequences whose first positions their caches hold, one sequence after another.
 pub(super) fn next<'a>(
-    tokens: &[u32],
-    wanted: &[usize],
-    cache: &'a mut KvCache,
+    sequences: &'a mut [Next<'_>],
     ops: &Ops,
 ) -> Result<(Rows, Seen<'a>), EngineError> {
-    let start = cache.len();
+    let mut tokens = Vec::new();
+    let (mut positions, mut kept) = (Vec::new(), Vec::new());
+    let (mut wanted, mut wanted_positions) = (Vec::new(), Vec::new());
+    let mut wanted_counts = Vec::new();
+    for sequence in sequences {
+        let start = tokens.len();
+        let position = sequence.cache.len();
+        tokens.extend_from_slice(sequence.tokens);
+        positions.extend(position..position + sequence.tokens.len());
+        wanted.extend(sequence.wanted.iter().map(|row| start + row));
+        wanted_positions.extend(sequence.wanted.iter().map(|row| position + row));
+        wanted_counts.push(sequence.wanted.len());
+        kept.push(Kept {
+            rows: start..tokens.len(),
+            cache: &mut *sequence.cache,
+        });
+    }
     let rows = Rows {
-        tokens: tokens.to_vec(),
-        positions: ops.indices(start..start + tokens.len())?,
-        wanted: ops.indices(wanted.iter().copied())?,
-        wanted_positions: ops.indices(wanted.iter().map(|row| start + row))?,
+        tokens,
+        positions: ops.indices(positions)?,
+        wanted: ops.indices(wanted)?,
+        wanted_positions: ops.indices(wanted_positions)?,
     };
+    let counts = kept.iter().map(|kept| kept.rows.len());
     let tasks = Tasks {
-        all: ops.causal_tasks(&rows.positions)?,
-        wanted: ops.causal_tasks(&rows.wanted_positions)?,
+        all: ops.causal_tasks(&rows.positions, counts)?,
+        wanted: ops.causal_tasks(&rows.wanted_positions, wanted_counts)?,
     };
-    Ok((rows, Seen::Kept(cache, tasks)))
+    Ok((rows, Seen::Kept(kept, tasks)))
 }

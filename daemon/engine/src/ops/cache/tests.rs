@@ -57,11 +57,13 @@ fn difference(format: Format, shape: AttentionShape, pieces: &[usize]) -> f32 {
         let places = ops.indices(start..start + rows).unwrap();
         let piece = |x: &Activation| ops.take_rows(x, &places).unwrap();
         // The other layer's must not be read.
-        ops.append(&mut cache, 0, &piece(&v), &piece(&k)).unwrap();
-        ops.append(&mut cache, 1, &piece(&k), &piece(&v)).unwrap();
-        let tasks = ops.causal_tasks(&places).unwrap();
+        ops.append(&mut cache, 0, &piece(&v), &piece(&k), 0..rows)
+            .unwrap();
+        ops.append(&mut cache, 1, &piece(&k), &piece(&v), 0..rows)
+            .unwrap();
+        let tasks = ops.causal_tasks(&places, [rows]).unwrap();
         let found = ops
-            .attend_causal(&piece(&q), &cache, 1, shape, &tasks)
+            .attend_causal(&piece(&q), &[&cache], 1, shape, &tasks)
             .unwrap();
         cache.advance(rows);
         let found = ops.read(&found).unwrap();
@@ -117,7 +119,7 @@ fn a_copy_goes_on_as_the_original_would() {
     let mut from = ops.cache(shape, 8).unwrap();
     for layer in 0..2 {
         let rows = filled(&ops, 8, 32, layer as u64);
-        ops.append(&mut from, layer, &rows, &rows).unwrap();
+        ops.append(&mut from, layer, &rows, &rows, 0..8).unwrap();
     }
     from.advance(8);
     let mut to = ops.cache(shape, 20).unwrap();

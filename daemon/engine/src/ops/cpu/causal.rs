@@ -10,7 +10,7 @@ use super::{Cpu, attention::softmax, scratch::SCRATCH_LEN};
 use crate::{
     format::Format,
     model::{CONTEXT_MAX, HEAD_DIM_MAX},
-    ops::{Activation, AttentionShape, CacheShape, KvCache},
+    ops::{Activation, AttentionShape, CacheShape, CausalTasks, KvCache},
 };
 
 /// Positions that are widened at once: with heads of 128, a quarter of a second-level cache.
@@ -22,21 +22,23 @@ const TILE_QUERIES: usize = 64;
 /// head, which is a multiple of each.
 const _: () = assert!(TILE_KEYS * HEAD_DIM_MAX + CONTEXT_MAX <= SCRATCH_LEN);
 
-/// Some query heads of some queries, all of which read one key head.
-struct Task {
+/// Some query heads of some queries of a sequence, all of which read one key head.
+struct Task<'a> {
+    cache: &'a KvCache,
     kv_head: usize,
     heads: Range<usize>,
     queries: Range<usize>,
 }
 
 impl Cpu {
-    /// Puts rows, as they are stored, behind the positions that the cache holds.
+    /// Puts these rows of `x`, as they are stored, behind the positions that the cache holds.
     pub(in crate::ops) fn store_rows(
         &self,
         cache: &mut KvCache,
         layer: usize,
         which: usize,
-        rows: &Activation,
+        x: &Activation,
+        rows: Range<usize>,
     ) {
         let shape = cache.shape();
         let room = cache.room_mut(layer, which, rows.len());
@@ -44,54 +46,69 @@ impl Cpu {
         self.run(|| {
             room.par_chunks_exact_mut(row_bytes.max(1))
                 .enumerate()
-                .for_each(|(index, room)| store_row(&shape, rows.row(index), room));
+                .for_each(|(index, room)| store_row(&shape, x.row(rows.start + index), room));
         });
     }
 
-    /// Attention of queries at these positions, in rising order, to all positions up to their own.
+    /// Attention of each sequence's queries to all positions in its cache up to their own.
     pub(in crate::ops) fn attend_causal(
         &self,
         out: &mut Activation,
         q: &Activation,
-        cache: &KvCache,
+        caches: &[&KvCache],
         layer: usize,
         shape: AttentionShape,
-        positions: &[usize],
+        queries: &CausalTasks,
     ) {
-        let Some(last) = positions.iter().max() else {
-            return;
-        };
-        let keys = last + 1;
-        let tile = TILE_KEYS * cache.shape().stored_dim();
-        // Scores and a tile share the scratch.
-        let scores = (SCRATCH_LEN - tile) / keys;
-        assert!(
-            scores > 0,
-            "contexts and heads are bounded when a model is read"
-        );
-        let group = shape.heads / shape.kv_heads;
-        let heads_step = group.min(scores);
-        let queries_step = (scores / heads_step).min(TILE_QUERIES);
+        let positions = &queries.positions;
         let mut tasks = Vec::new();
-        for start in (0..positions.len()).step_by(queries_step) {
-            let queries = start..positions.len().min(start + queries_step);
-            for kv_head in 0..shape.kv_heads {
-                let end = (kv_head + 1) * group;
-                tasks.extend((kv_head * group..end).step_by(heads_step).map(|head| Task {
-                    kv_head,
-                    heads: head..end.min(head + heads_step),
-                    queries: queries.clone(),
-                }));
-            }
+        for (cache, queries) in caches.iter().zip(&queries.sequences) {
+            add_tasks(&mut tasks, cache, shape, queries.clone(), positions);
         }
         self.run(|| {
             let target = Target(out.values_mut().as_mut_ptr());
             tasks.par_iter().for_each(|task| {
                 self.scratch.with(|scratch| {
-                    attend(task, q, cache, layer, shape, positions, scratch, &target);
+                    attend(task, q, layer, shape, positions, scratch, &target);
                 });
             });
         });
+    }
+}
+
+/// Adds the tasks of a sequence's queries.
+fn add_tasks<'a>(
+    tasks: &mut Vec<Task<'a>>,
+    cache: &'a KvCache,
+    shape: AttentionShape,
+    queries: Range<usize>,
+    positions: &[usize],
+) {
+    let Some(last) = positions[queries.clone()].iter().max() else {
+        return;
+    };
+    let keys = last + 1;
+    let tile = TILE_KEYS * cache.shape().stored_dim();
+    // Scores and a tile share the scratch.
+    let scores = (SCRATCH_LEN - tile) / keys;
+    assert!(
+        scores > 0,
+        "contexts and heads are bounded when a model is read"
+    );
+    let group = shape.heads / shape.kv_heads;
+    let heads_step = group.min(scores);
+    let queries_step = (scores / heads_step).min(TILE_QUERIES);
+    for start in queries.clone().step_by(queries_step) {
+        let queries = start..queries.end.min(start + queries_step);
+        for kv_head in 0..shape.kv_heads {
+            let end = (kv_head + 1) * group;
+            tasks.extend((kv_head * group..end).step_by(heads_step).map(|head| Task {
+                cache,
+                kv_head,
+                heads: head..end.min(head + heads_step),
+                queries: queries.clone(),
+            }));
+        }
     }
 }
 
@@ -101,11 +118,9 @@ struct Target(*mut f32);
 // SAFETY: tasks differ in their queries or their heads, so they write disjoint parts.
 unsafe impl Sync for Target {}
 
-#[expect(clippy::too_many_arguments, reason = "a task and what all tasks share")]
 fn attend(
-    task: &Task,
+    task: &Task<'_>,
     q: &Activation,
-    cache: &KvCache,
     layer: usize,
     shape: AttentionShape,
     positions: &[usize],
@@ -113,7 +128,7 @@ fn attend(
     target: &Target,
 ) {
     let dim = shape.head_dim;
-    let stored = cache.shape().stored_dim();
+    let stored = task.cache.shape().stored_dim();
     let positions = &positions[task.queries.clone()];
     let keys = positions.iter().max().map_or(0, |last| last + 1);
     let (tile, scores) = scratch.split_at_mut(TILE_KEYS * stored);
@@ -124,7 +139,7 @@ fn attend(
 
     for from in (0..keys).step_by(TILE_KEYS) {
         let count = TILE_KEYS.min(keys - from);
-        widen(cache, layer, 0, task.kv_head, from..from + count, tile);
+        widen(task, layer, 0, from..from + count, tile);
         for product in &products.0 {
             let first = product.first_row * keys + from;
             // SAFETY: the queries' rows exist and hold these heads; the tile holds `count` rows of `stored` numbers, of
@@ -162,7 +177,7 @@ fn attend(
     }
     for from in (0..keys).step_by(TILE_KEYS) {
         let count = TILE_KEYS.min(keys - from);
-        widen(cache, layer, 1, task.kv_head, from..from + count, tile);
+        widen(task, layer, 1, from..from + count, tile);
         for product in &products.0 {
             let first = product.first_row * keys + from;
             // SAFETY: as above; the output has the queries' shape, and no other task writes these heads of these rows.
@@ -208,7 +223,7 @@ struct Product {
 }
 
 impl Products {
-    fn new(task: &Task, q: &Activation, shape: AttentionShape, rows: usize) -> Self {
+    fn new(task: &Task<'_>, q: &Activation, shape: AttentionShape, rows: usize) -> Self {
         let dim = shape.head_dim;
         let at = |head: usize| task.queries.start * q.width() + head * dim;
         if rows == 1 {
@@ -235,22 +250,15 @@ impl Products {
     }
 }
 
-/// Widens one head of some positions, a row of stored numbers each.
-fn widen(
-    cache: &KvCache,
-    layer: usize,
-    which: usize,
-    kv_head: usize,
-    positions: Range<usize>,
-    tile: &mut [f32],
-) {
-    let shape = cache.shape();
+/// Widens the task's key head of some positions, a row of stored numbers each.
+fn widen(task: &Task<'_>, layer: usize, which: usize, positions: Range<usize>, tile: &mut [f32]) {
+    let shape = task.cache.shape();
     let head = shape.head_bytes();
     let row = shape.kv_heads * head;
-    let bytes = cache.rows(layer, which, positions.end);
+    let bytes = task.cache.rows(layer, which, positions.end);
     let out = tile.chunks_exact_mut(shape.stored_dim());
     for (position, out) in positions.zip(out) {
-        let start = position * row + kv_head * head;
+        let start = position * row + task.kv_head * head;
         shape.format.widen(&bytes[start..start + head], out);
     }
 }

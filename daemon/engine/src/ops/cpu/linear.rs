@@ -41,6 +41,17 @@ impl Cpu {
         self.run(|| self.multiply_here(x, weight, out, adds));
     }
 
+    /// `x · weightᵀ` into rows of `out` that begin `stride` numbers apart.
+    pub(in crate::ops) fn multiply_apart(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        out: &mut [f32],
+        stride: usize,
+    ) {
+        self.run(|| self.multiply_to(x, weight, out, stride, false));
+    }
+
     /// The same on the device's threads, which must be the caller's.
     pub(in crate::ops) fn multiply_here(
         &self,
@@ -49,20 +60,33 @@ impl Cpu {
         out: &mut [f32],
         adds: bool,
     ) {
+        assert_eq!(out.len(), x.len() * weight.rows);
+        self.multiply_to(x, weight, out, weight.rows, adds);
+    }
+
+    fn multiply_to(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        out: &mut [f32],
+        stride: usize,
+        adds: bool,
+    ) {
         assert_eq!(
             x.width(),
             weight.width,
             "the widths of rows and weights differ"
         );
-        assert_eq!(out.len(), x.len() * weight.rows);
         if x.is_empty() || weight.rows == 0 {
             return;
         }
+        assert!(weight.rows <= stride && (x.len() - 1) * stride + weight.rows <= out.len());
         let tile_rows = tile_rows(x.len(), weight, self.device.threads());
         let tiles = weight.rows.div_ceil(tile_rows);
         let out = Columns {
             start: out.as_mut_ptr(),
-            stride: weight.rows,
+            stride,
+            columns: weight.rows,
             rows: x.len(),
             adds,
         };
@@ -105,8 +129,10 @@ fn tile_rows(rows: usize, weight: &Weight<'_>, threads: usize) -> usize {
 /// The output matrix, of which each tile writes columns of its own.
 struct Columns {
     start: *mut f32,
-    /// Numbers in a row.
+    /// From the beginning of a row to that of the next.
     stride: usize,
+    /// Numbers in a row.
+    columns: usize,
     rows: usize,
     /// Whether to add to what is there.
     adds: bool,
@@ -119,7 +145,7 @@ unsafe impl Sync for Columns {}
 fn multiply_tile(x: &Activation, tile: &[f32], out: &Columns, column: usize) {
     let depth = x.width();
     let columns = tile.len() / depth;
-    assert!(column + columns <= out.stride && x.len() == out.rows);
+    assert!(column + columns <= out.columns && x.len() == out.rows);
     let x = x.values();
     let (square_columns, square_rows) = if out.rows <= FEW_ROWS {
         (SQUARE, SQUARE)
@@ -165,7 +191,7 @@ fn multiply_tile(x: &Activation, tile: &[f32], out: &Columns, column: usize) {
 
 /// The single row of `x` times the tile's rows, into the columns from `column` on.
 fn dot_tile(x: &Activation, tile: &Weight<'_>, dots: Dots, out: &Columns, column: usize) {
-    assert!(column + tile.rows <= out.stride && out.rows == 1);
+    assert!(column + tile.rows <= out.columns && out.rows == 1);
     // SAFETY: these columns are inside the only row, and no other tile's.
     let out_tile = unsafe { slice::from_raw_parts_mut(out.start.add(column), tile.rows) };
     if !out.adds {

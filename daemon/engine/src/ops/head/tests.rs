@@ -78,12 +78,14 @@ impl World {
         };
         // Two parts, as a streamed head comes.
         let half = VOCABULARY / 2 + 3;
-        let mut reduction = self.ops.start_head(rows, choice, half)?;
+        let choice = choice.clone();
+        let groups = [HeadGroup { rows, choice }];
+        let mut reduction = self.ops.start_head(&groups, half)?;
         for (from, to) in [(0, half), (half, VOCABULARY)] {
             let part = head.rows(from, to);
             self.ops.reduce_head(&mut reduction, &x, &part, from)?;
         }
-        reduction.candidates()
+        Ok(reduction.candidates()?.concat())
     }
 
     fn logits(&self, row: usize) -> Vec<f64> {
