@@ -118,9 +118,14 @@ pub struct Arguments {
     #[arg(long, value_name = "TIME|never", allow_negative_numbers = true)]
     pub idle_unload: Option<IdleUnload>,
 
-    /// Requests that may wait while one runs [default: 16] [env: SLUICE_QUEUE]
+    /// Requests that may wait while others run [default: 16] [env: SLUICE_QUEUE]
     #[arg(long, value_name = "N", value_parser = limits::queue)]
     pub queue: Option<usize>,
+
+    /// Requests that share a pass over the weights, at most; each that joins takes memory for its canvas
+    /// [default: 4] [env: SLUICE_PARALLEL]
+    #[arg(long, value_name = "N", value_parser = limits::parallel)]
+    pub parallel: Option<usize>,
 
     /// Seconds that running requests get to finish on shutdown [default: 10]
     /// [env: SLUICE_DRAIN_SECONDS]

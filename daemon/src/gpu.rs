@@ -351,7 +351,7 @@ impl Timing {
         let reports = engine.passes(request, self.passes)?;
         let times: Vec<f64> = reports
             .iter()
-            .map(|report| report.pass_time.as_secs_f64())
+            .map(|report| report.cost.time.as_secs_f64())
             .collect();
         let (memory, with_model) = (engine.memory(), free());
         let allocations = plan.units.len();

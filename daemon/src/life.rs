@@ -108,6 +108,7 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
         number: config.compute.value.number(),
         threads: config.threads.value,
         queue_max: config.queue.value,
+        parallel: config.parallel.value,
         settings: Settings {
             level: config.level.value,
             budget_bytes: config.budget.value.bytes(),
@@ -177,6 +178,7 @@ fn banner(config: &Config) {
         device = %config.device.value,
         threads = config.threads.value,
         queue = config.queue.value,
+        parallel = config.parallel.value,
         level = config.level.value.name(),
         budget = %config.budget.value,
         "sluiced starts"

@@ -94,6 +94,7 @@ fn pass(pass: &Pass) -> Value {
         "exact": pass.exact,
         "waited_ms": pass.waited_ms,
         "streamed_bytes": pass.streamed_bytes,
+        "requests": pass.requests,
         "switch": pass.switch.as_ref().map(switch),
     })
 }

@@ -67,14 +67,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     );
     let predicted = asked.pass.map(|pass| 1000.0 * pass.total_s());
     for report in &reports {
-        let measured = 1000.0 * report.pass_time.as_secs_f64();
+        let measured = 1000.0 * report.cost.time.as_secs_f64();
         println!(
             "pass {}  predicted {}  measured {}  ratio {:.3}  waited {}",
             report.pass,
             predicted.map_or("unknown".to_owned(), units::duration_ms),
             units::duration_ms(measured),
             measured / predicted.unwrap_or(f64::NAN),
-            units::duration_ms(1000.0 * report.waited.as_secs_f64()),
+            units::duration_ms(1000.0 * report.cost.waited.as_secs_f64()),
         );
     }
     if let Some(pass) = asked.pass {

@@ -1,6 +1,6 @@
 //! What the engine says while it works. Emitting never waits for a reader.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use sluice_shared::level::Level;
 
@@ -8,6 +8,36 @@ use crate::{decode::WeightsState, error::EngineError};
 
 /// Takes a request's events, on the engine's thread; must not block.
 pub type Sink = Box<dyn FnMut(Event) + Send>;
+
+/// A request's sink, which hears how the request ended, even when the engine's thread panics.
+pub(crate) struct Listener(Option<Sink>);
+
+impl Listener {
+    pub(crate) fn new(sink: Sink) -> Self {
+        Self(Some(sink))
+    }
+
+    pub(crate) fn tell(&mut self, event: Event) {
+        if let Some(sink) = &mut self.0 {
+            sink(event);
+        }
+    }
+
+    /// The last thing it hears.
+    pub(crate) fn finish(mut self, result: Result<Outcome, EngineError>) {
+        if let Some(mut sink) = self.0.take() {
+            sink(Event::Finished(result));
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.tell(Event::Finished(Err(EngineError::Panicked)));
+        }
+    }
+}
 
 /// Something a request went through.
 #[derive(Debug)]
@@ -56,22 +86,31 @@ pub struct PassReport {
     pub positions: Vec<Position>,
     /// Committed and pinned positions of the whole canvas.
     pub committed: usize,
-    /// Rows the layers computed.
+    /// Rows the layers computed for this request.
     pub rows: usize,
-    /// Rows the head read.
+    /// Rows the head read for it.
     pub head_rows: usize,
-    /// Time of this pass.
-    pub pass_time: Duration,
     /// Time since the request started.
     pub elapsed: Duration,
-    /// Device memory held now, in bytes.
-    pub device_bytes: u64,
-    /// How the weights stand.
-    pub weights: WeightsState,
-    /// Time that this pass waited for streamed weights.
+    /// What the pass took.
+    pub cost: PassCost,
+}
+
+/// What a pass took, for all the requests that shared it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PassCost {
+    /// Requests that shared it.
+    pub requests: usize,
+    /// Its time.
+    pub time: Duration,
+    /// Time that it waited for streamed weights.
     pub waited: Duration,
     /// Bytes of weights that were streamed for it.
     pub streamed_bytes: u64,
+    /// Device memory held after it, in bytes.
+    pub device_bytes: u64,
+    /// How the weights stand.
+    pub weights: WeightsState,
 }
 
 /// A position of the part to fill.

@@ -61,8 +61,8 @@ impl Kind {
 /// Since when a peak is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
-    /// The present request began.
-    Request,
+    /// The last pass ended, or the first request began that shares the present one.
+    Pass,
     /// The present plan was put in force.
     Plan,
 }
@@ -377,10 +377,10 @@ mod tests {
     fn what_is_dropped_leaves_the_account() {
         let ledger = Ledger::default();
         let kept = ledger.buffer::<f32>(Kind::Weights, 100).unwrap();
-        ledger.mark(Mark::Request);
+        ledger.mark(Mark::Pass);
         drop(ledger.buffer::<u8>(Kind::Head, 50).unwrap());
         assert_eq!(ledger.used_bytes(), 400);
-        assert_eq!(ledger.peak_since(Mark::Request), 450);
+        assert_eq!(ledger.peak_since(Mark::Pass), 450);
         drop(kept);
         let report = ledger.report();
         assert_eq!((report.used_bytes, report.peak_bytes), (0, 450));

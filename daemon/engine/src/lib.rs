@@ -27,7 +27,10 @@ pub mod error;
 pub mod event;
 pub mod request;
 
-pub use engine::{ApplyEvent, Change, Engine, LoadEvent, LoadedModel, Options, Settings};
+pub use engine::{
+    ApplyEvent, Change, Engine, LoadEvent, LoadedModel, Options, PARALLEL_DEFAULT, PARALLEL_MAX,
+    Settings,
+};
 pub use error::{EngineError, RequestError};
 pub use event::{Event, Outcome};
 pub use request::{Compare, Generate, ModelId, Score, Slot, Work};

@@ -134,6 +134,12 @@ impl Work {
         }
     }
 
+    /// Whether it may share passes with others. A comparison changes the weights on its way.
+    #[must_use]
+    pub fn is_packable(&self) -> bool {
+        !matches!(self, Self::Compare(_))
+    }
+
     /// What its passes are like.
     #[must_use]
     pub fn workload(&self) -> Workload {

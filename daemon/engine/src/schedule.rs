@@ -1,5 +1,6 @@
 //! What the engine thread does next: loads of models first, one at a time, then unloading and changes of the settings,
-//! which wait for a load, then requests in the order in which they were admitted. The queue is bounded and refuses at once.
+//! which wait for a load, then requests in the order in which they were admitted; the next ones may join those that run. The
+//! queue is bounded and refuses at once.
 
 use std::{
     collections::VecDeque,
@@ -18,7 +19,8 @@ use crate::{
         ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, LoadStep, Settings, UnloadReport,
     },
     error::EngineError,
-    event::{Event, Outcome, Sink},
+    event::{Listener, Outcome, Sink},
+    plan::Workload,
     request::{ModelId, Work},
 };
 
@@ -46,9 +48,15 @@ pub struct QueueState {
 pub(crate) struct Job {
     pub(crate) id: u64,
     pub(crate) work: Work,
-    pub(crate) sink: Sink,
-    /// Set to stop it within a pass.
+    pub(crate) listener: Listener,
+    /// Set when nobody wants it any more.
     pub(crate) cancel: Arc<AtomicBool>,
+}
+
+/// The request whose turn it is next.
+pub(crate) struct Waiting {
+    pub(crate) id: u64,
+    pub(crate) workload: Workload,
 }
 
 /// A model to load, and who wants to know how it goes.
@@ -86,7 +94,8 @@ pub(crate) enum Command {
     Unload(Unload),
     LoadStep(LoadStep),
     Apply(Apply),
-    Run(Job),
+    /// With what is set to stop its passes, and those of all that join it.
+    Run(Job, Arc<AtomicBool>),
     Stop,
 }
 
@@ -108,7 +117,10 @@ struct State {
     unloads: VecDeque<Unload>,
     applies: VecDeque<Apply>,
     waiting: VecDeque<Job>,
-    running: Option<(u64, Arc<AtomicBool>)>,
+    /// Requests that run, and what is set when nobody wants them any more.
+    running: Vec<(u64, Arc<AtomicBool>)>,
+    /// Set when nobody wants any of them, to stop them within a pass.
+    stop: Arc<AtomicBool>,
     last_id: u64,
     stopped: bool,
 }
@@ -141,13 +153,36 @@ impl State {
     }
 
     fn has_work(&self) -> bool {
+        self.has_commands() || !self.waiting.is_empty()
+    }
+
+    /// Whether there is something to do that comes before requests.
+    fn has_commands(&self) -> bool {
         let has_settings =
             !self.loads.is_empty() || !self.unloads.is_empty() || !self.applies.is_empty();
         self.stopped
             || self.step.is_some()
             || !self.measures.is_empty()
             || (self.loading.is_none() && has_settings)
-            || !self.waiting.is_empty()
+    }
+
+    fn end(&mut self, id: u64) {
+        self.running.retain(|(running, _)| *running != id);
+        self.update_stop();
+    }
+
+    fn start(&mut self) -> Option<Job> {
+        let job = self.waiting.pop_front()?;
+        self.running.push((job.id, Arc::clone(&job.cancel)));
+        self.stop.store(false, Ordering::Relaxed);
+        Some(job)
+    }
+
+    /// Passes are stopped when none of those that run is wanted any more.
+    fn update_stop(&self) {
+        let is_unwanted = |(_, cancel): &(u64, Arc<AtomicBool>)| cancel.load(Ordering::Relaxed);
+        let stops = !self.running.is_empty() && self.running.iter().all(is_unwanted);
+        self.stop.store(stops, Ordering::Relaxed);
     }
 }
 
@@ -166,19 +201,19 @@ impl Queue {
             return Err(EngineError::Stopped);
         }
         // An idle engine takes a request at once, so that one is not waiting.
-        let starts_at_once = state.running.is_none() && state.waiting.is_empty();
+        let starts_at_once = state.running.is_empty() && state.waiting.is_empty();
         if state.waiting.len() >= self.capacity && !starts_at_once {
             return Err(EngineError::QueueFull {
                 capacity: self.capacity,
             });
         }
-        let ahead = state.waiting.len() + usize::from(state.running.is_some());
+        let ahead = state.waiting.len() + state.running.len();
         state.last_id += 1;
         let id = state.last_id;
         state.waiting.push_back(Job {
             id,
             work,
-            sink,
+            listener: Listener::new(sink),
             cancel: Arc::default(),
         });
         self.changed.notify_all();
@@ -210,7 +245,7 @@ impl Queue {
     /// Whether no request waits or runs, and no change waits.
     pub(crate) fn is_idle(&self) -> bool {
         let state = self.state();
-        state.running.is_none() && state.waiting.is_empty() && state.applies.is_empty()
+        state.running.is_empty() && state.waiting.is_empty() && state.applies.is_empty()
     }
 
     /// Asks for the device's rates; false when the engine is stopping.
@@ -266,21 +301,58 @@ impl Queue {
 
     pub(crate) fn cancel(&self, id: u64) {
         let mut state = self.state();
-        if let Some((running, cancel)) = &state.running
-            && *running == id
-        {
+        if let Some((_, cancel)) = state.running.iter().find(|(running, _)| *running == id) {
             cancel.store(true, Ordering::Relaxed);
+            state.update_stop();
             return;
         }
         if let Some(index) = state.waiting.iter().position(|job| job.id == id) {
             let job = state.waiting.remove(index);
             drop(state);
-            job.into_iter()
-                .for_each(|job| finish(job, Ok(Outcome::Cancelled)));
+            if let Some(job) = job {
+                job.listener.finish(Ok(Outcome::Cancelled));
+            }
         }
     }
 
-    /// Waits for something to do. The one before is over by then.
+    /// The request that may join those that run, unless something else comes before it.
+    pub(crate) fn front(&self) -> Option<Waiting> {
+        let state = self.state();
+        let job = state.waiting.front().filter(|_| !state.has_commands())?;
+        job.work.is_packable().then(|| Waiting {
+            id: job.id,
+            workload: job.work.workload(),
+        })
+    }
+
+    /// Lets that request run, if it is still there.
+    pub(crate) fn join(&self, waiting: &Waiting) -> Option<Job> {
+        let mut state = self.state();
+        let is_there = state.waiting.front().map(|job| job.id) == Some(waiting.id);
+        is_there.then(|| state.start()).flatten()
+    }
+
+    /// Lets a request wait after all, as the first one.
+    pub(crate) fn put_back(&self, job: Job) {
+        let mut state = self.state();
+        state.end(job.id);
+        if !state.stopped && !job.cancel.load(Ordering::Relaxed) {
+            return state.waiting.push_front(job);
+        }
+        let end = match state.stopped {
+            true => Err(EngineError::Stopped),
+            false => Ok(Outcome::Cancelled),
+        };
+        drop(state);
+        job.listener.finish(end);
+    }
+
+    /// A request that ran is over.
+    pub(crate) fn end(&self, id: u64) {
+        self.state().end(id);
+    }
+
+    /// Waits for something to do. What ran is over by then.
     pub(crate) fn next(&self) -> Command {
         loop {
             if let Some(command) = self.try_next() {
@@ -308,10 +380,9 @@ impl Queue {
         self.try_next()
     }
 
-    /// Something to do, if there is. The one before is over by then.
+    /// Something to do, if there is. What ran is over by then.
     pub(crate) fn try_next(&self) -> Option<Command> {
         let mut state = self.state();
-        state.running = None;
         if state.stopped {
             return Some(Command::Stop);
         }
@@ -330,18 +401,18 @@ impl Queue {
         if let Some(apply) = state.next_apply() {
             return Some(Command::Apply(apply));
         }
-        let job = state.waiting.pop_front()?;
-        state.running = Some((job.id, Arc::clone(&job.cancel)));
-        Some(Command::Run(job))
+        let job = state.start()?;
+        Some(Command::Run(job, Arc::clone(&state.stop)))
     }
 
     /// Ends everything: what runs is cancelled, what waits is told, nothing more is taken.
     pub(crate) fn stop(&self) {
         let mut state = self.state();
         state.stopped = true;
-        if let Some((_, cancel)) = &state.running {
+        for (_, cancel) in &state.running {
             cancel.store(true, Ordering::Relaxed);
         }
+        state.update_stop();
         let waiting = std::mem::take(&mut state.waiting);
         let loads = std::mem::take(&mut state.loads);
         let unloads = std::mem::take(&mut state.unloads);
@@ -356,7 +427,7 @@ impl Queue {
         self.changed.notify_all();
         drop(state);
         for job in waiting {
-            finish(job, Err(EngineError::Stopped));
+            job.listener.finish(Err(EngineError::Stopped));
         }
         if let Some(LoadStep::Over(end)) = step {
             end.refuse();
@@ -377,7 +448,7 @@ impl Queue {
         QueueState {
             capacity: self.capacity,
             waiting: state.waiting.len(),
-            running: usize::from(state.running.is_some()),
+            running: state.running.len(),
         }
     }
 
@@ -387,16 +458,12 @@ impl Queue {
     }
 }
 
-fn finish(mut job: Job, result: Result<Outcome, EngineError>) {
-    (job.sink)(Event::Finished(result));
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::request::Score;
+    use crate::{event::Event, request::Score};
 
     fn work() -> Work {
         Work::Score(Score {
@@ -421,7 +488,7 @@ mod tests {
         let queue = Queue::new(1);
         let (first, _events) = submit(&queue);
         assert_eq!(first.unwrap().ahead, 0);
-        let Command::Run(running) = queue.next() else {
+        let Command::Run(running, _) = queue.next() else {
             panic!("a request waits")
         };
         let (second, second_events) = submit(&queue);
@@ -438,6 +505,51 @@ mod tests {
 
         queue.cancel(running.id);
         assert!(running.cancel.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn those_who_run_are_stopped_when_nobody_wants_any_of_them() {
+        let queue = Queue::new(4);
+        let (first, _events) = submit(&queue);
+        let (second, _events) = submit(&queue);
+        let (_third, _events) = submit(&queue);
+        let Command::Run(_, stop) = queue.next() else {
+            panic!("a request waits")
+        };
+        let stops = || stop.load(Ordering::Relaxed);
+        let joined = queue.join(&queue.front().unwrap()).unwrap();
+        assert_eq!((queue.snapshot().running, queue.snapshot().waiting), (2, 1));
+        queue.cancel(first.unwrap().id);
+        assert!(!stops());
+        queue.cancel(second.unwrap().id);
+        assert!(stops());
+        queue.join(&queue.front().unwrap()).unwrap();
+        assert!(!stops(), "somebody wants the one that joined");
+        queue.end(joined.id);
+        assert!(!stops() && queue.front().is_none());
+        queue.stop();
+        assert!(stops());
+    }
+
+    #[test]
+    fn one_that_was_put_back_is_the_next_again() {
+        let queue = Queue::new(4);
+        let (_, _events) = submit(&queue);
+        let (second, events) = submit(&queue);
+        drop(queue.next());
+        let joined = queue.join(&queue.front().unwrap()).unwrap();
+        queue.put_back(joined);
+        assert_eq!(queue.snapshot().running, 1);
+        let front = queue.front().unwrap();
+        assert_eq!(front.id, second.as_ref().unwrap().id);
+        let joined = queue.join(&front).unwrap();
+        queue.cancel(second.unwrap().id);
+        queue.put_back(joined);
+        assert!(matches!(
+            events.recv().unwrap(),
+            Event::Finished(Ok(Outcome::Cancelled))
+        ));
+        assert!(queue.front().is_none());
     }
 
     #[test]

@@ -40,6 +40,7 @@ pub(super) struct FileLayer {
     #[serde(default, deserialize_with = "from_text")]
     pub(super) idle_unload: Option<IdleUnload>,
     pub(super) queue: Option<usize>,
+    pub(super) parallel: Option<usize>,
     pub(super) drain_seconds: Option<u64>,
     pub(super) log: Option<Filter>,
 }

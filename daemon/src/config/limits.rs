@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use sluice_engine::PARALLEL_MAX;
+
 /// A number that can be read, compared and shown.
 pub trait Number:
     Copy + PartialOrd + fmt::Display + FromStr<Err = std::num::ParseIntError>
@@ -38,6 +40,14 @@ pub const QUEUE: Limit<usize> = Limit {
     variable: "SLUICE_QUEUE",
     min: 1,
     max: 1024,
+};
+
+/// Requests that share a pass.
+pub const PARALLEL: Limit<usize> = Limit {
+    key: "parallel",
+    variable: "SLUICE_PARALLEL",
+    min: 1,
+    max: PARALLEL_MAX,
 };
 
 /// Seconds to drain; longer than any service manager waits.
@@ -82,6 +92,14 @@ pub fn threads(text: &str) -> Result<usize, String> {
 /// What is wrong with the number.
 pub fn queue(text: &str) -> Result<usize, String> {
     QUEUE.read(text)
+}
+
+/// Reads `--parallel`.
+///
+/// # Errors
+/// What is wrong with the number.
+pub fn parallel(text: &str) -> Result<usize, String> {
+    PARALLEL.read(text)
 }
 
 /// Reads `--drain-seconds`.

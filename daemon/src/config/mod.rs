@@ -9,6 +9,7 @@ mod values;
 
 use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf};
 
+use sluice_engine::PARALLEL_DEFAULT;
 use sluice_hub::Access;
 use sluice_shared::level::{Embedding, Kv, Level};
 
@@ -55,6 +56,8 @@ pub struct Config {
     pub hub_cache: Option<PathBuf>,
     /// Requests that may wait.
     pub queue: Setting<usize>,
+    /// Requests that share a pass, at most.
+    pub parallel: Setting<usize>,
     /// Seconds that running requests get on shutdown.
     pub drain_seconds: Setting<u64>,
     /// What to log.
@@ -305,6 +308,12 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             &limits::QUEUE,
             |file| file.queue,
             QUEUE_DEFAULT,
+        )?,
+        parallel: layers.number(
+            ("--parallel", arguments.parallel),
+            &limits::PARALLEL,
+            |file| file.parallel,
+            PARALLEL_DEFAULT,
         )?,
         drain_seconds: layers.number(
             ("--drain-seconds", arguments.drain_seconds),

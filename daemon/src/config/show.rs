@@ -60,6 +60,8 @@ impl fmt::Display for Config {
         let idle_unload = quoted(&self.idle_unload.value.to_string());
         key(f, "idle_unload", &self.idle_unload, &idle_unload)?;
         key(f, "queue", &self.queue, &self.queue.value.to_string())?;
+        let parallel = self.parallel.value.to_string();
+        key(f, "parallel", &self.parallel, &parallel)?;
         let drain = self.drain_seconds.value.to_string();
         key(f, "drain_seconds", &self.drain_seconds, &drain)?;
         key(f, "log", &self.log, &quoted(&self.log.value.to_string()))

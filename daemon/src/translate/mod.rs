@@ -174,7 +174,7 @@ impl Generation {
     }
 
     fn pass(&mut self, report: &PassReport) {
-        self.saw_lossy |= !report.weights.is_lossless;
+        self.saw_lossy |= !report.cost.weights.is_lossless;
         self.stable.take(&report.positions, &self.serving);
         let fresh = report.positions.iter().filter(|position| position.fresh);
         self.home.registry.totals().pass(fresh.count() as u64);
@@ -188,14 +188,16 @@ impl Generation {
             stable_text: self.stable.text.shown().to_vec(),
             rows: report.rows as u32,
             head_rows: report.head_rows as u32,
-            pass_ms: report.pass_time.as_secs_f64() * 1000.0,
+            pass_ms: report.cost.time.as_secs_f64() * 1000.0,
             elapsed_ms: report.elapsed.as_secs_f64() * 1000.0,
-            device_bytes: report.device_bytes,
-            epoch: report.weights.epoch,
+            device_bytes: report.cost.device_bytes,
+            epoch: report.cost.weights.epoch,
             exact: self.started.exact && !self.saw_lossy,
-            waited_ms: report.waited.as_secs_f64() * 1000.0,
-            streamed_bytes: report.streamed_bytes,
+            waited_ms: report.cost.waited.as_secs_f64() * 1000.0,
+            streamed_bytes: report.cost.streamed_bytes,
+            requests: report.cost.requests as u32,
             switch: report
+                .cost
                 .weights
                 .switch
                 .map(|(done, steps)| plan::switch(SwitchState { done, steps })),

@@ -3,109 +3,207 @@
 //! Events are those of a canvas that is filled one position a pass, from left to right; blocks are only how many positions
 //! a picture shows.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use sluice_shared::sampling::EosPolicy;
 
 use super::{
-    Visible, Vocabulary, WeightsState,
+    Visible, Vocabulary,
     sampling::{self, Draw},
 };
 use crate::{
-    error::EngineError,
-    event::{Event, Finish, Generated, PassReport, Position, TokenState},
-    model::transformer::Interrupt,
+    event::{Event, Finish, Generated, PassCost, PassReport, Position, TokenState},
     ops::{Candidate, Noise},
     request::Generate,
     text::Text,
 };
 
-/// Chooses from the logits of the next token; the second slice is as long, to sort ids in.
-pub type Choose<'a> = &'a mut dyn FnMut(&mut [f32], &mut [u32]) -> Option<Candidate>;
-
-/// Something that tells what comes next.
-pub trait Predictor {
-    /// Tokens of the sequence that it knows already.
-    fn known(&self) -> usize;
-
-    /// Whether it keeps what it knows as precisely as it was computed.
-    fn keeps_precision(&self) -> bool;
-
-    /// Tokens that go through the layers together, at most.
-    fn rows_max(&self) -> usize;
-
-    /// Takes the next tokens of the sequence.
-    ///
-    /// # Errors
-    /// When the pass was cancelled or failed.
-    fn extend(&mut self, tokens: &[u32]) -> Result<(), Interrupt>;
-
-    /// The same, and chooses what follows them.
-    ///
-    /// # Errors
-    /// When the pass was cancelled or failed, or nothing could be chosen.
-    fn predict(&mut self, tokens: &[u32], choose: Choose<'_>) -> Result<Candidate, Interrupt>;
-
-    /// Ids with a meaning of their own.
-    fn vocabulary(&self) -> &Vocabulary;
-
-    /// Device memory held now, in bytes.
-    fn device_bytes(&self) -> u64;
-
-    /// How the weights stand.
-    fn weights(&self) -> WeightsState;
-
-    /// What the user should hear of, since it was last asked.
-    fn take_notices(&mut self) -> Vec<String>;
+/// Shares the rows of a pass out among sequences that have so many tokens still to be read: a sequence that has only one,
+/// which tells what follows, is never kept waiting for another's prompt; the others' turn comes one after another.
+#[must_use]
+pub fn share_rows(unread: &[usize], rows_max: usize) -> Vec<usize> {
+    let mut shares: Vec<usize> = unread.iter().map(|&rows| usize::from(rows == 1)).collect();
+    let mut left = rows_max.saturating_sub(shares.iter().sum());
+    for (share, unread) in shares.iter_mut().zip(unread) {
+        let more = (unread - *share).min(left);
+        *share += more;
+        left -= more;
+    }
+    shares
 }
 
-/// Continues the request's prompt, telling `emit` of every pass. `text` is needed for stop strings alone.
-/// `peak_device_bytes` of the result is left 0: the caller keeps the ledger.
-///
-/// # Errors
-/// When a pass fails. A cancelled one is no error: the result then tells how far it came.
-pub fn generate(
-    request: &Generate,
-    text: Option<&Text>,
-    predictor: &mut dyn Predictor,
-    emit: &mut dyn FnMut(Event),
-) -> Result<Generated, EngineError> {
-    let length = request.canvas.len();
-    emit(Event::Started {
-        blocks: length.div_ceil(request.block_length),
-        keeps_precision: predictor.keeps_precision(),
-    });
-    let mut seen = request.prompt.clone();
-    seen.sort_unstable();
-    seen.dedup();
-    let mut run = Run {
-        request,
-        text,
-        predictor,
-        emit,
-        started: Instant::now(),
-        seen,
-        visible: Visible::new(&request.stops),
-        special_stops: special_stops(&request.stops, text),
-        answer: Vec::new(),
-        positions: Vec::new(),
-        passes: 0,
-        passes_in_block: 0,
-        is_lossless: true,
-    };
-    let finish = match run.tokens() {
-        Ok(finish) => finish,
-        Err(Interrupt::Cancelled) => Finish::Cancelled,
-        Err(Interrupt::Failed(error)) => return Err(error),
-    };
-    Ok(Generated {
-        tokens: run.answer,
-        finish,
-        passes: run.passes,
-        elapsed: run.started.elapsed(),
-        peak_device_bytes: 0,
-        is_lossless: run.is_lossless,
-    })
+/// A prompt that is being continued.
+pub struct Continuation {
+    request: Generate,
+    /// Needed for stop strings alone.
+    text: Option<Arc<Text>>,
+    vocabulary: Arc<Vocabulary>,
+    started: Instant,
+    /// Prompt and answer.
+    sequence: Vec<u32>,
+    /// Their ids, rising and without repetition.
+    seen: Vec<u32>,
+    visible: Visible,
+    /// Special tokens that are stop strings: they have no text in which they would be found.
+    special_stops: Vec<u32>,
+    /// The open block's, up to the last token.
+    positions: Vec<Position>,
+    passes: usize,
+    passes_in_block: usize,
+    finish: Option<Finish>,
+    is_lossless: bool,
+}
+
+impl Continuation {
+    /// Of this request, for a model with this vocabulary.
+    #[must_use]
+    pub fn new(request: Generate, text: Option<Arc<Text>>, vocabulary: Arc<Vocabulary>) -> Self {
+        let mut seen = request.prompt.clone();
+        seen.sort_unstable();
+        seen.dedup();
+        Self {
+            started: Instant::now(),
+            sequence: request.prompt.clone(),
+            seen,
+            visible: Visible::new(&request.stops),
+            special_stops: special_stops(&request.stops, text.as_deref()),
+            positions: Vec::new(),
+            passes: 0,
+            passes_in_block: 0,
+            finish: None,
+            is_lossless: true,
+            request,
+            text,
+            vocabulary,
+        }
+    }
+
+    /// Tells what lies ahead, before the first pass: whether keys and values are kept as precisely as they are computed.
+    pub fn start(&mut self, keeps_precision: bool, emit: &mut dyn FnMut(Event)) {
+        self.started = Instant::now();
+        emit(Event::Started {
+            blocks: self.request.canvas.len().div_ceil(self.request.block_length),
+            keeps_precision,
+        });
+    }
+
+    /// All tokens so far. The model is to read those that it hasn't, and tell what follows the last.
+    #[must_use]
+    pub fn sequence(&self) -> &[u32] {
+        &self.sequence
+    }
+
+    /// Whether nothing more is to be read.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.finish.is_some()
+    }
+
+    /// Chooses what follows from its logits; `order` is as long, to sort ids in. `None` where they are not numbers.
+    pub fn choose(&self, logits: &mut [f32], order: &mut [u32]) -> Option<Candidate> {
+        let request = &self.request;
+        let draw = Draw {
+            temperature: request.temperature,
+            sampling: &request.sampling,
+            noise: Noise::new(request.seed),
+            position: self.sequence.len(),
+            seen: &self.seen,
+            banned: match request.eos {
+                EosPolicy::Suppress => &self.vocabulary.ends,
+                EosPolicy::Stop | EosPolicy::Keep => &[],
+            },
+        };
+        // Rows of the head beyond the vocabulary are unused.
+        let used = self.vocabulary.size.min(logits.len());
+        sampling::choose(&mut logits[..used], &mut order[..used], &draw)
+    }
+
+    /// A pass has read `rows` tokens, and perhaps told what follows the last of all.
+    pub fn take(
+        &mut self,
+        rows: usize,
+        candidate: Option<Candidate>,
+        cost: &PassCost,
+        emit: &mut dyn FnMut(Event),
+    ) {
+        if let Some(candidate) = candidate {
+            self.push(candidate);
+        }
+        self.is_lossless &= cost.weights.is_lossless;
+        self.passes += 1;
+        self.passes_in_block += 1;
+        let written = self.sequence.len() - self.request.prompt.len();
+        let block = written.saturating_sub(1) / self.request.block_length;
+        emit(Event::Pass(PassReport {
+            pass: self.passes,
+            block,
+            pass_in_block: self.passes_in_block,
+            // What is still to be written is nowhere yet, and nothing is shown of it.
+            positions: self.positions.clone(),
+            committed: written,
+            rows,
+            head_rows: usize::from(candidate.is_some()),
+            elapsed: self.started.elapsed(),
+            cost: *cost,
+        }));
+        let Some(Candidate { token, .. }) = candidate else {
+            return;
+        };
+        self.finish = self.finish_at(token, written);
+        if self.is_done() || self.positions.len() == self.request.block_length {
+            emit(Event::BlockDone {
+                block,
+                passes: self.passes_in_block,
+                positions: std::mem::take(&mut self.positions),
+            });
+            self.passes_in_block = 0;
+        }
+    }
+
+    /// What it came to, so far or in the end. `peak_device_bytes` is left 0: the caller keeps the ledger.
+    #[must_use]
+    pub fn generated(mut self) -> Generated {
+        Generated {
+            tokens: self.sequence.split_off(self.request.prompt.len()),
+            finish: self.finish.unwrap_or(Finish::Cancelled),
+            passes: self.passes,
+            elapsed: self.started.elapsed(),
+            peak_device_bytes: 0,
+            is_lossless: self.is_lossless,
+        }
+    }
+
+    fn push(&mut self, candidate: Candidate) {
+        for position in &mut self.positions {
+            position.fresh = false;
+        }
+        self.positions.push(Position {
+            position: self.sequence.len() - self.request.prompt.len(),
+            token: Some(candidate.token),
+            confidence: Some(candidate.confidence as f32),
+            state: TokenState::Committed,
+            fresh: true,
+        });
+        self.sequence.push(candidate.token);
+        if let Err(place) = self.seen.binary_search(&candidate.token) {
+            self.seen.insert(place, candidate.token);
+        }
+    }
+
+    /// Whether the token, of which there are `written` now, ends the text, and how.
+    fn finish_at(&mut self, token: u32, written: usize) -> Option<Finish> {
+        let is_end = self.vocabulary.ends.contains(&token);
+        if is_end && self.request.eos == EosPolicy::Stop {
+            return Some(Finish::Eos);
+        }
+        if let Some(text) = &self.text {
+            self.visible.push(text.piece(token));
+        }
+        if self.visible.has_stopped() || self.special_stops.contains(&token) {
+            return Some(Finish::Stop);
+        }
+        (written == self.request.canvas.len()).then_some(Finish::Length)
+    }
 }
 
 /// Ids of the special tokens that a stop string names.
@@ -116,163 +214,6 @@ fn special_stops(stops: &[Vec<u8>], text: Option<&Text>) -> Vec<u32> {
         text.piece(id).is_empty().then_some(id)
     };
     stops.iter().filter_map(id).collect()
-}
-
-struct Run<'a> {
-    request: &'a Generate,
-    text: Option<&'a Text>,
-    predictor: &'a mut dyn Predictor,
-    emit: &'a mut dyn FnMut(Event),
-    started: Instant,
-    /// Ids of prompt and answer, rising and without repetition.
-    seen: Vec<u32>,
-    visible: Visible,
-    /// Special tokens that are stop strings: they have no text in which they would be found.
-    special_stops: Vec<u32>,
-    answer: Vec<u32>,
-    /// The open block's, up to the last token.
-    positions: Vec<Position>,
-    passes: usize,
-    passes_in_block: usize,
-    is_lossless: bool,
-}
-
-impl Run<'_> {
-    fn tokens(&mut self) -> Result<Finish, Interrupt> {
-        // The last token is computed even where all are known: it tells what follows.
-        let prompt = &self.request.prompt;
-        let mut known = self.predictor.known().min(prompt.len() - 1);
-        loop {
-            let rows = self.predictor.rows_max();
-            if prompt.len() - known <= rows {
-                break;
-            }
-            let chunk = &prompt[known..known + rows];
-            let before = self.begin();
-            let result = self.predictor.extend(chunk);
-            self.notices();
-            result?;
-            known += rows;
-            self.report(before, rows, 0);
-        }
-        let mut next = prompt[known..].to_vec();
-        loop {
-            let before = self.begin();
-            let result = self.predict(&next);
-            self.notices();
-            let candidate = result?;
-            self.take(candidate);
-            self.report(before, next.len(), 1);
-            let finish = self.finish(candidate.token);
-            if finish.is_some() || self.positions.len() == self.request.block_length {
-                self.close_block();
-            }
-            if let Some(finish) = finish {
-                return Ok(finish);
-            }
-            next = vec![candidate.token];
-        }
-    }
-
-    fn predict(&mut self, tokens: &[u32]) -> Result<Candidate, Interrupt> {
-        let request = self.request;
-        let vocabulary = self.predictor.vocabulary();
-        let size = vocabulary.size;
-        let banned = match request.eos {
-            EosPolicy::Suppress => vocabulary.ends.clone(),
-            EosPolicy::Stop | EosPolicy::Keep => Vec::new(),
-        };
-        let draw = Draw {
-            temperature: request.temperature,
-            sampling: &request.sampling,
-            noise: Noise::new(request.seed),
-            position: request.prompt.len() + self.answer.len(),
-            seen: &self.seen,
-            banned: &banned,
-        };
-        let mut choose = |logits: &mut [f32], order: &mut [u32]| {
-            // Rows of the head beyond the vocabulary are unused.
-            let used = size.min(logits.len());
-            sampling::choose(&mut logits[..used], &mut order[..used], &draw)
-        };
-        self.predictor.predict(tokens, &mut choose)
-    }
-
-    fn take(&mut self, candidate: Candidate) {
-        for position in &mut self.positions {
-            position.fresh = false;
-        }
-        self.positions.push(Position {
-            position: self.answer.len(),
-            token: Some(candidate.token),
-            confidence: Some(candidate.confidence as f32),
-            state: TokenState::Committed,
-            fresh: true,
-        });
-        self.answer.push(candidate.token);
-        if let Err(place) = self.seen.binary_search(&candidate.token) {
-            self.seen.insert(place, candidate.token);
-        }
-    }
-
-    /// Whether the token ends the text, and how.
-    fn finish(&mut self, token: u32) -> Option<Finish> {
-        let is_end = self.predictor.vocabulary().ends.contains(&token);
-        if is_end && self.request.eos == EosPolicy::Stop {
-            return Some(Finish::Eos);
-        }
-        if let Some(text) = self.text {
-            self.visible.push(text.piece(token));
-        }
-        if self.visible.has_stopped() || self.special_stops.contains(&token) {
-            return Some(Finish::Stop);
-        }
-        (self.answer.len() == self.request.canvas.len()).then_some(Finish::Length)
-    }
-
-    fn close_block(&mut self) {
-        (self.emit)(Event::BlockDone {
-            block: (self.answer.len() - 1) / self.request.block_length,
-            passes: self.passes_in_block,
-            positions: std::mem::take(&mut self.positions),
-        });
-        self.passes_in_block = 0;
-    }
-
-    fn notices(&mut self) {
-        for notice in self.predictor.take_notices() {
-            (self.emit)(Event::Notice(notice));
-        }
-    }
-
-    fn begin(&self) -> (Instant, WeightsState) {
-        (Instant::now(), self.predictor.weights())
-    }
-
-    fn report(&mut self, (begun, before): (Instant, WeightsState), rows: usize, head_rows: usize) {
-        let weights = self.predictor.weights();
-        self.is_lossless &= weights.is_lossless;
-        self.passes += 1;
-        self.passes_in_block += 1;
-        let block = self.answer.len().saturating_sub(1) / self.request.block_length;
-        (self.emit)(Event::Pass(PassReport {
-            pass: self.passes,
-            block,
-            pass_in_block: self.passes_in_block,
-            // What is still to be written is nowhere yet, and nothing is shown of it.
-            positions: self.positions.clone(),
-            committed: self.answer.len(),
-            rows,
-            head_rows,
-            pass_time: begun.elapsed(),
-            elapsed: self.started.elapsed(),
-            device_bytes: self.predictor.device_bytes(),
-            // Both begin anew when another plan is put in force.
-            waited: weights.stream.waited.saturating_sub(before.stream.waited),
-            streamed_bytes: weights.stream.bytes.saturating_sub(before.stream.bytes),
-            weights,
-        }));
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use crate::{
+    event::{Event, Outcome, PassCost},
     model::{
         family::Mask,
         transformer::{Interrupt, Sequence, Transformer},
@@ -69,27 +70,19 @@ impl Pass<'_> {
     }
 }
 
-/// Something that fills masks.
-pub trait Denoiser {
-    /// A candidate for each row of the pass, in order.
-    ///
-    /// # Errors
-    /// When the pass was cancelled or failed.
-    fn candidates(&mut self, pass: &Pass<'_>) -> Result<Vec<Candidate>, Interrupt>;
+/// Something that fills masks, a pass at a time.
+pub trait Filling: Send {
+    /// Tells what lies ahead, before the first pass.
+    fn start(&mut self, emit: &mut dyn FnMut(Event));
 
-    /// Ids with a meaning of their own.
-    fn vocabulary(&self) -> &Vocabulary;
+    /// What the next pass is to read; none when there is nothing left to do. Asked again, it says the same.
+    fn pass(&self) -> Option<Pass<'_>>;
 
-    /// Device memory held now, in bytes.
-    fn device_bytes(&self) -> u64;
+    /// Takes the candidates for the rows of that pass, in order.
+    fn take(&mut self, candidates: &[Candidate], cost: &PassCost, emit: &mut dyn FnMut(Event));
 
-    /// How the weights stand.
-    fn weights(&self) -> WeightsState;
-
-    /// What the user should hear of, since it was last asked.
-    fn take_notices(&mut self) -> Vec<String> {
-        Vec::new()
-    }
+    /// What it came to: when there is nothing left to do, or it is cancelled.
+    fn outcome(self: Box<Self>) -> Outcome;
 }
 
 /// How weights stand after a pass.
@@ -105,9 +98,10 @@ pub struct WeightsState {
     pub stream: StreamStats,
 }
 
-/// A loaded model as a denoiser.
-pub struct ModelDenoiser<'a> {
-    /// The operations of its device.
+/// A loaded model, and the operations of its device.
+#[derive(Clone, Copy)]
+pub struct Denoiser<'a> {
+    /// The operations.
     pub ops: &'a Ops,
     /// The model.
     pub model: &'a Transformer,
@@ -115,28 +109,53 @@ pub struct ModelDenoiser<'a> {
     pub weights: &'a Residency,
     /// Ids with a meaning of their own.
     pub vocabulary: &'a Vocabulary,
-    /// Set to stop within the pass.
-    pub cancel: &'a AtomicBool,
 }
 
-impl Denoiser for ModelDenoiser<'_> {
-    fn candidates(&mut self, pass: &Pass<'_>) -> Result<Vec<Candidate>, Interrupt> {
+impl Denoiser<'_> {
+    /// Candidates for the rows of these passes, in order, in one pass over the weights.
+    ///
+    /// # Errors
+    /// When the pass fails, or `cancel` is set meanwhile.
+    pub fn candidates(
+        &self,
+        passes: &[Pass<'_>],
+        cancel: &AtomicBool,
+    ) -> Result<Vec<Vec<Candidate>>, Interrupt> {
+        let (ops, weights) = (self.ops, self.weights);
         let row_of = |row: &HeadRow| self.vocabulary.row_of(row.position);
-        let wanted: Vec<usize> = pass.rows.iter().map(row_of).collect();
-        let canvases = [Some(pass.canvas), pass.guidance.map(|(masked, _)| masked)];
-        let sequences: Vec<Sequence<'_>> = canvases
-            .into_iter()
-            .flatten()
-            .map(|tokens| Sequence {
-                tokens,
-                wanted: &wanted,
+        let wanted: Vec<Vec<usize>> = passes
+            .iter()
+            .map(|pass| pass.rows.iter().map(row_of).collect())
+            .collect();
+        let sequences: Vec<Sequence<'_>> = passes
+            .iter()
+            .zip(&wanted)
+            .flat_map(|(pass, wanted)| {
+                let canvases = [Some(pass.canvas), pass.guidance.map(|(masked, _)| masked)];
+                let sequence = |tokens| Sequence { tokens, wanted };
+                canvases.into_iter().flatten().map(sequence)
             })
             .collect();
-        let (ops, weights) = (self.ops, self.weights);
-        let hidden = self.model.forward(ops, weights, &sequences, self.cancel)?;
+        let hidden = self.model.forward(ops, weights, &sequences, cancel)?;
         let x = self.model.final_norm(ops, weights, &hidden)?;
         drop(hidden);
-        let choice = Choice {
+        let groups: Vec<HeadGroup<'_>> = passes
+            .iter()
+            .map(|pass| HeadGroup {
+                rows: pass.rows,
+                choice: self.choice(pass),
+            })
+            .collect();
+        let mut reduction = ops.start_head(&groups, weights.head_part_rows())?;
+        for (unit, first) in weights.head_parts() {
+            let head = weights.acquire(unit)?;
+            ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first)?;
+        }
+        Ok(reduction.candidates()?)
+    }
+
+    fn choice<'a>(&'a self, pass: &Pass<'a>) -> Choice<'a> {
+        Choice {
             temperature: pass.temperature,
             noise: pass.noise,
             pass: pass.number,
@@ -146,33 +165,6 @@ impl Denoiser for ModelDenoiser<'_> {
             end_tokens: &self.vocabulary.ends,
             suppressed: pass.suppressed,
             ranking: pass.ranking,
-        };
-        let groups = [HeadGroup {
-            rows: pass.rows,
-            choice,
-        }];
-        let mut reduction = ops.start_head(&groups, weights.head_part_rows())?;
-        for (unit, first) in weights.head_parts() {
-            let head = weights.acquire(unit)?;
-            ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first)?;
-        }
-        Ok(reduction.candidates()?.concat())
-    }
-
-    fn vocabulary(&self) -> &Vocabulary {
-        self.vocabulary
-    }
-
-    fn device_bytes(&self) -> u64 {
-        self.ops.ledger().used_bytes()
-    }
-
-    fn weights(&self) -> WeightsState {
-        WeightsState {
-            epoch: self.weights.epoch(),
-            is_lossless: self.weights.is_lossless(),
-            switch: None,
-            stream: self.weights.stream_stats(),
         }
     }
 }

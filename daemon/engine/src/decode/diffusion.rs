@@ -8,15 +8,13 @@
 //! guidance; the mask and unused ids are never chosen; noise is added in the logarithm.
 //! Beyond it: pinned positions, which guidance counts as prompt, and a stop at EOS.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use sluice_shared::sampling::{EosPolicy, Remasking};
 
-use super::{Denoiser, Pass, Step, commit_count};
+use super::{Filling, Pass, Step, Vocabulary, commit_count};
 use crate::{
-    error::EngineError,
-    event::{Event, Finish, Generated, PassReport, Position, TokenState},
-    model::transformer::Interrupt,
+    event::{Event, Finish, Generated, Outcome, PassCost, PassReport, Position, TokenState},
     ops::{Candidate, HeadRow, Noise, Ranking},
     request::{Generate, Slot},
 };
@@ -24,32 +22,6 @@ use crate::{
 /// Streams of random numbers that must not be each other's.
 const GUMBEL_STREAM: u64 = 0;
 const RANKING_STREAM: u64 = 1;
-
-/// Fills the request's canvas, telling `emit` of every pass. `peak_device_bytes` of the
-/// result is left 0: the caller keeps the ledger.
-///
-/// # Errors
-/// When a pass fails. A cancelled one is no error: the result then tells how far it came.
-pub fn generate(
-    request: &Generate,
-    denoiser: &mut dyn Denoiser,
-    emit: &mut dyn FnMut(Event),
-) -> Result<Generated, EngineError> {
-    let mut run = Run::new(request, denoiser);
-    emit(Event::Started {
-        blocks: run.blocks.len(),
-        keeps_precision: true,
-    });
-    let finish = run.blocks_in_turn(emit)?;
-    Ok(Generated {
-        tokens: run.canvas.split_off(request.prompt.len()),
-        finish,
-        passes: run.passes,
-        elapsed: run.started.elapsed(),
-        peak_device_bytes: 0,
-        is_lossless: run.is_lossless,
-    })
-}
 
 /// Consecutive positions of the part to fill.
 struct Block {
@@ -59,24 +31,39 @@ struct Block {
     steps: usize,
 }
 
-struct Run<'a> {
-    request: &'a Generate,
-    denoiser: &'a mut dyn Denoiser,
+/// A canvas that is being filled.
+pub struct Diffusion {
+    request: Generate,
+    vocabulary: Arc<Vocabulary>,
     started: Instant,
     /// Prompt, then the part to fill.
     canvas: Vec<u32>,
     /// The part to fill.
     positions: Vec<Position>,
     blocks: Vec<Block>,
+    /// The open block; all are done when it is beyond the last.
+    block: usize,
+    passes_in_block: usize,
+    /// Masks of the open block before its first pass.
+    masked_at_start: usize,
     /// Positions before this one may not end the text.
     may_end_from: usize,
+    /// Never chosen.
+    suppressed: Vec<u32>,
+    /// What the next pass reads.
+    rows: Vec<HeadRow>,
+    /// The canvas with everything masked that was given, where guidance asks for it.
+    unconditional: Option<Vec<u32>>,
     passes: usize,
+    finish: Option<Finish>,
     is_lossless: bool,
 }
 
-impl<'a> Run<'a> {
-    fn new(request: &'a Generate, denoiser: &'a mut dyn Denoiser) -> Self {
-        let mask = denoiser.vocabulary().mask_id();
+impl Diffusion {
+    /// Of this request, for a model with this vocabulary.
+    #[must_use]
+    pub fn new(request: Generate, vocabulary: Arc<Vocabulary>) -> Self {
+        let mask = vocabulary.mask_id();
         let slots = &request.canvas;
         let filled = slots.iter().map(|slot| match slot {
             Slot::Masked => mask,
@@ -99,85 +86,67 @@ impl<'a> Run<'a> {
             canvas: request.prompt.iter().copied().chain(filled).collect(),
             positions: positions.collect(),
             blocks: blocks(slots, request.block_length, request.steps),
+            block: 0,
+            passes_in_block: 0,
+            masked_at_start: 0,
             may_end_from: match request.eos {
                 EosPolicy::Stop => request.may_end_from(),
                 EosPolicy::Suppress | EosPolicy::Keep => 0,
             },
+            suppressed: match request.eos {
+                EosPolicy::Suppress => vocabulary.ends.clone(),
+                EosPolicy::Stop | EosPolicy::Keep => Vec::new(),
+            },
+            rows: Vec::new(),
+            unconditional: None,
             started: Instant::now(),
             passes: 0,
+            finish: None,
             is_lossless: true,
             request,
-            denoiser,
+            vocabulary,
         }
     }
 
-    fn blocks_in_turn(&mut self, emit: &mut dyn FnMut(Event)) -> Result<Finish, EngineError> {
-        for index in 0..self.blocks.len() {
-            let passes = match self.fill_block(index, emit) {
-                Ok(passes) => passes,
-                Err(Interrupt::Cancelled) => return Ok(Finish::Cancelled),
-                Err(Interrupt::Failed(error)) => return Err(error),
-            };
+    /// What it came to, so far or in the end. `peak_device_bytes` is left 0: the caller keeps the ledger.
+    #[must_use]
+    pub fn generated(mut self) -> Generated {
+        Generated {
+            tokens: self.canvas.split_off(self.request.prompt.len()),
+            finish: self.finish.unwrap_or(Finish::Cancelled),
+            passes: self.passes,
+            elapsed: self.started.elapsed(),
+            peak_device_bytes: 0,
+            is_lossless: self.is_lossless,
+        }
+    }
+
+    /// Closes blocks in which nothing is left to do, and makes ready for the next pass.
+    fn advance(&mut self, emit: &mut dyn FnMut(Event)) {
+        while let Some(&Block { start, end, .. }) = self.blocks.get(self.block) {
+            let masked = self.masked(start, end).count();
+            if masked > 0 && !self.has_ended() {
+                if self.passes_in_block == 0 {
+                    self.masked_at_start = masked;
+                }
+                self.rows = self.rows(start, end);
+                self.unconditional = (self.request.guidance > 0.0).then(|| self.unconditional());
+                return;
+            }
             let ended = self.stop_at_end();
-            let Block { start, end, .. } = self.blocks[index];
             emit(Event::BlockDone {
-                block: index,
-                passes,
+                block: self.block,
+                passes: self.passes_in_block,
                 positions: self.positions[start..end].to_vec(),
             });
             if ended {
-                return Ok(Finish::Eos);
+                self.finish = Some(Finish::Eos);
+                return;
             }
+            self.block += 1;
+            self.passes_in_block = 0;
         }
-        Ok(Finish::Length)
-    }
-
-    /// Passes until no mask is left in the block, or the text has ended in it.
-    fn fill_block(
-        &mut self,
-        index: usize,
-        emit: &mut dyn FnMut(Event),
-    ) -> Result<usize, Interrupt> {
-        let Block { start, end, steps } = self.blocks[index];
-        let masked_at_start = self.masked(start, end).count();
-        let mut passes = 0;
-        while self.masked(start, end).next().is_some() && !self.has_ended() {
-            let step = Step {
-                index: passes,
-                steps,
-                masked_at_start,
-            };
-            let pass_started = Instant::now();
-            let stream_before = self.denoiser.weights().stream;
-            let rows = self.rows(start, end);
-            let result = self.pass(&rows);
-            for notice in self.denoiser.take_notices() {
-                emit(Event::Notice(notice));
-            }
-            let (layer_rows, candidates) = result?;
-            let weights = self.denoiser.weights();
-            self.is_lossless &= weights.is_lossless;
-            self.commit(&rows, &candidates, step);
-            self.passes += 1;
-            passes += 1;
-            emit(Event::Pass(PassReport {
-                pass: self.passes,
-                block: index,
-                pass_in_block: passes,
-                positions: self.positions[start..end].to_vec(),
-                committed: self.positions.iter().filter(|p| is_fixed(p.state)).count(),
-                rows: layer_rows,
-                head_rows: rows.len(),
-                pass_time: pass_started.elapsed(),
-                elapsed: self.started.elapsed(),
-                device_bytes: self.denoiser.device_bytes(),
-                // Both begin anew when another plan is put in force.
-                waited: weights.stream.waited.saturating_sub(stream_before.waited),
-                streamed_bytes: weights.stream.bytes.saturating_sub(stream_before.bytes),
-                weights,
-            }));
-        }
-        Ok(passes)
+        self.finish = Some(Finish::Length);
     }
 
     fn masked(&self, start: usize, end: usize) -> impl Iterator<Item = usize> + '_ {
@@ -195,36 +164,9 @@ impl<'a> Run<'a> {
             .collect()
     }
 
-    fn pass(&mut self, rows: &[HeadRow]) -> Result<(usize, Vec<Candidate>), Interrupt> {
-        let request = self.request;
-        let unconditional = (request.guidance > 0.0).then(|| self.unconditional());
-        let suppressed = match request.eos {
-            EosPolicy::Suppress => self.denoiser.vocabulary().ends.clone(),
-            EosPolicy::Stop | EosPolicy::Keep => Vec::new(),
-        };
-        let pass = Pass {
-            number: self.passes,
-            canvas: &self.canvas,
-            guidance: unconditional
-                .as_deref()
-                .map(|canvas| (canvas, request.guidance)),
-            rows,
-            temperature: request.temperature,
-            noise: Noise::new(request.seed).stream(GUMBEL_STREAM),
-            suppressed: &suppressed,
-            ranking: match request.remasking {
-                Remasking::LowConfidence | Remasking::Random => Ranking::Confidence,
-                Remasking::Margin => Ranking::Margin,
-                Remasking::Entropy => Ranking::Entropy,
-            },
-        };
-        let candidates = self.denoiser.candidates(&pass)?;
-        Ok((pass.layer_rows(), candidates))
-    }
-
     /// The canvas with everything masked that was given: prompt and pinned positions.
     fn unconditional(&self) -> Vec<u32> {
-        let mask = self.denoiser.vocabulary().mask_id();
+        let mask = self.vocabulary.mask_id();
         let prompt = self.request.prompt.len();
         let mut canvas = self.canvas.clone();
         canvas[..prompt].fill(mask);
@@ -238,14 +180,14 @@ impl<'a> Run<'a> {
 
     /// Ranks the candidates and commits as many as the policy says; the others are shown as
     /// provisional. Ties go to the lower position.
-    fn commit(&mut self, rows: &[HeadRow], candidates: &[Candidate], step: Step) {
+    fn commit(&mut self, candidates: &[Candidate], step: Step) {
         let prompt = self.request.prompt.len();
         let noise = Noise::new(self.request.seed).stream(RANKING_STREAM);
         for position in &mut self.positions {
             position.fresh = false;
         }
-        let mut ranked: Vec<(f64, usize)> = Vec::with_capacity(rows.len());
-        for (row, candidate) in rows.iter().zip(candidates) {
+        let mut ranked: Vec<(f64, usize)> = Vec::with_capacity(self.rows.len());
+        for (row, candidate) in self.rows.iter().zip(candidates) {
             let score = match self.request.remasking {
                 Remasking::LowConfidence | Remasking::Margin | Remasking::Entropy => candidate.rank,
                 Remasking::Random => noise.uniform(self.passes as u64, row.position as u64, 0),
@@ -273,7 +215,7 @@ impl<'a> Run<'a> {
         if self.request.eos != EosPolicy::Stop {
             return None;
         }
-        let ends = &self.denoiser.vocabulary().ends;
+        let ends = &self.vocabulary.ends;
         self.positions
             .iter()
             .take_while(|position| is_fixed(position.state))
@@ -291,7 +233,7 @@ impl<'a> Run<'a> {
         let Some(end) = self.end() else {
             return false;
         };
-        let eos = self.denoiser.vocabulary().ends[0];
+        let eos = self.vocabulary.ends[0];
         let prompt = self.request.prompt.len();
         for position in &mut self.positions[end + 1..] {
             *position = Position {
@@ -304,6 +246,73 @@ impl<'a> Run<'a> {
             self.canvas[prompt + position.position] = eos;
         }
         true
+    }
+}
+
+impl Filling for Diffusion {
+    fn start(&mut self, emit: &mut dyn FnMut(Event)) {
+        emit(Event::Started {
+            blocks: self.blocks.len(),
+            keeps_precision: true,
+        });
+        self.started = Instant::now();
+        self.advance(emit);
+    }
+
+    fn pass(&self) -> Option<Pass<'_>> {
+        if self.finish.is_some() {
+            return None;
+        }
+        let request = &self.request;
+        Some(Pass {
+            number: self.passes,
+            canvas: &self.canvas,
+            guidance: self
+                .unconditional
+                .as_deref()
+                .map(|canvas| (canvas, request.guidance)),
+            rows: &self.rows,
+            temperature: request.temperature,
+            noise: Noise::new(request.seed).stream(GUMBEL_STREAM),
+            suppressed: &self.suppressed,
+            ranking: match request.remasking {
+                Remasking::LowConfidence | Remasking::Random => Ranking::Confidence,
+                Remasking::Margin => Ranking::Margin,
+                Remasking::Entropy => Ranking::Entropy,
+            },
+        })
+    }
+
+    fn take(&mut self, candidates: &[Candidate], cost: &PassCost, emit: &mut dyn FnMut(Event)) {
+        let Block { start, end, steps } = self.blocks[self.block];
+        self.is_lossless &= cost.weights.is_lossless;
+        let rows = self.pass().map_or(0, |pass| pass.layer_rows());
+        self.commit(
+            candidates,
+            Step {
+                index: self.passes_in_block,
+                steps,
+                masked_at_start: self.masked_at_start,
+            },
+        );
+        self.passes += 1;
+        self.passes_in_block += 1;
+        emit(Event::Pass(PassReport {
+            pass: self.passes,
+            block: self.block,
+            pass_in_block: self.passes_in_block,
+            positions: self.positions[start..end].to_vec(),
+            committed: self.positions.iter().filter(|p| is_fixed(p.state)).count(),
+            rows,
+            head_rows: self.rows.len(),
+            elapsed: self.started.elapsed(),
+            cost: *cost,
+        }));
+        self.advance(emit);
+    }
+
+    fn outcome(self: Box<Self>) -> Outcome {
+        Outcome::Generated(self.generated())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Ways of decoding, on top of a [`Denoiser`]: they decide what stands in the canvas; how a
+//! Ways of decoding: they decide what stands in the canvas; how a
 //! pass is computed is not their business, so that they can be tested with scripted models.
 
 pub mod autoregressive;
@@ -11,7 +11,7 @@ pub mod score;
 mod visible;
 
 pub use self::{
-    denoiser::{Denoiser, ModelDenoiser, Pass, Vocabulary, WeightsState},
+    denoiser::{Denoiser, Filling, Pass, Vocabulary, WeightsState},
     policy::{Step, commit_count},
     visible::Visible,
 };

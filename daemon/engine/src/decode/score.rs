@@ -5,14 +5,12 @@
 //! L tokens masked and ℓ spread evenly over 1…L. Difference: a draw is a pass of its own, and
 //! ℓ is stratified over all draws instead of over batches of 16.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
-use super::{Denoiser, Pass, diffusion};
+use super::{Filling, Pass, Vocabulary, diffusion::Diffusion};
 use crate::{
-    error::EngineError,
-    event::{Event, Finish, Outcome, Scored},
-    model::transformer::Interrupt,
-    ops::{HeadRow, Noise, Ranking},
+    event::{Event, Outcome, PassCost, Scored},
+    ops::{Candidate, HeadRow, Noise, Ranking},
     request::{Generate, Score},
 };
 
@@ -20,95 +18,161 @@ use crate::{
 const COUNT_STREAM: u64 = 2;
 const SUBSET_STREAM: u64 = 3;
 
-/// Estimates the likelihood, telling `emit` of every draw.
-///
-/// # Errors
-/// When a pass fails.
-pub fn score(
-    request: &Score,
-    denoiser: &mut dyn Denoiser,
-    emit: &mut dyn FnMut(Event),
-) -> Result<Outcome, EngineError> {
-    let started = Instant::now();
-    emit(Event::Started {
-        blocks: 1,
-        keeps_precision: true,
-    });
-    let mut estimates = Vec::with_capacity(request.draws);
-    for draw in 0..request.draws {
-        match estimate(request, draw, denoiser) {
-            Ok(value) => estimates.push(value),
-            Err(Interrupt::Cancelled) => return Ok(Outcome::Cancelled),
-            Err(Interrupt::Failed(error)) => return Err(error),
-        }
-        emit(Event::ScoreProgress {
-            done: draw + 1,
-            total: request.draws,
-        });
-    }
-    let is_greedy = if request.check_greedy {
-        match is_greedy(request, denoiser)? {
-            Some(is_greedy) => Some(is_greedy),
-            None => return Ok(Outcome::Cancelled),
-        }
-    } else {
-        None
-    };
-    let count = estimates.len() as f64;
-    let mean = estimates.iter().sum::<f64>() / count;
-    let squares: f64 = estimates.iter().map(|value| (value - mean).powi(2)).sum();
-    Ok(Outcome::Scored(Scored {
-        log_likelihood: mean,
-        standard_error: (request.draws > 1).then(|| (squares / (count - 1.0) / count).sqrt()),
-        is_greedy,
-        elapsed: started.elapsed(),
-    }))
+/// An estimate on its way: the draws, then greedy decoding where that is asked for.
+pub struct Estimate {
+    request: Score,
+    vocabulary: Arc<Vocabulary>,
+    started: Instant,
+    /// Of the draws so far.
+    values: Vec<f64>,
+    draw: Draw,
+    greedy: Option<Box<Diffusion>>,
+    is_greedy: Option<bool>,
 }
 
-/// One draw: (L/ℓ) Σ log p over ℓ masked positions.
-fn estimate(request: &Score, draw: usize, denoiser: &mut dyn Denoiser) -> Result<f64, Interrupt> {
-    let length = request.answer.len();
-    let masked = masked_positions(request, draw);
-    let mask = denoiser.vocabulary().mask_id();
-    let prompt = request.prompt.len();
-    let mut canvas = [request.prompt.as_slice(), &request.answer].concat();
-    let rows: Vec<HeadRow> = masked
-        .iter()
-        .map(|&position| HeadRow {
-            position: prompt + position,
-            may_end: true,
-            target: Some(request.answer[position]),
-        })
-        .collect();
-    for row in &rows {
-        canvas[row.position] = mask;
+/// What a draw's pass reads.
+struct Draw {
+    canvas: Vec<u32>,
+    unconditional: Option<Vec<u32>>,
+    rows: Vec<HeadRow>,
+}
+
+impl Estimate {
+    /// Of this request, for a model with this vocabulary.
+    #[must_use]
+    pub fn new(request: Score, vocabulary: Arc<Vocabulary>) -> Self {
+        Self {
+            draw: Draw::new(&request, 0, vocabulary.mask_id()),
+            started: Instant::now(),
+            values: Vec::with_capacity(request.draws),
+            greedy: None,
+            is_greedy: None,
+            request,
+            vocabulary,
+        }
     }
-    let unconditional = (request.guidance > 0.0).then(|| {
-        let mut canvas = canvas.clone();
-        canvas[..prompt].fill(mask);
-        canvas
-    });
-    let candidates = denoiser.candidates(&Pass {
-        number: draw,
-        canvas: &canvas,
-        guidance: unconditional
-            .as_deref()
-            .map(|canvas| (canvas, request.guidance)),
-        rows: &rows,
-        temperature: 0.0,
-        noise: Noise::new(request.seed),
-        suppressed: &[],
-        ranking: Ranking::Confidence,
-    })?;
-    let sum: f64 = candidates
-        .iter()
-        .map(|candidate| {
-            candidate
-                .target_log_probability
-                .expect("every row of an estimate has a target")
+
+    /// Unmasks the most confident token again and again, from a wholly masked answer: whether that gives the answer is
+    /// asked.
+    fn begin_greedy(&mut self) {
+        let request = &self.request;
+        let greedy = Generate {
+            guidance: request.guidance,
+            seed: request.seed,
+            ..Generate::greedy(request.model, request.prompt.clone(), request.answer.len())
+        };
+        let mut greedy = Box::new(Diffusion::new(greedy, Arc::clone(&self.vocabulary)));
+        greedy.start(&mut |_| {});
+        self.greedy = Some(greedy);
+    }
+}
+
+impl Filling for Estimate {
+    fn start(&mut self, emit: &mut dyn FnMut(Event)) {
+        emit(Event::Started {
+            blocks: 1,
+            keeps_precision: true,
+        });
+        self.started = Instant::now();
+    }
+
+    fn pass(&self) -> Option<Pass<'_>> {
+        if let Some(greedy) = &self.greedy {
+            return greedy.pass();
+        }
+        let Draw {
+            canvas,
+            unconditional,
+            rows,
+        } = &self.draw;
+        (self.values.len() < self.request.draws).then(|| Pass {
+            number: self.values.len(),
+            canvas,
+            guidance: unconditional
+                .as_deref()
+                .map(|canvas| (canvas, self.request.guidance)),
+            rows,
+            temperature: 0.0,
+            noise: Noise::new(self.request.seed),
+            suppressed: &[],
+            ranking: Ranking::Confidence,
         })
-        .sum();
-    Ok(sum * length as f64 / masked.len() as f64)
+    }
+
+    fn take(&mut self, candidates: &[Candidate], cost: &PassCost, emit: &mut dyn FnMut(Event)) {
+        if let Some(mut greedy) = self.greedy.take() {
+            greedy.take(candidates, cost, &mut |_| {});
+            match greedy.pass() {
+                Some(_) => self.greedy = Some(greedy),
+                None => {
+                    self.is_greedy = Some(greedy.generated().tokens == self.request.answer);
+                }
+            }
+            return;
+        }
+        // (L/ℓ) Σ log p over ℓ masked positions.
+        let sum: f64 = candidates
+            .iter()
+            .map(|candidate| {
+                candidate
+                    .target_log_probability
+                    .expect("every row of an estimate has a target")
+            })
+            .sum();
+        let length = self.request.answer.len() as f64;
+        self.values.push(sum * length / candidates.len() as f64);
+        let (done, total) = (self.values.len(), self.request.draws);
+        emit(Event::ScoreProgress { done, total });
+        if done < total {
+            self.draw = Draw::new(&self.request, done, self.vocabulary.mask_id());
+        } else if self.request.check_greedy {
+            self.begin_greedy();
+        }
+    }
+
+    fn outcome(self: Box<Self>) -> Outcome {
+        if self.pass().is_some() {
+            return Outcome::Cancelled;
+        }
+        let count = self.values.len() as f64;
+        let mean = self.values.iter().sum::<f64>() / count;
+        let squares: f64 = self.values.iter().map(|value| (value - mean).powi(2)).sum();
+        Outcome::Scored(Scored {
+            log_likelihood: mean,
+            standard_error: (self.request.draws > 1)
+                .then(|| (squares / (count - 1.0) / count).sqrt()),
+            is_greedy: self.is_greedy,
+            elapsed: self.started.elapsed(),
+        })
+    }
+}
+
+impl Draw {
+    fn new(request: &Score, index: usize, mask: u32) -> Self {
+        let prompt = request.prompt.len();
+        let mut canvas = [request.prompt.as_slice(), &request.answer].concat();
+        let rows: Vec<HeadRow> = masked_positions(request, index)
+            .into_iter()
+            .map(|position| HeadRow {
+                position: prompt + position,
+                may_end: true,
+                target: Some(request.answer[position]),
+            })
+            .collect();
+        for row in &rows {
+            canvas[row.position] = mask;
+        }
+        let unconditional = (request.guidance > 0.0).then(|| {
+            let mut canvas = canvas.clone();
+            canvas[..prompt].fill(mask);
+            canvas
+        });
+        Self {
+            canvas,
+            unconditional,
+            rows,
+        }
+    }
 }
 
 /// The draw's masked positions, rising: a random subset of stratified size.
@@ -129,18 +193,6 @@ fn masked_positions(request: &Score, draw: usize) -> Vec<usize> {
     positions.truncate(count);
     positions.sort_unstable();
     positions
-}
-
-/// Whether unmasking the most confident token again and again, from a wholly masked answer,
-/// gives this answer. `None` when cancelled.
-fn is_greedy(request: &Score, denoiser: &mut dyn Denoiser) -> Result<Option<bool>, EngineError> {
-    let greedy = Generate {
-        guidance: request.guidance,
-        seed: request.seed,
-        ..Generate::greedy(request.model, request.prompt.clone(), request.answer.len())
-    };
-    let generated = diffusion::generate(&greedy, denoiser, &mut |_| {})?;
-    Ok((generated.finish != Finish::Cancelled).then(|| generated.tokens == request.answer))
 }
 
 #[cfg(test)]

@@ -77,21 +77,11 @@ impl Planner {
         budget_bytes: u64,
         workload: Workload,
     ) -> Result<Plan, EngineError> {
-        self.plan_with(choices, budget_bytes, workload, MLP_ROWS)
+        self.plan_beside(choices, budget_bytes, workload, MLP_ROWS, 0)
     }
 
-    /// The same, with fewer rows at once in an MLP.
-    pub(super) fn plan_with(
-        &self,
-        choices: Choices,
-        budget_bytes: u64,
-        workload: Workload,
-        mlp_rows: usize,
-    ) -> Result<Plan, EngineError> {
-        self.plan_beside(choices, budget_bytes, workload, mlp_rows, 0)
-    }
-
-    /// The same, where keys and values of so many bytes are held, however new ones will be kept.
+    /// The same, where keys and values of so many bytes are held, however new ones will be kept, and so many rows go through
+    /// an MLP at once.
     fn plan_beside(
         &self,
         choices: Choices,
@@ -124,16 +114,16 @@ pub(super) struct Current {
     pub(super) id: ModelId,
     pub(super) model: Transformer,
     pub(super) weights: Residency,
-    pub(super) vocabulary: Vocabulary,
+    pub(super) vocabulary: Arc<Vocabulary>,
     pub(super) planner: Arc<Planner>,
     /// What weights are read with.
     pub(super) reader: Arc<Reader>,
     /// In force; while a switch is under way, the one before it.
     pub(super) plan: Arc<Plan>,
     pub(super) switch: Option<Switch>,
-    /// The request that runs.
+    /// The requests that run.
     pub(super) serving: Option<Workload>,
-    /// How its keys and values are kept, whatever the settings became meanwhile.
+    /// How their keys and values are kept, whatever the settings became meanwhile.
     pub(super) serving_kv: Option<Kv>,
     /// Keys and values of requests before, the latest last.
     pub(super) kept: Vec<Kept>,

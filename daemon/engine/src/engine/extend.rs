@@ -1,19 +1,18 @@
-//! A causal model, serving a request: its keys and values are kept for as long as the request runs, and afterwards while
-//! there is room, since the next turn of a conversation begins with the one before.
+//! A causal model, serving requests: keys and values are kept for as long as a request runs, and afterwards while there is
+//! room, since the next turn of a conversation begins with the one before.
 
-use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use sluice_shared::level::Kv;
 
-use super::{load::Loading, serve::Served, worker::Worker};
+use super::{current::Current, load::Loading, worker::Worker};
 use crate::{
-    decode::{
-        Denoiser, Vocabulary, WeightsState,
-        autoregressive::{Choose, Predictor},
-    },
+    decode::autoregressive::{Continuation, share_rows},
+    device::Profile,
     error::EngineError,
+    event::{Event, Generated, PassCost},
     model::transformer::{Interrupt, Next},
-    ops::{Candidate, KvCache, LogitsRows, cache_format, computed_format},
+    ops::{Activation, Candidate, KvCache, LogitsRows, Ops, cache_format, computed_format},
     plan::{Storage, Workload},
     request::Generate,
     residency::{Part, Residency},
@@ -31,13 +30,10 @@ pub(super) struct Kept {
     storages: Vec<Storage>,
 }
 
-/// The loaded model, continuing a sequence.
-pub(super) struct Causal<'a> {
-    served: Served<'a>,
-    /// At least those that the cache holds.
-    tokens: Vec<u32>,
+/// A request to a causal model, and the keys and values of what it has read.
+pub(super) struct Continuing {
+    continuation: Continuation,
     cache: KvCache,
-    row: LogitsRows,
     watch: Watch,
 }
 
@@ -82,159 +78,181 @@ impl Watch {
     }
 }
 
-impl<'a> Causal<'a> {
-    /// Makes room for the request, and finds what is kept of its prompt.
+impl Continuing {
+    /// Takes room for its keys and values, and what is kept of its prompt.
     pub(super) fn start(
-        worker: &'a mut Worker,
+        worker: &mut Worker,
         request: &Generate,
-        workload: Workload,
-        cancel: &'a AtomicBool,
+        capacity: usize,
     ) -> Result<Self, EngineError> {
-        let kv = worker.shared.state.settings().kv;
-        let prompt = &request.prompt;
-        worker.prepare_kept(prompt, &workload, kv)?;
-        let mut served = Served::start(worker, workload, cancel)?;
-        let (mut cache, row) = loop {
-            match served.worker.causal_memory(&workload, kv) {
-                Ok(memory) => break memory,
-                Err(error) => served.make_room(error)?,
-            }
-        };
-        served.worker.reuse(prompt, &mut cache)?;
+        let loaded = worker.shared.state.model();
+        let text = loaded.and_then(|loaded| loaded.text.clone());
+        let profile = worker.ops.device().profile();
+        let current = worker.current_mut()?;
+        let kv = current.serving_kv.unwrap_or_default();
+        let shape = (current.planner.config.shape).cache(cache_format(kv, &profile)?);
+        let vocabulary = Arc::clone(&current.vocabulary);
+        let watch = Watch::new(&current.weights);
+        let mut cache = worker.ops.cache(shape, capacity)?;
+        worker.reuse(&request.prompt, &mut cache)?;
         Ok(Self {
-            watch: Watch::new(&served.worker.current_mut()?.weights),
-            tokens: prompt[..cache.len()].to_vec(),
-            served,
+            continuation: Continuation::new(request.clone(), text, vocabulary),
             cache,
-            row,
+            watch,
         })
     }
 
-    /// What is to be kept of it; nothing where weights changed meanwhile.
-    pub(super) fn finish(self) -> Option<Kept> {
+    /// Tells what lies ahead.
+    pub(super) fn tell_start(&mut self, profile: &Profile, emit: &mut dyn FnMut(Event)) {
+        let keeps_precision = self.cache.shape().format == computed_format(profile);
+        self.continuation.start(keeps_precision, emit);
+    }
+
+    pub(super) fn is_done(&self) -> bool {
+        self.continuation.is_done()
+    }
+
+    /// What the user should hear of, since it was last asked.
+    pub(super) fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.watch.notices)
+    }
+
+    /// What it came to. What it has read is kept, unless weights changed meanwhile.
+    pub(super) fn finish(self, worker: &mut Worker) -> Generated {
         let Self {
-            served,
-            mut tokens,
+            continuation,
             cache,
             mut watch,
-            ..
         } = self;
         // After a pass that failed, they may be others.
-        let current = served.worker.current.as_ref()?;
-        watch.look(&current.weights, cache.len());
-        let storages = watch.storages;
-        tokens.truncate(cache.len());
-        (!storages.is_empty()).then_some(Kept {
-            tokens,
-            cache,
-            storages,
-        })
+        if let Some(current) = &worker.current {
+            watch.look(&current.weights, cache.len());
+        }
+        if !watch.storages.is_empty() {
+            worker.keep(Kept {
+                tokens: continuation.sequence()[..cache.len()].to_vec(),
+                cache,
+                storages: watch.storages,
+            });
+        }
+        continuation.generated()
     }
 
-    /// A pass over the next tokens; `choose` picks what follows the last of them, if that is asked.
-    fn pass(
-        &mut self,
-        tokens: &[u32],
-        mut choose: Option<Choose<'_>>,
-    ) -> Result<Option<Candidate>, Interrupt> {
-        self.tokens.extend_from_slice(tokens);
-        let Self {
-            served,
-            cache,
-            row,
-            watch,
-            ..
-        } = self;
-        let cancel = served.cancel;
-        let end = cache.len() + tokens.len();
-        served.run(tokens.len(), &mut |ops, current| {
-            let (model, weights) = (&current.model, &current.weights);
-            watch.look(weights, cache.len());
-            // Where memory ran short, fewer go through the layers at once, from where it stopped on.
-            let extend = |cache: &mut KvCache| {
-                let rest = &tokens[tokens.len() - (end - cache.len())..];
-                let rows = &rest[..rest.len().min(current.mlp_rows)];
-                let next = Next {
-                    tokens: rows,
-                    wanted: &[rows.len() - 1],
-                    cache,
-                };
-                model.extend(ops, weights, &mut [next], cancel)
-            };
-            let mut hidden = extend(cache)?;
-            while cache.len() < end {
-                drop(hidden);
-                hidden = extend(cache)?;
-            }
-            let Some(choose) = &mut choose else {
-                return Ok(None);
-            };
-            let chosen = (|| {
-                let x = model.final_norm(ops, weights, &hidden)?;
-                for (unit, first) in weights.head_parts() {
-                    let head = weights.acquire(unit)?;
-                    ops.take_logits(row, &x, &head.weight(Part::Head), first)?;
-                }
-                let (logits, order) = ops.read_logits(row, 0)?;
-                let position = cache.len() - 1;
-                choose(logits, order).ok_or(EngineError::NotANumber { position })
-            })();
-            if chosen.is_err() {
-                // Memory may have run short, and the last row is needed again.
-                cache.take_back(1);
-            }
-            Ok(Some(chosen?))
-        })
+    fn unread(&self) -> usize {
+        self.continuation.sequence().len() - self.cache.len()
+    }
+
+    /// A pass has read so many rows of it.
+    pub(super) fn take(&mut self, read: Read, cost: &PassCost, emit: &mut dyn FnMut(Event)) {
+        if read.rows > 0 {
+            self.continuation.take(read.rows, read.candidate, cost, emit);
+        }
     }
 }
 
-impl Predictor for Causal<'_> {
-    fn known(&self) -> usize {
-        self.cache.len()
-    }
+/// What a pass read of a request.
+#[derive(Clone, Copy)]
+pub(super) struct Read {
+    rows: usize,
+    /// What follows, if that was its last row.
+    candidate: Option<Candidate>,
+}
 
-    fn keeps_precision(&self) -> bool {
-        let profile = self.served.worker.ops.device().profile();
-        self.cache.shape().format == computed_format(&profile)
+/// Reads what these requests have not read yet, as much of it as goes through the layers at once, and chooses what follows
+/// the last token of those that have read all.
+pub(super) fn pass(
+    requests: &mut [&mut Continuing],
+    logits: &mut Option<LogitsRows>,
+    (ops, current): (&Ops, &Current),
+    cancel: &AtomicBool,
+) -> Result<(Vec<Read>, usize), Interrupt> {
+    let (model, weights) = (&current.model, &current.weights);
+    let unread: Vec<usize> = requests.iter().map(|request| request.unread()).collect();
+    let shares = share_rows(&unread, current.mlp_rows);
+    let wanted: Vec<Vec<usize>> = shares
+        .iter()
+        .zip(&unread)
+        .map(|(&rows, &unread)| match rows == unread {
+            true => vec![rows - 1],
+            false => Vec::new(),
+        })
+        .collect();
+    let mut next = Vec::new();
+    for ((request, &rows), wanted) in requests.iter_mut().zip(&shares).zip(&wanted) {
+        let Continuing {
+            continuation,
+            cache,
+            watch,
+        } = &mut **request;
+        watch.look(weights, cache.len());
+        let tokens = &continuation.sequence()[cache.len()..][..rows];
+        if rows > 0 {
+            next.push(Next {
+                tokens,
+                wanted,
+                cache,
+            });
+        }
     }
+    let hidden = model.extend(ops, weights, &mut next, cancel)?;
+    let chosen = match hidden.is_empty() {
+        true => Ok(vec![None; requests.len()]),
+        false => choose(requests, &wanted, hidden, logits, (ops, current)),
+    };
+    if chosen.is_err() {
+        // Memory may have run short, and the last rows are needed again.
+        for (request, wanted) in requests.iter_mut().zip(&wanted) {
+            request.cache.take_back(wanted.len());
+        }
+    }
+    let reads = shares.iter().zip(chosen?).map(|(&rows, candidate)| Read { rows, candidate });
+    Ok((reads.collect(), shares.iter().sum()))
+}
 
-    fn rows_max(&self) -> usize {
-        let current = self.served.worker.current.as_ref();
-        current.map_or(1, |current| current.mlp_rows)
+/// Chooses what follows the rows that were wanted, from their logits.
+fn choose(
+    requests: &[&mut Continuing],
+    wanted: &[Vec<usize>],
+    hidden: Activation,
+    logits: &mut Option<LogitsRows>,
+    (ops, current): (&Ops, &Current),
+) -> Result<Vec<Option<Candidate>>, EngineError> {
+    let Current { model, weights, .. } = current;
+    let x = model.final_norm(ops, weights, &hidden)?;
+    drop(hidden);
+    let logits = match logits {
+        Some(logits) if logits.count() >= x.len() => logits,
+        logits => {
+            // First given back, then taken: both at once may be more than there is.
+            *logits = None;
+            let head_rows = current.planner.config.shape.embedding_rows;
+            logits.insert(ops.logits_rows(requests.len(), head_rows)?)
+        }
+    };
+    for (unit, first) in weights.head_parts() {
+        let head = weights.acquire(unit)?;
+        ops.take_logits(logits, &x, &head.weight(Part::Head), first)?;
     }
-
-    fn extend(&mut self, tokens: &[u32]) -> Result<(), Interrupt> {
-        self.pass(tokens, None).map(drop)
-    }
-
-    fn predict(&mut self, tokens: &[u32], choose: Choose<'_>) -> Result<Candidate, Interrupt> {
-        let candidate = self.pass(tokens, Some(choose))?;
-        Ok(candidate.expect("a pass that is asked to choose does"))
-    }
-
-    fn vocabulary(&self) -> &Vocabulary {
-        self.served.vocabulary()
-    }
-
-    fn device_bytes(&self) -> u64 {
-        self.served.device_bytes()
-    }
-
-    fn weights(&self) -> WeightsState {
-        self.served.weights()
-    }
-
-    fn take_notices(&mut self) -> Vec<String> {
-        let mut notices = self.served.take_notices();
-        notices.append(&mut self.watch.notices);
-        notices
-    }
+    let mut row = 0;
+    let pairs = requests.iter().zip(wanted);
+    pairs
+        .map(|(request, wanted)| {
+            if wanted.is_empty() {
+                return Ok(None);
+            }
+            let (logits, order) = ops.read_logits(logits, row)?;
+            row += 1;
+            let position = request.cache.len() - 1;
+            let chosen = request.continuation.choose(logits, order);
+            chosen.ok_or(EngineError::NotANumber { position }).map(Some)
+        })
+        .collect()
 }
 
 impl Worker {
     /// Lets go of what is kept and can't be of use any more, and, the oldest first, of what this request needs the room
     /// of. What it may begin with goes last.
-    fn prepare_kept(
+    pub(super) fn prepare_kept(
         &mut self,
         prompt: &[u32],
         workload: &Workload,
@@ -259,19 +277,6 @@ impl Worker {
         Ok(())
     }
 
-    /// Room for the keys and values of the request's positions, and for the logits of one.
-    fn causal_memory(
-        &mut self,
-        workload: &Workload,
-        kv: Kv,
-    ) -> Result<(KvCache, LogitsRows), EngineError> {
-        let format = cache_format(kv, &self.ops.device().profile())?;
-        let shape = &self.current_mut()?.planner.config.shape;
-        let (rows, shape) = (shape.embedding_rows, shape.cache(format));
-        let row = self.ops.logits_rows(1, rows)?;
-        Ok((self.ops.cache(shape, workload.canvas)?, row))
-    }
-
     /// Copies what is kept of the prompt's beginning; all but its last token, which tells what follows.
     fn reuse(&mut self, prompt: &[u32], cache: &mut KvCache) -> Result<(), EngineError> {
         let Self { ops, current, .. } = self;
@@ -288,7 +293,7 @@ impl Worker {
     }
 
     /// Keeps what a request leaves, where there is room for it beside all that the plan may take.
-    pub(super) fn keep(&mut self, left: Kept) {
+    fn keep(&mut self, left: Kept) {
         let (_, budget) = self.aim();
         // Room that was found for another model is that model's, though it has not all been taken yet.
         let is_promised = |loading: &Loading| loading.limit_bytes().is_some();
@@ -299,7 +304,7 @@ impl Worker {
             return;
         };
         current.kept.push(left);
-        let peak = current.plan.peak_bytes();
+        let peak = (current.plan.peak_bytes()).max(current.as_it_stands().peak_bytes());
         while current.kept.len() > KEPT_MAX
             || (peak + kept_bytes(&current.kept) > budget && !current.kept.is_empty())
         {

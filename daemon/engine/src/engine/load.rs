@@ -304,7 +304,7 @@ impl Beside {
 pub(super) struct Opened {
     pub(super) checkpoint: Arc<Checkpoint>,
     pub(super) config: ModelConfig,
-    pub(super) text: Option<Text>,
+    pub(super) text: Option<Arc<Text>>,
 }
 
 impl Opened {
@@ -316,7 +316,7 @@ impl Opened {
             .tokenizer()?
             .map(|files| {
                 let template = files.template.as_deref();
-                Text::with_template(&files.tokenizer, files.config.as_deref(), template)
+                Text::with_template(&files.tokenizer, files.config.as_deref(), template).map(Arc::new)
             })
             .transpose()
             .map_err(CheckpointError::from)?;

@@ -6,6 +6,7 @@ mod current;
 mod derive;
 mod extend;
 mod load;
+mod pack;
 mod serve;
 mod state;
 mod switch;
@@ -44,6 +45,11 @@ use crate::{
     text::Text,
 };
 
+/// Requests that share a pass, where nobody says another number: few enough that each keeps most of its pace.
+pub const PARALLEL_DEFAULT: usize = 4;
+/// Most requests that share a pass: each has a row of its own even when memory is short.
+pub const PARALLEL_MAX: usize = serve::MLP_ROWS_MIN;
+
 /// How to start an engine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
@@ -53,8 +59,10 @@ pub struct Options {
     pub number: Option<Number>,
     /// Threads that compute, or convert for a card; 0: one a core.
     pub threads: usize,
-    /// Requests that may wait, beside the one that runs.
+    /// Requests that may wait, beside those that run.
     pub queue_max: usize,
+    /// Requests that share a pass, at most; 1 to [`PARALLEL_MAX`].
+    pub parallel: usize,
     /// What models are loaded with.
     pub settings: Settings,
     /// Where converted copies of checkpoints are kept, so that they can be streamed and the next load needn't convert;
@@ -74,6 +82,7 @@ impl Default for Options {
             number: None,
             threads: 0,
             queue_max: 16,
+            parallel: PARALLEL_DEFAULT,
             settings: Settings::default(),
             derivatives: None,
             keep_converted: false,
@@ -157,7 +166,7 @@ pub struct LoadedModel {
     /// What is known of it.
     pub info: ModelInfo,
     /// Its tokenizer and template, if the checkpoint has them.
-    pub text: Option<Text>,
+    pub text: Option<Arc<Text>>,
 }
 
 /// How a load goes.
@@ -266,7 +275,7 @@ impl Engine {
             always: options.keep_converted,
             bytes_max: options.converted_bytes_max,
         };
-        let worker = Worker::new(Arc::clone(&shared), ops, keeping);
+        let worker = Worker::new(Arc::clone(&shared), ops, keeping, options.parallel.clamp(1, PARALLEL_MAX));
         let thread = thread::Builder::new()
             .name("sluice-engine".to_owned())
             .spawn(move || worker.run())

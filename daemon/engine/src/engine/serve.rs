@@ -1,4 +1,4 @@
-//! A request's passes: between them the weights may change, and when memory runs short something gives way before the
+//! Passes of those that run: between them the weights may change, and when memory runs short something gives way before a
 //! request does.
 
 use std::{
@@ -11,14 +11,13 @@ use std::{
 
 use super::{SwitchState, current::Current, worker::Worker};
 use crate::{
-    decode::{Denoiser, ModelDenoiser, Pass, Vocabulary, WeightsState},
+    decode::WeightsState,
     error::EngineError,
-    event::{Event, Outcome},
+    event::PassCost,
     ledger::Mark,
     model::transformer::{Interrupt, MLP_ROWS},
-    ops::{Candidate, Ops},
+    ops::Ops,
     plan::{Plan, PlanError, Workload},
-    request::Compare,
 };
 use sluice_shared::{
     level::{Choices, Level},
@@ -26,52 +25,109 @@ use sluice_shared::{
 };
 
 /// The least rows that go through an MLP together when memory is short.
-const MLP_ROWS_MIN: usize = 64;
+pub(super) const MLP_ROWS_MIN: usize = 64;
 /// More frugal plans that are tried for a request.
 const FRUGAL_PLANS_MAX: usize = 4;
 
-/// The loaded model, serving a request.
+/// The loaded model, serving requests.
 pub(super) struct Served<'a> {
     pub(super) worker: &'a mut Worker,
+    /// Set when nobody wants any of them any more.
     pub(super) cancel: &'a AtomicBool,
+    /// All that share a pass.
     workload: Workload,
     notices: Vec<String>,
     frugal_plans: usize,
 }
 
 impl<'a> Served<'a> {
-    /// Makes room for the request's activations.
-    pub(super) fn start(
-        worker: &'a mut Worker,
-        workload: Workload,
-        cancel: &'a AtomicBool,
-    ) -> Result<Self, EngineError> {
-        let mut served = Self {
+    /// Nothing is made room for yet.
+    pub(super) fn new(worker: &'a mut Worker, workload: Workload, cancel: &'a AtomicBool) -> Self {
+        Self {
             worker,
             cancel,
             workload,
             notices: Vec::new(),
             frugal_plans: 0,
-        };
-        let kv = served.worker.shared.state.settings().kv;
-        let current = served.worker.current_mut()?;
-        current.set_mlp_rows(MLP_ROWS);
-        current.serving = Some(workload);
-        current.serving_kv = Some(kv);
-        served.fit_plan()?;
-        if let Err(error) = served.reserve() {
-            served.make_room(error)?;
         }
-        Ok(served)
     }
 
-    /// Measures a level.
-    pub(super) fn compare(
-        &mut self,
-        request: &Compare,
-        emit: &mut dyn FnMut(Event),
-    ) -> Result<Outcome, EngineError> {
-        self.worker.compare(request, self.cancel, emit)
+    /// Makes room for the first request's activations.
+    pub(super) fn start(&mut self) -> Result<(), EngineError> {
+        let kv = self.worker.shared.state.settings().kv;
+        let current = self.worker.current_mut()?;
+        current.set_mlp_rows(MLP_ROWS);
+        current.serving_kv = Some(kv);
+        self.resize(self.workload)?;
+        self.fit_plan()?;
+        match self.reserve() {
+            Ok(()) => Ok(()),
+            Err(error) => self.make_room(error),
+        }
+    }
+
+    /// What all take that share a pass.
+    pub(super) fn workload(&self) -> Workload {
+        self.workload
+    }
+
+    /// Whether one more request can join, with which they are this workload. Where the plan has no room for that, another
+    /// one may, if its passes are then shorter for each of them.
+    pub(super) fn may_join(&self, workload: Workload) -> bool {
+        let (choices, budget) = self.worker.aim();
+        let Some(current) = &self.worker.current else {
+            return false;
+        };
+        // Keys and values are kept alike for all, and a change of the weights goes first.
+        if current.switch.is_some() || current.serving_kv != Some(choices.kv) {
+            return false;
+        }
+        let stands = current.as_it_stands();
+        let Ok(working) = current.working(&workload) else {
+            return false;
+        };
+        if stands.weight_bytes() + working.total_bytes() <= budget {
+            return true;
+        }
+        let widest = current.plan.workload.widest(&workload);
+        let Ok(plan) = current.plan_with(choices, budget, widest, current.mlp_rows) else {
+            return false;
+        };
+        let planner = &current.planner;
+        let each = |plan: &Plan, workload: &Workload| {
+            let pass = plan.time(&planner.config.shape, workload, &planner.machine)?;
+            Some(pass.total_s() / workload.requests as f64)
+        };
+        let (now, then) = (each(&stands, &self.workload), each(&plan, &workload));
+        now.zip(then).is_some_and(|(now, then)| then < now)
+    }
+
+    /// Makes room for one more, without giving way.
+    pub(super) fn widen(&mut self, workload: Workload) -> Result<(), EngineError> {
+        self.resize(workload)?;
+        self.fit_plan()?;
+        self.reserve()
+    }
+
+    /// Gives back what those take no more that have left.
+    pub(super) fn shrink(&mut self, workload: Workload) -> Result<(), EngineError> {
+        self.resize(workload)?;
+        self.reserve()
+    }
+
+    /// Gives all back: nobody is left.
+    pub(super) fn rest(&mut self) {
+        self.worker.ops.release();
+        if let Some(current) = &mut self.worker.current {
+            current.serving = None;
+            current.serving_kv = None;
+        }
+    }
+
+    fn resize(&mut self, workload: Workload) -> Result<(), EngineError> {
+        self.workload = workload;
+        self.worker.current_mut()?.serving = Some(workload);
+        Ok(())
     }
 
     /// Gives way until the request's activations have room, and the weights their slots.
@@ -98,10 +154,13 @@ impl<'a> Served<'a> {
         self.worker.switch_now(plan, self.cancel)?;
         let more = streamed.saturating_sub(stands.streamed_bytes());
         if more > 0 {
+            let what = match self.workload.requests {
+                1 => format!("a canvas of {} leaves", self.workload.canvas),
+                requests => format!("{requests} requests that share a pass leave"),
+            };
+            let more = units::bytes(more);
             self.notices.push(format!(
-                "a canvas of {} leaves less room for weights: {} more are streamed in each pass",
-                self.workload.canvas,
-                units::bytes(more)
+                "{what} less room for weights: {more} more are streamed in each pass"
             ));
         }
         Ok(())
@@ -184,12 +243,15 @@ impl<'a> Served<'a> {
         Ok(())
     }
 
-    /// Runs a pass of so many rows, again where memory ran short and something could give way.
+    /// Runs a pass that so many requests share, again where memory ran short and something could give way. It tells how many
+    /// rows it had.
     pub(super) fn run<T>(
         &mut self,
-        rows: usize,
-        pass: &mut dyn FnMut(&Ops, &Current) -> Result<T, Interrupt>,
-    ) -> Result<T, Interrupt> {
+        requests: usize,
+        pass: &mut dyn FnMut(&Ops, &Current) -> Result<(T, usize), Interrupt>,
+    ) -> Result<(T, PassCost), Interrupt> {
+        let started = Instant::now();
+        let before = self.weights().stream;
         self.worker.between_passes();
         loop {
             let begun = Instant::now();
@@ -204,9 +266,19 @@ impl<'a> Served<'a> {
                     made_room?;
                 }
                 Err(interrupt) => return Err(interrupt),
-                Ok(result) => {
+                Ok((result, rows)) => {
                     self.measure(begun, rows);
-                    return Ok(result);
+                    let weights = self.weights();
+                    let cost = PassCost {
+                        requests,
+                        time: started.elapsed(),
+                        // Both begin anew when another plan is put in force.
+                        waited: weights.stream.waited.saturating_sub(before.waited),
+                        streamed_bytes: weights.stream.bytes.saturating_sub(before.bytes),
+                        device_bytes: self.worker.ops.ledger().used_bytes(),
+                        weights,
+                    };
+                    return Ok((result, cost));
                 }
             }
         }
@@ -227,46 +299,6 @@ impl<'a> Served<'a> {
         measured.peak_bytes = self.worker.shared.ledger.peak_since(Mark::Plan);
         self.worker.tell_state();
     }
-}
-
-impl Drop for Served<'_> {
-    fn drop(&mut self) {
-        if let Some(current) = &mut self.worker.current {
-            current.serving = None;
-            current.serving_kv = None;
-        }
-    }
-}
-
-fn fewer_rows() -> String {
-    format!("memory is short: {MLP_ROWS_MIN} rows at once go through an MLP")
-}
-
-impl Denoiser for Served<'_> {
-    fn candidates(&mut self, pass: &Pass<'_>) -> Result<Vec<Candidate>, Interrupt> {
-        let cancel = self.cancel;
-        self.run(pass.layer_rows(), &mut |ops, current| {
-            let mut denoiser = ModelDenoiser {
-                ops,
-                model: &current.model,
-                weights: &current.weights,
-                vocabulary: &current.vocabulary,
-                cancel,
-            };
-            denoiser.candidates(pass)
-        })
-    }
-
-    fn vocabulary(&self) -> &Vocabulary {
-        let current = self.worker.current.as_ref();
-        &current
-            .expect("a model that serves stays until its request ends")
-            .vocabulary
-    }
-
-    fn device_bytes(&self) -> u64 {
-        self.worker.ops.ledger().used_bytes()
-    }
 
     fn weights(&self) -> WeightsState {
         let Some(current) = &self.worker.current else {
@@ -283,9 +315,14 @@ impl Denoiser for Served<'_> {
         }
     }
 
-    fn take_notices(&mut self) -> Vec<String> {
+    /// What the users should hear of, since it was last asked.
+    pub(super) fn take_notices(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notices)
     }
+}
+
+fn fewer_rows() -> String {
+    format!("memory is short: {MLP_ROWS_MIN} rows at once go through an MLP")
 }
 
 impl Worker {

@@ -187,7 +187,7 @@ fn a_level_changes_while_text_is_made() {
     assert_eq!(generated.passes, expected.passes, "no pass is lost");
     assert!(!generated.is_lossless);
     let after = passes.into_iter().last().unwrap();
-    assert!(after.weights.epoch > before.weights.epoch);
+    assert!(after.cost.weights.epoch > before.cost.weights.epoch);
     for position in before.positions {
         if position.state == TokenState::Committed {
             assert_eq!(Some(generated.tokens[position.position]), position.token);

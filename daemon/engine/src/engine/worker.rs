@@ -1,7 +1,6 @@
 //! The engine's thread: what it does between requests.
 
 use std::{
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,25 +12,21 @@ use super::{
     LoadedModel, Shared,
     current::Current,
     derive::Keeping,
-    extend::Causal,
     load::{Loaded, Loading},
-    serve::Served,
     state::{InForce, Measured},
 };
 use crate::{
-    decode::{Vocabulary, autoregressive, diffusion, score},
+    decode::Vocabulary,
     device::Rates,
     error::EngineError,
-    event::{Event, Outcome, Sink},
     ledger::Mark,
     model::{
         END_TOKENS_MAX, ModelInfo,
         transformer::{MLP_ROWS, Transformer},
     },
     ops::Ops,
-    plan::Workload,
-    request::{Generate, ModelId, Work},
-    schedule::{Command, Job, Unload},
+    request::ModelId,
+    schedule::{Command, Unload},
     text::Text,
 };
 
@@ -47,8 +42,10 @@ pub(super) struct Worker {
     pub(super) keeping: Arc<Keeping>,
     /// Of passes under the plan in force.
     pub(super) measured: Measured,
-    /// Set to stop the request that runs.
+    /// Set to stop the requests that run.
     pub(super) cancel: Arc<AtomicBool>,
+    /// Requests that share a pass, at most.
+    pub(super) parallel: usize,
     /// Of the device, where there was room to measure them; tried when first needed.
     pub(super) rates: Option<Option<Rates>>,
     /// Another model, on its way.
@@ -66,7 +63,7 @@ impl Drop for AliveGuard {
 }
 
 impl Worker {
-    pub(super) fn new(shared: Arc<Shared>, ops: Ops, keeping: Keeping) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, ops: Ops, keeping: Keeping, parallel: usize) -> Self {
         Self {
             shared,
             ops: Arc::new(ops),
@@ -74,6 +71,7 @@ impl Worker {
             keeping: Arc::new(keeping),
             measured: Measured::default(),
             cancel: Arc::default(),
+            parallel,
             rates: None,
             loading: None,
         }
@@ -100,7 +98,7 @@ impl Worker {
                 Some(Command::LoadStep(step)) => self.step_load(step),
                 Some(Command::Unload(unload)) => self.unload(unload),
                 Some(Command::Apply(apply)) => self.begin_switch(apply),
-                Some(Command::Run(job)) => self.serve(job),
+                Some(Command::Run(job, stop)) => self.serve(job, &stop),
                 None if is_switching => self.advance_switch_idle(),
                 None => self.narrow(),
             }
@@ -123,14 +121,14 @@ impl Worker {
         } = loaded;
         let model = Transformer::new(opened.config, &self.ops)?;
         let mut info = model.info(&weights);
-        add_end_of_turn(&mut info, opened.text.as_ref());
+        add_end_of_turn(&mut info, opened.text.as_deref());
         let id = ModelId(self.shared.last_model_id.fetch_add(1, Ordering::Relaxed) + 1);
         self.current = Some(Current {
-            vocabulary: Vocabulary {
+            vocabulary: Arc::new(Vocabulary {
                 size: info.vocabulary,
                 mask: info.mask,
                 ends: info.eos_token_ids.clone(),
-            },
+            }),
             model,
             weights,
             id,
@@ -199,83 +197,6 @@ impl Worker {
             units: current.weights.units(),
             measured: self.measured,
         });
-    }
-
-    fn serve(&mut self, job: Job) {
-        let Job {
-            work,
-            mut sink,
-            cancel,
-            ..
-        } = job;
-        self.cancel = Arc::clone(&cancel);
-        let result = catch_unwind(AssertUnwindSafe(|| self.compute(&work, &mut sink, &cancel)));
-        self.cancel = Arc::default();
-        self.ops.release();
-        match result {
-            Ok(result) => sink(Event::Finished(result)),
-            Err(panic) => {
-                sink(Event::Finished(Err(EngineError::Panicked)));
-                // Half-finished state is not reused: the thread ends, and the daemon with it.
-                resume_unwind(panic);
-            }
-        }
-    }
-
-    fn compute(
-        &mut self,
-        work: &Work,
-        sink: &mut Sink,
-        cancel: &AtomicBool,
-    ) -> Result<Outcome, EngineError> {
-        let current = self.current.as_ref().ok_or(EngineError::NoModel)?;
-        if current.id != work.model() {
-            return Err(EngineError::ModelReplaced);
-        }
-        self.shared.ledger.mark(Mark::Request);
-        let ledger = self.shared.ledger.clone();
-        if let (Work::Generate(request), true) = (work, current.vocabulary.mask.is_none()) {
-            return self.continue_prompt(request, work.workload(), sink, cancel);
-        }
-        let mut served = match Served::start(self, work.workload(), cancel) {
-            Err(_) if cancel.load(Ordering::Relaxed) => return Ok(Outcome::Cancelled),
-            served => served?,
-        };
-        match work {
-            Work::Compare(request) => served.compare(request, sink),
-            Work::Generate(request) => {
-                let mut generated = diffusion::generate(request, &mut served, sink)?;
-                generated.peak_device_bytes = ledger.peak_since(Mark::Request);
-                Ok(Outcome::Generated(generated))
-            }
-            Work::Score(request) => score::score(request, &mut served, sink),
-        }
-    }
-}
-
-impl Worker {
-    /// Continues a prompt with a causal model.
-    fn continue_prompt(
-        &mut self,
-        request: &Generate,
-        workload: Workload,
-        sink: &mut Sink,
-        cancel: &AtomicBool,
-    ) -> Result<Outcome, EngineError> {
-        let loaded = self.shared.state.model();
-        let text = loaded.as_ref().and_then(|loaded| loaded.text.as_ref());
-        let mut causal = match Causal::start(self, request, workload, cancel) {
-            Err(_) if cancel.load(Ordering::Relaxed) => return Ok(Outcome::Cancelled),
-            causal => causal?,
-        };
-        let generated = autoregressive::generate(request, text, &mut causal, sink);
-        let left = causal.finish();
-        let mut generated = generated?;
-        generated.peak_device_bytes = self.shared.ledger.peak_since(Mark::Request);
-        if let Some(left) = left {
-            self.keep(left);
-        }
-        Ok(Outcome::Generated(generated))
     }
 }
 

@@ -32,6 +32,14 @@ enum Order {
     Host(Vec<u32>),
 }
 
+impl LogitsRows {
+    /// How many rows there is memory for.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+}
+
 impl Ops {
     /// Memory for the logits of `count` rows over a head of so many rows.
     ///

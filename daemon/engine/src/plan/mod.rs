@@ -280,6 +280,16 @@ impl Plan {
         })
     }
 
+    /// How long a pass of any workload takes under it; unknown where a rate is.
+    pub(crate) fn time(
+        &self,
+        shape: &Shape,
+        workload: &Workload,
+        machine: &Machine,
+    ) -> Option<PassTime> {
+        time::predict(&self.units, shape, workload, machine)
+    }
+
     /// Most bytes of the device's memory that are held at once.
     #[must_use]
     pub fn peak_bytes(&self) -> u64 {

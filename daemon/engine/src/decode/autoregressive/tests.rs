@@ -7,9 +7,8 @@ const END: u32 = 9;
 
 /// After n tokens says token n modulo ten; knows the first few of any sequence.
 struct Counting {
-    vocabulary: Vocabulary,
+    vocabulary: Arc<Vocabulary>,
     known: usize,
-    len: usize,
     /// Rows of each pass.
     passes: Vec<usize>,
     cancel_at: Option<usize>,
@@ -18,71 +17,37 @@ struct Counting {
 impl Counting {
     fn new(known: usize) -> Self {
         Self {
-            vocabulary: Vocabulary {
+            vocabulary: Arc::new(Vocabulary {
                 size: 10,
                 mask: None,
                 ends: vec![END],
-            },
+            }),
             known,
-            len: known,
             passes: Vec::new(),
             cancel_at: None,
         }
     }
 }
 
-impl Predictor for Counting {
-    fn known(&self) -> usize {
-        self.known
-    }
-
-    fn keeps_precision(&self) -> bool {
-        true
-    }
-
-    fn rows_max(&self) -> usize {
-        4
-    }
-
-    fn extend(&mut self, tokens: &[u32]) -> Result<(), Interrupt> {
-        if self.cancel_at == Some(self.passes.len()) {
-            return Err(Interrupt::Cancelled);
+impl Counting {
+    /// Reads what is unread, at most four rows a pass, until the continuation is done or cancelled.
+    fn drive(&mut self, mut asked: Continuation, emit: &mut dyn FnMut(Event)) -> Generated {
+        asked.start(true, emit);
+        let mut known = self.known.min(asked.sequence().len() - 1);
+        while !asked.is_done() && self.cancel_at != Some(self.passes.len()) {
+            let unread = asked.sequence().len() - known;
+            let rows = share_rows(&[unread], 4)[0];
+            known += rows;
+            self.passes.push(rows);
+            // Two rows more than the vocabulary has, never chosen.
+            let mut logits = [0.0; 12];
+            logits[known % 10] = 5.0;
+            logits[11] = 9.0;
+            let candidate =
+                (rows == unread).then(|| asked.choose(&mut logits, &mut [0; 12]).unwrap());
+            asked.take(rows, candidate, &PassCost::default(), emit);
         }
-        self.passes.push(tokens.len());
-        self.len += tokens.len();
-        Ok(())
-    }
-
-    fn predict(&mut self, tokens: &[u32], choose: Choose<'_>) -> Result<Candidate, Interrupt> {
-        // A known last token is computed again.
-        if self.passes.is_empty() {
-            self.len = self.len.min(self.known);
-        }
-        self.extend(tokens)?;
-        // Two rows more than the vocabulary has, never chosen.
-        let mut logits = [0.0; 12];
-        logits[self.len % 10] = 5.0;
-        logits[11] = 9.0;
-        Ok(choose(&mut logits, &mut [0; 12]).unwrap())
-    }
-
-    fn vocabulary(&self) -> &Vocabulary {
-        &self.vocabulary
-    }
-
-    fn device_bytes(&self) -> u64 {
-        0
-    }
-
-    fn weights(&self) -> WeightsState {
-        WeightsState {
-            is_lossless: true,
-            ..WeightsState::default()
-        }
-    }
-
-    fn take_notices(&mut self) -> Vec<String> {
-        Vec::new()
+        asked.generated()
     }
 }
 
@@ -96,17 +61,18 @@ fn request(prompt: usize, length: usize) -> Generate {
     }
 }
 
-fn run(request: &Generate, predictor: &mut Counting) -> (Generated, Vec<Event>) {
+fn run(request: &Generate, model: &mut Counting) -> (Generated, Vec<Event>) {
     let mut events = Vec::new();
-    let generated = generate(request, None, predictor, &mut |event| events.push(event));
-    (generated.unwrap(), events)
+    let asked = Continuation::new(request.clone(), None, Arc::clone(&model.vocabulary));
+    let generated = model.drive(asked, &mut |event| events.push(event));
+    (generated, events)
 }
 
 #[test]
 fn the_prompt_goes_in_chunks_and_tokens_one_by_one() {
-    let mut predictor = Counting::new(0);
-    let (generated, events) = run(&request(10, 7), &mut predictor);
-    assert_eq!(predictor.passes, [4, 4, 2, 1, 1, 1, 1, 1, 1]);
+    let mut model = Counting::new(0);
+    let (generated, events) = run(&request(10, 7), &mut model);
+    assert_eq!(model.passes, [4, 4, 2, 1, 1, 1, 1, 1, 1]);
     assert_eq!(generated.tokens, [0, 1, 2, 3, 4, 5, 6]);
     assert_eq!((generated.finish, generated.passes), (Finish::Length, 9));
     let passes: Vec<_> = (events.iter())
@@ -142,10 +108,9 @@ fn the_prompt_goes_in_chunks_and_tokens_one_by_one() {
 #[test]
 fn what_is_known_is_not_computed_again_but_for_the_last_token() {
     for (known, passes) in [(5, &[4, 1][..]), (9, &[1]), (10, &[1])] {
-        let mut predictor = Counting::new(known);
-        predictor.known = known;
-        let (generated, _) = run(&request(10, 1), &mut predictor);
-        assert_eq!(predictor.passes, passes);
+        let mut model = Counting::new(known);
+        let (generated, _) = run(&request(10, 1), &mut model);
+        assert_eq!(model.passes, passes);
         assert_eq!(generated.tokens.len(), 1);
     }
 }
@@ -183,16 +148,28 @@ fn a_special_token_may_be_a_stop() {
     let text = Text::new(tokenizer, None).unwrap();
     let mut asked = request(10, 7);
     asked.stops = vec![b"<|next|>".to_vec()];
-    let generated = generate(&asked, Some(&text), &mut Counting::new(0), &mut |_| {}).unwrap();
+    let mut model = Counting::new(0);
+    let vocabulary = Arc::clone(&model.vocabulary);
+    let continuation = Continuation::new(asked, Some(Arc::new(text)), vocabulary);
+    let generated = model.drive(continuation, &mut |_| {});
     assert_eq!(generated.tokens, [0, 1, 2]);
     assert_eq!(generated.finish, Finish::Stop);
 }
 
 #[test]
 fn a_cancelled_request_tells_how_far_it_came() {
-    let mut predictor = Counting::new(0);
-    predictor.cancel_at = Some(5);
-    let (generated, _) = run(&request(10, 7), &mut predictor);
+    let mut model = Counting::new(0);
+    model.cancel_at = Some(5);
+    let (generated, _) = run(&request(10, 7), &mut model);
     assert_eq!(generated.tokens, [0, 1, 2]);
     assert_eq!(generated.finish, Finish::Cancelled);
+}
+
+#[test]
+fn rows_are_shared_out_so_that_nobody_waits_for_anothers_prompt() {
+    assert_eq!(share_rows(&[3], 8), [3]);
+    assert_eq!(share_rows(&[700], 512), [512]);
+    assert_eq!(share_rows(&[1, 700, 1, 20], 512), [1, 510, 1, 0]);
+    assert_eq!(share_rows(&[5, 1, 20], 16), [5, 1, 10]);
+    assert_eq!(share_rows(&[1; 4], 64), [1; 4]);
 }

@@ -3,15 +3,14 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::decode::WeightsState;
-use crate::{decode::Vocabulary, model::family::Mask, request::ModelId};
+use crate::{model::family::Mask, request::ModelId};
 
 const MASK: u32 = 99;
 const END: u32 = 90;
 
 /// Always the same token and confidence at a position; remembers what it was asked.
 struct Scripted {
-    vocabulary: Vocabulary,
+    vocabulary: Arc<Vocabulary>,
     prompt: usize,
     answer: Vec<(u32, f64)>,
     /// Positions read, and the canvases, of each pass.
@@ -24,14 +23,14 @@ struct Scripted {
 impl Scripted {
     fn new(prompt: usize, answer: impl IntoIterator<Item = (u32, f64)>) -> Self {
         Self {
-            vocabulary: Vocabulary {
+            vocabulary: Arc::new(Vocabulary {
                 size: 100,
                 mask: Some(Mask {
                     token_id: MASK,
                     shifted: false,
                 }),
                 ends: vec![END, 91],
-            },
+            }),
             prompt,
             answer: answer.into_iter().collect(),
             asked: Vec::new(),
@@ -42,11 +41,23 @@ impl Scripted {
     }
 }
 
-impl Denoiser for Scripted {
-    fn candidates(&mut self, pass: &Pass<'_>) -> Result<Vec<Candidate>, Interrupt> {
-        if self.cancel_at == Some(pass.number) {
-            return Err(Interrupt::Cancelled);
+impl Scripted {
+    /// Fills until nothing is left to do, or it is cancelled.
+    fn drive(&mut self, request: &Generate, emit: &mut dyn FnMut(Event)) -> Generated {
+        let mut filling = Diffusion::new(request.clone(), Arc::clone(&self.vocabulary));
+        filling.start(emit);
+        let cost = PassCost::default();
+        while let Some(pass) = filling.pass() {
+            if self.cancel_at == Some(pass.number) {
+                break;
+            }
+            let candidates = self.candidates(&pass);
+            filling.take(&candidates, &cost, emit);
         }
+        filling.generated()
+    }
+
+    fn candidates(&mut self, pass: &Pass<'_>) -> Vec<Candidate> {
         assert_eq!(pass.number, self.asked.len());
         self.asked.push(pass.rows.to_vec());
         self.canvases.push(pass.canvas.to_vec());
@@ -64,22 +75,7 @@ impl Denoiser for Scripted {
                 target_log_probability: None,
             }
         };
-        Ok(pass.rows.iter().map(candidate).collect())
-    }
-
-    fn vocabulary(&self) -> &Vocabulary {
-        &self.vocabulary
-    }
-
-    fn device_bytes(&self) -> u64 {
-        0
-    }
-
-    fn weights(&self) -> WeightsState {
-        WeightsState {
-            is_lossless: true,
-            ..WeightsState::default()
-        }
+        pass.rows.iter().map(candidate).collect()
     }
 }
 
@@ -98,7 +94,7 @@ fn rising(length: usize) -> impl Iterator<Item = (u32, f64)> {
 }
 
 fn run(request: &Generate, model: &mut Scripted) -> Generated {
-    generate(request, model, &mut |_| {}).unwrap()
+    model.drive(request, &mut |_| {})
 }
 
 proptest! {
@@ -156,12 +152,11 @@ fn pinned_positions_stay_and_cost_no_pass() {
     request.canvas[3] = Slot::Pinned(52);
     request.guidance = 1.0;
     let mut states = Vec::new();
-    let generated = generate(&request, &mut model, &mut |event| {
+    let generated = model.drive(&request, &mut |event| {
         if let Event::BlockDone { positions, .. } = event {
             states.extend(positions.iter().map(|position| position.state));
         }
-    })
-    .unwrap();
+    });
     assert_eq!(generated.tokens, [10, 50, 51, 52, 14, 15]);
     assert_eq!(generated.passes, 3);
     use TokenState::{Committed, Pinned};
@@ -253,12 +248,11 @@ fn each_pass_is_a_full_picture_of_its_block() {
     let mut request = request(4, 2, 4);
     request.canvas[0] = Slot::Pinned(50);
     let mut reports = Vec::new();
-    generate(&request, &mut model, &mut |event| {
+    model.drive(&request, &mut |event| {
         if let Event::Pass(report) = event {
             reports.push(report);
         }
-    })
-    .unwrap();
+    });
     let first = &reports[0];
     assert_eq!((first.pass, first.block, first.pass_in_block), (1, 0, 1));
     assert_eq!((first.committed, first.rows, first.head_rows), (2, 7, 1));

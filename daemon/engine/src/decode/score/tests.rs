@@ -1,12 +1,11 @@
 //! The estimator against a model that ignores its context: there the estimate is exact.
 
 use super::*;
-use crate::decode::WeightsState;
-use crate::{decode::Vocabulary, model::family::Mask, ops::Candidate, request::ModelId};
+use crate::{model::family::Mask, ops::Candidate, request::ModelId};
 
 /// Each token has its own log-probability, wherever it stands.
 struct ContextFree {
-    vocabulary: Vocabulary,
+    vocabulary: Arc<Vocabulary>,
     masked: Vec<usize>,
 }
 
@@ -14,8 +13,8 @@ fn log_probability(token: u32) -> f64 {
     -1.0 - f64::from(token) / 10.0
 }
 
-impl Denoiser for ContextFree {
-    fn candidates(&mut self, pass: &Pass<'_>) -> Result<Vec<Candidate>, Interrupt> {
+impl ContextFree {
+    fn candidates(&mut self, pass: &Pass<'_>) -> Vec<Candidate> {
         self.masked.push(pass.rows.len());
         let masks = pass
             .canvas
@@ -32,35 +31,20 @@ impl Denoiser for ContextFree {
             rank: 0.5 + row.position as f64 / 1000.0,
             target_log_probability: row.target.map(log_probability),
         };
-        Ok(pass.rows.iter().map(candidate).collect())
-    }
-
-    fn vocabulary(&self) -> &Vocabulary {
-        &self.vocabulary
-    }
-
-    fn device_bytes(&self) -> u64 {
-        0
-    }
-
-    fn weights(&self) -> WeightsState {
-        WeightsState {
-            is_lossless: true,
-            ..WeightsState::default()
-        }
+        pass.rows.iter().map(candidate).collect()
     }
 }
 
 fn run(answer: &[u32], draws: usize) -> (Scored, Vec<usize>) {
     let mut model = ContextFree {
-        vocabulary: Vocabulary {
+        vocabulary: Arc::new(Vocabulary {
             size: 50,
             mask: Some(Mask {
                 token_id: 49,
                 shifted: false,
             }),
             ends: vec![],
-        },
+        }),
         masked: Vec::new(),
     };
     let request = Score {
@@ -72,7 +56,13 @@ fn run(answer: &[u32], draws: usize) -> (Scored, Vec<usize>) {
         seed: 3,
         check_greedy: true,
     };
-    match score(&request, &mut model, &mut |_| {}).unwrap() {
+    let mut estimate = Box::new(Estimate::new(request, Arc::clone(&model.vocabulary)));
+    estimate.start(&mut |_| {});
+    while let Some(pass) = estimate.pass() {
+        let candidates = model.candidates(&pass);
+        estimate.take(&candidates, &PassCost::default(), &mut |_| {});
+    }
+    match estimate.outcome() {
         Outcome::Scored(scored) => (scored, model.masked),
         other => panic!("{other:?}"),
     }

@@ -322,7 +322,7 @@ fn weights_that_change_meanwhile_are_told_of_and_nothing_is_kept() {
     for event in events {
         match event {
             Event::Notice(notice) => told.push(notice),
-            Event::Pass(report) if report.weights.is_lossless => read += report.rows,
+            Event::Pass(report) if report.cost.weights.is_lossless => read += report.rows,
             Event::Finished(result) => {
                 let Outcome::Generated(generated) = result.unwrap() else {
                     panic!("it generates");

@@ -1,0 +1,395 @@
+//! Requests that share passes: those that wait join between two passes where there is room for them, and each leaves when
+//! it is done. All go on in every pass; each attends to its own canvas alone, and gets what it would get by itself.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use super::{
+    extend::{self, Continuing},
+    serve::Served,
+    worker::Worker,
+};
+use crate::{
+    decode::{Denoiser, Filling, Pass, diffusion::Diffusion, score::Estimate},
+    error::EngineError,
+    event::{Event, Listener, Outcome},
+    ledger::Mark,
+    model::transformer::Interrupt,
+    ops::LogitsRows,
+    plan::Workload,
+    request::Work,
+    schedule::Job,
+};
+
+/// A request that runs.
+struct Member {
+    id: u64,
+    listener: Listener,
+    cancel: Arc<AtomicBool>,
+    workload: Workload,
+    work: Running,
+    /// Most device memory held since it began, in bytes.
+    peak_bytes: u64,
+    /// Why it is over, if a pass of its own failed.
+    failed: Option<EngineError>,
+}
+
+/// What a request does.
+enum Running {
+    Filling(Box<dyn Filling>),
+    Continuing(Box<Continuing>),
+}
+
+impl Running {
+    fn is_done(&self) -> bool {
+        match self {
+            Self::Filling(filling) => filling.pass().is_none(),
+            Self::Continuing(continuing) => continuing.is_done(),
+        }
+    }
+}
+
+impl Member {
+    fn is_over(&self) -> bool {
+        self.work.is_done() || self.failed.is_some() || self.cancel.load(Ordering::Relaxed)
+    }
+}
+
+/// Those that share passes.
+struct Pack<'a> {
+    served: Served<'a>,
+    members: Vec<Member>,
+    /// Of causal models: room for the logits of all.
+    logits: Option<LogitsRows>,
+    /// A pass that all shared has failed: each has its own until one of them leaves.
+    is_split: bool,
+    /// Waits until one of them leaves: there is no room for it.
+    refused: Option<u64>,
+}
+
+impl Worker {
+    /// Serves a request, and those that join it. `stop` is set when nobody wants any of them any more.
+    pub(super) fn serve(&mut self, mut job: Job, stop: &Arc<AtomicBool>) {
+        self.cancel = Arc::clone(stop);
+        self.shared.ledger.mark(Mark::Pass);
+        let workload = job.work.workload();
+        let prepared = self.prepare(&job.work, &workload);
+        let mut served = Served::new(self, workload, stop);
+        match (prepared.and_then(|()| served.start()), &job.work) {
+            (Ok(()), Work::Compare(request)) => {
+                let mut emit = |event| job.listener.tell(event);
+                let result = served.worker.compare(request, stop, &mut emit);
+                served.rest();
+                served.worker.end(job, result);
+            }
+            (Ok(()), Work::Generate(_) | Work::Score(_)) => Pack {
+                served,
+                members: Vec::new(),
+                logits: None,
+                is_split: false,
+                refused: None,
+            }
+            .run(job),
+            (Err(error), _) => {
+                served.rest();
+                served.worker.end(job, Err(error));
+            }
+        }
+        self.cancel = Arc::default();
+    }
+
+    /// Checks that a request is for the model that is there, and lets go of what was kept where it needs the room.
+    fn prepare(&mut self, work: &Work, workload: &Workload) -> Result<(), EngineError> {
+        let kv = self.shared.state.settings().kv;
+        let current = self.current_mut()?;
+        if current.id != work.model() {
+            return Err(EngineError::ModelReplaced);
+        }
+        match work {
+            Work::Generate(request) if current.vocabulary.mask.is_none() => {
+                self.prepare_kept(&request.prompt, workload, kv)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends a request that has not become one of a pack.
+    fn end(&self, job: Job, result: Result<Outcome, EngineError>) {
+        self.shared.queue.end(job.id);
+        job.listener.finish(match result {
+            Err(_) if job.cancel.load(Ordering::Relaxed) => Ok(Outcome::Cancelled),
+            result => result,
+        });
+    }
+}
+
+impl Pack<'_> {
+    fn run(mut self, first: Job) {
+        loop {
+            match self.begin(&first.work) {
+                Ok(work) => {
+                    self.add(first, work);
+                    break;
+                }
+                Err(error) => {
+                    if let Err(error) = self.served.make_room(error) {
+                        self.served.rest();
+                        return self.served.worker.end(first, Err(error));
+                    }
+                }
+            }
+        }
+        loop {
+            self.let_go();
+            self.let_join();
+            if self.members.is_empty() {
+                return;
+            }
+            self.pass();
+        }
+    }
+
+    /// What a request does, with the memory that is its own.
+    fn begin(&mut self, work: &Work) -> Result<Running, EngineError> {
+        let worker = &mut *self.served.worker;
+        let vocabulary = Arc::clone(&worker.current_mut()?.vocabulary);
+        Ok(match work {
+            Work::Generate(request) if vocabulary.mask.is_none() => {
+                let continuing = Continuing::start(worker, request, work.workload().canvas)?;
+                Running::Continuing(Box::new(continuing))
+            }
+            Work::Generate(request) => {
+                Running::Filling(Box::new(Diffusion::new(request.clone(), vocabulary)))
+            }
+            Work::Score(request) => {
+                Running::Filling(Box::new(Estimate::new(request.clone(), vocabulary)))
+            }
+            Work::Compare(_) => unreachable!("comparisons share no passes"),
+        })
+    }
+
+    fn add(&mut self, job: Job, mut work: Running) {
+        let Job {
+            id,
+            work: asked,
+            mut listener,
+            cancel,
+        } = job;
+        let mut emit = |event| listener.tell(event);
+        match &mut work {
+            Running::Filling(filling) => filling.start(&mut emit),
+            Running::Continuing(continuing) => {
+                let profile = self.served.worker.ops.device().profile();
+                continuing.tell_start(&profile, &mut emit);
+            }
+        }
+        self.members.push(Member {
+            id,
+            listener,
+            cancel,
+            workload: asked.workload(),
+            work,
+            peak_bytes: 0,
+            failed: None,
+        });
+    }
+
+    /// What all of them take.
+    fn workload(&self) -> Option<Workload> {
+        let workloads = self.members.iter().map(|member| member.workload);
+        workloads.reduce(|all, one| all.with(&one))
+    }
+
+    /// Lets those that wait join, as many as there is room for.
+    fn let_join(&mut self) {
+        while let Some(all) = self.workload()
+            && self.members.len() < self.served.worker.parallel
+        {
+            let queue = &self.served.worker.shared.queue;
+            let Some(waiting) = queue.front() else { return };
+            if self.refused == Some(waiting.id) {
+                return;
+            }
+            let all = all.with(&waiting.workload);
+            if !self.served.may_join(all) {
+                self.refused = Some(waiting.id);
+                return;
+            }
+            // It may have been cancelled meanwhile.
+            let Some(job) = queue.join(&waiting) else {
+                continue;
+            };
+            match self.join(&job.work, all) {
+                Ok(work) => self.add(job, work),
+                // By itself it may have room, or is told why it hasn't.
+                Err(_) => {
+                    self.refused = Some(job.id);
+                    self.served.worker.shared.queue.put_back(job);
+                }
+            }
+        }
+    }
+
+    /// Makes room for one more, or leaves all as it was.
+    fn join(&mut self, work: &Work, all: Workload) -> Result<Running, EngineError> {
+        let before = self.served.workload();
+        self.served.worker.prepare(work, &all)?;
+        let joined = self.served.widen(all).and_then(|()| self.begin(work));
+        if joined.is_err() {
+            self.served.shrink(before)?;
+        }
+        joined
+    }
+
+    /// Lets those go that are over, with what they came to.
+    fn let_go(&mut self) {
+        while let Some(index) = self.members.iter().position(Member::is_over) {
+            let Member {
+                id,
+                listener,
+                work,
+                peak_bytes,
+                failed,
+                ..
+            } = self.members.remove(index);
+            self.logits = None;
+            self.is_split = false;
+            self.refused = None;
+            match self.workload() {
+                // What is left to make room for is less than before; the next pass gives way if it must.
+                Some(rest) => drop(self.served.shrink(rest)),
+                None => self.served.rest(),
+            }
+            let worker = &mut *self.served.worker;
+            let mut outcome = match work {
+                Running::Filling(filling) => filling.outcome(),
+                Running::Continuing(continuing) => {
+                    Outcome::Generated(continuing.finish(worker))
+                }
+            };
+            if let Outcome::Generated(generated) = &mut outcome {
+                generated.peak_device_bytes = peak_bytes;
+            }
+            worker.shared.queue.end(id);
+            listener.finish(failed.map_or(Ok(outcome), Err));
+        }
+    }
+
+    /// A pass for all of them; where that fails, one for each, so that none fails because of another.
+    fn pass(&mut self) {
+        let all = 0..self.members.len();
+        if !self.is_split {
+            match self.pass_of(all.clone()) {
+                Err(Interrupt::Failed(_)) if all.len() > 1 => self.is_split = true,
+                Err(Interrupt::Failed(error)) => return self.members[0].failed = Some(error),
+                Ok(()) | Err(Interrupt::Cancelled) => return,
+            }
+        }
+        for index in all {
+            if let Err(Interrupt::Failed(error)) = self.pass_of(index..index + 1) {
+                self.members[index].failed = Some(error);
+            }
+        }
+    }
+
+    fn pass_of(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
+        let is_causal = |member: &Member| matches!(member.work, Running::Continuing(_));
+        let result = match self.members[range.clone()].iter().all(is_causal) {
+            true => self.read(range.clone()),
+            false => self.fill(range.clone()),
+        };
+        let ledger = &self.served.worker.shared.ledger;
+        let peak_bytes = ledger.peak_since(Mark::Pass);
+        ledger.mark(Mark::Pass);
+        for member in &mut self.members {
+            member.peak_bytes = member.peak_bytes.max(peak_bytes);
+        }
+        result
+    }
+
+    /// A pass that fills masks.
+    fn fill(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
+        let Self {
+            served, members, ..
+        } = self;
+        let members = &mut members[range];
+        let stop = served.cancel;
+        let passes: Vec<Pass<'_>> = members
+            .iter()
+            .filter_map(|member| match &member.work {
+                Running::Filling(filling) => filling.pass(),
+                Running::Continuing(_) => None,
+            })
+            .collect();
+        let rows = passes.iter().map(Pass::layer_rows).sum();
+        let result = served.run(passes.len(), &mut |ops, current| {
+            let denoiser = Denoiser {
+                ops,
+                model: &current.model,
+                weights: &current.weights,
+                vocabulary: &current.vocabulary,
+            };
+            Ok((denoiser.candidates(&passes, stop)?, rows))
+        });
+        drop(passes);
+        tell(members, &served.take_notices());
+        let (candidates, cost) = result?;
+        for (member, candidates) in members.iter_mut().zip(candidates) {
+            let mut emit = |event| member.listener.tell(event);
+            if let Running::Filling(filling) = &mut member.work {
+                filling.take(&candidates, &cost, &mut emit);
+            }
+        }
+        Ok(())
+    }
+
+    /// A pass that continues prompts.
+    fn read(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
+        let Self {
+            served,
+            members,
+            logits,
+            ..
+        } = self;
+        let members = &mut members[range];
+        let stop = served.cancel;
+        let mut requests: Vec<&mut Continuing> = members
+            .iter_mut()
+            .filter_map(|member| match &mut member.work {
+                Running::Filling(_) => None,
+                Running::Continuing(continuing) => Some(&mut **continuing),
+            })
+            .collect();
+        let result = served.run(requests.len(), &mut |ops, current| {
+            extend::pass(&mut requests, logits, (ops, current), stop)
+        });
+        tell(members, &served.take_notices());
+        for member in members.iter_mut() {
+            if let Running::Continuing(continuing) = &mut member.work {
+                let notices = continuing.take_notices();
+                tell(std::slice::from_mut(member), &notices);
+            }
+        }
+        let (reads, cost) = result?;
+        for (member, read) in members.iter_mut().zip(reads) {
+            let mut emit = |event| member.listener.tell(event);
+            if let Running::Continuing(continuing) = &mut member.work {
+                continuing.take(read, &cost, &mut emit);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn tell(members: &mut [Member], notices: &[String]) {
+    for member in members {
+        for notice in notices {
+            member.listener.tell(Event::Notice(notice.clone()));
+        }
+    }
+}
