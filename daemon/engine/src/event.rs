@@ -1,6 +1,10 @@
 //! What the engine says while it works. Emitting never waits for a reader.
 
-use std::{thread, time::Duration};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    thread,
+    time::Duration,
+};
 
 use sluice_shared::level::Level;
 
@@ -34,7 +38,9 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.tell(Event::Finished(Err(EngineError::Panicked)));
+            let tell = || self.tell(Event::Finished(Err(EngineError::Panicked)));
+            // It may be the one that panicked; the others are to be told all the same.
+            drop(catch_unwind(AssertUnwindSafe(tell)));
         }
     }
 }

@@ -82,7 +82,11 @@ impl Continuation {
     pub fn start(&mut self, keeps_precision: bool, emit: &mut dyn FnMut(Event)) {
         self.started = Instant::now();
         emit(Event::Started {
-            blocks: self.request.canvas.len().div_ceil(self.request.block_length),
+            blocks: self
+                .request
+                .canvas
+                .len()
+                .div_ceil(self.request.block_length),
             keeps_precision,
         });
     }

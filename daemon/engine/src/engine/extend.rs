@@ -145,7 +145,8 @@ impl Continuing {
     /// A pass has read so many rows of it.
     pub(super) fn take(&mut self, read: Read, cost: &PassCost, emit: &mut dyn FnMut(Event)) {
         if read.rows > 0 {
-            self.continuation.take(read.rows, read.candidate, cost, emit);
+            self.continuation
+                .take(read.rows, read.candidate, cost, emit);
         }
     }
 }
@@ -205,7 +206,10 @@ pub(super) fn pass(
             request.cache.take_back(wanted.len());
         }
     }
-    let reads = shares.iter().zip(chosen?).map(|(&rows, candidate)| Read { rows, candidate });
+    let reads = shares
+        .iter()
+        .zip(chosen?)
+        .map(|(&rows, candidate)| Read { rows, candidate });
     Ok((reads.collect(), shares.iter().sum()))
 }
 

@@ -316,7 +316,8 @@ impl Opened {
             .tokenizer()?
             .map(|files| {
                 let template = files.template.as_deref();
-                Text::with_template(&files.tokenizer, files.config.as_deref(), template).map(Arc::new)
+                Text::with_template(&files.tokenizer, files.config.as_deref(), template)
+                    .map(Arc::new)
             })
             .transpose()
             .map_err(CheckpointError::from)?;

@@ -275,7 +275,12 @@ impl Engine {
             always: options.keep_converted,
             bytes_max: options.converted_bytes_max,
         };
-        let worker = Worker::new(Arc::clone(&shared), ops, keeping, options.parallel.clamp(1, PARALLEL_MAX));
+        let worker = Worker::new(
+            Arc::clone(&shared),
+            ops,
+            keeping,
+            options.parallel.clamp(1, PARALLEL_MAX),
+        );
         let thread = thread::Builder::new()
             .name("sluice-engine".to_owned())
             .spawn(move || worker.run())

@@ -268,9 +268,7 @@ impl Pack<'_> {
             let worker = &mut *self.served.worker;
             let mut outcome = match work {
                 Running::Filling(filling) => filling.outcome(),
-                Running::Continuing(continuing) => {
-                    Outcome::Generated(continuing.finish(worker))
-                }
+                Running::Continuing(continuing) => Outcome::Generated(continuing.finish(worker)),
             };
             if let Outcome::Generated(generated) = &mut outcome {
                 generated.peak_device_bytes = peak_bytes;

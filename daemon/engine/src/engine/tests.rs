@@ -480,6 +480,42 @@ fn every_reservation_may_fail() {
 
 /// The same for what streams and what changes: slots, units that come and go.
 #[test]
+fn every_reservation_of_requests_that_share_passes_may_fail() {
+    let world = world(Level::Standard, None);
+    let expected: Vec<_> = (1..4)
+        .map(|index| {
+            let finished = world.submit(world.request(4 * index), |_| {});
+            finished.recv().unwrap().unwrap().tokens
+        })
+        .collect();
+    let ledger = &world.engine.shared.ledger;
+    let mut shared = 0;
+    for number in 1.. {
+        ledger.fail_at(number);
+        let (send, requests) = mpsc::channel();
+        let all: Vec<_> = (1..4)
+            .map(|index| {
+                let send = send.clone();
+                let watch = move |report: &PassReport| drop(send.send(report.cost.requests));
+                world.submit(world.request(4 * index), watch)
+            })
+            .collect();
+        drop(send);
+        for (finished, expected) in all.into_iter().zip(&expected) {
+            let generated = finished.recv().unwrap().unwrap();
+            assert_eq!(&generated.tokens, expected, "{number}");
+        }
+        shared += usize::from(requests.into_iter().any(|requests| requests > 1));
+        if !ledger.has_failed() {
+            assert!(number > 10);
+            break;
+        }
+    }
+    assert!(shared > 10);
+    ledger.fail_at(0);
+}
+
+#[test]
 fn every_reservation_of_a_change_may_fail() {
     let world = world(Level::Off, None);
     let short = || {

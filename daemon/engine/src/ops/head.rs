@@ -251,9 +251,10 @@ impl HeadReduction<'_> {
         };
         let mut running = running.iter();
         let groups = self.groups.iter().map(|group| {
-            let pairs = running.by_ref().zip(group.rows);
+            // The rows first: they tell where the group ends.
+            let pairs = group.rows.iter().zip(running.by_ref());
             pairs
-                .map(|(running, row)| running.candidate(row, group.choice.ranking))
+                .map(|(row, running)| running.candidate(row, group.choice.ranking))
                 .collect()
         });
         groups.collect()
@@ -291,24 +292,21 @@ fn reduce(
         logits = rest;
         let mut plain = unconditional.chunks_exact(width);
         let of_rows = conditional.chunks_exact_mut(width).zip(*rows);
-        all.extend(
-            states
-                .by_ref()
-                .zip(of_rows)
-                .map(|(running, (logits, row))| {
-                    let guidance = choice.guidance.map(|w| {
-                        let plain = plain.next().expect("each row has two branches");
-                        (plain, w as f32)
-                    });
-                    Taking {
-                        logits,
-                        guidance,
-                        row,
-                        choice,
-                        running,
-                    }
-                }),
-        );
+        // The rows first: they tell where the group ends.
+        let pairs = of_rows.zip(states.by_ref());
+        all.extend(pairs.map(|((logits, row), running)| {
+            let guidance = choice.guidance.map(|w| {
+                let plain = plain.next().expect("each row has two branches");
+                (plain, w as f32)
+            });
+            Taking {
+                logits,
+                guidance,
+                row,
+                choice,
+                running,
+            }
+        }));
     }
     all.into_par_iter().for_each(|taking| {
         let Taking {
