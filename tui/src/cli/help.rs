@@ -168,7 +168,8 @@ Examples:
 
 On a terminal the canvas resolves in place: '{mask}' is masked, dim italics a guess, underlined
 pinned; what a pass just committed is bold: red below 0.3 confidence, yellow below 0.7, else
-green. Elsewhere only the final text is printed, or the ids where the model has no tokenizer.",
+green. Elsewhere the text alone is printed, as far as it is final; where the model has no
+tokenizer, the ids at the end.",
         policies(),
         mask = crate::canvas::MASK_MARK,
     )
