@@ -2,9 +2,11 @@
 
 mod support;
 
-use std::{process::Stdio, time::Duration};
+use std::{io::Read, process::Stdio, time::Duration};
 
-use sluice_proto::v1::{Done, Notice, Queued, generate_request::Input, generation_event::Kind};
+use sluice_proto::v1::{
+    Done, Notice, Pass, Queued, generate_request::Input, generation_event::Kind,
+};
 use support::{Fake, Step, code, eventually, run_with_input, sluice, stderr, stdout, story};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -16,6 +18,44 @@ fn a_pipe_gets_the_final_text_alone() {
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert_eq!(stdout(&output), "once upon a time\n");
     assert_eq!(stderr(&output), "");
+}
+
+/// A pass after which so much of the text is final.
+fn pass(stable_text: &str) -> Step {
+    Step::Send(Kind::Pass(Pass {
+        stable_text: stable_text.into(),
+        ..Default::default()
+    }))
+}
+
+#[test]
+fn a_pipe_gets_the_text_as_far_as_it_is_final() {
+    let fake = Fake::start(vec![pass("once "), pass("once upon"), Step::Hang]);
+    let mut child = fake.sluice(&["generate", "hi"]).spawn().unwrap();
+    let mut written = [0; 9];
+    let pipe = child.stdout.as_mut().expect("a pipe");
+    pipe.read_exact(&mut written).unwrap();
+    assert_eq!(&written, b"once upon");
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((code(&output), &*stdout(&output)), (1, "\n"));
+
+    let done = |text: &str| {
+        let text = Some(text.to_owned());
+        Step::Send(Kind::Done(Done {
+            text,
+            ..Default::default()
+        }))
+    };
+    // A pass may be missed, and a text may grow at its end; one that turns out another is given whole.
+    for (end, expected) in [
+        ("once upon a time", "once upon a time\n"),
+        ("twice", "once upon\ntwice\n"),
+    ] {
+        let fake = Fake::start(vec![pass("on"), pass("once upon"), done(end)]);
+        assert_eq!(stdout(&fake.output(&["generate", "hi"])), expected);
+    }
 }
 
 #[test]

@@ -4,6 +4,9 @@
 #[path = "../../cuda/tests/stand_in/mod.rs"]
 mod stand_in;
 
+#[path = "../../cuda/tests/here/mod.rs"]
+mod here;
+
 use std::path::{Path, PathBuf};
 
 use sluice_engine::{
@@ -29,7 +32,7 @@ fn all_pass(checks: &[Check]) {
 }
 
 fn check_operations(number: Number) {
-    if !stand_in::open() {
+    if !here::open_stand_in() {
         return;
     }
     let checks = operations(&card(number), 7, &mut |_| {}).unwrap();
@@ -79,7 +82,7 @@ fn resident(shape: &Shape, sources: &[SourceTensor], level: Level) -> Plan {
 }
 
 fn check_fixture(name: &str, cases: usize) {
-    if !stand_in::open() {
+    if !here::open_stand_in() {
         return;
     }
     // With the embedding on the card, and without.
@@ -103,7 +106,7 @@ fn check_fixture(name: &str, cases: usize) {
 
 /// What the references computed in is `f32`; in shorter numbers logits are near.
 fn check_logits(number: Number) {
-    if !stand_in::open() {
+    if !here::open_stand_in() {
         return;
     }
     for name in ["llada-tiny", "llada-tiny-bf16"] {

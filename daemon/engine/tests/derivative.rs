@@ -2,6 +2,7 @@
 //! again, and an engine that lives on when one can't be written.
 
 use std::{
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -418,17 +419,38 @@ enum Happening {
 
 /// Asks for a change and then for a request; what happened until both were over.
 fn change_and_request(engine: &Engine, settings: Settings, work: Work) -> Vec<Happening> {
+    change_and_held_request(engine, settings, work, |_| {})
+}
+
+/// The same; the engine goes on from an event of the request when `hold` returns.
+fn change_and_held_request(
+    engine: &Engine,
+    settings: Settings,
+    work: Work,
+    mut hold: impl FnMut(&Event) + Send + 'static,
+) -> Vec<Happening> {
     let (send, happenings) = mpsc::channel();
+    let (submitted, is_submitted) = mpsc::channel();
     let change = Change {
         level: Some(settings.level),
         budget_bytes: Some(settings.budget_bytes),
         ..Change::default()
     };
     let report = send.clone();
-    let report = Box::new(move |event| drop(report.send(Happening::Change(event))));
+    let report = Box::new(move |event| {
+        // However late this test's thread runs: the engine meets the request while it converts.
+        if matches!(event, ApplyEvent::Planned { .. }) {
+            let () = is_submitted.recv().unwrap();
+        }
+        drop(report.send(Happening::Change(event)));
+    });
     engine.apply(change, report);
-    let sink = Box::new(move |event| drop(send.send(Happening::Request(event))));
+    let sink = Box::new(move |event| {
+        hold(&event);
+        drop(send.send(Happening::Request(event)));
+    });
     engine.submit(work, sink).unwrap();
+    submitted.send(()).unwrap();
     happenings.iter().collect()
 }
 
@@ -469,7 +491,16 @@ fn a_request_that_needs_room_gets_it_while_weights_are_converted() {
     load(&engine, &folder, resident(Level::Standard));
     load(&engine, &folder, streaming(&engine, Level::Standard));
     let settings = streaming(&engine, Level::Aggressive);
-    let happenings = change_and_request(&engine, settings, request_of(&engine, 330, 4));
+    // However long the conversion takes: the request runs on beside it until the copy is there, and some passes longer.
+    let work = request_of(&engine, 330, 12);
+    let copies = folder.path().join("copies");
+    let is_whole = |file: fs::DirEntry| file.path().extension() == Some(OsStr::new("safetensors"));
+    let hold = move |event: &Event| {
+        if matches!(event, Event::Pass(_)) {
+            wait_for(|| fs::read_dir(&copies).is_ok_and(|files| files.flatten().any(is_whole)));
+        }
+    };
+    let happenings = change_and_held_request(&engine, settings, work, hold);
 
     let more_streamed = place(
         &happenings,

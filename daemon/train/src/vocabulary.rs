@@ -72,7 +72,9 @@ impl Vocabulary {
             .train(&mut trainer, text)
             .map_err(|error| anyhow!("train tokenizer: {error}"))?;
         let special = SPECIAL_TOKENS.map(|token| AddedToken::from(token, true));
-        tokenizer.add_special_tokens(&special);
+        tokenizer
+            .add_special_tokens(special)
+            .map_err(|error| anyhow!("add special tokens: {error}"))?;
         let json = tokenizer
             .to_string(false)
             .map_err(|error| anyhow!("write tokenizer: {error}"))?;

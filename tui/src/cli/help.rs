@@ -37,8 +37,8 @@ Examples:
   sluice pull bartowski/SmolLM2-135M-Instruct-GGUF:Q4_K_M
 
 The daemon downloads, into its folder of models (sluiced --models): what is needed and nothing else,
-never a pickle. The size is known first, and whether the disk has room. Every large file is checked by
-its SHA-256, and the model appears when all of it is there. A download that was cut, cancelled or killed
+never a pickle. The size is known first, and whether the disk has room. Every file is checked by the
+hash that the hub has of it, and the model appears when all of it is there. A download that was cut, cancelled or killed
 goes on where it was when the same command is given again.
 
 Ctrl-C cancels the download; it goes on when this program dies otherwise, and `sluice list` shows it.
@@ -168,7 +168,8 @@ Examples:
 
 On a terminal the canvas resolves in place: '{mask}' is masked, dim italics a guess, underlined
 pinned; what a pass just committed is bold: red below 0.3 confidence, yellow below 0.7, else
-green. Elsewhere only the final text is printed, or the ids where the model has no tokenizer.",
+green. Elsewhere the text alone is printed, as far as it is final; where the model has no
+tokenizer, the ids at the end.",
         policies(),
         mask = crate::canvas::MASK_MARK,
     )

@@ -105,7 +105,7 @@ async fn show(
 ) -> Result<(Option<Done>, Option<u64>), Failure> {
     let mut canvas = Canvas::default();
     let mut waiting = Progress::new();
-    let mut live = (out.is_terminal() && !json).then(|| Live::new(colour_allowed()));
+    let mut view = View::new(json, out);
     loop {
         let next = tokio::select! {
             next = events.next() => next,
@@ -114,11 +114,11 @@ async fn show(
         let event = match next {
             Some(Ok(event)) => event,
             Some(Err(status)) => {
-                leave(live, out)?;
+                view.leave(out)?;
                 return Err(daemon.failure(status));
             }
             None => {
-                leave(live, out)?;
+                view.leave(out)?;
                 return Err(Failure::new("the daemon ended the stream without a result"));
             }
         };
@@ -134,7 +134,7 @@ async fn show(
             out.line(&json::event(&kind).to_string())?;
         } else {
             for line in talk(&kind) {
-                if let Some(live) = &mut live {
+                if let View::Live(live) = &mut view {
                     live.clear(out)?;
                 }
                 dim(&line);
@@ -143,18 +143,19 @@ async fn show(
         let is_picture = matches!(kind, Kind::Pass(_) | Kind::Notice(_));
         canvas.apply(kind);
         if let Some(done) = canvas.done.clone() {
-            if !json {
-                finish(daemon, &canvas, &done, live, out).await?;
-            }
+            finish(daemon, &canvas, &done, view, out).await?;
             return Ok((Some(done), canvas.queued.map(|queued| queued.request_id)));
         }
-        if let Some(live) = &mut live
-            && is_picture
-        {
-            live.draw(&canvas, out)?;
+        match &mut view {
+            View::Live(live) if is_picture => live.draw(&canvas, out)?,
+            View::Plain(plain) => {
+                let pass = canvas.pass.as_ref();
+                plain.grow(pass.map_or(&[], |pass| &pass.stable_text), out)?;
+            }
+            View::Live(_) | View::Json => {}
         }
     }
-    leave(live, out)?;
+    view.leave(out)?;
     Ok((None, canvas.queued.map(|queued| queued.request_id)))
 }
 
@@ -181,11 +182,61 @@ fn talk(kind: &Kind) -> Vec<String> {
     }
 }
 
-/// Moves below the canvas, which stays as it was last seen.
-fn leave(live: Option<Live>, out: &mut Out) -> Result<(), Failure> {
-    match live {
-        Some(live) if live.is_drawn() => out.raw(b"\r\n"),
-        _ => Ok(()),
+/// How a request is shown.
+enum View {
+    /// Every event, as it is.
+    Json,
+    /// In place, on a terminal.
+    Live(Live),
+    /// The text alone, for a pipe or a file.
+    Plain(Plain),
+}
+
+impl View {
+    fn new(json: bool, out: &Out) -> Self {
+        match (json, out.is_terminal()) {
+            (true, _) => Self::Json,
+            (false, true) => Self::Live(Live::new(colour_allowed())),
+            (false, false) => Self::Plain(Plain::default()),
+        }
+    }
+
+    /// Moves below what was shown of a request that has no end; it stays as it was last seen.
+    fn leave(self, out: &mut Out) -> Result<(), Failure> {
+        match self {
+            Self::Live(live) if live.is_drawn() => out.raw(b"\r\n"),
+            Self::Plain(plain) if !plain.written.is_empty() => out.raw(b"\n"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A text that is written as far as it is final.
+#[derive(Default)]
+struct Plain {
+    written: String,
+}
+
+impl Plain {
+    /// Writes what has become final since. Nothing that was, changes.
+    fn grow(&mut self, stable: &[u8], out: &mut Out) -> Result<(), Failure> {
+        let text = String::from_utf8_lossy(stable);
+        match text.strip_prefix(self.written.as_str()) {
+            None | Some("") => Ok(()),
+            Some(more) => {
+                out.raw(more.as_bytes())?;
+                self.written.push_str(more);
+                Ok(())
+            }
+        }
+    }
+
+    fn finish(&self, text: &str, out: &mut Out) -> Result<(), Failure> {
+        match text.strip_prefix(self.written.as_str()) {
+            Some(rest) => out.line(rest),
+            // A daemon that went back on its word; better twice than torn.
+            None => out.line(&format!("\n{text}")),
+        }
     }
 }
 
@@ -193,15 +244,17 @@ async fn finish(
     daemon: &Daemon,
     canvas: &Canvas,
     done: &Done,
-    live: Option<Live>,
+    view: View,
     out: &mut Out,
 ) -> Result<(), Failure> {
     let text = match &done.text {
         Some(text) => text.clone(),
         None => ids_text(&done.tokens),
     };
-    let Some(mut live) = live else {
-        return out.line(&text);
+    let mut live = match view {
+        View::Json => return Ok(()),
+        View::Plain(plain) => return plain.finish(&text, out),
+        View::Live(live) => live,
     };
     live.finish(&text, out)?;
     let mut line = summary(done);

@@ -2,22 +2,14 @@
 //!
 //! Without a C++ compiler such tests fail, unless `SLUICE_WITHOUT_STAND_IN=1` says to leave them out.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
-
 use std::{
     env,
-    ffi::OsStr,
     fs::{self, File},
     hash::{DefaultHasher, Hash, Hasher},
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
 };
-
-use libloading::os::unix::{Library, RTLD_NOW};
-
-/// NVIDIA's names for what stands in, the first of which the others need.
-const LIBRARIES: [&str; 3] = ["libcuda.so.1", "libcublas.so.12", "libnvidia-ml.so.1"];
 
 /// The folder with the libraries; none where tests do without.
 pub(crate) fn build() -> Option<&'static Path> {
@@ -28,33 +20,6 @@ pub(crate) fn build() -> Option<&'static Path> {
             (!left_out).then(compile)
         })
         .as_deref()
-}
-
-/// Has the stand-in found wherever this process opens NVIDIA's libraries from now on. False where tests do without.
-///
-/// A library that is loaded is known by the name it gives itself, and no other is looked for under that name.
-pub(crate) fn open() -> bool {
-    static LOADED: OnceLock<bool> = OnceLock::new();
-    *LOADED.get_or_init(|| {
-        let Some(folder) = build() else {
-            return false;
-        };
-        for name in LIBRARIES {
-            // SAFETY: the libraries' initializers only set their own variables.
-            let library = unsafe { Library::open(Some(folder.join(name)), RTLD_NOW) };
-            // It stays for as long as the process does.
-            std::mem::forget(library.unwrap_or_else(|cause| panic!("open the stand-in: {cause}")));
-        }
-        true
-    })
-}
-
-/// A program that finds the stand-in as if it were installed; none where tests do without. The environment gives the card
-/// other shapes.
-pub(crate) fn command(program: impl AsRef<OsStr>) -> Option<Command> {
-    let mut command = Command::new(program);
-    command.env("LD_LIBRARY_PATH", build()?);
-    Some(command)
 }
 
 fn compile() -> PathBuf {

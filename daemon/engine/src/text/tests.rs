@@ -44,7 +44,8 @@ static TOKENIZER_JSON: LazyLock<String> = LazyLock::new(|| {
     tokenizer
         .train(&mut trainer, [story; 8].into_iter())
         .unwrap();
-    tokenizer.add_special_tokens(&CONTROL.map(|token| AddedToken::from(token, true)));
+    let special = CONTROL.map(|token| AddedToken::from(token, true));
+    tokenizer.add_special_tokens(special).unwrap();
     serde_json::to_string(&tokenizer).unwrap()
 });
 

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     checkpoint::CheckpointError,
     model::{
-        CONTEXT_MAX, HEAD_DIM_MAX, WIDTH_MAX,
+        CONTEXT_MAX, WIDTH_MAX,
         shape::{Naming, Shape},
     },
 };
@@ -44,26 +44,15 @@ pub(super) fn read(
     let kv_heads = keys
         .optional_size("num_key_value_heads", heads)?
         .unwrap_or(heads);
-    if heads % kv_heads != 0 {
-        return Err(problem(
-            "num_key_value_heads",
-            format!("is {kv_heads}, which does not divide the {heads} heads"),
-        ));
-    }
+    keys::check_kv_heads("num_key_value_heads", heads, kv_heads)?;
     let head_dim = head_dim(&keys, width, heads)?;
     let vocabulary = keys.size("vocab_size", VOCABULARY_MAX)?;
     let eos_token_ids = keys::eos_token_ids(config, generation, vocabulary)?;
     let mask = match family {
-        Family::Dream => {
-            let token_id = keys.size_or_zero("mask_token_id", vocabulary - 1)? as u32;
-            if eos_token_ids.contains(&token_id) {
-                return Err(problem("eos_token_id", "is the mask's id as well"));
-            }
-            Some(Mask {
-                token_id,
-                shifted: true,
-            })
-        }
+        Family::Dream => Some(Mask {
+            token_id: keys.mask_token_id(vocabulary, &eos_token_ids)?,
+            shifted: true,
+        }),
         _ => None,
     };
     let shape = Shape {
@@ -128,12 +117,7 @@ fn head_dim(keys: &Keys<'_>, width: usize, heads: usize) -> Result<usize, Checkp
             ),
         ));
     }
-    if head_dim > HEAD_DIM_MAX {
-        return Err(problem(
-            key,
-            format!("gives heads of {head_dim}; heads have at most {HEAD_DIM_MAX} numbers"),
-        ));
-    }
+    keys::check_head_dim(key, "gives", head_dim)?;
     Ok(head_dim)
 }
 

@@ -2,7 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use crate::{checkpoint::CheckpointError, model::END_TOKENS_MAX};
+use crate::{
+    checkpoint::CheckpointError,
+    model::{END_TOKENS_MAX, HEAD_DIM_MAX},
+};
 
 /// Most layers of any model.
 pub(super) const LAYERS_MAX: usize = 4096;
@@ -70,6 +73,36 @@ pub(super) fn eos_token_ids(
     Ok(ids)
 }
 
+/// Keys and values are shared by as many heads each.
+pub(super) fn check_kv_heads(
+    key: &'static str,
+    heads: usize,
+    kv_heads: usize,
+) -> Result<(), CheckpointError> {
+    match heads.is_multiple_of(kv_heads) {
+        true => Ok(()),
+        false => Err(problem(
+            key,
+            format!("is {kv_heads}, which does not divide the {heads} heads"),
+        )),
+    }
+}
+
+/// Heads are of a size that passes have room for. `gives` says how the key came to it.
+pub(super) fn check_head_dim(
+    key: &'static str,
+    gives: &str,
+    head_dim: usize,
+) -> Result<(), CheckpointError> {
+    match head_dim <= HEAD_DIM_MAX {
+        true => Ok(()),
+        false => Err(problem(
+            key,
+            format!("{gives} heads of {head_dim}; heads have at most {HEAD_DIM_MAX} numbers"),
+        )),
+    }
+}
+
 /// Numbers by key, with their bounds.
 pub(super) struct Keys<'a>(pub(super) &'a Map<String, Value>);
 
@@ -87,13 +120,19 @@ impl Keys<'_> {
         self.bounded(key, 1, max)
     }
 
-    pub(super) fn size_or_zero(
+    /// The mask's id, which is no end of a text.
+    pub(super) fn mask_token_id(
         &self,
-        key: &'static str,
-        max: usize,
-    ) -> Result<usize, CheckpointError> {
-        self.bounded(key, 0, max)?
-            .ok_or_else(|| problem(key, "is missing"))
+        vocabulary: usize,
+        eos_token_ids: &[u32],
+    ) -> Result<u32, CheckpointError> {
+        let id = self
+            .bounded("mask_token_id", 0, vocabulary - 1)?
+            .ok_or_else(|| problem("mask_token_id", "is missing"))? as u32;
+        match eos_token_ids.contains(&id) {
+            true => Err(problem("eos_token_id", "is the mask's id as well")),
+            false => Ok(id),
+        }
     }
 
     fn bounded(

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     checkpoint::CheckpointError,
     model::{
-        CONTEXT_MAX, HEAD_DIM_MAX, WIDTH_MAX,
+        CONTEXT_MAX, WIDTH_MAX,
         shape::{Naming, Shape},
     },
 };
@@ -41,28 +41,15 @@ pub(super) fn read(
     let embedding_rows = keys
         .optional_size("embedding_size", VOCABULARY_MAX)?
         .unwrap_or(vocabulary);
-    let mask_token_id = keys.size_or_zero("mask_token_id", vocabulary - 1)? as u32;
     if width % heads != 0 || (width / heads) % 2 != 0 {
         return Err(problem(
             "n_heads",
             format!("is {heads}, which does not share {width} out in heads of even size"),
         ));
     }
-    if width / heads > HEAD_DIM_MAX {
-        return Err(problem(
-            "n_heads",
-            format!(
-                "is {heads}, which gives heads of {}; heads have at most {HEAD_DIM_MAX} numbers",
-                width / heads
-            ),
-        ));
-    }
-    if heads % kv_heads != 0 {
-        return Err(problem(
-            "n_kv_heads",
-            format!("is {kv_heads}, which does not divide the {heads} heads"),
-        ));
-    }
+    let head_dim = width / heads;
+    keys::check_head_dim("n_heads", &format!("is {heads}, which gives"), head_dim)?;
+    keys::check_kv_heads("n_kv_heads", heads, kv_heads)?;
     if embedding_rows < vocabulary {
         return Err(problem(
             "embedding_size",
@@ -70,16 +57,13 @@ pub(super) fn read(
         ));
     }
     let eos_token_ids = keys::eos_token_ids(config, generation, vocabulary)?;
-    if eos_token_ids.contains(&mask_token_id) {
-        return Err(problem("eos_token_id", "is the mask's id as well"));
-    }
     let shape = Shape {
         naming: Naming::Llada,
         layers: keys.size("n_layers", LAYERS_MAX)?,
         width,
         heads,
         kv_heads,
-        head_dim: width / heads,
+        head_dim,
         mlp_width,
         embedding_rows,
         context_length: keys.size("max_sequence_length", CONTEXT_MAX)?,
@@ -90,11 +74,11 @@ pub(super) fn read(
     Ok(ModelConfig {
         family: Family::Llada,
         vocabulary,
-        rope: Rope::plain(keys.positive("rope_theta", 10_000.0)?, shape.head_dim),
+        rope: Rope::plain(keys.positive("rope_theta", 10_000.0)?, head_dim),
         shape,
         epsilon: keys.positive("rms_norm_eps", 1e-5)?,
         mask: Some(Mask {
-            token_id: mask_token_id,
+            token_id: keys.mask_token_id(vocabulary, &eos_token_ids)?,
             shifted: false,
         }),
         eos_token_ids,

@@ -1,0 +1,138 @@
+//! Attention: which rows of keys and values a task's queries see.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{address, holds, size};
+use crate::{CudaError, Gpu, Number, Span, launch::Argument};
+
+/// Most queries that a [`Task`] may have.
+pub const ATTEND_QUERIES: usize = 64;
+
+/// Most numbers in a head that [`Gpu::attend`] takes.
+pub const HEAD_DIM_MAX: usize = 256;
+
+/// Queries, of one sequence, and what they attend to.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Task {
+    /// First row of the queries.
+    pub query_start: u32,
+    /// Rows of queries; at most [`ATTEND_QUERIES`].
+    pub query_count: u32,
+    /// The first of its segments.
+    pub segment_start: u32,
+    /// Segments of keys that all of its queries see.
+    pub segment_count: u32,
+}
+
+/// Consecutive rows of keys and values.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+pub struct Segment {
+    /// First row.
+    pub start: u32,
+    /// Rows.
+    pub len: u32,
+}
+
+/// What [`Gpu::attend`] reads and writes, in the numbers that it computes in.
+#[derive(Debug, Clone, Copy)]
+pub struct Attend {
+    /// Rows as those of `q`.
+    pub out: Span,
+    /// Queries: `heads * head_dim` numbers a row.
+    pub q: Span,
+    /// Keys: `kv_heads * head_dim` numbers a row.
+    pub k: Span,
+    /// Values, in rows as those of `k`.
+    pub v: Span,
+    /// The [`Task`]s.
+    pub tasks: Span,
+    /// How many they are.
+    pub task_count: usize,
+    /// The [`Segment`]s that tasks refer to.
+    pub segments: Span,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; each serves `heads / kv_heads` query heads.
+    pub kv_heads: usize,
+    /// Numbers in a head: an even number up to [`HEAD_DIM_MAX`].
+    pub head_dim: usize,
+}
+
+impl Gpu {
+    /// `softmax(q · kᵀ / √head_dim) · v` for each head and task. Rows that no task has are not written; a task without keys
+    /// gets zeros.
+    ///
+    /// # Errors
+    /// When the card refuses it, or has failed before.
+    ///
+    /// # Panics
+    /// When heads are odd or too long, or a span doesn't hold whole rows.
+    pub fn attend(&self, number: Number, attend: Attend) -> Result<(), CudaError> {
+        let Attend {
+            out,
+            q,
+            k,
+            v,
+            tasks,
+            task_count,
+            segments,
+            heads,
+            kv_heads,
+            head_dim,
+        } = attend;
+        assert!(
+            head_dim.is_multiple_of(2) && head_dim <= HEAD_DIM_MAX,
+            "heads of {head_dim} numbers"
+        );
+        assert!(
+            kv_heads > 0 && heads.is_multiple_of(kv_heads),
+            "{heads} heads share {kv_heads} of keys"
+        );
+        holds("tasks", tasks, task_count, size_of::<Task>());
+        if task_count == 0 || heads == 0 || head_dim == 0 {
+            return Ok(());
+        }
+        let row = |heads: usize| heads * head_dim * number.bytes();
+        for (name, span, bytes) in [
+            ("q", q, row(heads)),
+            ("out", out, row(heads)),
+            ("k", k, row(kv_heads)),
+            ("v", v, row(kv_heads)),
+        ] {
+            holds(name, span, 0, number.bytes().max(4));
+            assert!(
+                span.bytes().is_multiple_of(bytes),
+                "{name} is not whole rows"
+            );
+        }
+        assert!(out.bytes() >= q.bytes(), "out is shorter than q");
+        assert!(v.bytes() == k.bytes(), "keys and values differ");
+        holds("segments", segments, 0, 4);
+        // The kernels for `f32` take half of a task's queries.
+        let parts = if number == Number::F32 { 2 } else { 1 };
+        let dim = [64, 128, 256].into_iter().find(|&dim| head_dim <= dim);
+        self.send(
+            &format!(
+                "attend_{}_{}",
+                number.name(),
+                dim.expect("heads are no longer than that")
+            ),
+            [parts * task_count, heads],
+            128,
+            &[
+                address(out),
+                address(q),
+                address(k),
+                address(v),
+                address(tasks),
+                address(segments),
+                size(heads),
+                size(kv_heads),
+                size(head_dim),
+                Argument::F32((head_dim as f32).sqrt().recip()),
+            ],
+        )
+    }
+}

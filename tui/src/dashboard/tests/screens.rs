@@ -1,0 +1,190 @@
+//! Pictures of the view, and what is said in its styles.
+
+use ratatui::style::{Color, Modifier};
+use sluice_proto::v1::{NoCard, Notice};
+
+use super::{super::keys::Mode, *};
+
+#[test]
+fn connecting() {
+    pictures("connecting", &state());
+}
+
+#[test]
+fn idle_with_a_model() {
+    pictures("idle", &idle());
+}
+
+#[test]
+fn a_request_in_its_second_block() {
+    pictures("generating", &busy());
+}
+
+#[test]
+fn a_card_that_computes() {
+    pictures("card", &on_card(|_| {}));
+}
+
+#[test]
+fn a_card_of_which_little_is_known_shows_no_zeros() {
+    let state = on_card(|device| {
+        device.free_bytes = None;
+        device.memory.retain(|kind| kind.kind != "context");
+        device.card = Some(Card {
+            compute: "f16".into(),
+            capability: "7.5".into(),
+            ..Default::default()
+        });
+    });
+    pictures("card_unknown", &state);
+}
+
+#[test]
+fn a_cpu_that_computes_for_want_of_a_card() {
+    let state = on_card(|device| {
+        device.kind = "cpu".into();
+        device.card = None;
+        device.no_card = Some(NoCard {
+            reason: "NVIDIA's driver finds no card".into(),
+            hint: "see that `nvidia-smi` lists the card".into(),
+        });
+    });
+    pictures("no_card", &state);
+    let terminal = draw(&state, (120, 40), true);
+    let buffer = terminal.backend().buffer();
+    let row = (0..40).find(|y| {
+        (1..8).all(|x| buffer[(x, *y)].symbol() == &"no card"[usize::from(x) - 1..usize::from(x)])
+    });
+    let cell = &buffer[(1, row.expect("it is said"))];
+    assert_eq!((cell.fg, cell.modifier), (Color::Reset, Modifier::DIM));
+}
+
+#[test]
+fn where_rows_are_short_details_go_before_the_level_does() {
+    for (rows, kept) in [(30, "context"), (24, "memory"), (20, "37 % busy")] {
+        let screen = draw(&on_card(|_| {}), (100, rows), true);
+        let screen = screen.backend().to_string();
+        for words in ["host", "NVIDIA", "cuda: 1.15 GiB", "level", "a pass", kept] {
+            assert!(screen.contains(words), "{words} in {rows} rows: {screen}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_connection_keeps_what_was_known() {
+    pictures("lost", &lost());
+}
+
+#[test]
+fn levels_with_what_each_would_lead_to() {
+    pictures("levels", &choosing());
+}
+
+#[test]
+fn help_over_everything() {
+    let mut state = idle();
+    press(&mut state, KeyCode::Char('?'));
+    pictures("help", &state);
+    for _ in 0..99 {
+        press(&mut state, KeyCode::Down);
+    }
+    let screen = draw(&state, (40, 12), true).backend().to_string();
+    assert!(
+        screen.contains("Ctrl-Z"),
+        "the last keys can be reached: {screen}"
+    );
+    press(&mut state, KeyCode::Esc);
+    assert_eq!(state.mode, Mode::Prompt);
+    write(&mut state, "why?");
+    assert_eq!((state.mode, state.input.value()), (Mode::Prompt, "why?"));
+}
+
+#[test]
+fn a_screen_too_small_says_what_it_needs() {
+    let terminal = draw(&idle(), (39, 10), true);
+    let screen = terminal.backend().to_string();
+    assert!(
+        screen.contains("sluice needs 40x10, this is 39x10"),
+        "{screen}"
+    );
+    for size in [(1, 1), (0, 0), (300, 3), (40, 10), (100, 20), (99, 20)] {
+        draw(&busy(), size, true);
+    }
+}
+
+#[test]
+fn states_of_a_token_differ_in_style() {
+    let state = busy();
+    let style = |colour: bool, word: &str| {
+        let terminal = draw(&state, (120, 40), colour);
+        let buffer = terminal.backend().buffer().clone();
+        // The legend has the same words, so the canvas's own row is looked for.
+        let row = (0..40)
+            .find(|y| {
+                (0..120)
+                    .map(|x| buffer[(x, *y)].symbol())
+                    .collect::<String>()
+                    .contains("Once upon")
+            })
+            .expect("the canvas is drawn");
+        let text: Vec<&str> = (0..120).map(|x| buffer[(x, row)].symbol()).collect();
+        let at = (0..120 - word.len())
+            .find(|x| text[*x..*x + word.len()].concat() == word)
+            .unwrap_or_else(|| panic!("{word} in {}", text.concat()));
+        let cell = &buffer[(at as u16, row)];
+        (cell.fg, cell.modifier)
+    };
+    assert_eq!(style(true, "upon"), (Color::Reset, Modifier::empty()));
+    assert_eq!(style(true, "so"), (Color::Red, Modifier::BOLD));
+    assert_eq!(
+        style(true, "the"),
+        (Color::Reset, Modifier::DIM | Modifier::ITALIC)
+    );
+    assert_eq!(style(true, "mill"), (Color::Cyan, Modifier::UNDERLINED));
+    assert_eq!(style(false, "so"), (Color::Reset, Modifier::BOLD));
+    assert_eq!(style(false, "mill"), (Color::Reset, Modifier::UNDERLINED));
+}
+
+#[test]
+fn a_selection_and_a_loss_stand_out() {
+    let mut state = busy();
+    press(&mut state, KeyCode::Tab);
+    let terminal = draw(&state, (120, 40), true);
+    let buffer = terminal.backend().buffer();
+    let mark = buffer.content().iter().find(|cell| cell.symbol() == "▸");
+    assert!(mark.expect("a selection").modifier.contains(Modifier::BOLD));
+    let terminal = draw(&lost(), (120, 40), true);
+    let cell = &terminal.backend().buffer()[(8, 0)];
+    assert_eq!((cell.symbol(), cell.fg), ("l", Color::Red));
+    assert!(cell.modifier.contains(Modifier::BOLD));
+}
+
+#[test]
+fn no_colour_means_none_anywhere() {
+    for state in [state(), busy(), lost(), choosing()] {
+        let terminal = draw(&state, (120, 40), false);
+        let cells = terminal.backend().buffer().content();
+        assert!(
+            cells
+                .iter()
+                .all(|cell| cell.fg == Color::Reset && cell.bg == Color::Reset)
+        );
+    }
+}
+
+#[test]
+fn control_characters_never_reach_the_screen() {
+    let mut state = busy();
+    let notice = Kind::Notice(Notice {
+        request_id: 3,
+        text: "beware\x1b[2J\u{9b}".into(),
+    });
+    feed(&mut state, request(3, notice));
+    feed(&mut state, Event::Paste("a\x1b[2Jb\r\nc".into()));
+    for size in SIZES {
+        let terminal = draw(&state, size, true);
+        let cells = terminal.backend().buffer().content();
+        let is_safe = |symbol: &str| !symbol.chars().any(char::is_control);
+        assert!(cells.iter().all(|cell| is_safe(cell.symbol())));
+    }
+}
