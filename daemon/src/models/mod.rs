@@ -116,7 +116,7 @@ impl Serving {
     pub fn text(&self) -> Result<&Text, Failure> {
         self.loaded
             .text
-            .as_ref()
+            .as_deref()
             .ok_or_else(|| Failure::NoTokenizer {
                 model: self.name.name.clone(),
             })

@@ -44,7 +44,7 @@ pub(super) fn serving(with_text: bool) -> Serving {
         loaded: Arc::new(LoadedModel {
             id: ModelId(1),
             info,
-            text: with_text.then(|| text.unwrap()),
+            text: with_text.then(|| Arc::new(text.unwrap())),
         }),
     }
 }

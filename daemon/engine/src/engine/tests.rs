@@ -496,8 +496,9 @@ fn every_reservation_of_requests_that_share_passes_may_fail() {
         let all: Vec<_> = (1..4)
             .map(|index| {
                 let send = send.clone();
-                let watch = move |report: &PassReport| drop(send.send(report.cost.requests));
-                world.submit(world.request(4 * index), watch)
+                world.submit(world.request(4 * index), move |report| {
+                    send.send(report.cost.requests).unwrap();
+                })
             })
             .collect();
         drop(send);

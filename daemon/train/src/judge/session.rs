@@ -65,7 +65,7 @@ impl Session {
     pub fn text(&self) -> Result<&Text> {
         self.model
             .text
-            .as_ref()
+            .as_deref()
             .context("the model has no tokenizer")
     }
 
