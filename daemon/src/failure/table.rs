@@ -158,6 +158,7 @@ fn row(failure: &Failure) -> Row {
         Failure::Name(_)
         | Failure::UnknownModel { .. }
         | Failure::NoModelsFolder
+        | Failure::Embedded
         | Failure::NotOurs { .. }
         | Failure::Remove { .. }
         | Failure::Record { .. }
