@@ -406,6 +406,10 @@ mod tests {
         // Who wants its memory ends that.
         models.unload(&engine, Reason::Asked).await.unwrap();
         assert!(!models.is_asleep());
+        assert!(matches!(
+            models.serving(),
+            Err(Failure::Engine(EngineError::NoModel))
+        ));
     }
 
     #[test]
