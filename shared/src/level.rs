@@ -188,7 +188,9 @@ impl Level {
             Self::Standard => {
                 "weights as in the checkpoint; what doesn't fit the budget is streamed"
             }
-            Self::Mild => "weights coded without loss, about 10.9 bits each",
+            Self::Mild => {
+                "weights coded without loss, about 10.9 bits each; can be planned, not loaded yet"
+            }
             Self::Moderate => "weights in 8 bits (q8_0)",
             Self::Aggressive => "weights in 4 bits (q4_k), the head in 6",
             Self::Auto => "the most faithful level that is not much slower than the fastest",

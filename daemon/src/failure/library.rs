@@ -29,6 +29,8 @@ pub(super) fn of(failure: &Failure) -> Row {
         }
         Failure::NoModelsFolder => Row::new(Code::FailedPrecondition, "NO_MODELS_FOLDER")
             .hint("start sluiced with --models DIR"),
+        Failure::Embedded => Row::new(Code::FailedPrecondition, "EMBEDDED")
+            .hint("it takes memory only while it is loaded; `sluice unload` lets it go"),
         Failure::NotOurs { folder, .. } => Row::new(Code::FailedPrecondition, "NOT_OURS")
             .hint("delete it there by hand, if you are sure")
             .figure("folder", folder.display()),

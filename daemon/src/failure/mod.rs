@@ -13,6 +13,8 @@ use sluice_hub::{HubError, NameError};
 use sluice_proto::model::InvalidField;
 use tonic::Status;
 
+use crate::models::EMBEDDED_NAME;
+
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
@@ -140,6 +142,9 @@ pub enum Failure {
     /// Models can't be downloaded anywhere.
     #[error("there is no folder to keep models in")]
     NoModelsFolder,
+    /// The model inside the program has no files to delete.
+    #[error("{EMBEDDED_NAME} is a part of sluiced, and can't be removed")]
+    Embedded,
     /// What we did not download we don't delete.
     #[error("{model} was not downloaded by sluiced; it lies in {}", .folder.display())]
     NotOurs {

@@ -158,6 +158,7 @@ fn row(failure: &Failure) -> Row {
         Failure::Name(_)
         | Failure::UnknownModel { .. }
         | Failure::NoModelsFolder
+        | Failure::Embedded
         | Failure::NotOurs { .. }
         | Failure::Remove { .. }
         | Failure::Record { .. }
@@ -444,7 +445,9 @@ fn checkpoint(error: &CheckpointError) -> Row {
                 .hint("name a folder that holds config.json and model.safetensors, or a .gguf file")
         }
         CheckpointError::MissingFile { .. } => broken("FILE_MISSING"),
-        CheckpointError::NoWeights { .. } => broken("NO_WEIGHTS"),
+        CheckpointError::NoWeights { .. } => Row::new(Code::FailedPrecondition, "NO_WEIGHTS").hint(
+            "name a checkpoint's folder, or a .gguf file; one without weights is incomplete, fetch it again",
+        ),
         CheckpointError::SeveralModels { count, .. } => {
             Row::new(Code::FailedPrecondition, "SEVERAL_MODELS")
                 .hint("name one of the files instead of their folder")

@@ -63,6 +63,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Name(_) => "name",
         F::UnknownModel { .. } => "unknown model",
         F::NoModelsFolder => "no models folder",
+        F::Embedded => "embedded",
         F::NotOurs { .. } => "not ours",
         F::Remove { .. } => "remove",
         F::Record { .. } => "record",
@@ -136,7 +137,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 109;
+const VARIANTS: usize = 110;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {

@@ -66,38 +66,35 @@ pub(crate) fn inspect(
         model: Some(wire),
         ..Default::default()
     };
-    let gguf = path.filter(|path| is_gguf(path)).map(|path| {
-        // What is wrong with it, the levels say.
-        let checkpoint = Checkpoint::open(&model.source()).ok();
-        (path, checkpoint)
-    });
-    if let Some(folder) = folder {
-        let groups = match &gguf {
-            Some((file, checkpoint)) => {
-                answer.facts = facts_of_gguf(file, folder, checkpoint.as_ref());
-                checkpoint.as_ref().map(groups_of).unwrap_or_default()
-            }
-            None => {
-                answer.facts = facts_of(folder);
-                facts::groups(folder)
-            }
-        };
-        if let (Some(_), Some(wire)) = (&gguf, &mut answer.model) {
-            let family = answer.facts.iter().find(|fact| fact.name == "family");
-            wire.family = family.map(|fact| fact.value.clone()).unwrap_or_default();
-            let parameters: u64 = groups.values().map(|group| group.parameters).sum();
-            wire.parameters = (parameters > 0).then_some(parameters);
+    let gguf = path.filter(|path| is_gguf(path));
+    let groups = match (folder, gguf) {
+        (Some(folder), None) => {
+            answer.facts = facts_of(folder);
+            facts::groups(folder)
         }
-        answer.tensors = groups
-            .into_iter()
-            .map(|(format, group)| v1::TensorGroup {
-                format,
-                tensors: group.tensors,
-                parameters: group.parameters,
-                bytes: group.bytes,
-            })
-            .collect();
+        // One file, or what lies inside the program.
+        (folder, gguf) => {
+            // What is wrong with it, the levels say.
+            let checkpoint = Checkpoint::open(&model.source()).ok();
+            answer.facts = facts_of_checkpoint(checkpoint.as_ref(), gguf.zip(folder));
+            checkpoint.as_ref().map(groups_of).unwrap_or_default()
+        }
+    };
+    if let (Some(_), Some(wire)) = (gguf, &mut answer.model) {
+        let family = answer.facts.iter().find(|fact| fact.name == "family");
+        wire.family = family.map(|fact| fact.value.clone()).unwrap_or_default();
+        let parameters: u64 = groups.values().map(|group| group.parameters).sum();
+        wire.parameters = (parameters > 0).then_some(parameters);
     }
+    answer.tensors = groups
+        .into_iter()
+        .map(|(format, group)| v1::TensorGroup {
+            format,
+            tensors: group.tensors,
+            parameters: group.parameters,
+            bytes: group.bytes,
+        })
+        .collect();
     match levels(model, machine, settings, budget_bytes) {
         Ok(levels) => answer.levels = levels,
         Err(error) => answer.not_loadable = error.to_string(),
@@ -125,6 +122,10 @@ fn levels(
                 peak_bytes: plan.peak_bytes(),
                 weight_bytes: plan.weight_bytes(),
                 fits: plan.peak_bytes() <= budget_bytes,
+                not_loadable: plan
+                    .check_loadable()
+                    .err()
+                    .map_or_else(String::new, |error| error.to_string()),
             })
         })
         .collect()
@@ -186,8 +187,12 @@ fn is_gguf(path: &Path) -> bool {
         .is_some_and(|extension| extension == "gguf")
 }
 
-/// What a file says of itself, and the files that were brought with it. Others beside it are other models'.
-fn facts_of_gguf(file: &Path, folder: &Path, checkpoint: Option<&Checkpoint>) -> Vec<v1::Fact> {
+/// What a checkpoint says of itself, and, where it is one file in a folder, the files that were brought with it. Others
+/// beside it are other models'.
+fn facts_of_checkpoint(
+    checkpoint: Option<&Checkpoint>,
+    place: Option<(&Path, &Path)>,
+) -> Vec<v1::Fact> {
     let mut facts = Facts::default();
     if let Some(checkpoint) = checkpoint {
         if let Ok(config) = checkpoint.config() {
@@ -209,16 +214,16 @@ fn facts_of_gguf(file: &Path, folder: &Path, checkpoint: Option<&Checkpoint>) ->
         let template = if has_template { "there" } else { "none" };
         facts.add("chat template", template.to_owned());
     }
-    let manifest = Manifest::read(folder).filter(|manifest| {
+    if let Some((file, folder)) = place {
         let name = file.file_name().and_then(OsStr::to_str);
-        manifest
-            .files
-            .iter()
-            .any(|file| Some(&file.name[..]) == name)
-    });
-    if let Some(manifest) = manifest {
-        facts.add("licence", licence(folder));
-        facts.add_manifest(&manifest);
+        let is_of = |manifest: &Manifest| {
+            let mut files = manifest.files.iter();
+            files.any(|file| Some(&file.name[..]) == name)
+        };
+        if let Some(manifest) = Manifest::read(folder).filter(is_of) {
+            facts.add("licence", licence(folder));
+            facts.add_manifest(&manifest);
+        }
     }
     facts.0
 }
@@ -386,6 +391,24 @@ mod tests {
         );
         let groups: Vec<_> = answer.tensors.iter().map(|group| group.bytes).collect();
         assert_eq!(groups, [128]);
+    }
+
+    #[test]
+    fn the_embedded_model_is_described_as_one_on_disk() {
+        let answer = inspect(
+            &ModelName::embedded(),
+            v1::Model::default(),
+            Err(EngineError::NoModel),
+            Settings::default(),
+            0,
+        );
+        let fact = |name: &str| {
+            let found = answer.facts.iter().find(|fact| fact.name == name);
+            found.map(|fact| fact.value.as_str())
+        };
+        assert_eq!(fact("family"), Some("llada"));
+        assert_eq!(fact("chat template"), Some("there"));
+        assert!(matches!(&answer.tensors[..], [group] if group.parameters == 3_803_904));
     }
 
     #[test]

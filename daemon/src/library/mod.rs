@@ -142,7 +142,10 @@ impl Library {
     pub fn remove(&self, name: &str) -> Result<u64, Failure> {
         let entries = self.entries();
         let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
-            return Err(self.unknown(name, &entries));
+            return Err(match name {
+                EMBEDDED_NAME => Failure::Embedded,
+                name => self.unknown(name, &entries),
+            });
         };
         let failed = |cause: io::Error| Failure::Remove {
             path: entry.folder.clone(),

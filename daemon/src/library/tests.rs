@@ -68,6 +68,8 @@ fn models_are_found_by_name_whatever_else_lies_about() {
         matches!(library.find("o/g"), Err(Failure::UnknownModel { alike, .. }) if alike.len() == 2)
     );
     assert_eq!(library.model(EMBEDDED_NAME).unwrap(), ModelName::embedded());
+    let removed = library.remove(EMBEDDED_NAME);
+    assert!(matches!(removed, Err(Failure::Embedded)));
 }
 
 #[test]

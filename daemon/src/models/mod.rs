@@ -1,5 +1,6 @@
 //! The model that serves, the one that loads, the one that failed; and the embedded one.
 
+mod embedded;
 mod load;
 mod rest;
 
@@ -15,29 +16,12 @@ use tokio::sync::watch;
 
 use self::load::Report;
 pub use self::{
+    embedded::EMBEDDED_NAME,
     load::{LoadStage, LoadState},
     rest::Reason,
 };
 
 use crate::{failure::Failure, registry::Changes};
-
-/// Name of the embedded model.
-pub const EMBEDDED_NAME: &str = "sluice-demo";
-
-macro_rules! embedded {
-    ($($name:literal),* $(,)?) => {
-        &[$(($name, include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/model/", $name)))),*]
-    };
-}
-
-/// The files of the embedded model, trained by `sluice-train`.
-static EMBEDDED_FILES: &[(&str, &[u8])] = embedded![
-    "config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "generation_config.json",
-];
 
 /// Which model is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,22 +63,27 @@ impl ModelName {
     pub fn source(&self) -> Source {
         match &self.path {
             Some(path) => Source::Folder(path.clone()),
-            None => Source::Embedded(EMBEDDED_FILES),
+            None => Source::Embedded(embedded::FILES),
         }
     }
 
     pub(crate) fn to_wire(&self, state: v1::ModelState) -> v1::Model {
-        let path = self.path.as_ref();
-        v1::Model {
+        let model = v1::Model {
             name: self.name.clone(),
-            path: path.map_or_else(String::new, |path| path.to_string_lossy().into_owned()),
             state: state.into(),
-            is_demonstration: path.is_none(),
-            origin: match path {
-                Some(_) => v1::ModelOrigin::Path.into(),
-                None => v1::ModelOrigin::Embedded.into(),
-            },
             ..Default::default()
+        };
+        match &self.path {
+            Some(path) => v1::Model {
+                path: path.to_string_lossy().into_owned(),
+                origin: v1::ModelOrigin::Path.into(),
+                ..model
+            },
+            None => v1::Model {
+                is_demonstration: true,
+                origin: v1::ModelOrigin::Embedded.into(),
+                ..embedded::described(model)
+            },
         }
     }
 }
@@ -417,6 +406,10 @@ mod tests {
         // Who wants its memory ends that.
         models.unload(&engine, Reason::Asked).await.unwrap();
         assert!(!models.is_asleep());
+        assert!(matches!(
+            models.serving(),
+            Err(Failure::Engine(EngineError::NoModel))
+        ));
     }
 
     #[test]
@@ -426,6 +419,9 @@ mod tests {
         assert_eq!(list.len(), 1);
         assert_eq!(list[0].name, EMBEDDED_NAME);
         assert_eq!(list[0].state(), v1::ModelState::Available);
+        assert_eq!(list[0].family, "llada");
+        assert_eq!(list[0].parameters, Some(3_803_904));
+        assert!(list[0].disk_bytes > 7_000_000);
         assert!(models.present().is_none());
         assert!(models.serving().is_err());
     }

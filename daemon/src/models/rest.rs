@@ -64,6 +64,10 @@ impl Models {
             if reason == Reason::Asked || (id.is_some() && !went) {
                 known.asleep = None;
             }
+            if reason == Reason::Asked {
+                // What could not be loaded once is no reason why there is no model now.
+                known.failed = None;
+            }
             // Its tokenizer, too, unless another was loaded meanwhile.
             match self.serving_of(&known) {
                 Some(_) => None,

@@ -139,6 +139,23 @@ async fn pull(daemon: &Daemon, name: &str) -> Result<Vec<Kind>, CallError> {
 }
 
 #[tokio::test]
+async fn the_embedded_model_is_inspected_and_stays() {
+    let setting = Setting::new(&[]).await;
+    let request = v1::InspectModelRequest::default();
+    let mut client = setting.daemon.models().await;
+    let facts = client.inspect_model(request).await.unwrap().into_inner();
+    assert!(facts.facts.iter().any(|fact| fact.name == "layers"));
+    let not_loadable = facts
+        .levels
+        .iter()
+        .filter(|level| !level.not_loadable.is_empty());
+    let not_loadable: Vec<_> = not_loadable.map(|level| level.level.as_str()).collect();
+    assert_eq!(not_loadable, ["mild"]);
+    let error = setting.remove("sluice-demo", true).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("EMBEDDED"));
+}
+
+#[tokio::test]
 async fn a_model_is_pulled_listed_inspected_loaded_and_removed() {
     let setting = Setting::new(&[]).await;
     let kinds = setting.pull(NAME).await.unwrap();

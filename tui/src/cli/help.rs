@@ -53,7 +53,7 @@ Example:
   sluice rm GSAI-ML/LLaDA-8B-Instruct
 
 Only what `sluice pull` brought is deleted, or what there is of it. A model in the cache of the hub's own
-programs, or that somebody put beside the others, stays.";
+programs, or that somebody put beside the others, stays; the demonstration model is a part of sluiced.";
 
 pub(super) const INSPECT: &str = "\
 Examples:

@@ -152,9 +152,10 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
         lines.push("levels, with everything in memory".to_owned());
     }
     for level in &facts.levels {
-        let fits = match level.fits {
-            true => "fits the budget",
-            false => "more than the budget: streamed",
+        let fits = match (level.not_loadable.is_empty(), level.fits) {
+            (false, _) => "this version can plan it, but not load it",
+            (true, true) => "fits the budget",
+            (true, false) => "more than the budget: streamed",
         };
         lines.push(format!(
             "  {:<16} {:>8}, of it weights {:>8}; {fits}",

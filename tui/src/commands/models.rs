@@ -83,6 +83,7 @@ fn row(model: &Model, width: usize) -> String {
 fn state(model: &Model) -> String {
     match model.state() {
         ModelState::Ready => "loaded".to_owned(),
+        ModelState::Available if model.is_demonstration => "built in".to_owned(),
         ModelState::Available => "on disk".to_owned(),
         _ => json::model_state(model.state()),
     }

@@ -53,6 +53,7 @@ pub fn inspection(facts: &InspectModelResponse) -> Value {
             "peak_bytes": level.peak_bytes,
             "weight_bytes": level.weight_bytes,
             "fits": level.fits,
+            "not_loadable": level.not_loadable,
         })
     });
     let named = facts.facts.iter();

@@ -386,12 +386,18 @@ impl ModelService for Service {
                 parameters: 1_500_000_000,
                 bytes: 3_000_000_000,
             }],
-            levels: vec![LevelEstimate {
-                level: "moderate".into(),
-                peak_bytes: 2 << 30,
-                weight_bytes: 1 << 30,
-                fits: true,
-            }],
+            levels: ["mild", "moderate"]
+                .map(|level| LevelEstimate {
+                    level: level.into(),
+                    peak_bytes: 2 << 30,
+                    weight_bytes: 1 << 30,
+                    fits: true,
+                    not_loadable: match level {
+                        "mild" => "not yet".into(),
+                        _ => String::new(),
+                    },
+                })
+                .into(),
             ..Default::default()
         }))
     }

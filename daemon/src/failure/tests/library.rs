@@ -176,6 +176,7 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         (unknown("o/x", false), NotFound),
         (unknown("o/x", true), NotFound),
         (Failure::NoModelsFolder, FailedPrecondition),
+        (Failure::Embedded, FailedPrecondition),
         (
             Failure::NotOurs {
                 model: text(),

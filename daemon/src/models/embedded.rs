@@ -1,0 +1,62 @@
+//! The model inside the program, trained by `sluice-train`.
+
+use std::sync::LazyLock;
+
+use sluice_engine::checkpoint::{Checkpoint, Source};
+use sluice_proto::v1;
+
+/// Its name.
+pub const EMBEDDED_NAME: &str = "sluice-demo";
+
+macro_rules! embedded {
+    ($($name:literal),* $(,)?) => {
+        &[$(($name, include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/model/", $name)))),*]
+    };
+}
+
+/// Its files.
+pub(super) static FILES: &[(&str, &[u8])] = embedded![
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+];
+
+/// What its files say, read once.
+struct Facts {
+    family: String,
+    parameters: Option<u64>,
+}
+
+static FACTS: LazyLock<Facts> = LazyLock::new(|| {
+    let checkpoint = Checkpoint::open(&Source::Embedded(FILES)).ok();
+    let config = checkpoint.as_ref().and_then(|opened| opened.config().ok());
+    let family = config.as_ref().and_then(|config| config.get("model_type"));
+    let parameters = checkpoint.as_ref().map(|opened| {
+        let sizes = opened.tensors().map(|(tensor, _)| &tensor.shape);
+        let counts = sizes.map(|shape| shape.iter().map(|size| *size as u64).product::<u64>());
+        counts.sum()
+    });
+    Facts {
+        family: family
+            .and_then(|name| name.as_str())
+            .unwrap_or_default()
+            .to_owned(),
+        parameters,
+    }
+});
+
+/// Adds what is known of it without loading it.
+pub(super) fn described(model: v1::Model) -> v1::Model {
+    let weights = FILES
+        .iter()
+        .filter(|(name, _)| name.ends_with(".safetensors"));
+    v1::Model {
+        disk_bytes: weights.map(|(_, bytes)| bytes.len() as u64).sum(),
+        file_format: "safetensors".to_owned(),
+        family: FACTS.family.clone(),
+        parameters: FACTS.parameters,
+        ..model
+    }
+}
