@@ -251,9 +251,9 @@ impl HeadReduction<'_> {
         };
         let mut running = running.iter();
         let groups = self.groups.iter().map(|group| {
-            let pairs = running.by_ref().zip(group.rows);
+            let pairs = group.rows.iter().zip(running.by_ref());
             pairs
-                .map(|(running, row)| running.candidate(row, group.choice.ranking))
+                .map(|(row, running)| running.candidate(row, group.choice.ranking))
                 .collect()
         });
         groups.collect()
@@ -276,11 +276,11 @@ fn reduce(
     width: usize,
     first: usize,
     groups: &[HeadGroup<'_>],
-    running: &mut [Running],
+    mut running: &mut [Running],
 ) {
-    let mut states = running.iter_mut();
-    let mut all = Vec::with_capacity(states.len());
+    let mut all = Vec::with_capacity(running.len());
     for HeadGroup { rows, choice } in groups {
+        let (states, others) = running.split_at_mut(rows.len());
         let (conditional, rest) = logits.split_at_mut(rows.len() * width);
         let guided = if choice.guidance.is_some() {
             rows.len()
@@ -288,27 +288,19 @@ fn reduce(
             0
         };
         let (unconditional, rest) = rest.split_at_mut(guided * width);
-        logits = rest;
+        (running, logits) = (others, rest);
         let mut plain = unconditional.chunks_exact(width);
-        let of_rows = conditional.chunks_exact_mut(width).zip(*rows);
-        all.extend(
-            states
-                .by_ref()
-                .zip(of_rows)
-                .map(|(running, (logits, row))| {
-                    let guidance = choice.guidance.map(|w| {
-                        let plain = plain.next().expect("each row has two branches");
-                        (plain, w as f32)
-                    });
-                    Taking {
-                        logits,
-                        guidance,
-                        row,
-                        choice,
-                        running,
-                    }
-                }),
-        );
+        let of_rows = rows.iter().zip(conditional.chunks_exact_mut(width));
+        all.extend(of_rows.zip(states).map(|((row, logits), running)| Taking {
+            logits,
+            guidance: choice.guidance.map(|w| {
+                let plain = plain.next().expect("each row has two branches");
+                (plain, w as f32)
+            }),
+            row,
+            choice,
+            running,
+        }));
     }
     all.into_par_iter().for_each(|taking| {
         let Taking {
