@@ -541,7 +541,7 @@ impl Pair<'_> {
             let row = |row: usize| HeadRow {
                 position: row + 3,
                 may_end: row.is_multiple_of(2),
-                target: (row % 3 > 0).then_some(targets[row]),
+                target: (!row.is_multiple_of(3)).then_some(targets[row]),
             };
             (0..ROWS).map(row).collect()
         });

@@ -94,7 +94,7 @@ impl World {
     /// A pass over canvases of these lengths, of each of which so many rows are read.
     fn denoise(&self, canvases: &[(usize, usize)]) {
         let (ops, weights) = (&self.ops, &self.weights);
-        let tokens = vec![1; 100];
+        let tokens = [1; 100];
         let places: Vec<usize> = (0..100).collect();
         let row = |&position: &usize| HeadRow {
             position,
@@ -144,7 +144,7 @@ impl World {
         let mut caches: Vec<_> = prompts.iter().map(|len| self.cache(len + 1)).collect();
         let rows = self.config.shape.embedding_rows;
         let mut logits = ops.logits_rows(prompts.len(), rows).unwrap();
-        let tokens = vec![1; MLP_ROWS];
+        let tokens = [1; MLP_ROWS];
         let mut left = prompts.to_vec();
         loop {
             // As many rows as go through the layers at once, the first requests' first; in the end one of each.

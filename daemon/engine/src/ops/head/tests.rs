@@ -296,7 +296,9 @@ fn groups_are_chosen_from_as_each_would_be_alone() {
     let mut from = 0;
     for (group, found) in groups.iter().zip(&together) {
         let to = from + group.inputs() * WIDTH;
-        let alone = world.reduce_groups(&[group.clone()], &x[from..to]).unwrap();
+        let alone = world
+            .reduce_groups(std::slice::from_ref(group), &x[from..to])
+            .unwrap();
         from = to;
         assert_eq!(found.len(), group.rows.len());
         for (found, alone) in found.iter().zip(&alone[0]) {
