@@ -17,7 +17,7 @@ use sluice_engine::{
 
 /// A layer's square projection in LLaDA-8B.
 const WIDTH: usize = 4096;
-const ROWS: [usize; 5] = [1, 8, 32, 128, 512];
+const ROWS: [usize; 7] = [1, 2, 4, 8, 32, 128, 512];
 
 fn main() {
     divan::main();
@@ -81,6 +81,11 @@ fn linear_q6_k(bencher: Bencher<'_, '_>, rows: usize) {
 #[divan::bench(args = ROWS)]
 fn linear_q4_k(bencher: Bencher<'_, '_>, rows: usize) {
     linear(bencher, rows, Format::Q4K);
+}
+
+#[divan::bench(args = ROWS)]
+fn linear_q4_1(bencher: Bencher<'_, '_>, rows: usize) {
+    linear(bencher, rows, Format::Q4_1);
 }
 
 /// The kernel alone, on all of the machine's threads.

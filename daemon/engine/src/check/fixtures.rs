@@ -131,7 +131,7 @@ pub fn fixture_logits(
 /// Rows of a causal sequence that go through the layers together: few, so that most of them see what is kept.
 const CAUSAL_ROWS: usize = 7;
 
-/// The logits of the last `kept` positions of each text, which goes through the model a few rows at a time.
+/// The logits of the last `kept` positions of each text; all texts go through the model together, a few rows at a time.
 fn causal_logits(
     ops: &Ops,
     model: &Transformer,
@@ -141,31 +141,45 @@ fn causal_logits(
     kept: usize,
 ) -> Result<Vec<f32>, EngineError> {
     let never = AtomicBool::new(false);
-    let mut all = Vec::new();
-    for text in texts {
-        // The reference's keys and values are not rounded.
-        let profile = ops.device().profile();
-        let format = cache_format(Kv::F32, &profile).or_else(|_| cache_format(Kv::Auto, &profile));
-        let format = format.map_err(EngineError::from)?;
-        let mut cache = ops.cache(shape.cache(format), text.len())?;
-        for tokens in text.chunks(CAUSAL_ROWS) {
-            let start = cache.len();
-            let first = text.len().saturating_sub(kept).max(start) - start;
-            let wanted: Vec<usize> = (first..tokens.len()).collect();
-            let next = Next {
-                tokens,
-                wanted: &wanted,
-                cache: &mut cache,
-            };
-            let hidden = model.extend(ops, weights, &mut [next], &never);
-            let hidden = hidden.map_err(failed)?;
-            if !wanted.is_empty() {
-                let hidden = model.final_norm(ops, weights, &hidden)?;
-                all.extend(logits(ops, weights, &hidden)?);
-            }
+    // The reference's keys and values are not rounded.
+    let profile = ops.device().profile();
+    let format = cache_format(Kv::F32, &profile).or_else(|_| cache_format(Kv::Auto, &profile));
+    let cache_shape = shape.cache(format.map_err(EngineError::from)?);
+    let caches = texts.iter().map(|text| ops.cache(cache_shape, text.len()));
+    let mut caches = caches.collect::<Result<Vec<_>, _>>()?;
+    let mut all = vec![Vec::new(); texts.len()];
+    let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
+    for start in (0..longest).step_by(CAUSAL_ROWS) {
+        // Of texts that have ended, none.
+        let rows = |text: &[u32]| start.min(text.len())..text.len().min(start + CAUSAL_ROWS);
+        let wanted = |text: &Vec<u32>| -> Vec<usize> {
+            let first = text.len().saturating_sub(kept);
+            rows(text)
+                .filter(|&row| row >= first)
+                .map(|row| row - start)
+                .collect()
+        };
+        let wanted: Vec<_> = texts.iter().map(wanted).collect();
+        let mut next: Vec<_> = (texts.iter().zip(&wanted).zip(&mut caches))
+            .map(|((text, wanted), cache)| Next {
+                tokens: &text[rows(text)],
+                wanted,
+                cache,
+            })
+            .collect();
+        let hidden = model.extend(ops, weights, &mut next, &never);
+        let hidden = hidden.map_err(failed)?;
+        if hidden.is_empty() {
+            continue;
+        }
+        let hidden = model.final_norm(ops, weights, &hidden)?;
+        let found = logits(ops, weights, &hidden)?;
+        let mut of_rows = found.chunks_exact(shape.embedding_rows);
+        for (all, wanted) in all.iter_mut().zip(&wanted) {
+            all.extend(of_rows.by_ref().take(wanted.len()).flatten());
         }
     }
-    Ok(all)
+    Ok(all.concat())
 }
 
 fn failed(interrupt: Interrupt) -> EngineError {

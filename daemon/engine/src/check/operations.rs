@@ -12,8 +12,8 @@ use crate::{
     ledger::{Kind, Ledger},
     model::family::Rope,
     ops::{
-        Activation, AttentionRange, AttentionShape, Choice, HeadGroup, HeadRow, KeySegment, Noise,
-        Ops, Ranking, RopeTable,
+        Activation, AttentionRange, AttentionShape, CacheShape, Choice, HeadGroup, HeadRow,
+        KeySegment, Noise, Ops, Ranking, RopeTable, computed_format,
     },
     residency::{Data, Weight},
 };
@@ -40,14 +40,16 @@ pub fn operations(
         told,
     };
     type Group<'a> = fn(&mut Pair<'a>) -> Result<(), EngineError>;
-    let groups: [(&str, Group<'_>); 8] = [
+    let groups: [(&str, Group<'_>); 10] = [
         ("embeddings", Pair::embeddings),
         ("norms", Pair::norms),
         ("rotations", Pair::rotations),
         ("products", Pair::products),
         ("rows", Pair::rows),
         ("attention", Pair::attention),
+        ("sequences", Pair::sequences),
         ("heads", Pair::heads),
+        ("logits", Pair::logits),
         ("comparisons", Pair::comparisons),
     ];
     for (name, group) in groups {
@@ -71,6 +73,15 @@ struct Pair<'a> {
     drawn: u64,
     checks: Vec<Check>,
     told: &'a mut dyn FnMut(&Check),
+}
+
+/// How tokens are chosen from rows.
+#[derive(Clone, Copy)]
+struct HeadKind {
+    name: &'static str,
+    guidance: Option<f64>,
+    temperature: f64,
+    suppresses: bool,
 }
 
 /// A matrix of random weights as a format stores them, in both memories.
@@ -390,6 +401,55 @@ impl Pair<'_> {
         Ok(())
     }
 
+    /// Queries of several sequences at once, each of which sees what is kept of its own.
+    fn sequences(&mut self) -> Result<(), EngineError> {
+        let shape = AttentionShape {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+        };
+        // Positions before this pass, and in it.
+        let lengths = [(0, 33), (70, 1), (5, 0), (20, 2)];
+        let before: usize = lengths.iter().map(|(before, _)| before).sum();
+        let next: usize = lengths.iter().map(|(_, next)| next).sum();
+        self.poison()?;
+        let q = self.activations(next, shape.heads * shape.head_dim, 6.0)?;
+        let kept = self.activations(before, shape.kv_heads * shape.head_dim, 2.0)?;
+        let k = self.activations(next, shape.kv_heads * shape.head_dim, 6.0)?;
+        let v = self.activations(next, shape.kv_heads * shape.head_dim, 2.0)?;
+        let mut results = Vec::new();
+        for (side, ops) in [&self.cpu, &self.tried].into_iter().enumerate() {
+            // Random numbers are those that the tried device's hold, so that the CPU keeps the same.
+            let cache_shape = CacheShape {
+                layers: 2,
+                kv_heads: shape.kv_heads,
+                head_dim: shape.head_dim,
+                format: computed_format(&ops.device().profile()),
+            };
+            let (mut from, mut start) = (0, 0);
+            let (mut caches, mut positions) = (Vec::new(), Vec::new());
+            for (before, next) in lengths {
+                let mut cache = ops.cache(cache_shape, before + next + 3)?;
+                let rows = from..from + before;
+                ops.append(&mut cache, 1, &kept[side], &kept[side], rows)?;
+                cache.advance(before);
+                ops.append(&mut cache, 1, &k[side], &v[side], start..start + next)?;
+                positions.extend(before..before + next);
+                caches.push(cache);
+                from += before;
+                start += next;
+            }
+            let positions = ops.indices(positions)?;
+            let tasks = ops.causal_tasks(&positions, lengths.map(|(_, next)| next))?;
+            let caches: Vec<_> = caches.iter().collect();
+            results.push(ops.attend_causal(&q[side], &caches, 1, shape, &tasks)?);
+        }
+        self.check(
+            "attention, of several sequences to what is kept".to_owned(),
+            [&results[0], &results[1]],
+        )
+    }
+
     /// A head and rows of which each is most like one of the head's, so that the choice is clear whatever is rounded.
     fn head_and_rows(
         &mut self,
@@ -434,85 +494,151 @@ impl Pair<'_> {
     }
 
     fn heads(&mut self) -> Result<(), EngineError> {
-        for (name, guidance, temperature, suppressed) in [
-            ("plain", None, 0.0, &[][..]),
-            ("guided", Some(0.7), 0.0, &[][..]),
-            ("noised", None, 0.3, &[][..]),
-            ("suppressed", None, 0.0, &[397, 794][..]),
-        ] {
-            let branches = if guidance.is_some() { 2 } else { 1 };
-            const ROWS: usize = 40;
-            self.poison()?;
-            let (head, x, targets) = self.head_and_rows(ROWS * branches)?;
-            let rows: Vec<HeadRow> = (0..ROWS)
-                .map(|row| HeadRow {
-                    position: row + 3,
-                    may_end: row % 2 == 0,
-                    target: (row % 3 > 0).then_some(targets[row]),
-                })
-                .collect();
-            let choice = Choice {
-                temperature,
+        let plain = HeadKind {
+            name: "plain",
+            guidance: None,
+            temperature: 0.0,
+            suppresses: false,
+        };
+        let kinds = [
+            plain,
+            HeadKind {
+                name: "guided",
+                guidance: Some(0.7),
+                ..plain
+            },
+            HeadKind {
+                name: "noised",
+                temperature: 0.3,
+                ..plain
+            },
+            HeadKind {
+                name: "suppressed",
+                suppresses: true,
+                ..plain
+            },
+        ];
+        for kind in kinds {
+            self.heads_of(kind.name, &[kind])?;
+        }
+        self.heads_of("together", &kinds)
+    }
+
+    /// Some rows of each kind, all in one pass.
+    fn heads_of(&mut self, name: &str, kinds: &[HeadKind]) -> Result<(), EngineError> {
+        const ROWS: usize = 40;
+        self.poison()?;
+        let inputs = |kind: &HeadKind| ROWS * if kind.guidance.is_some() { 2 } else { 1 };
+        let (head, x, targets) = self.head_and_rows(kinds.iter().map(inputs).sum())?;
+        let mut rest = &targets[..];
+        let targets = kinds.iter().map(|kind| {
+            let (here, later) = rest.split_at(inputs(kind));
+            rest = later;
+            here
+        });
+        let targets: Vec<&[u32]> = targets.collect();
+        let rows = targets.iter().map(|targets| {
+            let row = |row: usize| HeadRow {
+                position: row + 3,
+                may_end: row.is_multiple_of(2),
+                target: (!row.is_multiple_of(3)).then_some(targets[row]),
+            };
+            (0..ROWS).map(row).collect()
+        });
+        let rows: Vec<Vec<HeadRow>> = rows.collect();
+        let groups = kinds.iter().zip(&rows).zip(&targets);
+        let groups = groups.map(|((kind, rows), targets)| HeadGroup {
+            rows,
+            choice: Choice {
+                temperature: kind.temperature,
                 noise: self.noise,
                 pass: 5,
-                guidance,
+                guidance: kind.guidance,
                 vocabulary: head.rows - 500,
                 mask_token_id: targets[4],
-                end_tokens: &[targets[6], targets[7]],
-                suppressed,
+                end_tokens: &targets[6..8],
+                suppressed: if kind.suppresses { &targets[1..3] } else { &[] },
                 ranking: Ranking::Confidence,
-            };
-            let vocabulary = choice.vocabulary;
-            let groups = [HeadGroup {
-                rows: &rows,
-                choice,
-            }];
-            let mut results = Vec::new();
-            for (ops, x, weight) in [
-                (&self.cpu, &x[0], head.on_cpu()),
-                (&self.tried, &x[1], head.on_tried()),
-            ] {
-                let half = head.rows / 2 + 3;
-                let mut reduction = ops.start_head(&groups, half)?;
-                for (from, to) in [(0, half), (half, head.rows)] {
-                    ops.reduce_head(&mut reduction, x, &weight.rows(from, to), from)?;
-                }
-                results.push(reduction.candidates()?.concat());
+            },
+        });
+        let groups: Vec<_> = groups.collect();
+        let mut results = Vec::new();
+        for (ops, x, weight) in [
+            (&self.cpu, &x[0], head.on_cpu()),
+            (&self.tried, &x[1], head.on_tried()),
+        ] {
+            let half = head.rows / 2 + 3;
+            let mut reduction = ops.start_head(&groups, half)?;
+            for (from, to) in [(0, half), (half, head.rows)] {
+                ops.reduce_head(&mut reduction, x, &weight.rows(from, to), from)?;
             }
-            // Rows whose best token may not be chosen have no clear second.
-            let is_clear = |row: usize| {
-                targets[row] != targets[4]
-                    && (targets[row] != targets[7] || rows[row].may_end)
-                    && !suppressed.contains(&targets[row])
-                    && (targets[row] as usize) < vocabulary
-            };
-            let pairs = results[0].iter().zip(&results[1]).enumerate();
-            let (mut differing, mut worst) = (0, 0.0f64);
-            for (row, (expected, found)) in pairs.filter(|(row, _)| is_clear(*row)) {
+            results.push(reduction.candidates()?);
+        }
+        let (mut differing, mut worst) = (0, 0.0f64);
+        for (index, (HeadGroup { rows, choice }, targets)) in
+            groups.iter().zip(&targets).enumerate()
+        {
+            let pairs = results[0][index].iter().zip(&results[1][index]);
+            for ((row, &target), (expected, found)) in rows.iter().zip(*targets).zip(pairs) {
+                // Rows whose best token may not be chosen have no clear second.
+                let is_clear = target != choice.mask_token_id
+                    && (row.may_end || !choice.end_tokens.contains(&target))
+                    && !choice.suppressed.contains(&target)
+                    && (target as usize) < choice.vocabulary;
+                if !is_clear {
+                    continue;
+                }
                 differing += usize::from(expected.token != found.token);
-                worst = worse(
-                    worst,
-                    (expected.confidence.ln() - found.confidence.ln()).abs(),
-                );
+                let confidences = [expected, found].map(|candidate| candidate.confidence.ln());
+                worst = worse(worst, (confidences[0] - confidences[1]).abs());
                 let targets = [expected, found].map(|candidate| candidate.target_log_probability);
-                assert_eq!(targets[0].is_some(), rows[row].target.is_some());
+                assert_eq!(targets[0].is_some(), row.target.is_some());
                 if let [Some(expected), Some(found)] = targets {
                     worst = worse(worst, (expected - found).abs());
                 }
             }
-            self.record(
-                format!("head, {name}: rows with another token"),
-                f64::from(differing as u32),
-                0.0,
-            );
-            // Logits are products of 64 terms of about 1/12.
-            let tolerance = 10.0 * self.tolerance();
-            self.record(
-                format!("head, {name}: log-probabilities, in nats"),
-                worst,
-                tolerance,
-            );
         }
+        self.record(
+            format!("head, {name}: rows with another token"),
+            f64::from(differing as u32),
+            0.0,
+        );
+        // Logits are products of 64 terms of about 1/12.
+        let tolerance = 10.0 * self.tolerance();
+        self.record(
+            format!("head, {name}: log-probabilities, in nats"),
+            worst,
+            tolerance,
+        );
+        Ok(())
+    }
+
+    fn logits(&mut self) -> Result<(), EngineError> {
+        const ROWS: usize = 3;
+        self.poison()?;
+        let (head, x, _) = self.head_and_rows(ROWS)?;
+        let mut results = Vec::new();
+        for (ops, x, weight) in [
+            (&self.cpu, &x[0], head.on_cpu()),
+            (&self.tried, &x[1], head.on_tried()),
+        ] {
+            // Room for more rows than come.
+            let mut logits = ops.logits_rows(ROWS + 1, head.rows)?;
+            for (from, to) in [(0, 1801), (1801, head.rows)] {
+                ops.take_logits(&mut logits, x, &weight.rows(from, to), from)?;
+            }
+            let mut all = Vec::new();
+            for row in (0..ROWS).rev() {
+                all.extend_from_slice(ops.read_logits(&mut logits, row)?.0);
+            }
+            results.push(all);
+        }
+        let pairs = results[0].iter().zip(&results[1]);
+        let worst = pairs.fold(0.0, |worst, (expected, found)| {
+            worse(worst, f64::from((expected - found).abs()))
+        });
+        let tolerance = 10.0 * self.tolerance();
+        self.record("logits of several rows".to_owned(), worst, tolerance);
         Ok(())
     }
 

@@ -68,3 +68,6 @@ impl ModelInfo {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -251,7 +251,6 @@ impl HeadReduction<'_> {
         };
         let mut running = running.iter();
         let groups = self.groups.iter().map(|group| {
-            // The rows first: they tell where the group ends.
             let pairs = group.rows.iter().zip(running.by_ref());
             pairs
                 .map(|(row, running)| running.candidate(row, group.choice.ranking))
@@ -277,11 +276,11 @@ fn reduce(
     width: usize,
     first: usize,
     groups: &[HeadGroup<'_>],
-    running: &mut [Running],
+    mut running: &mut [Running],
 ) {
-    let mut states = running.iter_mut();
-    let mut all = Vec::with_capacity(states.len());
+    let mut all = Vec::with_capacity(running.len());
     for HeadGroup { rows, choice } in groups {
+        let (states, others) = running.split_at_mut(rows.len());
         let (conditional, rest) = logits.split_at_mut(rows.len() * width);
         let guided = if choice.guidance.is_some() {
             rows.len()
@@ -289,23 +288,18 @@ fn reduce(
             0
         };
         let (unconditional, rest) = rest.split_at_mut(guided * width);
-        logits = rest;
+        (running, logits) = (others, rest);
         let mut plain = unconditional.chunks_exact(width);
-        let of_rows = conditional.chunks_exact_mut(width).zip(*rows);
-        // The rows first: they tell where the group ends.
-        let pairs = of_rows.zip(states.by_ref());
-        all.extend(pairs.map(|((logits, row), running)| {
-            let guidance = choice.guidance.map(|w| {
+        let of_rows = rows.iter().zip(conditional.chunks_exact_mut(width));
+        all.extend(of_rows.zip(states).map(|((row, logits), running)| Taking {
+            logits,
+            guidance: choice.guidance.map(|w| {
                 let plain = plain.next().expect("each row has two branches");
                 (plain, w as f32)
-            });
-            Taking {
-                logits,
-                guidance,
-                row,
-                choice,
-                running,
-            }
+            }),
+            row,
+            choice,
+            running,
         }));
     }
     all.into_par_iter().for_each(|taking| {

@@ -137,3 +137,63 @@ impl LogitsRows {
         span.part(columns.start * column_bytes, columns.len() * column_bytes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use sluice_cuda::Number;
+
+    use super::*;
+    use crate::{device::Device, format::Format, ledger::Ledger, ops::Noise, residency::Data};
+
+    const WIDTH: usize = 32;
+    const HEAD_ROWS: usize = 300;
+
+    #[test]
+    fn each_row_lies_together_over_all_parts() {
+        let ledger = Ledger::default();
+        let ops = Ops::new(Device::cpu(2).unwrap(), ledger.clone()).unwrap();
+        let numbers = |count: usize, seed: u64| -> Vec<f32> {
+            let noise = Noise::new(seed);
+            let place = |place: usize| noise.uniform(0, place as u64, 0) as f32 - 0.5;
+            (0..count).map(place).collect()
+        };
+        let values = numbers(3 * WIDTH, 1);
+        for format in [Format::F32, Format::Q8_0] {
+            let mut bytes = vec![0u64; format.bytes(HEAD_ROWS * WIDTH).div_ceil(8)];
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut bytes);
+            let bytes = &mut bytes[..format.bytes(HEAD_ROWS * WIDTH)];
+            format.store(&numbers(HEAD_ROWS * WIDTH, 2), bytes);
+            let head = Weight {
+                format,
+                rows: HEAD_ROWS,
+                width: WIDTH,
+                data: Data::Host(bytes),
+                epoch: 0,
+            };
+            let take = |logits: &mut LogitsRows, x: &[f32]| {
+                let x = ops.matrix(x.len() / WIDTH, WIDTH, x, Number::F32).unwrap();
+                for (from, to) in [(0, 130), (130, HEAD_ROWS)] {
+                    let part = head.rows(from, to);
+                    ops.take_logits(logits, &x, &part, from).unwrap();
+                }
+            };
+            let before = ledger.report().kinds[Kind::Head as usize].bytes;
+            let mut several = ops.logits_rows(4, HEAD_ROWS).unwrap();
+            let used = ledger.report().kinds[Kind::Head as usize].bytes - before;
+            assert_eq!(used, (5 * HEAD_ROWS * 4) as u64);
+            // Fewer rows than there is memory for, and then others in their place.
+            take(&mut several, &values[WIDTH..]);
+            take(&mut several, &values);
+            let mut one = ops.logits_rows(1, HEAD_ROWS).unwrap();
+            for (index, x) in values.chunks_exact(WIDTH).enumerate() {
+                take(&mut one, x);
+                let (expected, _) = ops.read_logits(&mut one, 0).unwrap();
+                let (found, order) = ops.read_logits(&mut several, index).unwrap();
+                assert_eq!((found.len(), order.len()), (HEAD_ROWS, HEAD_ROWS));
+                for (found, expected) in found.iter().zip(expected) {
+                    assert!((found - *expected).abs() < 1e-5, "{found} for {expected}");
+                }
+            }
+        }
+    }
+}

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    device::{CardProfile, Number, Profile},
+    device::{CardProfile, LinearRate, Number, Profile, Rates},
     format::Format,
     model::shape::{Naming, Preset},
     residency::Unit,
@@ -366,4 +366,47 @@ proptest! {
         prop_assert_eq!(&units, &to.units);
         prop_assert_eq!(slots, to.slots);
     }
+}
+
+#[test]
+fn workloads_add_up() {
+    let sums = |workload: &Workload| (workload.rows(), workload.head_rows());
+    let (short, long) = (Workload::new(20, 32, 1), Workload::new(100, 8, 1));
+    assert_eq!((sums(&short), sums(&long)), ((20, 20), (100, 8)));
+    let both = short.with(&long);
+    assert_eq!(both, long.with(&short));
+    assert_eq!((both.canvas, both.block, both.requests), (100, 32, 2));
+    assert_eq!(sums(&both), (120, 28));
+    assert!(short.is_uniform() && !both.is_uniform());
+    assert_eq!(long.with(&long).with(&long), Workload::new(100, 8, 3));
+    // Room for either is less than for both, and enough for each.
+    let widest = both.widest(&Workload::new(30, 8, 3));
+    assert_eq!((widest.canvas, widest.block, widest.requests), (100, 32, 3));
+    assert_eq!(sums(&widest), (120, 28));
+    assert_eq!(widest.widest(&both), widest);
+}
+
+#[test]
+fn a_shared_pass_takes_no_longer_than_as_many_of_the_longest() {
+    let shape = llada_8b();
+    let linear = Format::ALL.map(|format| LinearRate {
+        format,
+        points: [(1, 1e-10), (8, 2e-10), (64, 1e-9)],
+    });
+    let machine = Machine {
+        rates: Some(Rates {
+            copy_bytes_per_s: 1e9,
+            linear: linear.to_vec(),
+        }),
+        ..machine(u64::MAX)
+    };
+    let time = |workload: Workload| {
+        let all = units(&sources_of(&shape));
+        let time = time::predict(&all, &shape, &workload, &machine);
+        time.unwrap().total_s()
+    };
+    let (short, long) = (Workload::new(64, 32, 1), Workload::new(256, 32, 1));
+    let mixed = time(short.with(&long));
+    assert!(mixed > time(long) && mixed > time(short));
+    assert!(mixed < time(long.with(&long)));
 }

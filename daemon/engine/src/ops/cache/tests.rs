@@ -132,3 +132,48 @@ fn a_copy_goes_on_as_the_original_would() {
     assert_eq!(shape.bytes(20), 2 * 2 * 20 * 2 * 34);
     assert_eq!(to.bytes(), 8192);
 }
+
+#[test]
+fn sequences_beside_each_other_see_their_own_alone() {
+    let ops = ops();
+    // What is kept of each sequence, and its next queries: a prompt's, none, and one alone.
+    let lengths = [(5, 150), (90, 0), (300, 1)];
+    let shape = |format| CacheShape {
+        layers: 1,
+        kv_heads: GROUPED.kv_heads,
+        head_dim: GROUPED.head_dim,
+        format,
+    };
+    let (width, kv) = (6 * 16, 2 * 16);
+    let all: usize = lengths.iter().map(|(_, next)| next).sum();
+    let q = filled(&ops, all, width, 1);
+    let k = filled(&ops, all, kv, 2);
+    let v = filled(&ops, all, kv, 3);
+    for format in [Format::F32, Format::Q8_0] {
+        let mut start = 0;
+        let (mut caches, mut positions, mut alone) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, (kept, next)) in lengths.into_iter().enumerate() {
+            let mut cache = ops.cache(shape(format), kept + next).unwrap();
+            let before = filled(&ops, kept, kv, 10 + index as u64);
+            ops.append(&mut cache, 0, &before, &before, 0..kept)
+                .unwrap();
+            cache.advance(kept);
+            let rows = start..start + next;
+            ops.append(&mut cache, 0, &k, &v, rows.clone()).unwrap();
+            let places = ops.indices(kept..kept + next).unwrap();
+            let tasks = ops.causal_tasks(&places, [next]).unwrap();
+            let its = ops.take_rows(&q, &ops.indices(rows).unwrap()).unwrap();
+            let found = ops.attend_causal(&its, &[&cache], 0, GROUPED, &tasks);
+            alone.extend(ops.read(&found.unwrap()).unwrap());
+            positions.extend(kept..kept + next);
+            caches.push(cache);
+            start += next;
+        }
+        let positions = ops.indices(positions).unwrap();
+        let counts = lengths.map(|(_, next)| next);
+        let tasks = ops.causal_tasks(&positions, counts).unwrap();
+        let caches: Vec<_> = caches.iter().collect();
+        let together = ops.attend_causal(&q, &caches, 0, GROUPED, &tasks).unwrap();
+        assert_eq!(ops.read(&together).unwrap(), alone, "{format:?}");
+    }
+}

@@ -80,6 +80,7 @@ impl Cpu {
         if x.is_empty() || weight.rows == 0 {
             return;
         }
+        // Every row ends inside, and before the next begins.
         assert!(weight.rows <= stride && (x.len() - 1) * stride + weight.rows <= out.len());
         let tile_rows = tile_rows(x.len(), weight, self.device.threads());
         let tiles = weight.rows.div_ceil(tile_rows);
@@ -97,6 +98,9 @@ impl Cpu {
             if let Some(values) = part.format.as_f32(part.bytes()) {
                 return multiply_tile(x, values, &out, from);
             }
+            // Dot products decode the weights anew for every row of input: two rows took 1.4 to 2.1 times as long as by
+            // widening once, four rows 2.3 to 3.8 times (a core of an EPYC, 576 outputs of 1536, `q8_0` to `q4_k`). That way
+            // four rows take but a tenth to a quarter more than one.
             match part.format.dots() {
                 Some(dots) if x.len() == 1 => dot_tile(x, &part, dots, &out, from),
                 _ => self.scratch.with(|scratch| {
@@ -160,7 +164,7 @@ fn multiply_tile(x: &Activation, tile: &[f32], out: &Columns, column: usize) {
             // `rows` rows of `x` from `from_row` on, of `depth` numbers each, which both
             // hold. It writes at `start + row * stride + column + j` with `row` below
             // `out.rows` and `j` below the tile's columns, which the assertion keeps inside
-            // the output; no other tile writes there. Strides are numbers of elements that
+            // the output's; no other tile writes there. Strides are numbers of elements that
             // fit `isize` since the slices exist.
             unsafe {
                 gemm::gemm(

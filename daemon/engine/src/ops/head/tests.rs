@@ -61,14 +61,19 @@ impl World {
         rows: &[HeadRow],
         choice: &Choice<'_>,
     ) -> Result<Vec<Candidate>, EngineError> {
-        let branches = self.x.len() / WIDTH / self.rows.len();
-        let mut x = self
-            .ops
-            .pool
-            .take(rows.len() * branches, WIDTH, Number::F32)
-            .unwrap();
-        x.values_mut()
-            .copy_from_slice(&self.x[..rows.len() * branches * WIDTH]);
+        let choice = choice.clone();
+        let group = HeadGroup { rows, choice };
+        let x = &self.x[..group.inputs() * WIDTH];
+        Ok(self.reduce_groups(&[group], x)?.concat())
+    }
+
+    fn reduce_groups(
+        &self,
+        groups: &[HeadGroup<'_>],
+        x: &[f32],
+    ) -> Result<Vec<Vec<Candidate>>, EngineError> {
+        let (ops, rows) = (&self.ops, x.len() / WIDTH);
+        let x = ops.matrix(rows, WIDTH, x, Number::F32)?;
         let head = Weight {
             format: Format::F32,
             rows: VOCABULARY,
@@ -78,14 +83,12 @@ impl World {
         };
         // Two parts, as a streamed head comes.
         let half = VOCABULARY / 2 + 3;
-        let choice = choice.clone();
-        let groups = [HeadGroup { rows, choice }];
-        let mut reduction = self.ops.start_head(&groups, half)?;
+        let mut reduction = ops.start_head(groups, half)?;
         for (from, to) in [(0, half), (half, VOCABULARY)] {
             let part = head.rows(from, to);
-            self.ops.reduce_head(&mut reduction, &x, &part, from)?;
+            ops.reduce_head(&mut reduction, &x, &part, from)?;
         }
-        Ok(reduction.candidates()?.concat())
+        reduction.candidates()
     }
 
     fn logits(&self, row: usize) -> Vec<f64> {
@@ -244,5 +247,73 @@ fn noise_depends_on_place_and_pass_alone() {
         let logits = world.logits(row);
         let confidence = (logits[candidate.token as usize] - log_sum(&logits)).exp();
         assert!((candidate.confidence - confidence).abs() < 1e-5 * confidence);
+    }
+}
+
+#[test]
+fn groups_are_chosen_from_as_each_would_be_alone() {
+    let world = world(80);
+    let favourite = [world.reduce(&world.rows[..1], &plain())[0].token];
+    let choices = [
+        plain(),
+        Choice {
+            guidance: Some(1.5),
+            noise: Noise::new(4),
+            ..plain()
+        },
+        Choice {
+            temperature: 0.7,
+            pass: 3,
+            ranking: Ranking::Margin,
+            ..plain()
+        },
+        Choice {
+            suppressed: &favourite,
+            ranking: Ranking::Entropy,
+            ..plain()
+        },
+        Choice {
+            temperature: 0.4,
+            guidance: Some(0.5),
+            vocabulary: VOCABULARY / 3,
+            end_tokens: &favourite,
+            ..plain()
+        },
+    ];
+    let mut groups = Vec::new();
+    let mut rows = &world.rows[..];
+    for (choice, count) in choices.into_iter().zip([1, 20, 9, 5, 12]) {
+        let (here, rest) = rows.split_at(count);
+        groups.push(HeadGroup { rows: here, choice });
+        rows = rest;
+    }
+    // A request that reads nothing in this pass is among them.
+    let choice = plain();
+    groups.insert(2, HeadGroup { rows: &[], choice });
+    let inputs: usize = groups.iter().map(HeadGroup::inputs).sum();
+    let x = &world.x[..inputs * WIDTH];
+    let together = world.reduce_groups(&groups, x).unwrap();
+    let mut from = 0;
+    for (group, found) in groups.iter().zip(&together) {
+        let to = from + group.inputs() * WIDTH;
+        let alone = world
+            .reduce_groups(std::slice::from_ref(group), &x[from..to])
+            .unwrap();
+        from = to;
+        assert_eq!(found.len(), group.rows.len());
+        for (found, alone) in found.iter().zip(&alone[0]) {
+            assert_eq!(found.token, alone.token);
+            // Pieces of the vocabulary are narrower where more rows share them.
+            let near = |a: f64, b: f64| (a - b).abs() <= 1e-6 * b.abs();
+            assert!(near(found.confidence, alone.confidence));
+            assert!(
+                near(found.rank, alone.rank),
+                "{} for {}",
+                found.rank,
+                alone.rank
+            );
+            let targets = [found, alone].map(|it| it.target_log_probability.unwrap());
+            assert!(near(targets[0], targets[1]));
+        }
     }
 }

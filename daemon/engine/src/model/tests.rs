@@ -1,0 +1,388 @@
+//! Packed passes beside each request's own, and what they take beside what a rehearsal says.
+
+use std::{
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use sluice_cuda::Number;
+use sluice_shared::level::{Choices, Kv, Level};
+
+use super::{
+    family::ModelConfig,
+    rehearse::Rehearsal,
+    transformer::{Interrupt, Next, Sequence, Transformer},
+};
+use crate::{
+    checkpoint::{Checkpoint, Source},
+    device::{CardProfile, Device, Profile},
+    format::Format,
+    ledger::{Kind, Ledger},
+    ops::{Activation, Choice, HeadGroup, HeadRow, KvCache, Noise, Ops, Ranking, cache_format},
+    plan::{self, Machine, Plan, Question, SourceTensor, Working, Workload},
+    residency::{LoadOutcome, Part, Reader, Residency},
+};
+
+const MLP_ROWS: usize = 16;
+
+/// A tiny model, on a device or in a rehearsal of one.
+struct World {
+    ops: Ops,
+    model: Transformer,
+    weights: Residency,
+    config: ModelConfig,
+    sources: Vec<SourceTensor>,
+    profile: Profile,
+}
+
+impl World {
+    fn new(name: &str) -> Self {
+        Self::on(name, Profile::cpu(2), false)
+    }
+
+    fn on(name: &str, profile: Profile, is_rehearsal: bool) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        let checkpoint = Checkpoint::open(&Source::Folder(folder.join(name))).unwrap();
+        let config = checkpoint.model().unwrap();
+        let sources = plan::sources(&checkpoint, config.shape.tensors()).unwrap();
+        let ops = match is_rehearsal {
+            true => Ops::new(Device::rehearsal(profile), Ledger::rehearsal()),
+            false => Ops::new(Device::cpu(2).unwrap(), Ledger::default()),
+        };
+        let ops = ops.unwrap();
+        let mut model = Transformer::new(config.clone(), &ops).unwrap();
+        model.set_mlp_rows(MLP_ROWS);
+        let weights = match is_rehearsal {
+            true => Residency::rehearsal(&plan::units(&sources)),
+            false => resident(checkpoint, &config, &sources, &ops),
+        };
+        Self {
+            ops,
+            model,
+            weights,
+            config,
+            sources,
+            profile,
+        }
+    }
+
+    fn cache(&self, capacity: usize) -> KvCache {
+        let format = cache_format(Kv::Auto, &self.profile).unwrap();
+        let shape = self.config.shape.cache(format);
+        self.ops.cache(shape, capacity).unwrap()
+    }
+
+    fn extend(&self, next: &mut [Next<'_>]) -> Activation {
+        let never = AtomicBool::new(false);
+        finished(self.model.extend(&self.ops, &self.weights, next, &never))
+    }
+
+    /// What passes of this workload are said to take.
+    fn rehearsed(&self, workload: &Workload) -> Working {
+        let rehearsal = Rehearsal::new(self.config.clone(), &self.sources, self.profile);
+        rehearsal.working(workload, MLP_ROWS, Kv::Auto).unwrap()
+    }
+
+    /// What was taken so far of activations, of which so much was reserved, of keys and values, and for the head.
+    fn taken(&self, reserved: u64) -> [u64; 3] {
+        let peak = |kind: Kind| self.ops.ledger().report().kinds[kind as usize].peak_bytes;
+        let beside = peak(Kind::Activations) - reserved;
+        let activations = self.ops.activation_bytes() + beside;
+        [activations, peak(Kind::Cache), peak(Kind::Head)]
+    }
+
+    /// A pass over canvases of these lengths, of each of which so many rows are read.
+    fn denoise(&self, canvases: &[(usize, usize)]) {
+        let (ops, weights) = (&self.ops, &self.weights);
+        let tokens = [1; 100];
+        let places: Vec<usize> = (0..100).collect();
+        let row = |&position: &usize| HeadRow {
+            position,
+            may_end: true,
+            target: None,
+        };
+        let head_rows: Vec<HeadRow> = places.iter().map(row).collect();
+        let choice = Choice {
+            temperature: 0.0,
+            noise: Noise::new(0),
+            pass: 0,
+            guidance: None,
+            vocabulary: self.config.vocabulary,
+            mask_token_id: 0,
+            end_tokens: &[],
+            suppressed: &[],
+            ranking: Ranking::Confidence,
+        };
+        let sequences: Vec<_> = (canvases.iter())
+            .map(|&(length, read)| Sequence {
+                tokens: &tokens[..length],
+                wanted: &places[..read],
+            })
+            .collect();
+        let groups: Vec<_> = (canvases.iter())
+            .map(|&(_, read)| HeadGroup {
+                rows: &head_rows[..read],
+                choice: choice.clone(),
+            })
+            .collect();
+        let never = AtomicBool::new(false);
+        let hidden = finished(self.model.forward(ops, weights, &sequences, &never));
+        let x = self.model.final_norm(ops, weights, &hidden).unwrap();
+        drop(hidden);
+        let part_rows = weights.head_part_rows();
+        let mut reduction = ops.start_head(&groups, part_rows).unwrap();
+        for (unit, first) in weights.head_parts() {
+            let head = weights.acquire(unit).unwrap();
+            let part = head.weight(Part::Head);
+            ops.reduce_head(&mut reduction, &x, &part, first).unwrap();
+        }
+    }
+
+    /// Passes over prompts of these lengths, in caches with room for one more, and then one for a token of each.
+    fn continue_prompts(&self, prompts: &[usize]) {
+        let (ops, weights) = (&self.ops, &self.weights);
+        let mut caches: Vec<_> = prompts.iter().map(|len| self.cache(len + 1)).collect();
+        let rows = self.config.shape.embedding_rows;
+        let mut logits = ops.logits_rows(prompts.len(), rows).unwrap();
+        let tokens = [1; MLP_ROWS];
+        let mut left = prompts.to_vec();
+        loop {
+            // As many rows as go through the layers at once, the first requests' first; in the end one of each.
+            let mut room = MLP_ROWS;
+            let shares = left.iter_mut().map(|left| {
+                let share = room.min(*left);
+                room -= share;
+                *left -= share;
+                share
+            });
+            let mut shares: Vec<usize> = shares.collect();
+            let ends = shares.iter().all(|share| *share == 0);
+            if ends {
+                shares.fill(1);
+            }
+            let mut next: Vec<_> = (caches.iter_mut().zip(&shares))
+                .map(|(cache, &share)| Next {
+                    tokens: &tokens[..share],
+                    wanted: if share > 0 { &[0] } else { &[] },
+                    cache,
+                })
+                .collect();
+            let hidden = self.extend(&mut next);
+            if !ends {
+                continue;
+            }
+            let x = self.model.final_norm(ops, weights, &hidden).unwrap();
+            for (unit, first) in weights.head_parts() {
+                let head = weights.acquire(unit).unwrap();
+                let part = head.weight(Part::Head);
+                ops.take_logits(&mut logits, &x, &part, first).unwrap();
+            }
+            return;
+        }
+    }
+}
+
+/// All weights, in memory.
+fn resident(
+    checkpoint: Checkpoint,
+    config: &ModelConfig,
+    sources: &[SourceTensor],
+    ops: &Ops,
+) -> Residency {
+    let plan = Plan::new(&Question {
+        shape: &config.shape,
+        sources,
+        choices: Choices::from(Level::Off),
+        budget_bytes: u64::MAX,
+        workload: Workload::default(),
+        working: Working::default(),
+        machine: &Machine::unmeasured(Profile::cpu(2), u64::MAX),
+    });
+    let reader = Arc::new(Reader::new(Arc::new(checkpoint), sources));
+    let never = AtomicBool::new(false);
+    let (device, ledger) = (ops.device(), ops.ledger());
+    let loaded = Residency::load(&plan.unwrap(), reader, device, ledger, &never, &mut |_| {});
+    match loaded.unwrap() {
+        LoadOutcome::Done(weights) => weights,
+        LoadOutcome::Cancelled => unreachable!("nobody cancels"),
+    }
+}
+
+fn finished(pass: Result<Activation, Interrupt>) -> Activation {
+    pass.unwrap_or_else(|interrupt| match interrupt {
+        Interrupt::Failed(error) => panic!("{error}"),
+        Interrupt::Cancelled => unreachable!("nobody cancels"),
+    })
+}
+
+/// The devices that a pass is rehearsed for: the CPU, and a card, which has tables in its memory besides.
+fn profiles() -> [Profile; 2] {
+    let card = CardProfile {
+        total_bytes: 1 << 40,
+        number: Number::Bf16,
+        context_bytes: 0,
+        workspace_bytes: 0,
+    };
+    [
+        Profile::cpu(2),
+        Profile {
+            card: Some(card),
+            ..Profile::cpu(2)
+        },
+    ]
+}
+
+fn together(workloads: impl IntoIterator<Item = Workload>) -> Workload {
+    let all = workloads.into_iter();
+    let sum = all.reduce(|sum, one| sum.with(&one));
+    sum.expect("there is a request")
+}
+
+#[test]
+fn rows_of_several_sequences_are_those_of_each_alone() {
+    let world = World::new("llama-tiny");
+    let texts: Vec<Vec<u32>> = [60, 9, 33]
+        .map(|len| (0..len).map(|place| (place * 37 + len) % 250 + 3).collect())
+        .to_vec();
+    // What each sequence takes in each of four passes, and which rows are wanted.
+    let passes: [[(usize, &[usize]); 3]; 4] = [
+        [(40, &[0, 39]), (3, &[]), (0, &[])],
+        [(17, &[5]), (4, &[0, 1, 2, 3]), (30, &[])],
+        [(1, &[0]), (1, &[0]), (1, &[0])],
+        [(2, &[1]), (1, &[]), (2, &[1, 0])],
+    ];
+    let shape = world.config.shape.cache(Format::F32);
+    let caches = || {
+        texts
+            .iter()
+            .map(|text| world.ops.cache(shape, text.len()).unwrap())
+    };
+    let mut packed: Vec<_> = caches().collect();
+    let mut alone: Vec<_> = caches().collect();
+    for pass in passes {
+        let mut expected = Vec::new();
+        for ((cache, text), (count, wanted)) in alone.iter_mut().zip(&texts).zip(pass) {
+            let tokens = &text[cache.len()..][..count];
+            let next = Next {
+                tokens,
+                wanted,
+                cache,
+            };
+            let rows = world.extend(&mut [next]);
+            expected.extend(world.ops.read(&rows).unwrap());
+        }
+        let sequences = packed.iter_mut().zip(&texts).zip(pass);
+        let mut next: Vec<_> = sequences
+            .map(|((cache, text), (count, wanted))| Next {
+                tokens: &text[cache.len()..][..count],
+                wanted,
+                cache,
+            })
+            .collect();
+        // A pass that doesn't come to its end leaves no trace.
+        let cancelled = AtomicBool::new(true);
+        let (ops, weights) = (&world.ops, &world.weights);
+        let lengths =
+            |next: &[Next<'_>]| -> Vec<_> { next.iter().map(|it| it.cache.len()).collect() };
+        let before = lengths(&next);
+        let given_up = world.model.extend(ops, weights, &mut next, &cancelled);
+        assert!(matches!(given_up, Err(Interrupt::Cancelled)));
+        assert_eq!(lengths(&next), before);
+
+        let rows = world.extend(&mut next);
+        let found = ops.read(&rows).unwrap();
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(&expected) {
+            let near = 1e-5 * expected.abs().max(1.0);
+            assert!((found - expected).abs() <= near, "{found} for {expected}");
+        }
+    }
+    for (packed, alone) in packed.iter().zip(&alone) {
+        assert!(packed.len() == alone.len() && packed.len() > 8);
+    }
+}
+
+#[test]
+fn canvases_of_one_length_take_what_was_rehearsed() {
+    for (canvas, block, requests) in [(20, 8, 1), (20, 8, 3), (7, 32, 2), (33, 1, 5)] {
+        let world = World::new("llada-tiny");
+        let working = world.rehearsed(&Workload::new(canvas, block, requests));
+        world.ops.reserve(working.activation_bytes).unwrap();
+        world.denoise(&vec![(canvas, block.min(canvas)); requests]);
+        let said = [working.activation_bytes, 0, working.head_bytes];
+        assert_eq!(
+            world.taken(working.activation_bytes),
+            said,
+            "{canvas}, {block}, {requests}"
+        );
+    }
+}
+
+#[test]
+fn canvases_of_several_lengths_take_no_more_than_was_rehearsed() {
+    for canvases in [
+        &[(20, 8), (33, 1), (7, 7)][..],
+        &[(1, 1), (90, 32), (2, 0), (17, 5), (64, 64)],
+        &[(5, 2), (6, 3)],
+    ] {
+        let world = World::new("llada-tiny");
+        let requests = canvases.iter();
+        let workload = together(requests.map(|&(len, read)| Workload::new(len, read, 1)));
+        let working = world.rehearsed(&workload);
+        world.ops.reserve(working.activation_bytes).unwrap();
+        world.denoise(canvases);
+        let [activations, _, head] = world.taken(working.activation_bytes);
+        assert_eq!(activations, working.activation_bytes);
+        assert!(head <= working.head_bytes);
+        // And on any device, by its rehearsal.
+        for profile in profiles() {
+            let world = World::on("llada-tiny", profile, true);
+            world.ops.reserve(0).unwrap();
+            let working = world.rehearsed(&workload);
+            world.denoise(canvases);
+            let [activations, _, head] = world.taken(0);
+            assert!(activations <= working.activation_bytes && head <= working.head_bytes);
+        }
+    }
+}
+
+#[test]
+fn prompts_take_no_more_than_was_rehearsed() {
+    for prompts in [
+        &[30][..],
+        &[19, 19, 19],
+        &[40, 3, 11],
+        &[2, 1, 1, 50],
+        &[1, 1],
+    ] {
+        let requests = prompts.iter();
+        let workload = together(requests.map(|len| Workload::new(len + 1, 32, 1)));
+        let world = World::new("llama-tiny");
+        let working = world.rehearsed(&workload);
+        world.ops.reserve(working.activation_bytes).unwrap();
+        world.continue_prompts(prompts);
+        let [activations, cache, head] = world.taken(working.activation_bytes);
+        assert!(activations <= working.activation_bytes && cache <= working.cache_bytes);
+        assert_eq!(head, working.head_bytes);
+        if workload.is_uniform() && workload.rows() > MLP_ROWS {
+            assert_eq!(
+                (activations, cache),
+                (working.activation_bytes, working.cache_bytes)
+            );
+        }
+        for profile in profiles() {
+            let world = World::on("llama-tiny", profile, true);
+            world.ops.reserve(0).unwrap();
+            let working = world.rehearsed(&workload);
+            world.continue_prompts(prompts);
+            let said = [
+                working.activation_bytes,
+                working.cache_bytes,
+                working.head_bytes,
+            ];
+            for (taken, said) in world.taken(0).into_iter().zip(said) {
+                assert!(taken <= said, "{taken} of {said} for {prompts:?}");
+            }
+        }
+    }
+}
