@@ -1,0 +1,412 @@
+//! Where in a coded matrix its parts are.
+//!
+//! The parts, in order, each beginning at a multiple of [`ALIGN_BYTES`]; integers and floats are little-endian:
+//!
+//! | part | huffman | palette | rate | plain |
+//! | --- | --- | --- | --- | --- |
+//! | table | 256 code lengths, 4 bits each | 16 symbols, the last one unused | as huffman, and 256 `f32` levels | |
+//! | steps | | | an `f32` a row | |
+//! | offsets | a `u32` a strip of 32 tiles and one more, into codes | the same, into escapes | as huffman | |
+//! | lengths | a byte a tile, in units of [`Layout::unit_bytes`] | a byte a tile, escapes | as huffman | |
+//! | codes | bit streams, padded | 4 bits a number | as huffman | the numbers as they are |
+//! | escapes | | symbols that the palette lacks, padded | | |
+//! | raw | what the symbols leave of the numbers | the same | | |
+//!
+//! In lengths, [`WHOLE`] marks a tile whose symbols are in codes (or escapes) as they are, a byte each. What is padded ends
+//! with [`PAD_BYTES`] zeros, so that a decoder may read words that begin anywhere in it.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::number::Number;
+
+/// Parts begin at multiples of this.
+pub const ALIGN_BYTES: usize = 64;
+/// Tiles that share an offset.
+pub const STRIP_TILES: usize = 32;
+/// Zeros after bit streams and escapes.
+pub const PAD_BYTES: usize = 16;
+/// Length of a tile whose symbols are kept as they are.
+pub const WHOLE: u8 = 255;
+/// Numbers a tile may have.
+pub const TILES: [usize; 3] = [128, 256, 512];
+
+/// Bytes of the lengths of Huffman codes.
+pub(crate) const CODE_LENGTHS_BYTES: usize = 128;
+/// Bytes of a palette.
+pub(crate) const PALETTE_BYTES: usize = 16;
+/// Bytes of the levels of rate-coded numbers.
+pub(crate) const LEVELS_BYTES: usize = 256 * 4;
+
+/// How a matrix is coded. The ids are in files, and stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum Scheme {
+    /// Not at all.
+    Plain = 0,
+    /// Without loss: symbols by Huffman codes of at most eleven bits.
+    Huffman = 1,
+    /// Without loss, at a fixed rate: symbols by four bits each, rare ones beside.
+    Palette = 2,
+    /// To a chosen rate: multiples of a step, by Huffman codes.
+    Rate = 3,
+}
+
+impl Scheme {
+    /// Every scheme.
+    pub const ALL: [Self; 4] = [Self::Plain, Self::Huffman, Self::Palette, Self::Rate];
+
+    /// The scheme that has this id in files.
+    #[must_use]
+    pub fn from_id(id: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|scheme| scheme.id() == id)
+    }
+
+    /// What stands for it in files.
+    #[must_use]
+    pub const fn id(self) -> u8 {
+        self as u8
+    }
+}
+
+/// Why there is no such matrix.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum LayoutError {
+    /// Tiles have one of a few sizes.
+    #[error("tiles of {0} numbers, not 128, 256 or 512")]
+    Tile(usize),
+    /// Too much for memory, or for offsets of 32 bits.
+    #[error("{rows} x {width} numbers are too many to code as one matrix")]
+    TooLarge {
+        /// Its rows.
+        rows: usize,
+        /// Numbers of a row.
+        width: usize,
+    },
+    /// A length that the scheme and the shape leave no choice about is another one, or above what it can be.
+    #[error("{part} of {found} bytes, where there can be {expected}")]
+    Part {
+        /// Which part.
+        part: &'static str,
+        /// Bytes that it has, or has at most.
+        expected: usize,
+        /// Bytes that it was said to have.
+        found: usize,
+    },
+}
+
+/// A matrix's shape and coding, and from them the places of its parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    scheme: Scheme,
+    number: Number,
+    rows: usize,
+    width: usize,
+    tile: usize,
+    codes_len: usize,
+    escapes_len: usize,
+    numbers: usize,
+    tiles: usize,
+    parts: [Range<usize>; 7],
+}
+
+impl Layout {
+    /// From what a header says of a matrix. `codes_len` and `escapes_len` are without padding; those that follow from the
+    /// shape (codes of a palette or of plain numbers, escapes of anything but a palette) are checked.
+    pub fn new(
+        scheme: Scheme,
+        number: Number,
+        rows: usize,
+        width: usize,
+        tile: usize,
+        codes_len: usize,
+        escapes_len: usize,
+    ) -> Result<Self, LayoutError> {
+        if !TILES.contains(&tile) {
+            return Err(LayoutError::Tile(tile));
+        }
+        let too_large = LayoutError::TooLarge { rows, width };
+        let numbers = rows
+            .checked_mul(width)
+            .filter(|numbers| *numbers <= isize::MAX as usize / 4)
+            .ok_or(too_large.clone())?;
+        let tiles = numbers.div_ceil(tile);
+        let coded = matches!(scheme, Scheme::Huffman | Scheme::Rate);
+        let exact = |part, expected, found| {
+            if expected == found {
+                Ok(())
+            } else {
+                Err(LayoutError::Part {
+                    part,
+                    expected,
+                    found,
+                })
+            }
+        };
+        let within = |part, found| {
+            let expected = numbers.min(u32::MAX as usize);
+            if found <= expected {
+                Ok(())
+            } else {
+                Err(LayoutError::Part {
+                    part,
+                    expected,
+                    found,
+                })
+            }
+        };
+        match scheme {
+            Scheme::Plain => exact("codes", numbers * number.bytes(), codes_len)?,
+            Scheme::Palette => exact("codes", numbers.div_ceil(2), codes_len)?,
+            // A tile that its codes wouldn't shorten is kept as it is.
+            Scheme::Huffman | Scheme::Rate => within("codes", codes_len)?,
+        }
+        match scheme {
+            Scheme::Palette => within("escapes", escapes_len)?,
+            _ => exact("escapes", 0, escapes_len)?,
+        }
+
+        let tiled = scheme != Scheme::Plain;
+        let lossless = matches!(scheme, Scheme::Huffman | Scheme::Palette);
+        let lengths = [
+            match scheme {
+                Scheme::Plain => 0,
+                Scheme::Huffman => CODE_LENGTHS_BYTES,
+                Scheme::Palette => PALETTE_BYTES,
+                Scheme::Rate => CODE_LENGTHS_BYTES + LEVELS_BYTES,
+            },
+            // Rows without numbers are as many as a header likes.
+            if scheme == Scheme::Rate {
+                rows.checked_mul(4).ok_or(too_large.clone())?
+            } else {
+                0
+            },
+            if tiled {
+                (tiles.div_ceil(STRIP_TILES) + 1) * 4
+            } else {
+                0
+            },
+            if tiled { tiles } else { 0 },
+            codes_len + if coded { PAD_BYTES } else { 0 },
+            match scheme {
+                Scheme::Palette => escapes_len + PAD_BYTES,
+                _ => 0,
+            },
+            if lossless {
+                numbers * number.raw_bytes()
+            } else {
+                0
+            },
+        ];
+        let mut parts: [Range<usize>; 7] = Default::default();
+        let mut end = 0_usize;
+        for (part, length) in parts.iter_mut().zip(lengths) {
+            // A part that isn't there has no bytes, and so no place of its own.
+            let start = if length == 0 {
+                end
+            } else {
+                end.checked_next_multiple_of(ALIGN_BYTES)
+                    .ok_or(too_large.clone())?
+            };
+            end = start
+                .checked_add(length)
+                .filter(|end| *end <= isize::MAX as usize)
+                .ok_or(too_large.clone())?;
+            *part = start..end;
+        }
+        Ok(Self {
+            scheme,
+            number,
+            rows,
+            width,
+            tile,
+            codes_len,
+            escapes_len,
+            numbers,
+            tiles,
+            parts,
+        })
+    }
+
+    /// How it is coded.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// What its numbers are when they aren't coded; of rate-coded ones, what they were.
+    #[must_use]
+    pub fn number(&self) -> Number {
+        self.number
+    }
+
+    /// Rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Numbers of a row.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Numbers of a tile; the last one may have fewer.
+    #[must_use]
+    pub fn tile(&self) -> usize {
+        self.tile
+    }
+
+    /// Bytes of codes, without padding.
+    #[must_use]
+    pub fn codes_len(&self) -> usize {
+        self.codes_len
+    }
+
+    /// Bytes of escapes, without padding.
+    #[must_use]
+    pub fn escapes_len(&self) -> usize {
+        self.escapes_len
+    }
+
+    /// Numbers in all.
+    #[must_use]
+    pub fn numbers(&self) -> usize {
+        self.numbers
+    }
+
+    /// Tiles in all; plain numbers are counted in tiles too.
+    #[must_use]
+    pub fn tiles(&self) -> usize {
+        self.tiles
+    }
+
+    /// Numbers of one tile, as places in the matrix; none beyond the last one.
+    #[must_use]
+    pub fn tile_numbers(&self, tile: usize) -> Range<usize> {
+        let place = |tile: usize| tile.saturating_mul(self.tile).min(self.numbers);
+        place(tile)..place(tile.saturating_add(1))
+    }
+
+    /// What lengths of coded tiles are counted in.
+    #[must_use]
+    pub fn unit_bytes(&self) -> usize {
+        (self.tile / 256).max(1)
+    }
+
+    /// Bytes that a tile of plain numbers would take as they were.
+    #[must_use]
+    pub fn plain_bytes(&self) -> usize {
+        self.numbers * self.number.bytes()
+    }
+
+    /// Bytes of all parts.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.parts[6].end
+    }
+
+    /// Lengths of Huffman codes, or the palette; then the levels.
+    #[must_use]
+    pub fn table(&self) -> Range<usize> {
+        self.parts[0].clone()
+    }
+
+    /// The step of each row.
+    #[must_use]
+    pub fn steps(&self) -> Range<usize> {
+        self.parts[1].clone()
+    }
+
+    /// Where each strip begins.
+    #[must_use]
+    pub fn offsets(&self) -> Range<usize> {
+        self.parts[2].clone()
+    }
+
+    /// The length of each tile.
+    #[must_use]
+    pub fn lengths(&self) -> Range<usize> {
+        self.parts[3].clone()
+    }
+
+    /// The codes, and what they are padded with.
+    #[must_use]
+    pub fn codes(&self) -> Range<usize> {
+        self.parts[4].clone()
+    }
+
+    /// Symbols that the palette lacks, and what they are padded with.
+    #[must_use]
+    pub fn escapes(&self) -> Range<usize> {
+        self.parts[5].clone()
+    }
+
+    /// What the symbols leave of the numbers.
+    #[must_use]
+    pub fn raw(&self) -> Range<usize> {
+        self.parts[6].clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_follow_each_other() {
+        let layout = Layout::new(Scheme::Huffman, Number::Bf16, 3, 1000, 256, 1001, 0).unwrap();
+
+        assert_eq!((layout.numbers(), layout.tiles()), (3000, 12));
+        assert_eq!(layout.table(), 0..128);
+        assert_eq!(layout.steps(), 128..128);
+        assert_eq!(layout.offsets(), 128..136);
+        assert_eq!(layout.lengths(), 192..204);
+        assert_eq!(layout.codes(), 256..256 + 1001 + 16);
+        assert_eq!(layout.raw(), 1280..4280);
+        assert_eq!(layout.bytes(), 4280);
+        assert_eq!(layout.tile_numbers(11), 2816..3000);
+        assert_eq!(layout.tile_numbers(usize::MAX), 3000..3000);
+    }
+
+    #[test]
+    fn every_scheme_keeps_its_id() {
+        let ids = Scheme::ALL.map(Scheme::id);
+        assert_eq!(ids, [0, 1, 2, 3]);
+        assert_eq!(ids.map(Scheme::from_id), Scheme::ALL.map(Some));
+        assert_eq!(Scheme::from_id(4), None);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let layout = |scheme, rows, width, tile, codes, escapes| {
+            Layout::new(scheme, Number::F32, rows, width, tile, codes, escapes)
+        };
+        for scheme in Scheme::ALL {
+            assert_eq!(layout(scheme, 1, 1, 100, 0, 0), Err(LayoutError::Tile(100)));
+            for (rows, width) in [
+                (usize::MAX, usize::MAX),
+                (usize::MAX, 1),
+                (1 << 40, 1 << 40),
+                (isize::MAX as usize, 1),
+            ] {
+                assert_eq!(
+                    layout(scheme, rows, width, 256, 1, 0),
+                    Err(LayoutError::TooLarge { rows, width })
+                );
+            }
+        }
+        assert!(layout(Scheme::Rate, usize::MAX, 0, 128, 0, 0).is_err());
+        assert!(layout(Scheme::Rate, isize::MAX as usize / 4, 0, 128, 0, 0).is_err());
+        assert!(layout(Scheme::Huffman, 2, 8, 128, 17, 0).is_err());
+        assert!(layout(Scheme::Huffman, 2, 8, 128, 16, 1).is_err());
+        assert!(layout(Scheme::Palette, 2, 8, 128, 9, 0).is_err());
+        assert!(layout(Scheme::Palette, 2, 8, 128, 8, 17).is_err());
+        assert!(layout(Scheme::Plain, 2, 8, 128, 63, 0).is_err());
+        assert!(layout(Scheme::Huffman, 1 << 30, 8, 128, u32::MAX as usize + 1, 0).is_err());
+    }
+}
