@@ -6,6 +6,8 @@
 
 pub mod layout;
 pub mod number;
+mod path;
+mod symbols;
 
 pub use layout::{Layout, LayoutError, Scheme};
 pub use number::Number;
