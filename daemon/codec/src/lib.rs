@@ -4,8 +4,10 @@
 //! anybody's: they may be refused, or mean other numbers; nothing panics, reads elsewhere, or takes memory that the bytes
 //! themselves don't account for.
 
+mod huffman;
 pub mod layout;
 pub mod number;
+mod palette;
 mod path;
 mod symbols;
 
