@@ -119,8 +119,8 @@ mod tests {
     #[test]
     fn frequent_symbols_are_in_the_palette() {
         let mut counts = [0; 256];
-        for symbol in 100..120 {
-            counts[symbol] = 1 + symbol as u64;
+        for (count, more) in counts[100..120].iter_mut().zip(101..) {
+            *count = more;
         }
 
         let palette = palette(&counts);

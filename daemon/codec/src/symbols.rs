@@ -363,7 +363,7 @@ mod tests {
         (0..1 << 16)
             .flat_map(|bits: u32| {
                 let bits = match number {
-                    Number::F32 => (bits & 0xff80) << 16 | (bits & 0x7f) * 0x1_0205,
+                    Number::F32 => ((bits & 0xff80) << 16) | ((bits & 0x7f) * 0x1_0205),
                     _ => bits,
                 };
                 bytes_of(number, bits)
