@@ -31,6 +31,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         ..Settings::default()
     };
     let model = engine.load_now(Source::Folder(model), settings)?.id;
+    // The first pass reads what later ones find in the system's cache.
+    engine.passes(Generate::greedy(model, (1..=prompt).collect(), 2), 2)?;
     let mut alone = None;
     for count in AT_ONCE {
         let (send, events) = mpsc::channel();

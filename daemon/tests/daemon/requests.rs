@@ -78,7 +78,7 @@ async fn a_lost_client_stops_its_work() {
 
 #[tokio::test]
 async fn a_full_queue_refuses_at_once() {
-    let daemon = slow(&["--queue", "1"]).await;
+    let daemon = slow(&["--queue", "1", "--parallel", "1"]).await;
     let (_, _running) = daemon.running(long()).await;
     let mut waiting = daemon
         .generation()
