@@ -241,6 +241,15 @@ impl<'a> Coded<'a> {
         Ok(())
     }
 
+    /// Whether every tile is where it is said to be: then its rows can be decoded, to whatever numbers.
+    pub fn check_places(&self) -> Result<(), DecodeError> {
+        if self.layout.scheme() == Scheme::Plain {
+            return Ok(());
+        }
+        let mut places = self.places(0);
+        (0..self.layout.tiles()).try_for_each(|_| places.next().map(drop))
+    }
+
     /// Where a tile's bytes are: codes, escapes, and raw ones, each of which it may lack.
     pub fn tile_bytes(&self, tile: usize) -> Result<[Range<usize>; 3], DecodeError> {
         let layout = &self.layout;

@@ -67,6 +67,7 @@ fn first_pass_ms(pass: PassTime) -> Option<f64> {
 pub fn is_lossless(plan: &Plan) -> bool {
     let is_own = |tensor: &TensorPlan| match tensor.storage {
         Storage::Plain(format) => format == tensor.source,
+        Storage::Coded(coding) => coding.is_lossless(),
         Storage::Lossless => true,
     };
     plan.units.iter().flat_map(|unit| &unit.tensors).all(is_own)

@@ -197,6 +197,7 @@ impl Derivative {
             files: vec![file],
             tensors,
             gguf: None,
+            inside: None,
         }))
     }
 

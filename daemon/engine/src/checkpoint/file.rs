@@ -90,15 +90,20 @@ impl CheckpointFile {
 
     /// Fills `out` from `offset` on.
     pub(super) fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), CheckpointError> {
-        let result = match &self.content {
+        let result = self.fill_at(offset, out);
+        result.map_err(|error| self.failed(offset + out.len() as u64, error))
+    }
+
+    /// The same, with the system's own error.
+    pub(super) fn fill_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        match &self.content {
             Content::Disk { file, .. } => file.read_exact_at(out, offset),
             Content::Memory(bytes) => usize::try_from(offset)
                 .ok()
                 .and_then(|start| bytes.get(start..start.checked_add(out.len())?))
                 .map(|part| out.copy_from_slice(part))
                 .ok_or_else(|| io::ErrorKind::UnexpectedEof.into()),
-        };
-        result.map_err(|error| self.failed(offset + out.len() as u64, error))
+        }
     }
 
     /// Reads the whole pages that hold the bytes `offset..offset + len` into `target`, past

@@ -40,7 +40,7 @@ pub(super) fn weight_files(source: &Source) -> Result<(Source, Vec<String>), Che
         return Ok((source, vec![SINGLE.to_owned()]));
     }
     let Some(index) = file::read_small(&source, INDEX, INDEX_BYTES_MAX)? else {
-        let name = only_gguf(&source)?;
+        let name = only_file(&source)?;
         return Ok((source, vec![name]));
     };
     let index: ShardIndex = parse_json(&source, INDEX, &index)?;
@@ -67,8 +67,13 @@ pub(super) fn is_gguf(name: &str) -> bool {
     name.ends_with(".gguf")
 }
 
-/// The one GGUF file of a folder.
-fn only_gguf(source: &Source) -> Result<String, CheckpointError> {
+/// Whether a file of this name is a container of coded weights, which holds a whole model.
+pub(super) fn is_container(name: &str) -> bool {
+    name.ends_with(".sluice")
+}
+
+/// The one file of a folder that holds a whole model.
+fn only_file(source: &Source) -> Result<String, CheckpointError> {
     let path = file::describe(source, "");
     let Source::Folder(folder) = source else {
         return Err(CheckpointError::NoWeights { path });
@@ -81,7 +86,7 @@ fn only_gguf(source: &Source) -> Result<String, CheckpointError> {
                 .file_name()
                 .into_string()
                 .ok()
-                .filter(|name| is_gguf(name)),
+                .filter(|name| is_gguf(name) || is_container(name)),
         );
     }
     names.sort_unstable();
@@ -99,7 +104,7 @@ fn only_gguf(source: &Source) -> Result<String, CheckpointError> {
 /// The name is the one given: behind it may lie a file of another, as in the caches of programs that download models.
 fn weight_file_in_folder(path: &Path) -> Result<(PathBuf, String), CheckpointError> {
     match path.file_name().and_then(|name| name.to_str()) {
-        Some(name) if name.ends_with(".safetensors") || is_gguf(name) => {
+        Some(name) if name.ends_with(".safetensors") || is_gguf(name) || is_container(name) => {
             let folder = match path.parent() {
                 Some(folder) if folder != Path::new("") => folder,
                 _ => Path::new("."),

@@ -2,6 +2,7 @@
 //! or not, and GGUF files. Headers are checked first; then each tensor is read straight to where
 //! it will live. Files are not mapped: one cut short under a mapping would kill the process.
 
+pub(crate) mod container;
 pub(crate) mod derivative;
 mod error;
 mod file;
@@ -11,12 +12,19 @@ mod rate;
 mod safetensors;
 pub mod synth;
 
-use std::{collections::BTreeMap, ops::Range, path::PathBuf, sync::atomic::AtomicBool};
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+};
 
+pub use self::container::CodedTensor;
 use self::{
+    container::Inside,
     derivative::Stamp,
     file::CheckpointFile,
-    find::{is_gguf, weight_files},
+    find::{is_container, is_gguf, weight_files},
     gguf::{Gguf, Interleaved},
 };
 pub use self::{
@@ -28,7 +36,7 @@ use crate::{format::Format, page::Page};
 /// Where a checkpoint is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A Hugging Face folder, a `.safetensors` file in one, a `.gguf` file, or a folder with one.
+    /// A Hugging Face folder, a `.safetensors` file in one, a `.gguf` or `.sluice` file, or a folder with one.
     Folder(PathBuf),
     /// Files inside the program: name and bytes.
     Embedded(&'static [(&'static str, &'static [u8])]),
@@ -49,6 +57,8 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, TensorEntry>,
     /// What the file says besides, where it is a GGUF file.
     gguf: Option<Gguf>,
+    /// The files inside, where it is a container.
+    inside: Option<Inside>,
 }
 
 /// A tensor as its file's header tells it.
@@ -63,6 +73,15 @@ pub struct TensorEntry {
     bytes: u64,
     /// How its rows are stored, if not in order.
     interleaved: Option<Interleaved>,
+    /// How they are coded, if they are; its bytes are those that they are decoded to.
+    coded: Option<Arc<CodedTensor>>,
+}
+
+impl TensorEntry {
+    /// Whether reading it decodes it.
+    pub(crate) fn is_coded(&self) -> bool {
+        self.coded.is_some()
+    }
 }
 
 impl Checkpoint {
@@ -78,6 +97,7 @@ impl Checkpoint {
             stamps: Vec::new(),
             tensors: BTreeMap::new(),
             gguf: None,
+            inside: None,
         };
         for name in names {
             let stamp = Stamp::of(&checkpoint.source, &name);
@@ -91,6 +111,11 @@ impl Checkpoint {
                 true => {
                     let gguf = checkpoint.gguf.insert(Gguf::read(&file)?);
                     gguf.entries(index)?
+                }
+                false if is_container(&name) => {
+                    let (inside, entries) = Inside::read(&file, index)?;
+                    checkpoint.inside = Some(inside);
+                    entries
                 }
                 false => safetensors::read_header(&file, index)?,
             };
@@ -114,6 +139,28 @@ impl Checkpoint {
     /// All tensors, in the order of their names, each with its bytes.
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorEntry, u64)> {
         self.tensors.values().map(|entry| (entry, entry.bytes))
+    }
+
+    /// How the tensor of exactly this name is coded, if it is.
+    pub(crate) fn coded(&self, name: &str) -> Option<Arc<CodedTensor>> {
+        self.tensor(name)?.coded.clone()
+    }
+
+    /// The same tensor's bytes as they are coded; itself where it isn't.
+    pub(crate) fn as_coded(entry: &TensorEntry) -> TensorEntry {
+        match &entry.coded {
+            Some(coded) => TensorEntry {
+                bytes: coded.file_bytes(),
+                coded: None,
+                ..entry.clone()
+            },
+            None => entry.clone(),
+        }
+    }
+
+    /// How messages name the file of a tensor.
+    pub(crate) fn path_of(&self, entry: &TensorEntry) -> &str {
+        &self.files[entry.file].path
     }
 
     /// What the file calls the tensor of this name, for messages.
@@ -171,6 +218,9 @@ impl Checkpoint {
         out: &mut [u8],
     ) -> Result<(), CheckpointError> {
         debug_assert_eq!(part.end - part.start, out.len() as u64);
+        if let Some(coded) = &entry.coded {
+            return coded.decode(&self.files[entry.file], &part, out);
+        }
         let (file, offset) = self.place(entry, &part);
         match entry.interleaved {
             Some(halves) => halves.read(part, out, |part, out| {
@@ -196,8 +246,14 @@ impl Checkpoint {
         target: &mut [Page],
         cancel: &AtomicBool,
     ) -> Result<Option<usize>, CheckpointError> {
-        let (file, offset) = self.place(entry, &part);
         let len = (part.end - part.start) as usize;
+        if let Some(coded) = &entry.coded {
+            let out: &mut [u8] = bytemuck::cast_slice_mut(target);
+            let file = &self.files[entry.file];
+            let whole = coded.decode_direct(file, &part, &mut out[..len], cancel)?;
+            return Ok(whole.then_some(0));
+        }
+        let (file, offset) = self.place(entry, &part);
         let start = match entry.interleaved {
             Some(halves) if !halves.is_whole(&part) => {
                 let out: &mut [u8] = bytemuck::cast_slice_mut(target);
@@ -228,6 +284,10 @@ impl Checkpoint {
     /// # Panics
     /// When `part` lies outside the tensor.
     pub fn will_need(&self, entry: &TensorEntry, part: Range<u64>) {
+        if let Some(coded) = &entry.coded {
+            let place = coded.place_of(&part);
+            return self.files[entry.file].will_need(place.start, place.end - place.start);
+        }
         let (file, offset) = self.place(entry, &part);
         file.will_need(offset, part.end - part.start);
     }
@@ -298,7 +358,10 @@ impl Checkpoint {
     }
 
     fn small_file(&self, name: &str, max: u64) -> Result<Option<Vec<u8>>, CheckpointError> {
-        file::read_small(&self.source, name, max)
+        match (&self.inside, &self.files[..]) {
+            (Some(inside), [file, ..]) => inside.small_file(file, name, max),
+            _ => file::read_small(&self.source, name, max),
+        }
     }
 }
 

@@ -9,7 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use half::bf16;
 use rustix::fs::MemfdFlags;
+use sluice_codec::{Coded, Lossless, Number, Scheme, encode};
 use sluice_cuda::CudaError;
 
 use super::{DeviceBuffer, Gpu};
@@ -18,7 +20,7 @@ use crate::{
     error::EngineError,
     format::Format,
     ledger::Kind,
-    ops::Ops,
+    ops::{Noise, Ops},
     residency::{Data, Weight},
 };
 
@@ -29,6 +31,8 @@ pub struct Rates {
     pub copy_bytes_per_s: f64,
     /// The time of [`Ops::linear`], by format.
     pub linear: Vec<LinearRate>,
+    /// Seconds that one thread takes to decode a number, by how it is coded; of a card, none.
+    pub decode: Vec<(Scheme, f64)>,
 }
 
 /// The time of [`Ops::linear`] in one format.
@@ -60,6 +64,10 @@ const LARGE_BYTES: usize = 32 << 20;
 const LARGE_WIDTH: usize = 4096;
 /// Sides of the matrix for more rows, whose time is mostly computing: a few milliseconds.
 const SMALL_SIDE: usize = 1024;
+/// The matrix that decoding is timed with.
+const DECODE_ROWS: usize = 256;
+const DECODE_WIDTH: usize = 1024;
+const DECODE_TILE: usize = 256;
 /// A sound number in every format, as element, scale and code alike.
 const FILLING: u64 = 0x3C3C_3C3C_3C3C_3C3C;
 
@@ -92,6 +100,18 @@ impl Rates {
     #[must_use]
     pub fn linear(&self, format: Format) -> Option<&LinearRate> {
         self.linear.iter().find(|rate| rate.format == format)
+    }
+
+    /// Seconds that one thread takes to decode a number. Rate-coded ones are symbols of the same code as those coded without
+    /// loss.
+    #[must_use]
+    pub fn decode_s(&self, scheme: Scheme) -> Option<f64> {
+        let scheme = match scheme {
+            Scheme::Rate => Scheme::Huffman,
+            scheme => scheme,
+        };
+        let mut known = self.decode.iter();
+        known.find_map(|(known, seconds)| (*known == scheme).then_some(*seconds))
     }
 }
 
@@ -132,6 +152,7 @@ fn try_measure(ops: &Ops) -> Result<Rates, EngineError> {
     Ok(Rates {
         copy_bytes_per_s,
         linear,
+        decode: measure_decode(),
     })
 }
 
@@ -146,6 +167,7 @@ fn measure_card(ops: &Ops, gpu: &Gpu, filling: &[u64]) -> Result<Rates, EngineEr
     Ok(Rates {
         copy_bytes_per_s: link.pinned_to_device,
         linear: linear?,
+        decode: Vec::new(),
     })
 }
 
@@ -174,6 +196,43 @@ fn measure_copy(memory: &mut [u8]) -> io::Result<f64> {
         fastest = fastest.min(seconds_since(start));
     }
     Ok(COPY_BYTES as f64 / fastest)
+}
+
+/// Seconds that one thread takes to decode a number of weights such as models have, by how they are coded.
+fn measure_decode() -> Vec<(Scheme, f64)> {
+    let noise = Noise::new(1);
+    // Sums of a few uniform numbers are all but normal.
+    let uniform = |place: u64| noise.uniform(0, place, 0) as f32 - 0.5;
+    let weights: Vec<bf16> = (0..(DECODE_ROWS * DECODE_WIDTH) as u64)
+        .map(|place| bf16::from_f32((0..4).map(|draw| uniform(4 * place + draw)).sum()))
+        .collect();
+    let mut out = vec![0.0; weights.len()];
+    let mut measure = |scheme: Lossless| {
+        let bytes = bytemuck::cast_slice(&weights);
+        let encoded = encode(
+            Number::Bf16,
+            DECODE_ROWS,
+            DECODE_WIDTH,
+            bytes,
+            scheme,
+            DECODE_TILE,
+        )
+        .ok()?;
+        let coded = Coded::new(encoded.layout, &encoded.bytes).ok()?;
+        let mut fastest = f64::INFINITY;
+        for _ in 0..COPIES {
+            let start = Instant::now();
+            coded.widen_rows(0..DECODE_ROWS, &mut out).ok()?;
+            fastest = fastest.min(seconds_since(start));
+        }
+        Some(fastest / out.len() as f64)
+    };
+    let schemes = [
+        (Scheme::Huffman, Lossless::Huffman),
+        (Scheme::Palette, Lossless::Palette),
+    ];
+    let measured = schemes.map(|(scheme, lossless)| Some((scheme, measure(lossless)?)));
+    measured.into_iter().flatten().collect()
 }
 
 fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, EngineError> {

@@ -30,6 +30,7 @@ impl Outline {
         let sources = config.shape.tensors().into_iter().map(|spec| SourceTensor {
             spec,
             format: Format::Bf16,
+            coded: None,
         });
         let sources = sources.collect();
         // Where it will lie is not known.

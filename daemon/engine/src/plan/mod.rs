@@ -16,7 +16,7 @@ use sluice_shared::{
 pub use self::{
     time::{Machine, PassTime},
     transition::{Step, transition},
-    unit::{SourceTensor, Storage, TensorPlan, Tier, UnitPlan, sources, units},
+    unit::{Coding, SourceTensor, Storage, TensorPlan, Tier, UnitPlan, sources, units},
 };
 use crate::{format::Format, ledger::Kind, model::shape::Shape};
 

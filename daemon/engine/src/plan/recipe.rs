@@ -16,9 +16,14 @@ const LEAST_SAVING: f64 = 0.2;
 /// divide takes the next format up, and nothing gets larger than it was. What a GGUF file has in blocks already was rounded
 /// once; it is rounded again only where that saves a fifth of its bytes.
 pub(super) fn storage(level: Level, tensor: &TensorPlan) -> Storage {
-    let source = Storage::Plain(tensor.source);
+    let source = match tensor.coded {
+        // Decoded it would take more, and be the same.
+        Some(coding) if !coding.is_lossless() => Storage::Coded(coding),
+        _ => Storage::Plain(tensor.source),
+    };
     let wanted = match level {
         Level::Off | Level::Standard => return source,
+        Level::Mild if let Some(coding) = tensor.coded => return Storage::Coded(coding),
         Level::Mild if tensor.source == Format::Bf16 && tensor.rows > 1 => {
             return Storage::Lossless;
         }
@@ -31,9 +36,13 @@ pub(super) fn storage(level: Level, tensor: &TensorPlan) -> Storage {
     };
     let is_vector = tensor.rows == 1;
     let fitting = wanted.for_width(tensor.width);
-    let saves_enough = match tensor.source.block_len() {
-        1 => fitting.bits() < tensor.source.bits(),
-        _ => fitting.bits() <= (1.0 - LEAST_SAVING) * tensor.source.bits(),
+    // What was rounded once already is rounded again for a good reason alone.
+    let was_rounded = tensor.source.block_len() > 1 || source != Storage::Plain(tensor.source);
+    let source_bits =
+        8.0 * source.bytes(tensor.rows, tensor.width) as f64 / tensor.numbers() as f64;
+    let saves_enough = match was_rounded {
+        true => fitting.bits() <= (1.0 - LEAST_SAVING) * source_bits,
+        false => fitting.bits() < source_bits,
     };
     // The embedding is read row by row from where it lies.
     if is_vector || tensor.part == Part::Embedding || !saves_enough {
@@ -72,6 +81,7 @@ mod tests {
             rows,
             width,
             source,
+            coded: None,
             storage: Storage::Plain(source),
         }
     }

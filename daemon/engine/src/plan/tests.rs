@@ -20,6 +20,7 @@ fn sources_of(shape: &Shape) -> Vec<SourceTensor> {
         .map(|spec| SourceTensor {
             spec,
             format: Format::Bf16,
+            coded: None,
         })
         .collect()
 }
@@ -397,6 +398,7 @@ fn a_shared_pass_takes_no_longer_than_as_many_of_the_longest() {
         rates: Some(Rates {
             copy_bytes_per_s: 1e9,
             linear: linear.to_vec(),
+            decode: Vec::new(),
         }),
         ..machine(u64::MAX)
     };

@@ -3,9 +3,11 @@
 //! For each resource, the demands on it are added and divided by its rate. On the CPU, copying from the system's cache,
 //! decoding and multiplying share the cores and add; reads past the cache run beside them.
 
+use sluice_codec::Scheme;
+
 use super::{
     Workload,
-    unit::{Storage, TensorPlan, Tier, UnitPlan},
+    unit::{Coding, Storage, TensorPlan, Tier, UnitPlan},
 };
 use crate::{
     checkpoint::DiskRates,
@@ -101,9 +103,19 @@ pub(super) fn predict(
     let mut cached_bytes = 0.0;
     for unit in units {
         for tensor in &unit.tensors {
-            time.compute_s += linear(unit.unit, tensor, shape, workload, rates)?;
+            time.compute_s += linear(unit.unit, tensor, shape, workload, machine)?;
         }
-        let streamed = || unit.bytes() as f64;
+        let streamed = || unit.file_bytes() as f64;
+        // What the reader decodes takes its thread's time, and so that share of the cores.
+        let decode_s: f64 = if unit.is_streamed() {
+            let decoded = unit.tensors.iter().filter_map(TensorPlan::decoded_from);
+            let seconds = decoded
+                .map(|(coding, numbers)| Some(rates.decode_s(coding.scheme)? * numbers as f64));
+            seconds.sum::<Option<f64>>()?
+        } else {
+            0.0
+        };
+        time.copy_s += decode_s / machine.device.threads as f64;
         match unit.tier {
             _ if !unit.is_streamed() => {}
             Tier::Device => {}
@@ -127,16 +139,19 @@ fn linear(
     tensor: &TensorPlan,
     shape: &Shape,
     workload: &Workload,
-    rates: &Rates,
+    machine: &Machine,
 ) -> Option<f64> {
+    let (rates, threads) = (machine.rates.as_ref()?, machine.device.threads);
     if tensor.rows == 1 || tensor.part == Part::Embedding {
         return Some(0.0);
     }
-    let format = match tensor.storage {
-        Storage::Plain(format) => format,
-        // Its decoder has no measured rate yet; it is decoded to this and multiplied from there.
-        Storage::Lossless => Format::Bf16,
+    // What is coded is decoded to this, a tile at a time, and multiplied from there.
+    let (format, decode_s) = match tensor.storage {
+        Storage::Plain(format) => (format, 0.0),
+        Storage::Coded(Coding { scheme, .. }) => (Format::F32, rates.decode_s(scheme)?),
+        Storage::Lossless => (Format::F32, rates.decode_s(Scheme::Huffman)?),
     };
+    let decode_s = decode_s * tensor.numbers() as f64 / threads as f64;
     let is_last = unit.layer().is_some_and(|layer| layer + 1 == shape.layers);
     let rows = match tensor.part {
         // A causal model's usual pass is for one new token of each request.
@@ -148,7 +163,7 @@ fn linear(
         _ => workload.rows(),
     };
     let rate = rates.linear(format)?;
-    Some(rate.seconds(tensor.numbers(), rows))
+    Some(rate.seconds(tensor.numbers(), rows) + decode_s)
 }
 
 /// Queries with keys and scores with values: as many multiplications for each pair of positions as a row is wide, twice.

@@ -1,8 +1,12 @@
 //! What a plan says of each unit, and how a model's tensors are gathered into units.
 
+use std::sync::Arc;
+
+use sluice_codec::Scheme;
+
 use super::layout;
 use crate::{
-    checkpoint::{Checkpoint, CheckpointError},
+    checkpoint::{Checkpoint, CheckpointError, CodedTensor},
     format::Format,
     residency::{Part, TensorSpec, Unit},
 };
@@ -12,8 +16,24 @@ use crate::{
 pub struct SourceTensor {
     /// Which tensor.
     pub spec: TensorSpec,
-    /// Its format there.
+    /// Its format there; of a coded one, what it is decoded to.
     pub format: Format,
+    /// How it is coded there, if it is.
+    pub coded: Option<Arc<CodedTensor>>,
+}
+
+impl SourceTensor {
+    /// How these rows are coded.
+    fn coding(&self, first_row: usize, rows: usize) -> Option<Coding> {
+        let coded = self.coded.as_ref()?;
+        let bytes = coded.coded_bytes(&(first_row..first_row + rows))?;
+        Some(Coding {
+            scheme: coded.scheme(),
+            start: bytes.start,
+            bytes: bytes.end - bytes.start,
+            format: self.format,
+        })
+    }
 }
 
 /// How a tensor is kept for computing.
@@ -21,8 +41,31 @@ pub struct SourceTensor {
 pub enum Storage {
     /// In a format that is multiplied from.
     Plain(Format),
-    /// Coded without loss. Plans know its size; nothing can be loaded so yet.
+    /// As a container has it, coded: decoded where it is multiplied.
+    Coded(Coding),
+    /// Coded without loss, of a checkpoint that isn't: plans know about how much it takes, and it has to be compressed first.
     Lossless,
+}
+
+/// Coded rows of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Coding {
+    /// How they are coded.
+    pub scheme: Scheme,
+    /// Where they begin, from the tensor's first byte on.
+    pub start: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// What they are decoded to.
+    pub format: Format,
+}
+
+impl Coding {
+    /// Whether they are what they were before they were coded.
+    #[must_use]
+    pub fn is_lossless(&self) -> bool {
+        self.scheme != Scheme::Rate
+    }
 }
 
 /// Bits that a bf16 weight takes when coded without loss: sign and mantissa are noise, the exponent carries 2.6 bits,
@@ -35,6 +78,12 @@ impl Storage {
     pub fn name(self) -> &'static str {
         match self {
             Self::Plain(format) => format.name(),
+            Self::Coded(Coding { scheme, .. }) => match scheme {
+                Scheme::Plain => "plain",
+                Scheme::Huffman => "huffman",
+                Scheme::Palette => "palette",
+                Scheme::Rate => "rate",
+            },
             Self::Lossless => "lossless",
         }
     }
@@ -44,15 +93,16 @@ impl Storage {
     pub fn bytes(self, rows: usize, width: usize) -> u64 {
         match self {
             Self::Plain(format) => (rows * format.bytes(width)) as u64,
+            Self::Coded(coding) => coding.bytes,
             Self::Lossless => ((rows * width) as f64 * LOSSLESS_BITS / 8.0).ceil() as u64,
         }
     }
 
-    /// The format that is multiplied from.
+    /// The format that is multiplied from, or that it is decoded to for that.
     #[must_use]
     pub fn format(self) -> Format {
         match self {
-            Self::Plain(format) => format,
+            Self::Plain(format) | Self::Coded(Coding { format, .. }) => format,
             Self::Lossless => Format::Bf16,
         }
     }
@@ -94,8 +144,10 @@ pub struct TensorPlan {
     pub rows: usize,
     /// Numbers in a row.
     pub width: usize,
-    /// How it is stored in the checkpoint.
+    /// How it is stored in the checkpoint; of a coded one, what it is decoded to.
     pub source: Format,
+    /// How these rows are coded there, if they are and can be taken out of the tensor.
+    pub coded: Option<Coding>,
     /// How it is kept for computing.
     pub storage: Storage,
 }
@@ -105,6 +157,20 @@ impl TensorPlan {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.storage.bytes(self.rows, self.width)
+    }
+
+    /// How its rows are coded in the file, and how many numbers they are, where they are decoded as they are read.
+    #[must_use]
+    pub fn decoded_from(&self) -> Option<(Coding, u64)> {
+        let coding = self.coded?;
+        (self.storage == Storage::Plain(self.source)).then(|| (coding, self.numbers()))
+    }
+
+    /// Bytes that are read from files for it, where it is streamed.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        self.decoded_from()
+            .map_or_else(|| self.bytes(), |(coding, _)| coding.bytes)
     }
 
     /// How many numbers it has.
@@ -130,6 +196,12 @@ impl UnitPlan {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(TensorPlan::bytes).sum()
+    }
+
+    /// Bytes that are read from files for it, where it is streamed.
+    #[must_use]
+    pub fn file_bytes(&self) -> u64 {
+        self.tensors.iter().map(TensorPlan::file_bytes).sum()
     }
 
     /// Whether its bytes go through a slot in every pass.
@@ -206,10 +278,13 @@ fn units_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<UnitPlan> 
             rows,
             width,
             source: source.format,
+            coded: None,
             storage: Storage::Plain(source.format),
         };
         if source.spec.part != Part::Head {
-            add(source.spec.part.unit(source.spec.layer), whole);
+            let coded = source.coding(0, rows);
+            let unit = source.spec.part.unit(source.spec.layer);
+            add(unit, TensorPlan { coded, ..whole });
             continue;
         }
         let step = (head_numbers_max / width / HEAD_ROWS * HEAD_ROWS).max(HEAD_ROWS);
@@ -220,6 +295,7 @@ fn units_of(sources: &[SourceTensor], head_numbers_max: usize) -> Vec<UnitPlan> 
                 TensorPlan {
                     first_row,
                     rows,
+                    coded: source.coding(first_row, rows),
                     ..whole
                 },
             );
@@ -253,7 +329,12 @@ pub fn sources(
         .into_iter()
         .map(|spec| {
             let format = checkpoint.check(&spec.name, &spec.shape)?;
-            Ok(SourceTensor { spec, format })
+            let coded = checkpoint.coded(&spec.name);
+            Ok(SourceTensor {
+                spec,
+                format,
+                coded,
+            })
         })
         .collect()
 }

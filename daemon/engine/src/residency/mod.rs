@@ -22,7 +22,7 @@ pub use self::{
     reader::Reader,
     stream::StreamStats,
     unit::{Part, TensorSpec, Unit},
-    weight::{Data, Weight},
+    weight::{CodedRows, Data, Weight},
 };
 use crate::{
     device::{Device, DeviceBuffer, Profile},
@@ -354,6 +354,7 @@ impl Residency {
         let mut tensors = self.held.iter().flat_map(|held| &held.plan.tensors);
         tensors.all(|tensor| match tensor.storage {
             Storage::Plain(format) => format == tensor.source,
+            Storage::Coded(coding) => coding.is_lossless(),
             Storage::Lossless => true,
         })
     }
@@ -448,9 +449,7 @@ fn weight<'a>(
         format: tensor.storage.format(),
         rows: tensor.rows,
         width: tensor.width,
-        data: loaded.map_or(Data::None, |loaded| {
-            loaded.tensor(index, tensor.bytes() as usize)
-        }),
+        data: loaded.map_or(Data::None, |loaded| loaded.tensor(index, tensor)),
         epoch,
     }
 }

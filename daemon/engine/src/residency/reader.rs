@@ -1,15 +1,24 @@
 //! Bringing a unit's bytes from files to where they are computed with: read as they are, or converted on the way.
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
-use super::{convert, weight::Data};
+use rayon::prelude::*;
+use sluice_codec::container::CHUNK_ROWS;
+
+use super::{
+    convert,
+    weight::{CodedRows, Data},
+};
 use crate::{
-    checkpoint::{Checkpoint, TensorEntry},
+    checkpoint::{Checkpoint, CodedTensor, TensorEntry},
     device::{Device, DeviceBuffer},
     error::EngineError,
     page::{PAGE_BYTES, Page},
     plan::{
-        SourceTensor, TensorPlan, Tier, UnitPlan,
+        SourceTensor, Storage, TensorPlan, Tier, UnitPlan,
         layout::{self, Layout, Place},
     },
 };
@@ -23,6 +32,10 @@ pub struct Reader {
     checkpoint: Arc<Checkpoint>,
     /// Of each of the model's tensors, in the checkpoint.
     entries: Vec<TensorEntry>,
+    /// The same, as they are coded there.
+    coded_entries: Vec<TensorEntry>,
+    /// How each is coded there, if it is.
+    coded: Vec<Option<Arc<CodedTensor>>>,
     /// Converted copies on disk, with the tensors they have: on the way from one level to another, two are read from.
     derivatives: Vec<(Arc<Checkpoint>, Vec<Option<TensorEntry>>)>,
 }
@@ -33,16 +46,27 @@ pub(crate) struct Loaded {
     pub(crate) memory: DeviceBuffer<Page>,
     /// Where each tensor starts, in bytes.
     pub(crate) starts: Vec<usize>,
+    /// Of each tensor, how it is coded, if it is kept so.
+    pub(crate) coded: Vec<Option<Arc<CodedTensor>>>,
 }
 
 impl Loaded {
-    /// The bytes of a tensor.
-    pub(crate) fn tensor(&self, index: usize, len: usize) -> Data<'_> {
-        let start = self.starts[index];
+    /// The bytes of the unit's tensor of this number.
+    pub(crate) fn tensor(&self, index: usize, tensor: &TensorPlan) -> Data<'_> {
+        let (start, len) = (self.starts[index], tensor.bytes() as usize);
         match &self.memory {
             DeviceBuffer::Host(pages) => {
                 let bytes: &[u8] = bytemuck::cast_slice(pages);
-                Data::Host(&bytes[start..start + len])
+                let bytes = &bytes[start..start + len];
+                match (&self.coded[index], tensor.storage) {
+                    (Some(coded), Storage::Coded(coding)) => Data::Coded(CodedRows {
+                        tensor: coded,
+                        bytes,
+                        base: coding.start,
+                        first_row: tensor.first_row,
+                    }),
+                    _ => Data::Host(bytes),
+                }
             }
             on_card @ DeviceBuffer::Gpu(_) => Data::Card(on_card.span().part(start, len)),
         }
@@ -56,10 +80,13 @@ impl Reader {
     /// When they were not.
     #[must_use]
     pub fn new(checkpoint: Arc<Checkpoint>, sources: &[SourceTensor]) -> Self {
+        let entries: Vec<TensorEntry> = entries(&checkpoint, sources)
+            .map(|entry| entry.expect("every source was checked against the checkpoint"))
+            .collect();
         Self {
-            entries: entries(&checkpoint, sources)
-                .map(|entry| entry.expect("every source was checked against the checkpoint"))
-                .collect(),
+            coded_entries: entries.iter().map(Checkpoint::as_coded).collect(),
+            coded: sources.iter().map(|source| source.coded.clone()).collect(),
+            entries,
             checkpoint,
             derivatives: Vec::new(),
         }
@@ -127,6 +154,10 @@ impl Reader {
         for (tensor, place) in unit.tensors.iter().zip(&layout.places) {
             let out = &mut bytes[place.offset as usize..][..place.bytes as usize];
             let done = match self.stored(tensor) {
+                // The tensor is decoded on the way: that takes all threads.
+                Some((checkpoint, entry)) if entry.is_coded() => {
+                    read_decoded(checkpoint, entry, tensor, device, out, cancel)?
+                }
                 Some((checkpoint, entry)) => {
                     read_in_pieces(checkpoint, entry, tensor, out, cancel)?
                 }
@@ -140,9 +171,14 @@ impl Reader {
             // Nobody knows of this memory yet: passes of the model that serves go on.
             gpu.upload_beside(memory.span(), bytemuck::cast_slice(&staging))?;
         }
+        let starts = starts(&layout);
+        if let DeviceBuffer::Host(pages) = &memory {
+            self.check_coded(unit, bytemuck::cast_slice(pages), &starts)?;
+        }
         Ok(Some(Loaded {
             memory,
-            starts: starts(&layout),
+            starts,
+            coded: self.coded(unit),
         }))
     }
 
@@ -192,7 +228,37 @@ impl Reader {
                 None => return Ok(None),
             }
         }
+        self.check_coded(unit, bytemuck::cast_slice(memory), &starts)?;
         Ok(Some(starts))
+    }
+
+    /// How each of a unit's tensors is coded, where it is kept so.
+    pub(crate) fn coded(&self, unit: &UnitPlan) -> Vec<Option<Arc<CodedTensor>>> {
+        let coded = |tensor: &TensorPlan| match tensor.storage {
+            Storage::Coded(_) => self.coded[tensor.tensor].clone(),
+            Storage::Plain(_) | Storage::Lossless => None,
+        };
+        unit.tensors.iter().map(coded).collect()
+    }
+
+    /// Checks coded bytes as far as multiplying from them can fail.
+    fn check_coded(
+        &self,
+        unit: &UnitPlan,
+        memory: &[u8],
+        starts: &[usize],
+    ) -> Result<(), EngineError> {
+        for (tensor, &start) in unit.tensors.iter().zip(starts) {
+            if let (Storage::Coded(coding), Some(coded)) =
+                (tensor.storage, &self.coded[tensor.tensor])
+            {
+                let bytes = &memory[start..start + coding.bytes as usize];
+                let rows = tensor.first_row..tensor.first_row + tensor.rows;
+                let path = self.checkpoint.path_of(&self.entries[tensor.tensor]);
+                coded.check(path, bytes, coding.start, &rows)?;
+            }
+        }
+        Ok(())
     }
 
     /// One row of a tensor as it is stored in the checkpoint.
@@ -218,6 +284,9 @@ impl Reader {
 
     /// Where a tensor lies as it is kept for computing.
     fn stored(&self, tensor: &TensorPlan) -> Option<(&Checkpoint, &TensorEntry)> {
+        if matches!(tensor.storage, Storage::Coded(_)) {
+            return Some((&self.checkpoint, &self.coded_entries[tensor.tensor]));
+        }
         let format = tensor.storage.format();
         if format == tensor.source {
             return Some((&self.checkpoint, &self.entries[tensor.tensor]));
@@ -245,7 +314,10 @@ fn starts(layout: &Layout) -> Vec<usize> {
 
 /// The rows of a plan's tensor, as bytes of the stored one.
 fn part_of(tensor: &TensorPlan) -> std::ops::Range<u64> {
-    let start = tensor.storage.bytes(tensor.first_row, tensor.width);
+    let start = match tensor.storage {
+        Storage::Coded(coding) => coding.start,
+        storage => storage.bytes(tensor.first_row, tensor.width),
+    };
     start..start + tensor.bytes()
 }
 
@@ -264,7 +336,7 @@ fn read_in_pieces(
     let mut at = part.start;
     checkpoint.will_need(entry, part);
     for piece in out.chunks_mut(PIECE_BYTES) {
-        if cancel.load(std::sync::atomic::Ordering::Relaxed) {
+        if cancel.load(Ordering::Relaxed) {
             return Ok(false);
         }
         let end = at + piece.len() as u64;
@@ -274,6 +346,34 @@ fn read_in_pieces(
     // Half of it may be of what was written meanwhile.
     checkpoint.check_unchanged(entry)?;
     Ok(true)
+}
+
+/// Reads what is decoded on the way, on the device's threads, looking for a cancel now and then.
+fn read_decoded(
+    checkpoint: &Checkpoint,
+    entry: &TensorEntry,
+    tensor: &TensorPlan,
+    device: &Device,
+    out: &mut [u8],
+    cancel: &AtomicBool,
+) -> Result<bool, EngineError> {
+    checkpoint.check_unchanged(entry)?;
+    let part = part_of(tensor);
+    let row = out.len() / tensor.rows;
+    let mut result = Ok(());
+    device.run(|| {
+        let pieces = out.par_chunks_mut(CHUNK_ROWS * row).enumerate();
+        result = pieces.try_for_each(|(index, piece)| {
+            if cancel.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            let start = part.start + (index * CHUNK_ROWS * row) as u64;
+            checkpoint.read_part(entry, start..start + piece.len() as u64, piece)
+        });
+    });
+    result?;
+    checkpoint.check_unchanged(entry)?;
+    Ok(!cancel.load(Ordering::Relaxed))
 }
 
 /// Reads past the system's cache; where the tensor starts, in bytes.

@@ -249,7 +249,15 @@ impl Shared {
             state = self.state();
             state.filling = None;
             match result {
-                Ok(Some(starts)) => state.ready.push((next, Loaded { memory, starts })),
+                Ok(Some(starts)) => {
+                    let coded = self.reader.coded(&self.cycle[next]);
+                    let loaded = Loaded {
+                        memory,
+                        starts,
+                        coded,
+                    };
+                    state.ready.push((next, loaded));
+                }
                 Ok(None) => state.free.push(memory),
                 Err(error) => {
                     state.free.push(memory);

@@ -193,6 +193,7 @@ impl Gguf {
             offset: self.data_start + tensor.offset,
             bytes: tensor.bytes,
             interleaved: self.interleaved(tensor)?,
+            coded: None,
         })
     }
 

@@ -95,13 +95,13 @@ impl Cpu {
             let from = tile * tile_rows;
             let to = weight.rows.min(from + tile_rows);
             let part = weight.rows(from, to);
-            if let Some(values) = part.format.as_f32(part.bytes()) {
+            if let Some(values) = part.as_f32() {
                 return multiply_tile(x, values, &out, from);
             }
             // Dot products decode the weights anew for every row of input: two rows took 1.4 to 2.1 times as long as by
             // widening once, four rows 2.3 to 3.8 times (a core of an EPYC, 576 outputs of 1536, `q8_0` to `q4_k`). That way
             // four rows take but a tenth to a quarter more than one.
-            match part.format.dots() {
+            match part.dots() {
                 Some(dots) if x.len() == 1 => dot_tile(x, &part, dots, &out, from),
                 _ => self.scratch.with(|scratch| {
                     let values = &mut scratch[..part.rows * part.width];
@@ -116,7 +116,7 @@ impl Cpu {
 /// Rows of weights in a tile: for few rows of input a square's; else as many as fit, but few
 /// enough that every thread gets some; whole kernel tiles of 16.
 fn tile_rows(rows: usize, weight: &Weight<'_>, threads: usize) -> usize {
-    if rows == 1 && weight.format.dots().is_some() {
+    if rows == 1 && weight.dots().is_some() {
         let share = weight.rows.div_ceil(threads * DOT_TILES);
         return share.next_multiple_of(SQUARE);
     }

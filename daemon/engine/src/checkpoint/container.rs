@@ -1,0 +1,386 @@
+//! Containers of coded weights as checkpoints. What was coded without loss reads as if it lay there uncoded; its coded
+//! bytes can be read as they are, too, to be multiplied from.
+
+use std::{io, ops::Range, sync::atomic::AtomicBool};
+
+use sluice_codec::{
+    Coded, DecodeError, Scheme,
+    container::{Chunk, Container, ContainerError, FileRecord, ReadAt, TensorRecord},
+};
+
+use super::{CheckpointError, TensorEntry, file::CheckpointFile};
+use crate::{
+    format::Format,
+    page::{Page, pages_of},
+};
+
+/// The files inside a container.
+#[derive(Debug)]
+pub(super) struct Inside {
+    files: Vec<FileRecord>,
+}
+
+/// A coded tensor: some rows in each chunk, a coded matrix of its own.
+#[derive(Debug, PartialEq, Eq)]
+pub struct CodedTensor {
+    name: String,
+    scheme: Scheme,
+    /// What its rows are decoded to, and their bytes then.
+    format: Format,
+    width: usize,
+    /// Its first byte in the file.
+    start: u64,
+    chunks: Vec<Chunk>,
+}
+
+impl ReadAt for &CheckpointFile {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.len)
+    }
+
+    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        self.fill_at(offset, out)
+    }
+}
+
+impl Inside {
+    /// The container's tensors, and the files inside.
+    pub(super) fn read(
+        file: &CheckpointFile,
+        index: usize,
+    ) -> Result<(Self, Vec<(String, TensorEntry)>), CheckpointError> {
+        let path = &file.path;
+        let container =
+            Container::read(file, path.clone()).map_err(|error| refused(file, error))?;
+        let header = container.header();
+        let entry = |record: &TensorRecord| {
+            let mut entry = TensorEntry {
+                format: format_of(&record.number),
+                shape: record.shape.clone(),
+                file: index,
+                offset: record.offset,
+                bytes: record.length,
+                interleaved: None,
+                coded: None,
+            };
+            let scheme = record.scheme().unwrap_or(Scheme::Plain);
+            if let (true, Ok(number), Some((rows, width))) =
+                (scheme != Scheme::Plain, &entry.format, record.matrix())
+            {
+                let format = match scheme {
+                    // Exactly what was chosen; what it was chosen for is lost.
+                    Scheme::Rate => Format::F32,
+                    Scheme::Plain | Scheme::Huffman | Scheme::Palette => *number,
+                };
+                entry.format = Ok(format);
+                entry.bytes = (rows * format.bytes(width)) as u64;
+                entry.coded = Some(
+                    CodedTensor {
+                        name: record.name.clone(),
+                        scheme,
+                        format,
+                        width,
+                        start: record.offset,
+                        chunks: container.chunks(record).collect(),
+                    }
+                    .into(),
+                );
+            }
+            (record.name.clone(), entry)
+        };
+        let tensors = header.tensors.iter().map(entry).collect();
+        let files = header.files.clone();
+        Ok((Self { files }, tensors))
+    }
+
+    /// A small file, or `None` when there is none of this name.
+    pub(super) fn small_file(
+        &self,
+        file: &CheckpointFile,
+        name: &str,
+        max: u64,
+    ) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let Some(record) = self.files.iter().find(|record| record.name == name) else {
+            return Ok(None);
+        };
+        let path = || format!("{name} in {}", file.path);
+        if record.length > max {
+            return Err(CheckpointError::TooLarge {
+                path: path(),
+                bytes: record.length,
+                max,
+            });
+        }
+        let mut bytes = vec![0; record.length as usize];
+        file.read_at(record.offset, &mut bytes)?;
+        match sluice_codec::container::Hash::of(&bytes) == record.hash {
+            true => Ok(Some(bytes)),
+            false => Err(CheckpointError::MalformedFile {
+                path: path(),
+                cause: "it doesn't match its checksum".to_owned(),
+            }),
+        }
+    }
+}
+
+impl CodedTensor {
+    /// How it is coded.
+    #[must_use]
+    pub fn scheme(&self) -> Scheme {
+        self.scheme
+    }
+
+    /// Bytes of all that is coded.
+    pub(super) fn file_bytes(&self) -> u64 {
+        self.chunks.last().map_or(0, |last| last.end() - self.start)
+    }
+
+    /// Where the coded bytes of these rows lie, from the tensor's first byte on; `None` when they don't begin or end with a
+    /// chunk.
+    pub(crate) fn coded_bytes(&self, rows: &Range<usize>) -> Option<Range<u64>> {
+        let chunks = self.chunks_of(rows);
+        let (first, last) = (chunks.first()?, chunks.last()?);
+        (first.rows.start == rows.start && last.rows.end == rows.end)
+            .then(|| first.offset - self.start..last.end() - self.start)
+    }
+
+    /// Where all that these rows are decoded from lies in the file.
+    fn place(&self, rows: &Range<usize>) -> Range<u64> {
+        let chunks = self.chunks_of(rows);
+        let ends = chunks.first().zip(chunks.last());
+        ends.map_or(0..0, |(first, last)| first.offset..last.end())
+    }
+
+    /// The rows that hold these bytes of the tensor as it is decoded.
+    fn rows_of(&self, part: &Range<u64>) -> Range<usize> {
+        let row = self.format.bytes(self.width) as u64;
+        (part.start / row) as usize..part.end.div_ceil(row) as usize
+    }
+
+    /// Where the bytes are read from that these come from.
+    pub(super) fn place_of(&self, part: &Range<u64>) -> Range<u64> {
+        self.place(&self.rows_of(part))
+    }
+
+    fn chunks_of(&self, rows: &Range<usize>) -> &[Chunk] {
+        let first = self
+            .chunks
+            .partition_point(|chunk| chunk.rows.end <= rows.start);
+        let end = self
+            .chunks
+            .partition_point(|chunk| chunk.rows.start < rows.end);
+        &self.chunks[first.min(end)..end]
+    }
+
+    /// Fills `out` with the bytes `part` of the tensor as it is decoded. `read` gives a chunk's bytes.
+    pub(super) fn decode(
+        &self,
+        file: &CheckpointFile,
+        part: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let mut bytes = Vec::new();
+        self.decode_chunks(file, part, out, &mut |chunk, take| {
+            bytes.resize(chunk.layout.bytes(), 0);
+            file.read_at(chunk.offset, &mut bytes)?;
+            take(&bytes)?;
+            Ok(true)
+        })?;
+        Ok(())
+    }
+
+    /// The same, with reads past the system's cache; false when `cancel` was set before all were there.
+    pub(super) fn decode_direct(
+        &self,
+        file: &CheckpointFile,
+        part: &Range<u64>,
+        out: &mut [u8],
+        cancel: &AtomicBool,
+    ) -> Result<bool, CheckpointError> {
+        let mut pages: Vec<Page> = Vec::new();
+        self.decode_chunks(file, part, out, &mut |chunk, take| {
+            let len = chunk.layout.bytes();
+            pages.resize(pages_of(chunk.offset, len), bytemuck::Zeroable::zeroed());
+            let Some(start) = file.read_direct(chunk.offset, len, &mut pages, cancel)? else {
+                return Ok(false);
+            };
+            let bytes: &[u8] = bytemuck::cast_slice(&pages);
+            take(&bytes[start..start + len])?;
+            Ok(true)
+        })
+    }
+
+    fn decode_chunks(
+        &self,
+        file: &CheckpointFile,
+        part: &Range<u64>,
+        out: &mut [u8],
+        read: &mut dyn FnMut(
+            &Chunk,
+            &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
+        ) -> Result<bool, CheckpointError>,
+    ) -> Result<bool, CheckpointError> {
+        let rows = self.rows_of(part);
+        for chunk in self.chunks_of(&rows) {
+            let whole = read(chunk, &mut |bytes| {
+                let coded = Coded::new(chunk.layout.clone(), bytes);
+                let decoded = coded.and_then(|coded| self.decode_part(&coded, chunk, part, out));
+                decoded.map_err(|error| self.damaged(file, chunk, &error))
+            })?;
+            if !whole {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Puts what a chunk has of the bytes `part` into their places in `out`.
+    fn decode_part(
+        &self,
+        coded: &Coded<'_>,
+        chunk: &Chunk,
+        part: &Range<u64>,
+        out: &mut [u8],
+    ) -> Result<(), DecodeError> {
+        let row = self.format.bytes(self.width);
+        let wanted = self.rows_of(part);
+        let rows = wanted.start.max(chunk.rows.start)..wanted.end.min(chunk.rows.end);
+        let from = (rows.start * row) as u64;
+        let to = (rows.end * row) as u64;
+        let local = rows.start - chunk.rows.start..rows.end - chunk.rows.start;
+        if from >= part.start && to <= part.end {
+            let out = &mut out[(from - part.start) as usize..(to - part.start) as usize];
+            return self.decode_rows(coded, local, out);
+        }
+        // Rows that begin or end elsewhere.
+        let mut all = vec![0; (to - from) as usize];
+        self.decode_rows(coded, local, &mut all)?;
+        let (first, end) = (from.max(part.start), to.min(part.end));
+        out[(first - part.start) as usize..(end - part.start) as usize]
+            .copy_from_slice(&all[(first - from) as usize..(end - from) as usize]);
+        Ok(())
+    }
+
+    fn decode_rows(
+        &self,
+        coded: &Coded<'_>,
+        rows: Range<usize>,
+        out: &mut [u8],
+    ) -> Result<(), DecodeError> {
+        if self.scheme != Scheme::Rate {
+            return coded.decode_rows(rows, out);
+        }
+        let mut numbers = vec![0.0_f32; rows.len() * self.width];
+        coded.widen_rows(rows, &mut numbers)?;
+        out.copy_from_slice(bytemuck::cast_slice(&numbers));
+        Ok(())
+    }
+
+    /// Widens rows from the coded bytes of some of the tensor, which begin `base` bytes behind its first.
+    ///
+    /// # Errors
+    /// Names the tile that can't be decoded.
+    ///
+    /// # Panics
+    /// When the bytes don't hold these rows, or `out` has another length.
+    pub(crate) fn widen(
+        &self,
+        bytes: &[u8],
+        base: u64,
+        rows: &Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), DecodeError> {
+        for chunk in self.chunks_of(rows) {
+            let start = (chunk.offset - self.start - base) as usize;
+            let bytes = &bytes[start..start + chunk.layout.bytes()];
+            let here = rows.start.max(chunk.rows.start)..rows.end.min(chunk.rows.end);
+            let place =
+                (here.start - rows.start) * self.width..(here.end - rows.start) * self.width;
+            let local = here.start - chunk.rows.start..here.end - chunk.rows.start;
+            Coded::new(chunk.layout.clone(), bytes)?.widen_rows(local, &mut out[place])?;
+        }
+        Ok(())
+    }
+
+    /// Checks the coded bytes of some rows as far as widening them can fail.
+    pub(crate) fn check(
+        &self,
+        path: &str,
+        bytes: &[u8],
+        base: u64,
+        rows: &Range<usize>,
+    ) -> Result<(), CheckpointError> {
+        for chunk in self.chunks_of(rows) {
+            let start = (chunk.offset - self.start - base) as usize;
+            let bytes = &bytes[start..start + chunk.layout.bytes()];
+            Coded::new(chunk.layout.clone(), bytes)
+                .and_then(|coded| coded.check_places())
+                .map_err(|error| self.damage(path, chunk, &error))?;
+        }
+        Ok(())
+    }
+
+    fn damaged(
+        &self,
+        file: &CheckpointFile,
+        chunk: &Chunk,
+        error: &DecodeError,
+    ) -> CheckpointError {
+        self.damage(&file.path, chunk, error)
+    }
+
+    /// Names the tensor, and the tile as all of the tensor's are counted.
+    fn damage(&self, path: &str, chunk: &Chunk, error: &DecodeError) -> CheckpointError {
+        let earlier = self
+            .chunks
+            .iter()
+            .take_while(|other| other.offset < chunk.offset);
+        let before: usize = earlier.map(|chunk| chunk.layout.tiles()).sum();
+        let cause = match error {
+            DecodeError::Tile(tile) => {
+                format!("tile {} of tensor {} is damaged", before + tile, self.name)
+            }
+            other => format!("tensor {}, from tile {before} on: {other}", self.name),
+        };
+        CheckpointError::MalformedFile {
+            path: path.to_owned(),
+            cause,
+        }
+    }
+}
+
+fn format_of(number: &str) -> Result<Format, String> {
+    match number {
+        "f32" => Ok(Format::F32),
+        "f16" => Ok(Format::F16),
+        "bf16" => Ok(Format::Bf16),
+        other => Err(other.to_owned()),
+    }
+}
+
+/// A container's error as a checkpoint's.
+fn refused(file: &CheckpointFile, error: ContainerError) -> CheckpointError {
+    let path = file.path.clone();
+    match error {
+        ContainerError::Io { cause, .. } => CheckpointError::io(path.as_ref(), cause),
+        ContainerError::WrongLength {
+            expected, found, ..
+        } => CheckpointError::WrongLength {
+            path,
+            expected,
+            found,
+        },
+        ContainerError::Malformed { problem, .. } => CheckpointError::MalformedFile {
+            path,
+            cause: problem,
+        },
+        other => {
+            let cause = other.to_string();
+            let cause = cause.strip_prefix(&path).unwrap_or(&cause);
+            CheckpointError::MalformedFile {
+                path,
+                cause: cause.trim_start_matches([' ', ':']).to_owned(),
+            }
+        }
+    }
+}
