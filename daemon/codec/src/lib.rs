@@ -4,6 +4,7 @@
 //! anybody's: they may be refused, or mean other numbers; nothing panics, reads elsewhere, or takes memory that the bytes
 //! themselves don't account for.
 
+pub mod container;
 pub mod layout;
 pub mod number;
 
