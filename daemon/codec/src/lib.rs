@@ -4,9 +4,19 @@
 //! anybody's: they may be refused, or mean other numbers; nothing panics, reads elsewhere, or takes memory that the bytes
 //! themselves don't account for.
 
+pub mod coded;
 pub mod container;
+pub mod encode;
 pub mod layout;
 pub mod number;
 
+mod huffman;
+mod palette;
+mod path;
+mod rate;
+mod symbols;
+
+pub use coded::{Coded, DecodeError};
+pub use encode::{EncodeError, Encoded, Lossless, encode};
 pub use layout::{Layout, LayoutError, Scheme};
 pub use number::Number;

@@ -1,0 +1,285 @@
+//! Coding a matrix without loss.
+
+use rayon::prelude::*;
+use thiserror::Error;
+
+use crate::{
+    huffman::{self, Codes},
+    layout::{Layout, LayoutError, STRIP_TILES, Scheme, WHOLE},
+    number::Number,
+    palette::{self, ESCAPE, ESCAPES_MAX},
+    symbols::{split, symbols},
+};
+
+/// Strips that one thread codes at a time.
+const PIECE_STRIPS: usize = 16;
+
+/// Ways to code without loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lossless {
+    /// As it is.
+    Plain,
+    /// The shortest.
+    Huffman,
+    /// The fastest to decode.
+    Palette,
+}
+
+/// A coded matrix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Encoded {
+    /// Where its parts are.
+    pub layout: Layout,
+    /// All of them.
+    pub bytes: Vec<u8>,
+}
+
+/// Why a matrix can't be coded.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum EncodeError {
+    /// There is no layout for such a matrix.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// Its shape has more numbers, or fewer.
+    #[error("{found} bytes or numbers, where the shape has {expected}")]
+    Length {
+        /// Bytes or numbers of its shape.
+        expected: usize,
+        /// Bytes or numbers that there are.
+        found: usize,
+    },
+    /// What is no number has no nearest multiple of a step.
+    #[error("number {0} is infinite or none")]
+    NotFinite(usize),
+}
+
+/// Codes a matrix of little-endian numbers, row by row, without loss.
+pub fn encode(
+    number: Number,
+    rows: usize,
+    width: usize,
+    bytes: &[u8],
+    scheme: Lossless,
+    tile: usize,
+) -> Result<Encoded, EncodeError> {
+    let shape = Shape::new(number, rows, width, tile)?;
+    if bytes.len() != shape.numbers * number.bytes() {
+        return Err(EncodeError::Length {
+            expected: shape.numbers * number.bytes(),
+            found: bytes.len(),
+        });
+    }
+    if scheme == Lossless::Plain {
+        let layout = shape.layout(Scheme::Plain, bytes.len(), 0)?;
+        return Ok(Encoded {
+            layout,
+            bytes: bytes.to_vec(),
+        });
+    }
+    let piece_bytes = shape.piece_numbers() * number.bytes();
+    let counts = bytes
+        .par_chunks(piece_bytes)
+        .map(|bytes| {
+            let mut counts = [0; 256];
+            count(&symbols_of(number, bytes), &mut counts);
+            counts
+        })
+        .reduce(|| [0; 256], add);
+    let mut encoded = if scheme == Lossless::Huffman {
+        let lengths = huffman::code_lengths(&counts);
+        let codes = Codes::new(&lengths).expect("lengths of a complete code were just made");
+        let pieces: Vec<Piece> = bytes
+            .par_chunks(piece_bytes)
+            .map(|bytes| shape.huffman(&codes, &symbols_of(number, bytes)))
+            .collect();
+        shape.assemble(Scheme::Huffman, &huffman::pack_lengths(&lengths), &pieces)?
+    } else {
+        let palette = palette::palette(&counts);
+        let indices = palette::indices(&palette);
+        let pieces: Vec<Piece> = bytes
+            .par_chunks(piece_bytes)
+            .map(|bytes| shape.palette(&indices, &symbols_of(number, bytes)))
+            .collect();
+        shape.assemble(Scheme::Palette, &palette, &pieces)?
+    };
+    let raw = encoded.layout.raw();
+    encoded.bytes[raw]
+        .par_chunks_mut(shape.piece_numbers() * number.raw_bytes())
+        .zip(bytes.par_chunks(piece_bytes))
+        .for_each(|(raw, bytes)| {
+            let mut symbols = vec![0; bytes.len() / number.bytes()];
+            split(number, bytes, &mut symbols, raw);
+        });
+    Ok(encoded)
+}
+
+fn symbols_of(number: Number, bytes: &[u8]) -> Vec<u8> {
+    let mut out = vec![0; bytes.len() / number.bytes()];
+    symbols(number, bytes, &mut out);
+    out
+}
+
+/// Counts symbols.
+pub(crate) fn count(symbols: &[u8], counts: &mut [u64; 256]) {
+    for symbol in symbols {
+        counts[usize::from(*symbol)] += 1;
+    }
+}
+
+/// Counts of two parts together.
+pub(crate) fn add(mut one: [u64; 256], other: [u64; 256]) -> [u64; 256] {
+    for (one, other) in one.iter_mut().zip(other) {
+        *one += other;
+    }
+    one
+}
+
+/// A matrix that is being coded.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    number: Number,
+    rows: usize,
+    width: usize,
+    tile: usize,
+    pub(crate) numbers: usize,
+}
+
+/// Whole strips of it, coded.
+#[derive(Default)]
+pub(crate) struct Piece {
+    codes: Vec<u8>,
+    escapes: Vec<u8>,
+    lengths: Vec<u8>,
+    /// Bytes of each strip, in codes or in escapes.
+    strips: Vec<usize>,
+}
+
+impl Shape {
+    pub(crate) fn new(
+        number: Number,
+        rows: usize,
+        width: usize,
+        tile: usize,
+    ) -> Result<Self, LayoutError> {
+        let numbers = rows
+            .checked_mul(width)
+            .filter(|numbers| *numbers <= isize::MAX as usize / 4)
+            .ok_or(LayoutError::TooLarge { rows, width })?;
+        let shape = Self {
+            number,
+            rows,
+            width,
+            tile,
+            numbers,
+        };
+        shape.layout(Scheme::Plain, numbers * number.bytes(), 0)?;
+        Ok(shape)
+    }
+
+    fn layout(&self, scheme: Scheme, codes: usize, escapes: usize) -> Result<Layout, LayoutError> {
+        Layout::new(
+            scheme,
+            self.number,
+            self.rows,
+            self.width,
+            self.tile,
+            codes,
+            escapes,
+        )
+    }
+
+    /// Numbers that are coded together.
+    pub(crate) fn piece_numbers(&self) -> usize {
+        self.tile * STRIP_TILES * PIECE_STRIPS
+    }
+
+    /// Symbols by their codes, or as they are where that is no longer.
+    pub(crate) fn huffman(&self, codes: &Codes, symbols: &[u8]) -> Piece {
+        let unit = (self.tile / 256).max(1);
+        let mut piece = Piece::default();
+        for strip in symbols.chunks(self.tile * STRIP_TILES) {
+            let start = piece.codes.len();
+            for tile in strip.chunks(self.tile) {
+                let bytes = codes.bytes(tile).next_multiple_of(unit);
+                let length = u8::try_from(bytes / unit).unwrap_or(WHOLE);
+                if bytes >= tile.len() || length == WHOLE {
+                    piece.codes.extend_from_slice(tile);
+                    piece.lengths.push(WHOLE);
+                } else {
+                    let end = piece.codes.len() + bytes;
+                    codes.write(tile, &mut piece.codes);
+                    piece.codes.resize(end, 0);
+                    piece.lengths.push(length);
+                }
+            }
+            piece.strips.push(piece.codes.len() - start);
+        }
+        piece
+    }
+
+    /// Symbols by their indices, with those beside that have none.
+    fn palette(&self, indices: &[u8; 256], symbols: &[u8]) -> Piece {
+        let mut piece = Piece::default();
+        for strip in symbols.chunks(self.tile * STRIP_TILES) {
+            let start = piece.escapes.len();
+            for tile in strip.chunks(self.tile) {
+                let index = |symbol: &u8| indices[usize::from(*symbol)];
+                let pairs = tile.chunks(2).map(|pair| {
+                    let second = pair.get(1).map_or(0, index);
+                    index(&pair[0]) | second << 4
+                });
+                piece.codes.extend(pairs);
+                let escapes = || tile.iter().filter(|symbol| index(symbol) == ESCAPE);
+                let count = escapes().count();
+                if count > ESCAPES_MAX {
+                    piece.escapes.extend_from_slice(tile);
+                    piece.lengths.push(WHOLE);
+                } else {
+                    piece.escapes.extend(escapes());
+                    piece.lengths.push(count as u8);
+                }
+            }
+            piece.strips.push(piece.escapes.len() - start);
+        }
+        piece
+    }
+
+    /// All pieces in their places; what isn't coded is zero still.
+    pub(crate) fn assemble(
+        &self,
+        scheme: Scheme,
+        table: &[u8],
+        pieces: &[Piece],
+    ) -> Result<Encoded, LayoutError> {
+        let codes = pieces.iter().map(|piece| piece.codes.len()).sum();
+        let escapes = pieces.iter().map(|piece| piece.escapes.len()).sum();
+        let layout = self.layout(scheme, codes, escapes)?;
+        let mut bytes = vec![0; layout.bytes()];
+        bytes[layout.table()].copy_from_slice(table);
+
+        let (mut offset, mut codes, mut escapes) =
+            (0, layout.codes().start, layout.escapes().start);
+        let (mut lengths, mut offsets) = (layout.lengths().start, layout.offsets().start);
+        let mut put = |at: &mut usize, part: &[u8]| {
+            bytes[*at..*at + part.len()].copy_from_slice(part);
+            *at += part.len();
+        };
+        for piece in pieces {
+            put(&mut codes, &piece.codes);
+            put(&mut escapes, &piece.escapes);
+            put(&mut lengths, &piece.lengths);
+            for strip in &piece.strips {
+                put(&mut offsets, &offset_bytes(offset));
+                offset += strip;
+            }
+        }
+        put(&mut offsets, &offset_bytes(offset));
+        Ok(Encoded { layout, bytes })
+    }
+}
+
+fn offset_bytes(offset: usize) -> [u8; 4] {
+    u32::try_from(offset)
+        .expect("a layout has at most as many codes or escapes")
+        .to_le_bytes()
+}

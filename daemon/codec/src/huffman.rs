@@ -1,0 +1,402 @@
+//! Canonical Huffman codes of at most eleven bits, and a decoder that looks up several symbols at once.
+//!
+//! Codes are written least significant bit first, so that what follows is the low bits of a word; shorter codes come first,
+//! and among codes of one length those of smaller symbols. A code is always complete: a matrix of one symbol has a second
+//! one that never occurs. Eleven bits are what a table in the first cache can take: 2048 entries of up to four symbols,
+//! 3.6 on average with the exponents of a language model. Several tiles are decoded in turn, since one alone would leave the
+//! processor waiting for its table (Giesen, "Reading bits in far too many ways", has the arithmetic).
+
+use crate::{
+    layout::{CODE_LENGTHS_BYTES, PAD_BYTES},
+    path::Path,
+};
+
+/// Bits of the longest code.
+pub(crate) const BITS_MAX: usize = 11;
+const ENTRIES: usize = 1 << BITS_MAX;
+
+/// Tiles that are decoded in turn.
+pub(crate) const STREAMS: usize = 4;
+/// Symbols of a tile while it is decoded, with what is written beyond it.
+pub(crate) const STAGE_BYTES: usize = 512 + 64;
+/// Lookups for each word that is read: five codes, after what is left of a byte, are 62 bits.
+const LOOKUPS: usize = 5;
+/// Symbols of one lookup at most.
+const SYMBOLS: usize = 4;
+
+/// Lengths of codes, 0 for symbols that don't occur: of all prefix codes with at most [`BITS_MAX`] bits the shortest, by
+/// package-merge (Larmore and Hirschberg).
+pub(crate) fn code_lengths(counts: &[u64; 256]) -> [u8; 256] {
+    let mut weights: Vec<(u64, u8)> = (0..=255)
+        .map(|symbol| (counts[usize::from(symbol)], symbol))
+        .filter(|(count, _)| *count > 0)
+        .collect();
+    // Two codes at least, or there would be nothing to tell apart.
+    for symbol in 0..2 {
+        if weights.len() < 2 && counts[usize::from(symbol)] == 0 {
+            weights.push((0, symbol));
+        }
+    }
+    weights.sort_unstable();
+
+    // A package is its weight, and how often each symbol is in it.
+    type Package = (u64, Vec<u8>);
+    let single: Vec<Package> = weights
+        .iter()
+        .map(|(weight, symbol)| (*weight, vec![*symbol]))
+        .collect();
+    let mut level = single.clone();
+    for _ in 1..BITS_MAX {
+        let pairs = level.chunks_exact(2).map(|pair| {
+            let symbols = [&pair[0].1[..], &pair[1].1[..]].concat();
+            (pair[0].0 + pair[1].0, symbols)
+        });
+        let mut merged: Vec<Package> = single.iter().cloned().chain(pairs).collect();
+        merged.sort_by_key(|(weight, _)| *weight);
+        level = merged;
+    }
+    let mut lengths = [0; 256];
+    for (_, symbols) in &level[..2 * (weights.len() - 1)] {
+        for symbol in symbols {
+            lengths[usize::from(*symbol)] += 1;
+        }
+    }
+    lengths
+}
+
+/// Lengths as they are kept: four bits each.
+pub(crate) fn pack_lengths(lengths: &[u8; 256]) -> [u8; CODE_LENGTHS_BYTES] {
+    let (pairs, _) = lengths.as_chunks::<2>();
+    std::array::from_fn(|i| pairs[i][0] | pairs[i][1] << 4)
+}
+
+/// The codes of all symbols, for what writes them: bits, and how many.
+pub(crate) struct Codes([(u16, u8); 256]);
+
+impl Codes {
+    /// `None` if the lengths aren't those of a complete code of at most eleven bits.
+    pub(crate) fn new(lengths: &[u8; 256]) -> Option<Self> {
+        let mut used = 0;
+        for length in lengths.iter().map(|length| usize::from(*length)) {
+            if length > BITS_MAX {
+                return None;
+            }
+            if length > 0 {
+                used += ENTRIES >> length;
+            }
+        }
+        if used != ENTRIES {
+            return None;
+        }
+        let mut codes = [(0, 0); 256];
+        let mut next = 0_u16;
+        for length in 1..=BITS_MAX as u8 {
+            for (code, _) in codes.iter_mut().zip(lengths).filter(|(_, l)| **l == length) {
+                *code = (next.reverse_bits() >> (16 - length), length);
+                // Complete codes end at 2048, which only the last one passes.
+                next += 1;
+            }
+            next <<= 1;
+        }
+        Some(Self(codes))
+    }
+
+    /// Bits of a symbol's code.
+    pub(crate) fn bits(&self, symbol: u8) -> u8 {
+        self.0[usize::from(symbol)].1
+    }
+
+    /// Bytes of these symbols' codes.
+    pub(crate) fn bytes(&self, symbols: &[u8]) -> usize {
+        let bits = symbols.iter().map(|symbol| usize::from(self.bits(*symbol)));
+        bits.sum::<usize>().div_ceil(8)
+    }
+
+    /// Writes codes, and zeros up to a whole byte.
+    pub(crate) fn write(&self, symbols: &[u8], out: &mut Vec<u8>) {
+        let (mut word, mut filled) = (0_u64, 0);
+        for symbol in symbols {
+            let (code, bits) = self.0[usize::from(*symbol)];
+            word |= u64::from(code) << filled;
+            filled += u32::from(bits);
+            if filled >= 32 {
+                out.extend_from_slice(&(word as u32).to_le_bytes());
+                word >>= 32;
+                filled -= 32;
+            }
+        }
+        out.extend_from_slice(&word.to_le_bytes()[..filled.div_ceil(8) as usize]);
+    }
+}
+
+/// What decoding needs, from the lengths of the codes.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    /// By the next eleven bits: four symbols; the bits of their codes in the third 16 bits; their number in the last.
+    entries: Box<[u64; ENTRIES]>,
+    /// By the next eleven bits: the first symbol, and the bits of its code.
+    singles: Box<[(u8, u8); ENTRIES]>,
+}
+
+impl Table {
+    /// `None` if these aren't the lengths of a complete code.
+    pub(crate) fn new(packed: &[u8; CODE_LENGTHS_BYTES]) -> Option<Self> {
+        let lengths = std::array::from_fn(|symbol| packed[symbol / 2] >> (symbol % 2 * 4) & 15);
+        let codes = Codes::new(&lengths)?;
+        let mut singles = boxed((0, 0));
+        for (symbol, (code, bits)) in (0..=255).zip(codes.0) {
+            if bits > 0 {
+                for entry in singles[usize::from(code)..].iter_mut().step_by(1 << bits) {
+                    *entry = (symbol, bits);
+                }
+            }
+        }
+        let mut entries = boxed(0);
+        for (window, entry) in entries.iter_mut().enumerate() {
+            let (mut bits, mut count) = (0, 0);
+            while count < SYMBOLS {
+                let (symbol, more) = singles[window >> bits];
+                if bits + usize::from(more) > BITS_MAX {
+                    break;
+                }
+                *entry |= u64::from(symbol) << (8 * count);
+                bits += usize::from(more);
+                count += 1;
+            }
+            *entry |= (bits as u64) << 32 | (count as u64) << 48;
+        }
+        Some(Self { entries, singles })
+    }
+
+    /// Decodes `STREAMS` tiles, one into each stage, `count` symbols each; what a stage has beyond them is arbitrary.
+    /// `codes` end with their padding; after it come zeros for ever, so that any start has as many codes as one likes.
+    pub(crate) fn decode(
+        &self,
+        path: Path,
+        codes: &[u8],
+        starts: [usize; STREAMS],
+        count: usize,
+        stages: &mut [[u8; STAGE_BYTES]; STREAMS],
+    ) {
+        match path {
+            Path::Portable => self.decode_any(codes, starts, count, stages),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: there is no such path on a processor without these features.
+            Path::Avx2(_) => unsafe { self.decode_bmi2(codes, starts, count, stages) },
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,bmi2")]
+    fn decode_bmi2(
+        &self,
+        codes: &[u8],
+        starts: [usize; STREAMS],
+        count: usize,
+        stages: &mut [[u8; STAGE_BYTES]; STREAMS],
+    ) {
+        self.decode_any(codes, starts, count, stages);
+    }
+
+    #[inline(always)]
+    fn decode_any(
+        &self,
+        codes: &[u8],
+        starts: [usize; STREAMS],
+        count: usize,
+        stages: &mut [[u8; STAGE_BYTES]; STREAMS],
+    ) {
+        const {
+            assert!(512 + SYMBOLS * LOOKUPS <= STAGE_BYTES);
+            assert!(7 + BITS_MAX * LOOKUPS <= 64);
+            // The bits of the most steps that a tile can take stay within their field.
+            assert!((512 / LOOKUPS + 1) * LOOKUPS * BITS_MAX < 1 << 16);
+        }
+        assert!(count <= 512 && codes.len() >= PAD_BYTES);
+        // From here on everything is zero.
+        let last = codes.len() - 8;
+        // Bits that were read in the low half, symbols that were written in the high one.
+        let mut progress = [0_u32; STREAMS];
+        while progress.iter().any(|at| ((at >> 16) as usize) < count) {
+            let mut words = [0_u64; STREAMS];
+            let mut outs = [std::ptr::null_mut::<u8>(); STREAMS];
+            let mut steps = [0_u32; STREAMS];
+            for n in 0..STREAMS {
+                let bits = progress[n] as usize & 0xffff;
+                let place = starts[n].saturating_add(bits / 8).min(last);
+                // SAFETY: `last` is eight bytes before the end of the codes, and there are that many.
+                let word = unsafe { codes.as_ptr().add(place).cast::<u64>().read_unaligned() };
+                words[n] = u64::from_le(word) >> (bits % 8);
+                // A stream that is done writes behind its tile until the others are.
+                let at = ((progress[n] >> 16) as usize).min(count);
+                // SAFETY: a stage has more than `count` bytes.
+                outs[n] = unsafe { stages[n].as_mut_ptr().add(at) };
+            }
+            for _ in 0..LOOKUPS {
+                for n in 0..STREAMS {
+                    let entry = self.entries[words[n] as usize % ENTRIES];
+                    let symbols = (entry as u32).to_le();
+                    // SAFETY: each of at most four lookups before this one wrote at most four symbols from `count` on or
+                    // before, and a stage has 20 bytes beyond 512.
+                    unsafe {
+                        let out = outs[n].add((steps[n] >> 16) as usize);
+                        out.cast::<u32>().write_unaligned(symbols);
+                    }
+                    let step = (entry >> 32) as u32;
+                    words[n] >>= step % 64;
+                    steps[n] += step;
+                }
+            }
+            for n in 0..STREAMS {
+                progress[n] += steps[n];
+            }
+        }
+    }
+
+    /// The same for one tile, a symbol at a time: what the other is held to. Returns the bits that it took.
+    pub(crate) fn decode_slowly(&self, codes: &[u8], start: usize, out: &mut [u8]) -> usize {
+        let mut bits = 0;
+        for out in out {
+            let place = start.saturating_add(bits / 8);
+            let word = codes.get(place..).unwrap_or_default().iter().take(3);
+            let word = word
+                .rev()
+                .fold(0, |word, byte| word << 8 | usize::from(*byte));
+            let (symbol, more) = self.singles[(word >> (bits % 8)) % ENTRIES];
+            *out = symbol;
+            bits += usize::from(more);
+        }
+        bits
+    }
+}
+
+fn boxed<T: Clone>(value: T) -> Box<[T; ENTRIES]> {
+    let entries = vec![value; ENTRIES].into_boxed_slice();
+    entries
+        .try_into()
+        .unwrap_or_else(|_| unreachable!("made with as many entries"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn table(lengths: &[u8; 256]) -> Option<Table> {
+        Table::new(&pack_lengths(lengths))
+    }
+
+    fn padded(mut codes: Vec<u8>) -> Vec<u8> {
+        codes.resize(codes.len() + PAD_BYTES, 0);
+        codes
+    }
+
+    /// Codes some symbols, and decodes them in both ways.
+    fn there_and_back(counts: &[u64; 256], symbols: &[u8]) {
+        let lengths = code_lengths(counts);
+        let codes = Codes::new(&lengths).unwrap();
+        let table = table(&lengths).unwrap();
+        let mut bytes = vec![0xaa; 3];
+        codes.write(symbols, &mut bytes);
+        assert_eq!(bytes.len(), 3 + codes.bytes(symbols));
+        let bytes = padded(bytes);
+
+        let mut slow = vec![0; symbols.len()];
+        let bits = table.decode_slowly(&bytes, 3, &mut slow);
+        assert_eq!(slow, symbols);
+        assert_eq!(bits.div_ceil(8), codes.bytes(symbols));
+        for path in Path::all() {
+            let mut stages = [[0; STAGE_BYTES]; STREAMS];
+            table.decode(path, &bytes, [3; STREAMS], symbols.len(), &mut stages);
+            for stage in &stages {
+                assert_eq!(&stage[..symbols.len()], symbols);
+            }
+        }
+    }
+
+    #[test]
+    fn few_and_many_symbols_have_codes() {
+        let mut counts = [0; 256];
+        assert_eq!(code_lengths(&counts)[..3], [1, 1, 0]);
+        counts[0] = 9;
+        there_and_back(&counts, &[0; 100]);
+        counts = [0; 256];
+        counts[200] = 1;
+        there_and_back(&counts, &[200; 512]);
+        there_and_back(&[1; 256], &(0..=255).collect::<Vec<_>>());
+        assert_eq!(code_lengths(&[7; 256]), [8; 256]);
+    }
+
+    #[test]
+    fn no_code_is_too_long() {
+        // Fibonacci numbers make the longest codes that there are.
+        let mut counts = [0; 256];
+        let (mut a, mut b) = (1_u64, 1);
+        for count in &mut counts[..60] {
+            *count = a;
+            (a, b) = (b, a + b);
+        }
+
+        let lengths = code_lengths(&counts);
+
+        assert_eq!(lengths.iter().max(), Some(&(BITS_MAX as u8)));
+        there_and_back(&counts, &(0..60).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn codes_are_as_short_as_can_be() {
+        let mut counts = [0; 256];
+        counts[..5].copy_from_slice(&[45, 13, 12, 16, 9]);
+        assert_eq!(code_lengths(&counts)[..6], [1, 3, 3, 3, 3, 0]);
+        counts[5] = 5;
+        assert_eq!(code_lengths(&counts)[..6], [1, 3, 3, 3, 4, 4]);
+    }
+
+    #[test]
+    fn incomplete_codes_are_refused() {
+        let mut lengths = [0; 256];
+        assert!(table(&lengths).is_none());
+        lengths[3] = 1;
+        assert!(table(&lengths).is_none());
+        lengths[4] = 1;
+        assert!(table(&lengths).is_some());
+        lengths[5] = 11;
+        assert!(table(&lengths).is_none());
+        assert!(table(&[15; 256]).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn any_symbols_come_back(
+            counts in prop::collection::vec(prop_oneof![Just(0_u64), 1..100_u64, 1..1_000_000_u64], 256),
+            seeds in prop::collection::vec(any::<prop::sample::Index>(), 1..=512),
+        ) {
+            let counts: [u64; 256] = counts.try_into().unwrap();
+            let used: Vec<u8> = (0..=255).filter(|s| counts[usize::from(*s)] > 0).collect();
+            prop_assume!(!used.is_empty());
+            let symbols: Vec<u8> = seeds.iter().map(|seed| *seed.get(&used)).collect();
+            there_and_back(&counts, &symbols);
+        }
+
+        #[test]
+        fn any_bytes_mean_the_same_in_both_ways(
+            counts in prop::collection::vec(0..1000_u64, 256),
+            bytes in prop::collection::vec(any::<u8>(), 0..300),
+            starts in prop::array::uniform4(prop_oneof![0..400_usize, Just(usize::MAX)]),
+            count in 0..=512_usize,
+        ) {
+            let table = table(&code_lengths(&counts.try_into().unwrap())).unwrap();
+            let bytes = padded(bytes);
+            for path in Path::all() {
+                let mut stages = [[0; STAGE_BYTES]; STREAMS];
+                table.decode(path, &bytes, starts, count, &mut stages);
+                for (stage, start) in stages.iter().zip(starts) {
+                    let mut slow = vec![0; count];
+                    table.decode_slowly(&bytes, start, &mut slow);
+                    prop_assert_eq!(&stage[..count], &slow);
+                }
+            }
+        }
+    }
+}
