@@ -183,19 +183,28 @@ impl Writer {
             writer.journal = Journal::go_on(&journal_path, &found, whole)
                 .map_err(ContainerError::io("write", &journal_path))?;
         }
-        // Nothing of a header, and nothing between the parts, is left of what was there.
-        let whole = writer.end;
-        writer.wrote(|writer| {
-            writer.file.set_len(whole)?;
-            writer.file.write_all_at(&vec![0; room as usize], 0)?;
-            let records = writer.header.shards.iter().chain(&writer.header.files);
-            let contents = writer.plan.shards.iter().chain(&writer.plan.files);
-            for (record, (_, bytes)) in records.zip(contents) {
-                writer.file.write_all_at(bytes, record.offset)?;
-            }
-            Ok(())
-        })?;
+        writer.wrote(Self::write_beginning)?;
         Ok(writer)
+    }
+
+    /// Writes what comes before the tensors, and zeros wherever nothing is: whatever was there before.
+    fn write_beginning(&self) -> io::Result<()> {
+        self.file.set_len(self.end)?;
+        let files = self.header.shards.iter().chain(&self.header.files);
+        let contents = self.plan.shards.iter().chain(&self.plan.files);
+        for (record, (_, bytes)) in files.clone().zip(contents) {
+            self.file.write_all_at(bytes, record.offset)?;
+        }
+        let files = files.map(|file| (file.offset, file.length));
+        let tensors = self.header.tensors.iter();
+        let tensors = tensors.map(|tensor| (tensor.offset, tensor.length));
+        let mut end = 0;
+        for (offset, length) in files.chain(tensors).chain([(self.end, 0)]) {
+            self.file
+                .write_all_at(&vec![0; (offset - end) as usize], end)?;
+            end = offset + length;
+        }
+        Ok(())
     }
 
     /// Takes tensors of a run before for whole, as long as they are what this one would write; says how many.
@@ -219,9 +228,11 @@ impl Writer {
                 && record.number == planned.number
                 && (record.extent, record.offset) == (extent, offset)
                 && record.checks == self.checks.len() as u64
-                && offset
-                    .checked_add(record.length)
-                    .is_some_and(|end| end <= length);
+                // One without bytes may lie beyond the end.
+                && (record.length == 0
+                    || offset
+                        .checked_add(record.length)
+                        .is_some_and(|end| end <= length));
             let mut checks = Vec::new();
             if !is_planned || !self.read_back(record, cancel, &mut checks)? {
                 break;
