@@ -16,7 +16,10 @@ use super::{
     header::{Chunk, FileRecord, Header, TensorRecord},
     tiles,
 };
-use crate::layout::Scheme;
+use crate::{
+    coded::{Coded, DecodeError},
+    layout::Scheme,
+};
 
 /// Most bytes of a plain tensor or of padding that are looked at together.
 const PIECE_BYTES: usize = 4 << 20;
@@ -316,7 +319,11 @@ impl<R: ReadAt> Container<R> {
             })?;
             self.read_checks(tensor, 0, checks.len(), &mut told)?;
             comparison.tiles(&checks, &told);
+            if hasher.finish() == tensor.hash && tensor.hash != tensor.original_hash {
+                comparison.meaning("its original is said to be another".to_owned());
+            }
         } else {
+            let mut meaning = Meaning::default();
             let mut bytes = Vec::new();
             let (mut end, mut done) = (tensor.offset, 0);
             for chunk in self.chunks(tensor) {
@@ -333,14 +340,16 @@ impl<R: ReadAt> Container<R> {
                 self.read_checks(tensor, done, checks.len(), &mut told)?;
                 done += checks.len();
                 comparison.chunk(&checks, &told);
+                meaning.chunk(&chunk, &bytes);
                 progress(end);
             }
+            if hasher.finish() == tensor.hash
+                && let Some(cause) = meaning.problem(tensor)
+            {
+                comparison.meaning(cause);
+            }
         }
-        if hasher.finish() == tensor.hash {
-            // Whatever the checks say: they are damaged then, and that is found where they are.
-            return Ok(Vec::new());
-        }
-        Ok(comparison.found())
+        Ok(comparison.found(hasher.finish() == tensor.hash))
     }
 
     /// Some of a tensor's checks as the file has them.
@@ -431,6 +440,7 @@ struct Comparison<'a> {
     /// Tiles so far.
     tiles: usize,
     found: Vec<Damage>,
+    meaning: Option<Damage>,
 }
 
 impl<'a> Comparison<'a> {
@@ -439,6 +449,7 @@ impl<'a> Comparison<'a> {
             tensor: &tensor.name,
             tiles: 0,
             found: Vec::new(),
+            meaning: None,
         }
     }
 
@@ -475,12 +486,60 @@ impl<'a> Comparison<'a> {
         self.tiles += checks.len();
     }
 
-    fn found(self) -> Vec<Damage> {
-        match self.found.is_empty() {
-            true => vec![Damage::Tensor {
+    /// All bytes are what was written, and that isn't what it should have been.
+    fn meaning(&mut self, cause: String) {
+        self.meaning = Some(Damage::Meaning {
+            tensor: self.tensor.to_owned(),
+            cause,
+        });
+    }
+
+    fn found(self, is_whole: bool) -> Vec<Damage> {
+        match (is_whole, self.found.is_empty()) {
+            // Whatever the checks say: they are damaged then, and that is found where they are.
+            (true, _) => self.meaning.into_iter().collect(),
+            (false, false) => self.found,
+            (false, true) => vec![Damage::Tensor {
                 tensor: self.tensor.to_owned(),
             }],
-            false => self.found,
         }
     }
+}
+
+/// Whether chunks are what an encoder makes, and decode to what they were made from.
+#[derive(Default)]
+struct Meaning {
+    original: Hasher,
+    out: Vec<u8>,
+    problem: Option<String>,
+}
+
+impl Meaning {
+    fn chunk(&mut self, chunk: &Chunk, bytes: &[u8]) {
+        if self.problem.is_none() {
+            let checked = decode(chunk, bytes, &mut self.out);
+            self.problem = checked.err().map(|error| error.to_string());
+            self.original.update(&self.out);
+        }
+    }
+
+    fn problem(self, tensor: &TensorRecord) -> Option<String> {
+        // Of what was rate-coded, nobody can tell what it was.
+        let is_original =
+            tensor.scheme() == Some(Scheme::Rate) || self.original.finish() == tensor.original_hash;
+        self.problem
+            .or_else(|| (!is_original).then(|| "it decodes to other numbers".to_owned()))
+    }
+}
+
+/// The numbers of a chunk as they were, where it was coded without loss. In any case it is looked at to the last bit.
+fn decode(chunk: &Chunk, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), DecodeError> {
+    let coded = Coded::new(chunk.layout.clone(), bytes)?;
+    coded.check()?;
+    out.clear();
+    if chunk.layout.scheme() == Scheme::Rate {
+        return Ok(());
+    }
+    out.resize(chunk.layout.plain_bytes(), 0);
+    coded.decode_rows(0..chunk.layout.rows(), out)
 }

@@ -13,7 +13,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{
-    layout::{Layout, STRIP_TILES, Scheme},
+    encode::{Encoded, Lossless, encode},
+    layout::{Layout, Scheme},
     number::Number,
 };
 
@@ -40,33 +41,24 @@ impl Random {
     }
 }
 
-/// A chunk whose offsets and lengths are sound; what they lead to means nothing.
-fn chunk(scheme: Scheme, rows: usize, width: usize, random: &mut Random) -> (Layout, Vec<u8>) {
-    let tiles = (rows * width).div_ceil(TILE);
-    let lengths: Vec<u8> = (0..tiles).map(|_| random.below(60) as u8).collect();
-    let offsets: Vec<u32> = (0..=tiles.div_ceil(STRIP_TILES))
-        .map(|strip| {
-            let before = &lengths[..tiles.min(strip * STRIP_TILES)];
-            before.iter().map(|&length| u32::from(length)).sum()
-        })
-        .collect();
-    let varying = *offsets.last().unwrap() as usize;
-    let (codes, escapes) = match scheme {
-        Scheme::Palette => ((rows * width).div_ceil(2), varying),
-        _ => (varying, 0),
-    };
-    let layout = Layout::new(scheme, Number::Bf16, rows, width, TILE, codes, escapes).unwrap();
-    let mut bytes = random.bytes(layout.bytes());
-    bytes[layout.lengths()].copy_from_slice(&lengths);
-    let offsets: Vec<u8> = offsets.iter().flat_map(|o| o.to_le_bytes()).collect();
-    bytes[layout.offsets()].copy_from_slice(&offsets);
-    (layout, bytes)
+/// A chunk of numbers such as weights are, and those.
+fn chunk(scheme: Lossless, rows: usize, width: usize, random: &mut Random) -> (Encoded, Vec<u8>) {
+    let numbers = (0..rows * width).map(|_| {
+        let exponent = match random.below(50) {
+            0 => random.below(256),
+            _ => 120 - random.next().leading_zeros() as usize,
+        };
+        ((exponent << 7) as u16) | (random.next() as u16 & 0x807f)
+    });
+    let bytes: Vec<u8> = numbers.flat_map(u16::to_le_bytes).collect();
+    let coded = encode(Number::Bf16, rows, width, &bytes, scheme, TILE).unwrap();
+    (coded, bytes)
 }
 
 /// What a tensor of the model is written from.
 enum Content {
     Plain(Vec<u8>),
-    Coded(Scheme, Vec<(Layout, Vec<u8>)>),
+    Coded(Vec<(Encoded, Vec<u8>)>),
 }
 
 /// A model of two layers, a plain embedding, a coded head of two chunks, a tensor of another kind and one without numbers.
@@ -94,21 +86,16 @@ impl Model {
             Content::Plain(random.bytes(1000)),
         );
         for layer in 0..2 {
-            for (part, scheme) in [("up", Scheme::Huffman), ("down", Scheme::Palette)] {
+            for (part, scheme) in [("up", Lossless::Huffman), ("down", Lossless::Palette)] {
                 let chunks = vec![chunk(scheme, 40, 130, random)];
                 let name = format!("layers.{layer}.{part}");
-                add(&name, &[40, 130], "bf16", Content::Coded(scheme, chunks));
+                add(&name, &[40, 130], "bf16", Content::Coded(chunks));
             }
             let norm = Content::Plain(random.bytes(130 * 4));
             add(&format!("layers.{layer}.norm"), &[130], "f32", norm);
         }
-        let chunks = [256, 20].map(|rows| chunk(Scheme::Rate, rows, 17, random));
-        add(
-            "head",
-            &[276, 17],
-            "bf16",
-            Content::Coded(Scheme::Rate, chunks.to_vec()),
-        );
+        let chunks = [256, 20].map(|rows| chunk(Lossless::Huffman, rows, 17, random));
+        add("head", &[276, 17], "bf16", Content::Coded(chunks.to_vec()));
         add("steps", &[3], "i64", Content::Plain(random.bytes(24)));
         add("nothing", &[0, 3], "f16", Content::Plain(Vec::new()));
         Self { tensors }
@@ -141,13 +128,25 @@ impl Model {
                     writer.plain(piece).unwrap();
                 }
             }
-            Content::Coded(scheme, chunks) => {
-                writer.begin_tensor(*scheme).unwrap();
-                for (layout, bytes) in chunks.iter().take(chunks_max) {
-                    writer.chunk(layout, bytes).unwrap();
+            Content::Coded(chunks) => {
+                let scheme = chunks[0].0.layout.scheme();
+                writer.begin_tensor(scheme).unwrap();
+                for (coded, _) in chunks.iter().take(chunks_max) {
+                    writer.chunk(&coded.layout, &coded.bytes).unwrap();
                 }
             }
         }
+    }
+
+    pub(super) fn write_whole(&self, writer: &mut Writer) {
+        let (_, content) = &self.tensors[writer.next().unwrap()];
+        let mut original = Hasher::default();
+        match content {
+            Content::Plain(bytes) => original.update(bytes),
+            Content::Coded(chunks) => chunks.iter().for_each(|(_, bytes)| original.update(bytes)),
+        }
+        self.write(writer, usize::MAX);
+        writer.end_tensor(original.finish()).unwrap();
     }
 
     pub(super) fn begin(&self, target: &Path) -> Writer {
@@ -156,9 +155,8 @@ impl Model {
 
     /// Writes all that is left.
     pub(super) fn go_on(&self, mut writer: Writer) -> Done {
-        while let Some(next) = writer.next() {
-            self.write(&mut writer, usize::MAX);
-            writer.end_tensor(Hash(next as u64)).unwrap();
+        while writer.next().is_some() {
+            self.write_whole(&mut writer);
         }
         writer.finish(false).unwrap()
     }
@@ -225,9 +223,8 @@ fn what_was_written_is_read() {
     assert_eq!(container.file("empty.txt").unwrap().unwrap(), b"");
     assert!(container.file("model.safetensors").unwrap().is_none());
     assert_eq!(container.read_file(&header.shards[0]).unwrap(), b"a header");
-    for (index, (planned, content)) in model.tensors.iter().enumerate() {
+    for (planned, content) in &model.tensors {
         let tensor = container.tensor(&planned.name).unwrap();
-        assert_eq!(tensor.original_hash, Hash(index as u64));
         let mut buffer = vec![0; tensor.length as usize];
         match content {
             Content::Plain(bytes) => {
@@ -235,12 +232,12 @@ fn what_was_written_is_read() {
                 assert_eq!(&buffer, bytes);
                 assert_eq!(container.chunks(tensor).count(), 0);
             }
-            Content::Coded(_, chunks) => {
+            Content::Coded(chunks) => {
                 let found: Vec<Chunk> = container.chunks(tensor).collect();
                 assert_eq!(found.len(), chunks.len());
-                for (found, (layout, bytes)) in found.iter().zip(chunks) {
+                for (found, (coded, _)) in found.iter().zip(chunks) {
                     container.read_chunk(found, &mut buffer).unwrap();
-                    assert_eq!((&found.layout, &buffer), (layout, bytes));
+                    assert_eq!((&found.layout, &buffer), (&coded.layout, &coded.bytes));
                 }
             }
         }
@@ -259,12 +256,11 @@ fn a_tensor_may_be_begun_again_in_another_way() {
         if !matches!(model.tensors[next].1, Content::Plain(_)) {
             // What is written first is longer.
             writer.begin_tensor(Scheme::Huffman).unwrap();
-            let (layout, bytes) = chunk(Scheme::Huffman, 256, 200, &mut Random(9));
-            writer.chunk(&layout, &bytes).unwrap();
-            assert_eq!(writer.tensor_bytes(), bytes.len() as u64);
+            let (coded, _) = chunk(Lossless::Huffman, 256, 200, &mut Random(9));
+            writer.chunk(&coded.layout, &coded.bytes).unwrap();
+            assert_eq!(writer.tensor_bytes(), coded.bytes.len() as u64);
         }
-        model.write(&mut writer, usize::MAX);
-        writer.end_tensor(Hash(next as u64)).unwrap();
+        model.write_whole(&mut writer);
     }
     writer.finish(false).unwrap();
     assert!(folder.only_target() == model.container());
@@ -277,9 +273,8 @@ fn an_existing_file_is_replaced_only_if_that_is_asked_for() {
     fs::write(folder.target(), "precious").unwrap();
     let whole = || {
         let mut writer = model.begin(&folder.target());
-        while let Some(next) = writer.next() {
-            model.write(&mut writer, usize::MAX);
-            writer.end_tensor(Hash(next as u64)).unwrap();
+        while writer.next().is_some() {
+            model.write_whole(&mut writer);
         }
         writer
     };
