@@ -5,6 +5,7 @@
 //! themselves don't account for.
 
 pub mod coded;
+pub mod container;
 pub mod encode;
 pub mod layout;
 pub mod number;

@@ -1,0 +1,147 @@
+//! What of an unfinished container is done: a line a tensor, beside it, so that a run that was interrupted goes on where it
+//! was. A line's hash follows from all before it, so that lines of two runs, or half a line, aren't taken for one journal.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, BufRead, BufReader, Seek, SeekFrom, Write},
+    path::Path,
+};
+
+use super::{
+    hash::{Hash, Hasher},
+    header::TensorRecord,
+};
+
+/// Longest line: a name, and a chunk's length of some 10,000.
+const LINE_BYTES_MAX: u64 = 64 << 20;
+
+/// An opened journal, at its end.
+#[derive(Debug)]
+pub(super) struct Journal {
+    file: File,
+    /// Of the last line.
+    chain: Hash,
+}
+
+/// The tensors that a journal has, and where each line ends.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    lines: Vec<(TensorRecord, u64, Hash)>,
+    start: u64,
+    start_chain: Hash,
+}
+
+impl Found {
+    /// What was written before, in order, by lines that are whole.
+    pub(super) fn records(&self) -> impl Iterator<Item = &TensorRecord> {
+        self.lines.iter().map(|(record, ..)| record)
+    }
+}
+
+impl Journal {
+    /// What the journal at `path` says, if it is one of a run of the same `identity`.
+    pub(super) fn read(path: &Path, identity: &str) -> io::Result<Option<Found>> {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let mut lines = Lines {
+            reader: BufReader::new(file),
+            at: 0,
+            chain: Hash::default(),
+        };
+        let Some(first) = lines.next()? else {
+            return Ok(None);
+        };
+        if first != serde_json::Value::from(identity).to_string().as_bytes() {
+            return Ok(None);
+        }
+        let mut found = Found {
+            lines: Vec::new(),
+            start: lines.at,
+            start_chain: lines.chain,
+        };
+        while let Some(line) = lines.next()? {
+            let Ok(record) = serde_json::from_slice(&line) else {
+                break;
+            };
+            found.lines.push((record, lines.at, lines.chain));
+        }
+        Ok(Some(found))
+    }
+
+    /// Begins a journal anew.
+    pub(super) fn begin(path: &Path, identity: &str) -> io::Result<Self> {
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(path)?;
+        let mut journal = Self {
+            file,
+            chain: Hash::default(),
+        };
+        journal.append_text(&serde_json::Value::from(identity).to_string())?;
+        Ok(journal)
+    }
+
+    /// Goes on with a journal after the first `count` tensors of it.
+    pub(super) fn go_on(path: &Path, found: &Found, count: usize) -> io::Result<Self> {
+        let (end, chain) = match count.checked_sub(1) {
+            None => (found.start, found.start_chain),
+            Some(last) => (found.lines[last].1, found.lines[last].2),
+        };
+        let mut file = OpenOptions::new().write(true).open(path)?;
+        file.set_len(end)?;
+        file.seek(SeekFrom::End(0))?;
+        Ok(Self { file, chain })
+    }
+
+    /// Says that a tensor is whole.
+    pub(super) fn append(&mut self, record: &TensorRecord) -> io::Result<()> {
+        self.append_text(&serde_json::to_string(record)?)
+    }
+
+    fn append_text(&mut self, text: &str) -> io::Result<()> {
+        self.chain = chained(self.chain, text.as_bytes());
+        self.file
+            .write_all(format!("{} {text}\n", self.chain).as_bytes())
+    }
+
+    pub(super) fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+/// Lines whose hashes hold, up to the first whose doesn't.
+struct Lines {
+    reader: BufReader<File>,
+    at: u64,
+    chain: Hash,
+}
+
+impl Lines {
+    fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        let mut line = Vec::new();
+        let mut reader = io::Read::take(&mut self.reader, LINE_BYTES_MAX);
+        let length = reader.read_until(b'\n', &mut line)? as u64;
+        if line.pop() != Some(b'\n') || line.get(16) != Some(&b' ') {
+            return Ok(None);
+        }
+        let text = line.split_off(17);
+        let chain = chained(self.chain, &text);
+        if format!("{chain} ").as_bytes() != line {
+            return Ok(None);
+        }
+        self.chain = chain;
+        self.at += length;
+        Ok(Some(text))
+    }
+}
+
+fn chained(chain: Hash, text: &[u8]) -> Hash {
+    let mut hasher = Hasher::default();
+    hasher.update(&chain.0.to_le_bytes());
+    hasher.update(text);
+    hasher.finish()
+}

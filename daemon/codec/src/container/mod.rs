@@ -1,0 +1,53 @@
+//! `.sluice` files: a model in one file, coded, each layer one read.
+//!
+//! | bytes | what |
+//! | --- | --- |
+//! | 0..8 | [`MAGIC`] |
+//! | 8..12 | [`VERSION`], `u32` |
+//! | 12..16 | bytes of the header, `u32` |
+//! | 16..24 | the header's xxh3-64 |
+//! | 24.. | the [`Header`], JSON |
+//! | then, at multiples of 64 | the headers of the safetensors files that the tensors came from; the model's other files |
+//! | then, at multiples of 4096 | extents: the tensors of a layer, each at a multiple of 64 |
+//! | at a multiple of 4096, to the end | checks: 16 bits a tile |
+//!
+//! Integers are little-endian; all between the parts is zero. The header is written last, so that what wasn't finished
+//! doesn't begin like a container, whatever its name.
+
+mod error;
+mod hash;
+mod header;
+mod journal;
+mod read;
+mod select;
+mod tiles;
+mod write;
+
+pub use self::{
+    error::{ContainerError, Damage},
+    hash::{Hash, Hasher},
+    header::{Chunk, Extent, FileRecord, Header, Section, TensorRecord, is_file_name},
+    read::{Container, ReadAt},
+    select::{Glob, Rules, Treatment, extent_name},
+    write::{Done, Plan, PlannedTensor, Writer, journal_of, partial_of},
+};
+
+/// What a container begins with.
+pub const MAGIC: [u8; 8] = *b"SLUICE\0\x01";
+/// The version of the format.
+pub const VERSION: u32 = 1;
+/// Parts begin at multiples of this.
+pub const ALIGN_BYTES: u64 = 64;
+/// Extents begin at multiples of this, as reads past the page cache want.
+pub const EXTENT_ALIGN_BYTES: u64 = 4096;
+
+/// Rows of a chunk that is written: so many of a layer's matrix are some hundred KiB to a few MiB.
+pub const CHUNK_ROWS: usize = 256;
+
+/// Bytes before the header.
+const PREFIX_BYTES: u64 = 24;
+/// Longest header; one of 20,000 tensors has 8 MB.
+const HEADER_BYTES_MAX: u64 = 64 << 20;
+
+#[cfg(test)]
+mod tests;
