@@ -251,6 +251,25 @@ fn one_that_is_cancelled_leaves_the_others_alone() {
 }
 
 #[test]
+fn one_that_has_nothing_to_fill_harms_nobody() {
+    let world = World::diffusion(8);
+    let [first, _, third, ..] = &stories(&world)[..] else {
+        panic!("there are enough")
+    };
+    let alone = texts(&World::diffusion(1).run(&[first.clone(), third.clone()]));
+    let token = first.prompt[0];
+    let filled = Generate {
+        canvas: vec![Slot::Pinned(token)],
+        block_length: 1,
+        ..first.clone()
+    };
+    let answers = texts(&world.run(&[first.clone(), filled.clone(), third.clone(), filled]));
+    assert_eq!([&answers[0], &answers[2]], [&alone[0], &alone[1]]);
+    assert_eq!(answers[1], (vec![token], Finish::Length));
+    assert_eq!(answers[3], answers[1]);
+}
+
+#[test]
 fn those_that_there_is_no_room_for_wait() {
     for (folder, requests) in [
         ("../model", stories as fn(&World) -> Vec<Generate>),

@@ -18,16 +18,17 @@ use crate::{
     text::Text,
 };
 
-/// Shares the rows of a pass out among sequences that have so many tokens still to be read: a sequence that has only one,
-/// which tells what follows, is never kept waiting for another's prompt; the others' turn comes one after another.
+/// Shares the rows of a pass out among sequences that have so many tokens still to be read, those with the fewest first: one
+/// that only tells what follows is never kept waiting for another's prompt, nor a short prompt for a long one.
 #[must_use]
 pub fn share_rows(unread: &[usize], rows_max: usize) -> Vec<usize> {
-    let mut shares: Vec<usize> = unread.iter().map(|&rows| usize::from(rows == 1)).collect();
-    let mut left = rows_max.saturating_sub(shares.iter().sum());
-    for (share, unread) in shares.iter_mut().zip(unread) {
-        let more = (unread - *share).min(left);
-        *share += more;
-        left -= more;
+    let mut shares = vec![0; unread.len()];
+    let mut order: Vec<usize> = (0..unread.len()).collect();
+    order.sort_by_key(|&index| unread[index]);
+    let mut left = rows_max;
+    for index in order {
+        shares[index] = unread[index].min(left);
+        left -= shares[index];
     }
     shares
 }

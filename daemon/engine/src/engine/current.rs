@@ -174,7 +174,15 @@ impl Current {
         )
     }
 
-    /// Bytes of the keys and values of the running request.
+    /// These choices at the level in force, which a request that joins others doesn't change.
+    pub(super) fn same_level(&self, choices: Choices) -> Choices {
+        Choices {
+            level: self.plan.level,
+            ..choices
+        }
+    }
+
+    /// Bytes of the keys and values of the requests that run.
     pub(super) fn held_bytes(&self) -> Result<u64, EngineError> {
         match &self.serving {
             Some(serving) => Ok(self.working(serving)?.cache_bytes),

@@ -76,7 +76,7 @@ impl Keeping {
 }
 
 /// Whether the plan streams what can't be read as it is computed with.
-fn lacks_copy(reader: &Reader, plan: &Plan) -> bool {
+pub(super) fn lacks_copy(reader: &Reader, plan: &Plan) -> bool {
     plan.streamed().any(|unit| !reader.has_stored(unit))
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::AtomicBool};
 
 use sluice_shared::level::Kv;
 
-use super::{current::Current, load::Loading, worker::Worker};
+use super::{current::Current, worker::Worker};
 use crate::{
     decode::autoregressive::{Continuation, share_rows},
     device::Profile,
@@ -117,23 +117,25 @@ impl Continuing {
         std::mem::take(&mut self.watch.notices)
     }
 
-    /// What it came to. What it has read is kept, unless weights changed meanwhile.
-    pub(super) fn finish(self, worker: &mut Worker) -> Generated {
+    /// What it came to. What it has read is kept, where somebody keeps it, unless weights changed meanwhile.
+    pub(super) fn finish(self, keeper: Option<&mut Worker>) -> Generated {
         let Self {
             continuation,
             cache,
             mut watch,
         } = self;
-        // After a pass that failed, they may be others.
-        if let Some(current) = &worker.current {
-            watch.look(&current.weights, cache.len());
-        }
-        if !watch.storages.is_empty() {
-            worker.keep(Kept {
-                tokens: continuation.sequence()[..cache.len()].to_vec(),
-                cache,
-                storages: watch.storages,
-            });
+        if let Some(worker) = keeper {
+            // After a pass that was cancelled, they may be others.
+            if let Some(current) = &worker.current {
+                watch.look(&current.weights, cache.len());
+            }
+            if !watch.storages.is_empty() {
+                worker.keep(Kept {
+                    tokens: continuation.sequence()[..cache.len()].to_vec(),
+                    cache,
+                    storages: watch.storages,
+                });
+            }
         }
         continuation.generated()
     }
@@ -201,9 +203,9 @@ pub(super) fn pass(
         false => choose(requests, &wanted, hidden, logits, (ops, current)),
     };
     if chosen.is_err() {
-        // Memory may have run short, and the last rows are needed again.
-        for (request, wanted) in requests.iter_mut().zip(&wanted) {
-            request.cache.take_back(wanted.len());
+        // Memory may have run short: all of them are read again.
+        for (request, &rows) in requests.iter_mut().zip(&shares) {
+            request.cache.take_back(rows);
         }
     }
     let reads = shares
@@ -299,9 +301,7 @@ impl Worker {
     /// Keeps what a request leaves, where there is room for it beside all that the plan may take.
     fn keep(&mut self, left: Kept) {
         let (_, budget) = self.aim();
-        // Room that was found for another model is that model's, though it has not all been taken yet.
-        let is_promised = |loading: &Loading| loading.limit_bytes().is_some();
-        if self.loading.as_ref().is_some_and(is_promised) {
+        if self.has_promised_room() {
             return;
         }
         let Some(current) = &mut self.current else {

@@ -381,8 +381,8 @@ impl Engine {
         self.shared.queue.submit(work, sink)
     }
 
-    /// Stops a request: within a pass when it runs, at once when it waits (its sink is then
-    /// called on this thread). Does nothing when it has ended.
+    /// Stops a request: within a pass when nobody else's shares it, else at the pass's end; at once when it waits (its sink
+    /// is then called on this thread). Does nothing when it has ended.
     pub fn cancel(&self, ticket: Ticket) {
         self.shared.queue.cancel(ticket.id);
     }

@@ -68,8 +68,8 @@ struct Pack<'a> {
     logits: Option<LogitsRows>,
     /// A pass that all shared has failed: each has its own until one of them leaves.
     is_split: bool,
-    /// Waits until one of them leaves: there is no room for it.
-    refused: Option<u64>,
+    /// One that there is no room for, and what that depends on besides them.
+    refused: Option<(u64, (u64, u64))>,
 }
 
 impl Worker {
@@ -146,7 +146,10 @@ impl Pack<'_> {
         }
         loop {
             self.let_go();
-            self.let_join();
+            // Who joins may have nothing to do.
+            while self.let_join() {
+                self.let_go();
+            }
             if self.members.is_empty() {
                 return;
             }
@@ -205,34 +208,38 @@ impl Pack<'_> {
         workloads.reduce(|all, one| all.with(&one))
     }
 
-    /// Lets those that wait join, as many as there is room for.
-    fn let_join(&mut self) {
-        while let Some(all) = self.workload()
-            && self.members.len() < self.served.worker.parallel
-        {
-            let queue = &self.served.worker.shared.queue;
-            let Some(waiting) = queue.front() else { return };
-            if self.refused == Some(waiting.id) {
-                return;
-            }
-            let all = all.with(&waiting.workload);
-            if !self.served.may_join(all) {
-                self.refused = Some(waiting.id);
-                return;
-            }
-            // It may have been cancelled meanwhile.
-            let Some(job) = queue.join(&waiting) else {
-                continue;
-            };
-            match self.join(&job.work, all) {
-                Ok(work) => self.add(job, work),
-                // By itself it may have room, or is told why it hasn't.
-                Err(_) => {
-                    self.refused = Some(job.id);
-                    self.served.worker.shared.queue.put_back(job);
-                }
+    /// Lets the next of those that wait join, where there is room for it; false if nobody has joined.
+    fn let_join(&mut self) -> bool {
+        // A change of the weights goes first, and who has passes of its own gains nothing.
+        let is_open = !self.is_split
+            && !self.served.is_switching()
+            && self.members.len() < self.served.worker.parallel;
+        let queue = &self.served.worker.shared.queue;
+        let (true, Some(all), Some(waiting)) = (is_open, self.workload(), queue.front()) else {
+            return false;
+        };
+        let asked = (waiting.id, self.served.room());
+        if self.refused.replace(asked) == Some(asked) {
+            return false;
+        }
+        let all = all.with(&waiting.workload);
+        if !self.served.may_join(all) {
+            return false;
+        }
+        // It may have been cancelled meanwhile.
+        let Some(job) = queue.join(&waiting) else {
+            return false;
+        };
+        match self.join(&job.work, all) {
+            Ok(work) => self.add(job, work),
+            // By itself it may have room, or is told why it hasn't.
+            Err(_) => {
+                self.refused = Some((job.id, self.served.room()));
+                self.served.worker.shared.queue.put_back(job);
+                return false;
             }
         }
+        true
     }
 
     /// Makes room for one more, or leaves all as it was.
@@ -252,11 +259,13 @@ impl Pack<'_> {
             let Member {
                 id,
                 listener,
+                cancel,
                 work,
                 peak_bytes,
                 failed,
                 ..
             } = self.members.remove(index);
+            let held_bytes = self.served.worker.shared.ledger.peak_since(Mark::Pass);
             self.logits = None;
             self.is_split = false;
             self.refused = None;
@@ -268,12 +277,16 @@ impl Pack<'_> {
             let worker = &mut *self.served.worker;
             let mut outcome = match work {
                 Running::Filling(filling) => filling.outcome(),
-                Running::Continuing(continuing) => Outcome::Generated(continuing.finish(worker)),
+                Running::Continuing(continuing) => {
+                    let keeper = failed.is_none().then_some(&mut *worker);
+                    Outcome::Generated(continuing.finish(keeper))
+                }
             };
             if let Outcome::Generated(generated) = &mut outcome {
-                generated.peak_device_bytes = peak_bytes;
+                generated.peak_device_bytes = peak_bytes.max(held_bytes);
             }
             worker.shared.queue.end(id);
+            let failed = failed.filter(|_| !cancel.load(Ordering::Relaxed));
             listener.finish(failed.map_or(Ok(outcome), Err));
         }
     }
@@ -289,6 +302,9 @@ impl Pack<'_> {
             }
         }
         for index in all {
+            if self.members[index].is_over() {
+                continue;
+            }
             if let Err(Interrupt::Failed(error)) = self.pass_of(index..index + 1) {
                 self.members[index].failed = Some(error);
             }

@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use super::{SwitchState, current::Current, worker::Worker};
+use super::{SwitchState, current::Current, derive::lacks_copy, worker::Worker};
 use crate::{
     decode::WeightsState,
     error::EngineError,
@@ -59,7 +59,8 @@ impl<'a> Served<'a> {
         current.set_mlp_rows(MLP_ROWS);
         current.serving_kv = Some(kv);
         self.resize(self.workload)?;
-        self.fit_plan()?;
+        let (choices, budget) = self.worker.aim();
+        self.fit_plan(choices, budget)?;
         match self.reserve() {
             Ok(()) => Ok(()),
             Err(error) => self.make_room(error),
@@ -78,21 +79,30 @@ impl<'a> Served<'a> {
         let Some(current) = &self.worker.current else {
             return false;
         };
-        // Keys and values are kept alike for all, and a change of the weights goes first.
-        if current.switch.is_some() || current.serving_kv != Some(choices.kv) {
+        // Keys and values are kept alike for all.
+        if current.serving_kv != Some(choices.kv) {
             return false;
         }
         let stands = current.as_it_stands();
         let Ok(working) = current.working(&workload) else {
             return false;
         };
-        if stands.weight_bytes() + working.total_bytes() <= budget {
+        let working_bytes = working.total_bytes();
+        if self.worker.has_promised_room() {
+            return working_bytes <= current.plan.working.total_bytes();
+        }
+        if stands.weight_bytes() + working_bytes <= budget {
             return true;
         }
         let widest = current.plan.workload.widest(&workload);
+        let choices = current.same_level(choices);
         let Ok(plan) = current.plan_with(choices, budget, widest, current.mlp_rows) else {
             return false;
         };
+        // Nobody's passes wait for a conversion that another one needs.
+        if lacks_copy(&current.reader, &plan) {
+            return false;
+        }
         let planner = &current.planner;
         let each = |plan: &Plan, workload: &Workload| {
             let pass = plan.time(&planner.config.shape, workload, &planner.machine)?;
@@ -102,17 +112,52 @@ impl<'a> Served<'a> {
         now.zip(then).is_some_and(|(now, then)| then < now)
     }
 
-    /// Makes room for one more, without giving way.
-    pub(super) fn widen(&mut self, workload: Workload) -> Result<(), EngineError> {
-        self.resize(workload)?;
-        self.fit_plan()?;
-        self.reserve()
+    /// Whether a change of the weights is under way.
+    pub(super) fn is_switching(&self) -> bool {
+        let current = self.worker.current.as_ref();
+        current.is_some_and(|current| current.switch.is_some())
     }
 
-    /// Gives back what those take no more that have left.
+    /// What decides whether one more may join: the state of the weights, and the budget.
+    pub(super) fn room(&self) -> (u64, u64) {
+        let current = self.worker.current.as_ref();
+        let epoch = current.map_or(0, |current| current.weights.epoch());
+        (epoch, self.worker.aim().1)
+    }
+
+    /// Makes room for one more, without giving way.
+    pub(super) fn widen(&mut self, workload: Workload) -> Result<(), EngineError> {
+        let told = self.notices.len();
+        let (choices, budget) = self.worker.aim();
+        let choices = self.worker.current_mut()?.same_level(choices);
+        self.resize(workload)?;
+        let widened = self.fit_plan(choices, budget).and_then(|()| self.reserve());
+        if widened.is_err() {
+            self.notices.truncate(told);
+        }
+        widened
+    }
+
+    /// Gives back what those take no more that have left, also to the weights where nobody waits for that room.
     pub(super) fn shrink(&mut self, workload: Workload) -> Result<(), EngineError> {
         self.resize(workload)?;
-        self.reserve()
+        // What gave way for one that has left needs to no more.
+        self.frugal_plans = 0;
+        let (choices, budget) = self.worker.aim();
+        let current = self.worker.current_mut()?;
+        let rows = current.mlp_rows;
+        current.set_mlp_rows(MLP_ROWS);
+        let weight_bytes = current.as_it_stands().weight_bytes();
+        if weight_bytes + current.working(&workload)?.total_bytes() > budget {
+            current.set_mlp_rows(rows);
+        }
+        self.reserve()?;
+        let is_free =
+            self.worker.shared.queue.front().is_none() && !self.worker.has_promised_room();
+        if is_free && !self.is_switching() {
+            self.worker.regain(choices, budget)?;
+        }
+        Ok(())
     }
 
     /// Gives all back: nobody is left.
@@ -140,8 +185,7 @@ impl<'a> Served<'a> {
     }
 
     /// Takes another plan when the present one, or the one it is giving way to, has no room for this request.
-    fn fit_plan(&mut self) -> Result<(), EngineError> {
-        let (choices, budget) = self.worker.aim();
+    fn fit_plan(&mut self, choices: Choices, budget: u64) -> Result<(), EngineError> {
         let current = self.worker.current_mut()?;
         let working = current.working(&self.workload)?.total_bytes();
         let has_room = |plan: &Plan| plan.weight_bytes() + working <= budget;
@@ -342,6 +386,29 @@ impl Worker {
             settings.choices(),
             self.shared.state.budget_bytes(&settings),
         )
+    }
+
+    /// Whether room was found for another model: it is that model's, though it has not all been taken yet.
+    pub(super) fn has_promised_room(&self) -> bool {
+        let loading = self.loading.as_ref();
+        loading.is_some_and(|loading| loading.limit_bytes().is_some())
+    }
+
+    /// Lets weights stay that gave way to requests which have left, where more can: step by step, between passes.
+    fn regain(&mut self, choices: Choices, budget: u64) -> Result<(), EngineError> {
+        let current = self.current_mut()?;
+        let budget = budget.min(current.plan.budget_bytes);
+        let (choices, workload) = (current.same_level(choices), current.workload());
+        let Ok(plan) = current.plan_with(choices, budget, workload, current.mlp_rows) else {
+            return Ok(());
+        };
+        if plan.resident_bytes() > current.plan.resident_bytes()
+            && !lacks_copy(&current.reader, &plan)
+        {
+            // When it can't be had, all stays as it is.
+            drop(self.start_switch(Arc::new(plan), None));
+        }
+        Ok(())
     }
 
     /// Whether the plan in force makes room for more than the usual request takes, and none runs.

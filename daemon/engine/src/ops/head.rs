@@ -144,11 +144,12 @@ impl Ops {
     ) -> Result<HeadReduction<'a>, EngineError> {
         let rows = groups.iter().map(|group| group.rows.len()).sum();
         let inputs = groups.iter().map(HeadGroup::inputs).sum::<usize>();
-        let columns = (PIECE_LOGITS / inputs.max(1))
-            .max(PIECE_COLUMNS_MIN)
-            .min(part_rows);
+        // Fewer rows never take more than more of them.
+        let count = PIECE_LOGITS
+            .max(PIECE_COLUMNS_MIN * inputs)
+            .min(part_rows * inputs);
+        let columns = count.checked_div(inputs).unwrap_or(part_rows);
         let (device, ledger) = (&self.device, &self.ledger);
-        let count = columns * inputs;
         let on_card = || HeadMemory::take(&self.pool, rows, count);
         // A card's kernel keeps what confidences need, and nothing for other rankings.
         let is_copied = |group: &HeadGroup<'_>| group.choice.ranking != Ranking::Confidence;

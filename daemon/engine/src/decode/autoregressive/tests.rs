@@ -169,7 +169,8 @@ fn a_cancelled_request_tells_how_far_it_came() {
 fn rows_are_shared_out_so_that_nobody_waits_for_anothers_prompt() {
     assert_eq!(share_rows(&[3], 8), [3]);
     assert_eq!(share_rows(&[700], 512), [512]);
-    assert_eq!(share_rows(&[1, 700, 1, 20], 512), [1, 510, 1, 0]);
-    assert_eq!(share_rows(&[5, 1, 20], 16), [5, 1, 10]);
+    assert_eq!(share_rows(&[1, 700, 1, 20], 512), [1, 490, 1, 20]);
+    assert_eq!(share_rows(&[20, 1, 5], 16), [10, 1, 5]);
+    assert_eq!(share_rows(&[600, 700], 512), [512, 0]);
     assert_eq!(share_rows(&[1; 4], 64), [1; 4]);
 }
