@@ -9,6 +9,7 @@ use sluice_shared::{
 };
 
 use crate::{
+    coded::{Compress, Decompress, Inspect, Verify},
     config::{AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, limits},
     gpu::Gpu,
     planning::Planning,
@@ -164,6 +165,21 @@ pub enum Command {
         sluiced synth [OPTIONS] --layers <N> --width <N> --heads <N> --mlp-width <N> --vocabulary <N> <DIR>"
     )]
     Synth(Synth),
+
+    /// Make one coded file of a checkpoint: the same numbers in less space
+    ///
+    /// Everything that belongs to the model goes along, so that the file is the model. A run that is
+    /// interrupted goes on where it was when the same command is given again.
+    Compress(Compress),
+
+    /// Make a coded file into the checkpoint's folder again, byte by byte
+    Decompress(Decompress),
+
+    /// Compare a coded file with its checksums, down to the tile
+    Verify(Verify),
+
+    /// Show what a coded file has in it
+    Inspect(Inspect),
 
     /// Check an NVIDIA card's arithmetic, or time it
     #[command(subcommand)]

@@ -6,6 +6,8 @@ pub mod cli;
 pub mod config;
 pub mod logging;
 
+pub mod coded;
+mod offline;
 pub mod planning;
 pub mod synth;
 

@@ -4,6 +4,7 @@ use std::{env, process::ExitCode};
 
 use sluice_daemon::{
     cli::{Arguments, Command, Task},
+    coded,
     config::{self, Environment},
     gpu, life, logging, planning, synth,
 };
@@ -17,6 +18,10 @@ fn main() -> ExitCode {
     match &arguments.command {
         Some(Command::Plan(options)) => return ExitCode::from(planning::run(options)),
         Some(Command::Synth(options)) => return ExitCode::from(synth::run(options)),
+        Some(Command::Compress(options)) => return ExitCode::from(coded::compress(options)),
+        Some(Command::Decompress(options)) => return ExitCode::from(coded::decompress(options)),
+        Some(Command::Verify(options)) => return ExitCode::from(coded::verify(options)),
+        Some(Command::Inspect(options)) => return ExitCode::from(coded::inspect(options)),
         Some(Command::Gpu(options)) => return ExitCode::from(gpu::run(options)),
         None => {}
     }

@@ -1,14 +1,6 @@
 //! `sluiced synth`: writes a checkpoint of random weights. No daemon is started.
 
-use std::{
-    io::{self, IsTerminal, Write},
-    path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::path::{Path, PathBuf};
 
 use clap::{
     Args,
@@ -23,12 +15,11 @@ use sluice_engine::{
     model::shape::{Naming, PRESETS, Preset, Shape},
 };
 use sluice_shared::{exit, units};
-use tokio::signal::unix::{SignalKind, signal};
 
-use crate::config::limits;
-
-/// How often the progress line changes.
-const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+use crate::{
+    config::limits,
+    offline::{ProgressLine, SystemError, until_signalled},
+};
 
 /// What `sluiced synth` was asked for.
 #[derive(Debug, Args)]
@@ -143,11 +134,8 @@ enum Failure {
         needed_bytes: u64,
         free_bytes: u64,
     },
-    #[error("can't {operation}: {cause}")]
-    System {
-        operation: &'static str,
-        cause: io::Error,
-    },
+    #[error(transparent)]
+    System(#[from] SystemError),
     #[error(transparent)]
     Synth(#[from] SynthError),
 }
@@ -175,21 +163,20 @@ fn write(options: &Synth) -> Result<(), Failure> {
         threads: options.threads.unwrap_or(0),
     };
     check_room(&options.target, synthesis.weight_bytes())?;
-    let begun = Instant::now();
-    let mut line = ProgressLine::new();
+    let mut line = ProgressLine::new("writing");
     let result = until_signalled(|cancel| {
         synthesis.write(&options.target, cancel, &mut |done, total| {
-            line.show(done, total, begun);
+            line.show(done, total);
         })
     });
     line.clear();
-    result?;
+    result??;
     println!(
         "{path}: {size}, {parameters} parameters, written in {took}",
         path = options.target.display(),
         size = units::bytes(synthesis.weight_bytes()),
         parameters = units::count(synthesis.shape.parameters()),
-        took = units::duration_ms(begun.elapsed().as_secs_f64() * 1000.0),
+        took = units::duration_ms(line.elapsed().as_secs_f64() * 1000.0),
     );
     Ok(())
 }
@@ -243,7 +230,7 @@ fn flag_of(key: &'static str) -> &'static str {
 
 /// A shape mistyped by a few digits should not fill the disk before it fails.
 fn check_room(target: &Path, needed_bytes: u64) -> Result<(), Failure> {
-    let absolute = std::path::absolute(target).map_err(|cause| Failure::System {
+    let absolute = std::path::absolute(target).map_err(|cause| SystemError {
         operation: "find the working folder",
         cause,
     })?;
@@ -260,71 +247,4 @@ fn check_room(target: &Path, needed_bytes: u64) -> Result<(), Failure> {
         });
     }
     Ok(())
-}
-
-/// Runs the work with a flag that SIGINT and SIGTERM set, so that nothing half-written is left.
-fn until_signalled(
-    work: impl FnOnce(&AtomicBool) -> Result<(), SynthError>,
-) -> Result<(), Failure> {
-    let system = |operation| move |cause| Failure::System { operation, cause };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .map_err(system("start the runtime"))?;
-    let cancel = Arc::new(AtomicBool::new(false));
-    for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
-        let context = runtime.enter();
-        let mut signal = signal(kind).map_err(system("listen for signals"))?;
-        drop(context);
-        let cancel = Arc::clone(&cancel);
-        runtime.spawn(async move {
-            if signal.recv().await.is_some() {
-                cancel.store(true, Ordering::Relaxed);
-            }
-        });
-    }
-    let result = work(&cancel);
-    runtime.shutdown_background();
-    Ok(result?)
-}
-
-/// A line on standard error that the next one replaces; nothing unless that is a terminal.
-struct ProgressLine {
-    terminal: bool,
-    shown: Option<Instant>,
-}
-
-impl ProgressLine {
-    fn new() -> Self {
-        Self {
-            terminal: io::stderr().is_terminal(),
-            shown: None,
-        }
-    }
-
-    fn show(&mut self, done: u64, total: u64, begun: Instant) {
-        let fresh = self
-            .shown
-            .is_some_and(|shown| shown.elapsed() < PROGRESS_INTERVAL);
-        if !self.terminal || fresh {
-            return;
-        }
-        self.shown = Some(Instant::now());
-        let rate = done as f64 / begun.elapsed().as_secs_f64().max(0.001);
-        let line = format!(
-            "writing {} of {}, {}/s",
-            units::bytes(done),
-            units::bytes(total),
-            units::bytes(rate as u64)
-        );
-        // A terminal that went away is no reason to stop.
-        let _ = write!(io::stderr(), "\r{line}\x1b[K");
-    }
-
-    fn clear(&self) {
-        if self.shown.is_some() {
-            let _ = write!(io::stderr(), "\r\x1b[K");
-        }
-    }
 }

@@ -150,6 +150,11 @@ impl<'a> Coded<'a> {
                 let first = numbers.start;
                 self.each_tile(numbers, |symbols, part| {
                     let out = &mut out[(part.start - first) * size..(part.end - first) * size];
+                    let Some(symbols) = symbols else {
+                        self.path.fetch(self.raw(part));
+                        self.path.fetch_to_write(out);
+                        return;
+                    };
                     merge(
                         self.path,
                         self.layout.number(),
@@ -177,9 +182,19 @@ impl<'a> Coded<'a> {
             }
             Table::Huffman(_) | Table::Palette(_) => self.each_tile(numbers, |symbols, part| {
                 let out = &mut out[part.start - first..part.end - first];
+                let Some(symbols) = symbols else {
+                    self.path.fetch(self.raw(part));
+                    self.path.fetch_to_write(out);
+                    return;
+                };
                 widen(self.path, number, symbols, self.raw(part), out);
             }),
             Table::Rate(_, levels) => self.each_tile(numbers, |symbols, part| {
+                let Some(symbols) = symbols else {
+                    let out = &mut out[part.start - first..part.end - first];
+                    self.path.fetch_to_write(out);
+                    return;
+                };
                 let width = self.layout.width();
                 let (mut symbols, mut at) = (symbols, part.start);
                 while at < part.end {
@@ -306,11 +321,12 @@ impl<'a> Coded<'a> {
         Ok(numbers)
     }
 
-    /// Symbols of some numbers, and which numbers they are of, tile by tile.
+    /// Symbols of some numbers, and which numbers they are of, tile by tile. Before some tiles are decoded there is a call
+    /// for all of their numbers without symbols, so that memory can be asked for what they will need.
     fn each_tile(
         &self,
         numbers: Range<usize>,
-        mut sink: impl FnMut(&[u8], Range<usize>),
+        mut sink: impl FnMut(Option<&[u8]>, Range<usize>),
     ) -> Result<(), DecodeError> {
         if numbers.is_empty() {
             return Ok(());
@@ -320,11 +336,17 @@ impl<'a> Coded<'a> {
         let mut stages = [[0; STAGE_BYTES]; STREAMS];
         for first in tiles.clone().step_by(STREAMS) {
             let group = first..tiles.end.min(first + STREAMS);
+            let all = self.layout.tile_numbers(group.start).start
+                ..self.layout.tile_numbers(group.end - 1).end;
+            if !matches!(self.table, Table::Palette(_)) {
+                sink(None, all.start.max(numbers.start)..all.end.min(numbers.end));
+            }
             self.decode(&mut places, group.clone(), &mut stages)?;
             for (tile, stage) in group.zip(&stages) {
                 let all = self.layout.tile_numbers(tile);
                 let part = all.start.max(numbers.start)..all.end.min(numbers.end);
-                sink(&stage[part.start - all.start..part.end - all.start], part);
+                let symbols = &stage[part.start - all.start..part.end - all.start];
+                sink(Some(symbols), part);
             }
         }
         Ok(())

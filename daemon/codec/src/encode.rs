@@ -138,9 +138,9 @@ pub(crate) fn add(mut one: [u64; 256], other: [u64; 256]) -> [u64; 256] {
 #[derive(Clone, Copy)]
 pub(crate) struct Shape {
     number: Number,
-    rows: usize,
-    width: usize,
-    tile: usize,
+    pub(crate) rows: usize,
+    pub(crate) width: usize,
+    pub(crate) tile: usize,
     pub(crate) numbers: usize,
 }
 

@@ -6,10 +6,7 @@
 //! 3.6 on average with the exponents of a language model. Several tiles are decoded in turn, since one alone would leave the
 //! processor waiting for its table (Giesen, "Reading bits in far too many ways", has the arithmetic).
 
-use crate::{
-    layout::{CODE_LENGTHS_BYTES, PAD_BYTES},
-    path::Path,
-};
+use crate::{layout::CODE_LENGTHS_BYTES, path::Path};
 
 /// Bits of the longest code.
 pub(crate) const BITS_MAX: usize = 11;
@@ -17,12 +14,22 @@ const ENTRIES: usize = 1 << BITS_MAX;
 
 /// Tiles that are decoded in turn.
 pub(crate) const STREAMS: usize = 4;
-/// Symbols of a tile while it is decoded, with what is written beyond it.
-pub(crate) const STAGE_BYTES: usize = 512 + 64;
 /// Lookups for each word that is read: five codes, after what is left of a byte, are 62 bits.
 const LOOKUPS: usize = 5;
 /// Symbols of one lookup at most.
 const SYMBOLS: usize = 4;
+/// Symbols of the longest tile.
+const TILE_MAX: usize = 512;
+/// Words that the slowest tile takes, with one symbol a lookup.
+const STEPS_MAX: usize = TILE_MAX.div_ceil(LOOKUPS);
+/// What a stream may read meanwhile: the longest codes, and a word.
+const READ_BYTES: usize = STEPS_MAX * LOOKUPS * BITS_MAX / 8 + 8;
+/// Symbols of a tile while it is decoded, with what is written beyond it until the others of its turn are done.
+pub(crate) const STAGE_BYTES: usize = STEPS_MAX * LOOKUPS * SYMBOLS + 4;
+
+// Bits and symbols of the most steps stay within their fields, and bits of one step within a word.
+const _: () = assert!(STEPS_MAX * LOOKUPS * BITS_MAX < 1 << 16 && STAGE_BYTES < 1 << 16);
+const _: () = assert!(7 + BITS_MAX * LOOKUPS <= 64);
 
 /// Lengths of codes, 0 for symbols that don't occur: of all prefix codes with at most [`BITS_MAX`] bits the shortest, by
 /// package-merge (Larmore and Hirschberg).
@@ -132,7 +139,7 @@ impl Codes {
 /// What decoding needs, from the lengths of the codes.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
-    /// By the next eleven bits: four symbols; the bits of their codes in the third 16 bits; their number in the last.
+    /// By the next eleven bits: the bits of up to four codes, in 16 bits; how many they are, in 16 more; the symbols.
     entries: Box<[u64; ENTRIES]>,
     /// By the next eleven bits: the first symbol, and the bits of its code.
     singles: Box<[(u8, u8); ENTRIES]>,
@@ -159,11 +166,11 @@ impl Table {
                 if bits + usize::from(more) > BITS_MAX {
                     break;
                 }
-                *entry |= u64::from(symbol) << (8 * count);
+                *entry |= u64::from(symbol) << (32 + 8 * count);
                 bits += usize::from(more);
                 count += 1;
             }
-            *entry |= (bits as u64) << 32 | (count as u64) << 48;
+            *entry |= bits as u64 | (count as u64) << 16;
         }
         Some(Self { entries, singles })
     }
@@ -206,51 +213,76 @@ impl Table {
         count: usize,
         stages: &mut [[u8; STAGE_BYTES]; STREAMS],
     ) {
-        const {
-            assert!(512 + SYMBOLS * LOOKUPS <= STAGE_BYTES);
-            assert!(7 + BITS_MAX * LOOKUPS <= 64);
-            // The bits of the most steps that a tile can take stay within their field.
-            assert!((512 / LOOKUPS + 1) * LOOKUPS * BITS_MAX < 1 << 16);
+        assert!(count <= TILE_MAX);
+        let near_end =
+            |start: &usize| codes.len() < READ_BYTES || *start > codes.len() - READ_BYTES;
+        if starts.iter().any(near_end) {
+            return self.decode_end(codes, starts, count, stages);
         }
-        assert!(count <= 512 && codes.len() >= PAD_BYTES);
-        // From here on everything is zero.
-        let last = codes.len() - 8;
+        let from = starts.map(|start| codes[start..].as_ptr());
         // Bits that were read in the low half, symbols that were written in the high one.
         let mut progress = [0_u32; STREAMS];
-        while progress.iter().any(|at| ((at >> 16) as usize) < count) {
-            let mut words = [0_u64; STREAMS];
-            let mut outs = [std::ptr::null_mut::<u8>(); STREAMS];
-            let mut steps = [0_u32; STREAMS];
-            for n in 0..STREAMS {
-                let bits = progress[n] as usize & 0xffff;
-                let place = starts[n].saturating_add(bits / 8).min(last);
-                // SAFETY: `last` is eight bytes before the end of the codes, and there are that many.
-                let word = unsafe { codes.as_ptr().add(place).cast::<u64>().read_unaligned() };
-                words[n] = u64::from_le(word) >> (bits % 8);
-                // A stream that is done writes behind its tile until the others are.
-                let at = ((progress[n] >> 16) as usize).min(count);
-                // SAFETY: a stage has more than `count` bytes.
-                outs[n] = unsafe { stages[n].as_mut_ptr().add(at) };
-            }
-            for _ in 0..LOOKUPS {
+        let written = |progress: u32| (progress >> 16) as usize;
+        while let least = progress
+            .into_iter()
+            .map(written)
+            .fold(usize::MAX, usize::min)
+            && least < count
+        {
+            // No stream is done before so many steps, which spares looking. In all there are `STEPS_MAX` at most: in each the
+            // stream that is last gets `LOOKUPS` symbols or more.
+            let most = progress.into_iter().map(written).fold(0, usize::max);
+            let steps = count.saturating_sub(most) / (LOOKUPS * SYMBOLS);
+            for _ in 0..steps.max(1) {
+                let mut words = [0_u64; STREAMS];
                 for n in 0..STREAMS {
-                    let entry = self.entries[words[n] as usize % ENTRIES];
-                    let symbols = (entry as u32).to_le();
-                    // SAFETY: each of at most four lookups before this one wrote at most four symbols from `count` on or
-                    // before, and a stage has 20 bytes beyond 512.
-                    unsafe {
-                        let out = outs[n].add((steps[n] >> 16) as usize);
-                        out.cast::<u32>().write_unaligned(symbols);
+                    let bits = progress[n] as usize & 0xffff;
+                    // SAFETY: after as many steps as there can be, that is within `READ_BYTES`, of which there are that many.
+                    let word = unsafe { from[n].add(bits / 8).cast::<u64>().read_unaligned() };
+                    words[n] = u64::from_le(word) >> (bits % 8);
+                }
+                for _ in 0..LOOKUPS {
+                    for n in 0..STREAMS {
+                        let entry = self.entries[words[n] as usize % ENTRIES];
+                        let symbols = ((entry >> 32) as u32).to_le_bytes();
+                        let at = (progress[n] >> 16) as usize;
+                        // SAFETY: after as many steps as there can be, that is within a stage.
+                        unsafe {
+                            stages[n]
+                                .as_mut_ptr()
+                                .add(at)
+                                .cast::<[u8; SYMBOLS]>()
+                                .write(symbols)
+                        };
+                        words[n] >>= entry % 64;
+                        progress[n] += entry as u32;
                     }
-                    let step = (entry >> 32) as u32;
-                    words[n] >>= step % 64;
-                    steps[n] += step;
                 }
             }
-            for n in 0..STREAMS {
-                progress[n] += steps[n];
-            }
         }
+    }
+
+    /// Decodes from copies, which zeros follow as far as can be read.
+    #[cold]
+    fn decode_end(
+        &self,
+        codes: &[u8],
+        starts: [usize; STREAMS],
+        count: usize,
+        stages: &mut [[u8; STAGE_BYTES]; STREAMS],
+    ) {
+        let mut copies = [0; READ_BYTES * STREAMS];
+        for (copy, start) in copies.chunks_mut(READ_BYTES).zip(starts) {
+            let codes = codes.get(start..).unwrap_or_default();
+            let codes = &codes[..codes.len().min(READ_BYTES)];
+            copy[..codes.len()].copy_from_slice(codes);
+        }
+        self.decode_any(
+            &copies,
+            std::array::from_fn(|n| n * READ_BYTES),
+            count,
+            stages,
+        );
     }
 
     /// The same for one tile, a symbol at a time: what the other is held to. Returns the bits that it took.
@@ -282,6 +314,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::layout::PAD_BYTES;
 
     fn table(lengths: &[u8; 256]) -> Option<Table> {
         Table::new(&pack_lengths(lengths))

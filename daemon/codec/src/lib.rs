@@ -9,14 +9,15 @@ pub mod container;
 pub mod encode;
 pub mod layout;
 pub mod number;
+pub mod rate;
 
 mod huffman;
 mod palette;
 mod path;
-mod rate;
 mod symbols;
 
 pub use coded::{Coded, DecodeError};
 pub use encode::{EncodeError, Encoded, Lossless, encode};
 pub use layout::{Layout, LayoutError, Scheme};
 pub use number::Number;
+pub use rate::{Quantized, Target, quantize};

@@ -2,11 +2,13 @@
 //! or not, and GGUF files. Headers are checked first; then each tensor is read straight to where
 //! it will live. Files are not mapped: one cut short under a mapping would kill the process.
 
+pub mod coded;
 pub(crate) mod container;
 pub(crate) mod derivative;
 mod error;
 mod file;
 mod find;
+mod folder;
 pub mod gguf;
 mod rate;
 mod safetensors;

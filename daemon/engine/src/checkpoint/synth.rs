@@ -12,8 +12,8 @@ mod numbers;
 use std::{
     fs::{self, File},
     io,
-    os::unix::fs::{FileExt, MetadataExt},
-    path::{Path, PathBuf},
+    os::unix::fs::FileExt,
+    path::Path,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -25,6 +25,7 @@ use self::{
     layout::{Job, Layout},
     numbers::Numbers,
 };
+use super::folder::{PartialFolder, free_target};
 use crate::model::shape::Shape;
 
 /// How the numbers are stored.
@@ -104,7 +105,7 @@ impl Synthesis {
             .thread_name(|index| format!("sluice-synth-{index}"))
             .build()
             .map_err(|error| SynthError::Threads(error.to_string()))?;
-        let partial = Partial::create(&target)?;
+        let partial = PartialFolder::create(&target, "synth")?;
         let layout = Layout::new(&self.shape, self.element);
         let config = config::config(&self.shape, self.element);
         write_small(&partial.path("config.json"), &config)?;
@@ -122,72 +123,7 @@ impl Synthesis {
         for shard in 0..layout.shards() {
             writer.write_shard(shard, &partial.path(&layout.file_name(shard)))?;
         }
-        partial.keep_as(&target)
-    }
-}
-
-/// The absolute path to write to.
-fn free_target(target: &Path) -> Result<PathBuf, SynthError> {
-    let refused = |cause| SynthError::io("look at", target, cause);
-    let metadata = match fs::metadata(target) {
-        Ok(metadata) => metadata,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return std::path::absolute(target).map_err(refused);
-        }
-        Err(error) => return Err(refused(error)),
-    };
-    let path = fs::canonicalize(target).map_err(refused)?;
-    if !metadata.is_dir() || fs::read_dir(&path).map_err(refused)?.next().is_some() {
-        return Err(SynthError::TargetExists { path });
-    }
-    // Found out before hours of writing: a folder can't be renamed across file systems.
-    let around = path
-        .parent()
-        .map(fs::metadata)
-        .transpose()
-        .map_err(refused)?;
-    if around.is_none_or(|around| around.dev() != metadata.dev()) {
-        return Err(SynthError::MountPoint { path });
-    }
-    Ok(path)
-}
-
-/// A folder that goes away unless it was kept.
-struct Partial {
-    folder: PathBuf,
-    kept: bool,
-}
-
-impl Partial {
-    /// In the target's folder, since only there a rename is no copy.
-    fn create(target: &Path) -> Result<Self, SynthError> {
-        let name = format!(".sluice-synth-{}", std::process::id());
-        let folder = target.with_file_name(name);
-        fs::create_dir(&folder).map_err(|cause| SynthError::io("create", &folder, cause))?;
-        Ok(Self {
-            folder,
-            kept: false,
-        })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
-    }
-
-    fn keep_as(mut self, target: &Path) -> Result<(), SynthError> {
-        fs::rename(&self.folder, target)
-            .map_err(|cause| SynthError::io("move the checkpoint to", target, cause))?;
-        self.kept = true;
-        Ok(())
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        if !self.kept {
-            // The failure that led here is what matters.
-            drop(fs::remove_dir_all(&self.folder));
-        }
+        Ok(partial.keep_as(&target)?)
     }
 }
 

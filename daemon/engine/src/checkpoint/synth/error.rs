@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::{CheckpointError, folder::FolderError};
 
 /// Why a checkpoint wasn't written. Nothing of it is left.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +61,24 @@ impl SynthError {
             operation,
             path: path.to_owned(),
             cause,
+        }
+    }
+}
+
+impl From<FolderError> for SynthError {
+    fn from(error: FolderError) -> Self {
+        match error {
+            FolderError::Exists { path } => Self::TargetExists { path },
+            FolderError::MountPoint { path } => Self::MountPoint { path },
+            FolderError::Io {
+                operation,
+                path,
+                cause,
+            } => Self::Io {
+                operation,
+                path,
+                cause,
+            },
         }
     }
 }

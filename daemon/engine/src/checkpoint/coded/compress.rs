@@ -1,0 +1,368 @@
+//! A folder into a container.
+
+use std::{collections::HashMap, path::Path, sync::atomic::AtomicBool};
+
+use rayon::prelude::*;
+use sluice_codec::{
+    EncodeError, Encoded, Lossless, Number, Scheme,
+    container::{
+        CHUNK_ROWS, ContainerError, Glob, Hash, Hasher, Plan, PlannedTensor, Rules, Treatment,
+        Writer, extent_name,
+    },
+    encode,
+};
+
+use super::{BATCH_BYTES, CompressError, Progress, files::Files, pool, stop_if};
+use crate::{
+    checkpoint::{Checkpoint, Source, TensorEntry, find::weight_files},
+    format::Format,
+};
+
+/// Changes when the same options come to lead to other bytes, so that nothing is made of two halves.
+const REVISION: u32 = 1;
+
+/// What to make.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Compression {
+    /// How numbers are coded.
+    pub how: How,
+    /// Numbers of a tile.
+    pub tile: usize,
+    /// Names of tensors that stay plain.
+    pub keep: Vec<Glob>,
+    /// Whether embeddings are coded, and the head to a rate where that is asked for.
+    pub all: bool,
+    /// Threads that code; 0: one a core.
+    pub threads: usize,
+    /// Whether a file that has the target's name is replaced.
+    pub replace: bool,
+}
+
+/// How numbers are coded.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum How {
+    /// Without loss.
+    Lossless(Lossless),
+}
+
+/// What was made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compressed {
+    /// Bytes of the container.
+    pub bytes: u64,
+    /// Bytes of the weights before.
+    pub original_bytes: u64,
+    /// Tensors of which a run before this one was interrupted.
+    pub resumed: usize,
+    /// Files beside the weights that aren't in it.
+    pub left_out: Vec<String>,
+}
+
+/// Makes a container of a folder's safetensors and what belongs to them. It has another name until it is whole; a run that is
+/// interrupted leaves what is done, and the next one of the same goes on with it.
+///
+/// # Errors
+/// A source that can't be read or changes meanwhile, a target that exists, what the system refused, or `cancel` set.
+pub fn compress(
+    source: &Source,
+    target: &Path,
+    options: &Compression,
+    cancel: &AtomicBool,
+    progress: Progress<'_>,
+) -> Result<Compressed, CompressError> {
+    if !options.replace && target.symlink_metadata().is_ok() {
+        return Err(CompressError::Container(ContainerError::Exists {
+            path: target.display().to_string(),
+        }));
+    }
+    let checkpoint = Checkpoint::open(source)?;
+    let (folder, shards) = weight_files(source)?;
+    if checkpoint.gguf.is_some() {
+        let path = match folder {
+            Source::Folder(folder) => folder.join(&shards[0]),
+            Source::Embedded(_) => shards[0].clone().into(),
+        };
+        return Err(CompressError::Gguf { path });
+    }
+    let pool = pool(options.threads)?;
+    let files = Files::beside(&folder, &shards)?;
+    let tensors = in_order(&checkpoint);
+    let original_bytes = tensors.iter().map(|(_, entry)| entry.bytes).sum();
+    let plan = Plan {
+        tile: options.tile,
+        tensors: tensors
+            .iter()
+            .map(|(name, entry)| planned(name, entry))
+            .collect(),
+        shards: shard_headers(&checkpoint, shards)?,
+        identity: identity(&checkpoint, options, &files)?,
+        files: files.taken,
+    };
+    let mut done_bytes = 0;
+    let mut resumed = 0;
+    let mut writer = Writer::begin(target, plan, cancel, &mut |whole| {
+        done_bytes += tensors[whole - 1].1.bytes;
+        resumed = whole;
+        progress(done_bytes, original_bytes);
+    })?;
+    let rules = Rules {
+        tile: options.tile,
+        keep: options.keep.clone(),
+        is_rate: false,
+        all: options.all,
+    };
+    while let Some(next) = writer.next() {
+        let (name, entry) = tensors[next];
+        let before = done_bytes;
+        let mut work = Work {
+            checkpoint: &checkpoint,
+            name,
+            entry,
+            options,
+            writer: &mut writer,
+            cancel,
+            progress: &mut |bytes| progress(before + bytes, original_bytes),
+        };
+        let treatment = rules.treatment(name, &entry.shape, &number_name(entry));
+        pool.install(|| work.write(treatment))?;
+        done_bytes += entry.bytes;
+    }
+    checkpoint.check_all_unchanged()?;
+    stop_if(cancel)?;
+    let done = writer.finish(options.replace)?;
+    Ok(Compressed {
+        bytes: done.bytes,
+        original_bytes,
+        resumed,
+        left_out: files.left_out,
+    })
+}
+
+/// One tensor on its way.
+struct Work<'a> {
+    checkpoint: &'a Checkpoint,
+    name: &'a str,
+    entry: &'a TensorEntry,
+    options: &'a Compression,
+    writer: &'a mut Writer,
+    cancel: &'a AtomicBool,
+    /// Is told the bytes of the tensor that are done.
+    progress: &'a mut (dyn FnMut(u64) + Send),
+}
+
+impl Work<'_> {
+    fn write(&mut self, treatment: Treatment) -> Result<(), CompressError> {
+        let How::Lossless(lossless) = self.options.how;
+        let coder = match (treatment, number(self.entry)) {
+            (Treatment::Plain, _) | (_, None) => None,
+            (_, Some(number)) => Some((number, lossless)),
+        };
+        if let Some((number, lossless)) = coder.filter(|(_, lossless)| *lossless != Lossless::Plain)
+        {
+            let original_hash = self.write_coded(number, lossless)?;
+            // Numbers without a pattern get longer by what belongs to a code.
+            if self.writer.tensor_bytes() < self.entry.bytes {
+                return Ok(self.writer.end_tensor(original_hash)?);
+            }
+        }
+        let original_hash = self.write_plain()?;
+        Ok(self.writer.end_tensor(original_hash)?)
+    }
+
+    fn write_coded(&mut self, number: Number, lossless: Lossless) -> Result<Hash, CompressError> {
+        let &[.., width] = &self.entry.shape[..] else {
+            unreachable!("only matrices are coded");
+        };
+        let scheme = match lossless {
+            Lossless::Plain => Scheme::Plain,
+            Lossless::Huffman => Scheme::Huffman,
+            Lossless::Palette => Scheme::Palette,
+        };
+        self.writer.begin_tensor(scheme)?;
+        let row_bytes = width * number.bytes();
+        let chunk_bytes = CHUNK_ROWS * row_bytes;
+        let batch_bytes = (BATCH_BYTES / chunk_bytes).max(1) * chunk_bytes;
+        let tile = self.options.tile;
+        let mut hasher = Hasher::default();
+        self.each_piece(batch_bytes, |writer, bytes| {
+            let (_, coded) = rayon::join(
+                || hasher.update(bytes),
+                || {
+                    let chunks = bytes.par_chunks(chunk_bytes).map(|chunk| {
+                        encode(
+                            number,
+                            chunk.len() / row_bytes,
+                            width,
+                            chunk,
+                            lossless,
+                            tile,
+                        )
+                    });
+                    chunks.collect::<Result<Vec<Encoded>, EncodeError>>()
+                },
+            );
+            let coded = coded.map_err(Refusal::Encode)?;
+            for chunk in &coded {
+                writer.chunk(&chunk.layout, &chunk.bytes)?;
+            }
+            Ok(())
+        })?;
+        Ok(hasher.finish())
+    }
+
+    fn write_plain(&mut self) -> Result<Hash, CompressError> {
+        self.writer.begin_tensor(Scheme::Plain)?;
+        // A multiple of all tiles.
+        const { assert!(BATCH_BYTES.is_multiple_of(4096)) };
+        let mut hasher = Hasher::default();
+        self.each_piece(BATCH_BYTES, |writer, bytes| {
+            hasher.update(bytes);
+            Ok(writer.plain(bytes)?)
+        })?;
+        Ok(hasher.finish())
+    }
+
+    /// Reads the tensor piece by piece.
+    fn each_piece(
+        &mut self,
+        piece_bytes: usize,
+        mut each: impl FnMut(&mut Writer, &[u8]) -> Result<(), Refusal>,
+    ) -> Result<(), CompressError> {
+        let bytes = self.entry.bytes;
+        let mut buffer = vec![0; bytes.min(piece_bytes as u64) as usize];
+        let mut done = 0;
+        while done < bytes {
+            stop_if(self.cancel)?;
+            let count = (bytes - done).min(piece_bytes as u64);
+            let buffer = &mut buffer[..count as usize];
+            self.checkpoint
+                .read_part(self.entry, done..done + count, buffer)?;
+            each(self.writer, buffer).map_err(|refusal| match refusal {
+                Refusal::Container(error) => error.into(),
+                Refusal::Encode(cause) => CompressError::Encode {
+                    tensor: self.name.to_owned(),
+                    cause,
+                },
+            })?;
+            done += count;
+            (self.progress)(done);
+        }
+        Ok(())
+    }
+}
+
+/// Why a piece wasn't written.
+enum Refusal {
+    Container(ContainerError),
+    Encode(EncodeError),
+}
+
+impl From<ContainerError> for Refusal {
+    fn from(error: ContainerError) -> Self {
+        Self::Container(error)
+    }
+}
+
+/// All tensors: those of a layer together, in the order in which a pass reads them where the model is one that is known,
+/// otherwise by their names.
+fn in_order(checkpoint: &Checkpoint) -> Vec<(&str, &TensorEntry)> {
+    let model = checkpoint.model().ok();
+    let specs = model.iter().flat_map(|model| model.shape.stored());
+    let ranks: HashMap<String, usize> = specs
+        .enumerate()
+        .map(|(rank, spec)| (spec.name, rank))
+        .collect();
+    let rank = |name: &str| ranks.get(name).copied().unwrap_or(usize::MAX);
+    let mut extents: HashMap<&str, usize> = HashMap::new();
+    for name in checkpoint.tensors.keys() {
+        let first = extents.entry(extent_name(name)).or_insert(usize::MAX);
+        *first = rank(name).min(*first);
+    }
+    let mut tensors: Vec<_> = checkpoint.tensors.iter().collect();
+    tensors.sort_by_cached_key(|(name, _)| {
+        let extent = extent_name(name);
+        (extents[extent], natural(extent), rank(name), natural(name))
+    });
+    let tensors = tensors.into_iter();
+    tensors.map(|(name, entry)| (&name[..], entry)).collect()
+}
+
+/// A name's parts, so that the tenth layer comes after the ninth.
+fn natural(name: &str) -> Vec<(u64, String)> {
+    let part = |part: &str| match part.parse() {
+        Ok(number) => (number, String::new()),
+        Err(_) => (u64::MAX, part.to_owned()),
+    };
+    name.split('.').map(part).collect()
+}
+
+fn planned(name: &str, entry: &TensorEntry) -> PlannedTensor {
+    PlannedTensor {
+        name: name.to_owned(),
+        shape: entry.shape.clone(),
+        number: number_name(entry),
+        extent: extent_name(name).to_owned(),
+    }
+}
+
+/// What safetensors calls its numbers, in small letters.
+fn number_name(entry: &TensorEntry) -> String {
+    match &entry.format {
+        Ok(format) => format.name().to_owned(),
+        Err(other) => other.clone(),
+    }
+}
+
+fn number(entry: &TensorEntry) -> Option<Number> {
+    match entry.format {
+        Ok(Format::Bf16) => Some(Number::Bf16),
+        Ok(Format::F16) => Some(Number::F16),
+        Ok(Format::F32) => Some(Number::F32),
+        _ => None,
+    }
+}
+
+/// The beginning of each file of weights, up to the first tensor.
+fn shard_headers(
+    checkpoint: &Checkpoint,
+    names: Vec<String>,
+) -> Result<Vec<(String, Vec<u8>)>, CompressError> {
+    let files = names.into_iter().zip(&checkpoint.files);
+    let headers = files.map(|(name, file)| {
+        let mut length = [0; 8];
+        file.read_at(0, &mut length)?;
+        // The header was read and checked before, and may be another by now.
+        let length = u64::from_le_bytes(length).min(file.len.saturating_sub(8));
+        let mut header = vec![0; 8 + length as usize];
+        file.read_at(0, &mut header)?;
+        Ok((name, header))
+    });
+    headers.collect()
+}
+
+/// What a run and one that goes on with its work have in common.
+fn identity(
+    checkpoint: &Checkpoint,
+    options: &Compression,
+    files: &Files,
+) -> Result<String, CompressError> {
+    let mut hasher = Hasher::default();
+    for (name, bytes) in &files.taken {
+        hasher.update(name.as_bytes());
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    }
+    let keep: Vec<&str> = options.keep.iter().map(Glob::pattern).collect();
+    Ok(format!(
+        "revision {REVISION}, {} and {}, {:?}, tiles of {}, {}, keep {keep:?}",
+        checkpoint.fingerprint()?,
+        hasher.finish(),
+        options.how,
+        options.tile,
+        if options.all {
+            "all"
+        } else {
+            "layers and head"
+        },
+    ))
+}

@@ -1,0 +1,157 @@
+//! Models from containers of coded weights: what was coded without loss computes what the checkpoint computes, whether it is
+//! decoded when it is loaded, as it is streamed, or where it is multiplied.
+
+mod pack;
+
+use std::path::{Path, PathBuf};
+
+use sluice_codec::Scheme;
+use sluice_engine::{
+    Change, Engine, Generate, Options, Outcome, Settings, Work,
+    checkpoint::Source,
+    error::EngineError,
+    event::Generated,
+    plan::{Plan, Storage},
+};
+use sluice_shared::level::{Embedding, Level};
+
+use self::pack::{Coder, write};
+
+fn demonstration() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../model")
+}
+
+fn engine() -> Engine {
+    Engine::start(Options {
+        threads: 2,
+        ..Options::default()
+    })
+    .unwrap()
+}
+
+fn settings(level: Level, budget_bytes: Option<u64>) -> Settings {
+    Settings {
+        level,
+        budget_bytes,
+        ..Settings::default()
+    }
+}
+
+/// A text, and the plan that it was written under.
+fn run(source: &Path, settings: Settings) -> Result<(Generated, Plan), EngineError> {
+    let engine = engine();
+    let model = engine.load_now(Source::Folder(source.to_owned()), settings)?;
+    let text = model.text.as_ref().expect("the tokenizer is inside");
+    let prompt = text.encode_chat(&[("user", "Tell me a story about Mia and a kite.")]);
+    let request = Generate {
+        block_length: 16,
+        ..Generate::greedy(model.id, prompt.unwrap(), 48)
+    };
+    let Outcome::Generated(generated) = engine.run(Work::Generate(request))? else {
+        unreachable!("nobody cancels")
+    };
+    let plan = Plan::clone(&engine.in_force().expect("a model is loaded").plan);
+    assert!(generated.peak_device_bytes <= plan.budget_bytes);
+    Ok((generated, plan))
+}
+
+fn least_bytes(source: &Path, level: Level) -> u64 {
+    let engine = engine();
+    let source = Source::Folder(source.to_owned());
+    engine
+        .load_now(source, settings(Level::Standard, None))
+        .unwrap();
+    let workload = engine.in_force().unwrap().plan.workload;
+    let change = Change {
+        level: Some(level),
+        budget_bytes: Some(Some(1)),
+        embedding: Some(Embedding::Host),
+        ..Change::default()
+    };
+    match engine.plan(&change, workload).unwrap_err() {
+        EngineError::Plan(sluice_engine::plan::PlanError::BudgetTooSmall {
+            least_bytes, ..
+        }) => least_bytes,
+        error => panic!("{error}"),
+    }
+}
+
+fn is_coded(plan: &Plan, scheme: Scheme) -> bool {
+    let mut tensors = plan.units.iter().flat_map(|unit| &unit.tensors);
+    tensors
+        .any(|tensor| matches!(tensor.storage, Storage::Coded(coding) if coding.scheme == scheme))
+}
+
+#[test]
+fn what_is_coded_without_loss_computes_what_the_checkpoint_does() {
+    let (expected, _) = run(&demonstration(), settings(Level::Standard, None)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for (name, coder, scheme) in [
+        ("huffman.sluice", Coder::Huffman, Scheme::Huffman),
+        ("palette.sluice", Coder::Palette, Scheme::Palette),
+    ] {
+        let path = folder.path().join(name);
+        write(&demonstration(), &path, coder, 256);
+        for level in [Level::Off, Level::Standard, Level::Mild] {
+            let (generated, plan) = run(&path, settings(level, None)).unwrap();
+            assert_eq!(generated.tokens, expected.tokens, "{name} at {level}");
+            assert!(generated.is_lossless);
+            assert_eq!(is_coded(&plan, scheme), level == Level::Mild);
+            if level == Level::Off {
+                continue;
+            }
+            // Streamed, decoded by the reader or by the multiply.
+            let least = least_bytes(&path, level);
+            let (generated, plan) = run(&path, settings(level, Some(least))).unwrap();
+            assert!(plan.streamed_bytes() > 0);
+            assert_eq!(
+                generated.tokens, expected.tokens,
+                "{name} streamed at {level}"
+            );
+        }
+        // Coded, all of it takes less than decoded.
+        let bytes = |level| {
+            run(&path, settings(level, None))
+                .unwrap()
+                .1
+                .resident_bytes()
+        };
+        assert!(bytes(Level::Mild) < bytes(Level::Standard));
+        // And levels with fewer bits are made from it as from the checkpoint.
+        let coarse = |source: &Path| run(source, settings(Level::Aggressive, None)).unwrap().0;
+        assert_eq!(coarse(&path).tokens, coarse(&demonstration()).tokens);
+    }
+}
+
+#[test]
+fn damage_is_named_with_its_tensor() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.sluice");
+    write(&demonstration(), &path, Coder::Huffman, 256);
+    let whole = std::fs::read(&path).unwrap();
+    // Lengths of tiles all over the file, so that some tile must lie elsewhere than it is said to.
+    let mut damaged = whole.clone();
+    let middle = whole.len() / 2;
+    damaged[middle..middle + (64 << 10)].fill(0xA5);
+    std::fs::write(&path, &damaged).unwrap();
+    for level in [Level::Standard, Level::Mild] {
+        if let Err(error) = run(&path, settings(level, None)) {
+            let text = error.to_string();
+            assert!(text.contains("tensor model."), "{text}");
+        }
+    }
+    std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+    let text = run(&path, settings(Level::Mild, None))
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("cut short"), "{text}");
+    std::fs::write(&path, &demonstration_config()).unwrap();
+    let text = run(&path, settings(Level::Mild, None))
+        .unwrap_err()
+        .to_string();
+    assert!(text.contains("no .sluice file"), "{text}");
+}
+
+fn demonstration_config() -> Vec<u8> {
+    std::fs::read(demonstration().join("config.json")).unwrap()
+}

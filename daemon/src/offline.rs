@@ -1,0 +1,100 @@
+//! What commands that work without a daemon have in common: an end on a signal, and a line that tells how far they are.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use sluice_shared::units;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How often the progress line changes.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The system refused what the work needs around it.
+#[derive(Debug, thiserror::Error)]
+#[error("can't {operation}: {cause}")]
+pub(crate) struct SystemError {
+    pub(crate) operation: &'static str,
+    pub(crate) cause: io::Error,
+}
+
+/// Runs the work with a flag that SIGINT and SIGTERM set, so that nothing half-written is left.
+pub(crate) fn until_signalled<T>(work: impl FnOnce(&AtomicBool) -> T) -> Result<T, SystemError> {
+    let system = |operation| move |cause| SystemError { operation, cause };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(system("start the runtime"))?;
+    let cancel = Arc::new(AtomicBool::new(false));
+    for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
+        let context = runtime.enter();
+        let mut signal = signal(kind).map_err(system("listen for signals"))?;
+        drop(context);
+        let cancel = Arc::clone(&cancel);
+        runtime.spawn(async move {
+            if signal.recv().await.is_some() {
+                cancel.store(true, Ordering::Relaxed);
+            }
+        });
+    }
+    let result = work(&cancel);
+    runtime.shutdown_background();
+    Ok(result)
+}
+
+/// A line on standard error that the next one replaces; nothing unless that is a terminal.
+pub(crate) struct ProgressLine {
+    /// What is done, as `writing`.
+    verb: &'static str,
+    terminal: bool,
+    begun: Instant,
+    shown: Option<Instant>,
+}
+
+impl ProgressLine {
+    pub(crate) fn new(verb: &'static str) -> Self {
+        Self {
+            verb,
+            terminal: io::stderr().is_terminal(),
+            begun: Instant::now(),
+            shown: None,
+        }
+    }
+
+    /// How long the work has taken so far.
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    pub(crate) fn show(&mut self, done: u64, total: u64) {
+        let fresh = self
+            .shown
+            .is_some_and(|shown| shown.elapsed() < PROGRESS_INTERVAL);
+        if !self.terminal || fresh {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        let rate = done as f64 / self.begun.elapsed().as_secs_f64().max(0.001);
+        let line = format!(
+            "{} {} of {}, {}/s",
+            self.verb,
+            units::bytes(done),
+            units::bytes(total),
+            units::bytes(rate as u64)
+        );
+        // A terminal that went away is no reason to stop.
+        let _ = write!(io::stderr(), "\r{line}\x1b[K");
+    }
+
+    pub(crate) fn clear(&self) {
+        if self.shown.is_some() {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
