@@ -322,7 +322,10 @@ fn plan(error: &PlanError) -> Row {
                 .figure("least_bytes", least_bytes)
         }
         PlanError::NotLoadable { .. } => Row::new(Code::FailedPrecondition, "NOT_LOADABLE_YET")
-            .hint("choose standard, which is as faithful, or moderate, which is smaller"),
+            .hint(
+                "run sluiced compress CHECKPOINT --output FILE.sluice and load that, or choose standard, which is as \
+                 faithful, or moderate, which is smaller",
+            ),
         PlanError::CacheFormat { number, .. } => Row::new(Code::FailedPrecondition, "CACHE_FORMAT")
             .hint(format!(
                 "choose {number}, or auto; sluice level LEVEL --kv auto changes it"

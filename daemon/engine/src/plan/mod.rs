@@ -217,9 +217,10 @@ pub enum PlanError {
         /// What the card computes in.
         number: &'static str,
     },
-    /// The lossless format isn't there yet.
+    /// The checkpoint's weights are not coded.
     #[error(
-        "level {level} can be planned, but not loaded: this version has no lossless format yet"
+        "level {level} can be planned, but not loaded: it takes weights that are coded without loss; make a .sluice file of the \
+         checkpoint first (sluiced compress)"
     )]
     NotLoadable {
         /// Which.
@@ -357,9 +358,11 @@ impl Plan {
     #[must_use]
     pub fn exceptions(&self) -> Vec<(TensorPlan, Storage)> {
         let mut found: Vec<(TensorPlan, Storage)> = Vec::new();
+        let is_container = recipe::is_container(&self.units);
         for tensor in self.units.iter().flat_map(|unit| &unit.tensors) {
             let usual = recipe::storage(
                 self.level,
+                is_container,
                 &TensorPlan {
                     width: 1 << 16,
                     ..*tensor

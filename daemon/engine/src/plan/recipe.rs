@@ -15,7 +15,7 @@ const LEAST_SAVING: f64 = 0.2;
 /// How this tensor is kept at this level, which is not `auto`. Vectors stay as they are. A row length that blocks can't
 /// divide takes the next format up, and nothing gets larger than it was. What a GGUF file has in blocks already was rounded
 /// once; it is rounded again only where that saves a fifth of its bytes.
-pub(super) fn storage(level: Level, tensor: &TensorPlan) -> Storage {
+pub(super) fn storage(level: Level, is_container: bool, tensor: &TensorPlan) -> Storage {
     let source = match tensor.coded {
         // Decoded it would take more, and be the same.
         Some(coding) if !coding.is_lossless() => Storage::Coded(coding),
@@ -24,7 +24,8 @@ pub(super) fn storage(level: Level, tensor: &TensorPlan) -> Storage {
     let wanted = match level {
         Level::Off | Level::Standard => return source,
         Level::Mild if let Some(coding) = tensor.coded => return Storage::Coded(coding),
-        Level::Mild if tensor.source == Format::Bf16 && tensor.rows > 1 => {
+        // What a container has uncoded is small, or read row by row.
+        Level::Mild if !is_container && tensor.source == Format::Bf16 && tensor.rows > 1 => {
             return Storage::Lossless;
         }
         Level::Mild => return source,
@@ -51,6 +52,12 @@ pub(super) fn storage(level: Level, tensor: &TensorPlan) -> Storage {
     Storage::Plain(fitting)
 }
 
+/// Whether they come from a container of coded weights.
+pub(super) fn is_container(units: &[UnitPlan]) -> bool {
+    let mut tensors = units.iter().flat_map(|unit| &unit.tensors);
+    tensors.any(|tensor| tensor.coded.is_some())
+}
+
 /// Applies a level: formats, and where nothing else is chosen, the embedding's rows from the host at all levels but `off`.
 pub(super) fn apply(level: Level, embedding: Embedding, units: &mut [UnitPlan]) {
     let is_on_host = match embedding {
@@ -58,9 +65,10 @@ pub(super) fn apply(level: Level, embedding: Embedding, units: &mut [UnitPlan]) 
         Embedding::Host => true,
         Embedding::Device => false,
     };
+    let is_container = is_container(units);
     for unit in units {
         for tensor in &mut unit.tensors {
-            tensor.storage = storage(level, tensor);
+            tensor.storage = storage(level, is_container, tensor);
         }
         unit.tier = match unit.unit {
             Unit::Embedding if is_on_host => Tier::Host,
@@ -126,7 +134,11 @@ mod tests {
             (Level::Aggressive, stored(Q2K), Plain(Q2K)),
             (Level::Aggressive, narrow, Plain(Q4_1)),
         ] {
-            assert_eq!(storage(level, &tensor), expected, "{level} {tensor:?}");
+            assert_eq!(
+                storage(level, false, &tensor),
+                expected,
+                "{level} {tensor:?}"
+            );
         }
     }
 }

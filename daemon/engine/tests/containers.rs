@@ -1,21 +1,38 @@
 //! Models from containers of coded weights: what was coded without loss computes what the checkpoint computes, whether it is
 //! decoded when it is loaded, as it is streamed, or where it is multiplied.
 
-mod pack;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
 
-use std::path::{Path, PathBuf};
-
-use sluice_codec::Scheme;
 use sluice_engine::{
     Change, Engine, Generate, Options, Outcome, Settings, Work,
-    checkpoint::Source,
+    checkpoint::{
+        Source,
+        coded::{Compression, How, Lossless, Scheme, compress},
+    },
     error::EngineError,
     event::Generated,
     plan::{Plan, Storage},
 };
 use sluice_shared::level::{Embedding, Level};
 
-use self::pack::{Coder, write};
+/// A container of the demonstration model.
+fn write(target: &Path, how: How, tile: usize) {
+    let options = Compression {
+        how,
+        tile,
+        keep: Vec::new(),
+        all: false,
+        threads: 2,
+        replace: true,
+    };
+    let source = Source::Folder(demonstration());
+    let never = AtomicBool::new(false);
+    compress(&source, target, &options, &never, &mut |_, _| {}).unwrap();
+}
 
 fn demonstration() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../model")
@@ -87,11 +104,11 @@ fn what_is_coded_without_loss_computes_what_the_checkpoint_does() {
     let (expected, _) = run(&demonstration(), settings(Level::Standard, None)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     for (name, coder, scheme) in [
-        ("huffman.sluice", Coder::Huffman, Scheme::Huffman),
-        ("palette.sluice", Coder::Palette, Scheme::Palette),
+        ("huffman.sluice", Lossless::Huffman, Scheme::Huffman),
+        ("palette.sluice", Lossless::Palette, Scheme::Palette),
     ] {
         let path = folder.path().join(name);
-        write(&demonstration(), &path, coder, 256);
+        write(&path, How::Lossless(coder), 256);
         for level in [Level::Off, Level::Standard, Level::Mild] {
             let (generated, plan) = run(&path, settings(level, None)).unwrap();
             assert_eq!(generated.tokens, expected.tokens, "{name} at {level}");
@@ -127,25 +144,25 @@ fn what_is_coded_without_loss_computes_what_the_checkpoint_does() {
 fn damage_is_named_with_its_tensor() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.sluice");
-    write(&demonstration(), &path, Coder::Huffman, 256);
-    let whole = std::fs::read(&path).unwrap();
+    write(&path, How::Lossless(Lossless::Huffman), 256);
+    let whole = fs::read(&path).unwrap();
     // Lengths of tiles all over the file, so that some tile must lie elsewhere than it is said to.
     let mut damaged = whole.clone();
     let middle = whole.len() / 2;
     damaged[middle..middle + (64 << 10)].fill(0xA5);
-    std::fs::write(&path, &damaged).unwrap();
+    fs::write(&path, &damaged).unwrap();
     for level in [Level::Standard, Level::Mild] {
         if let Err(error) = run(&path, settings(level, None)) {
             let text = error.to_string();
             assert!(text.contains("tensor model."), "{text}");
         }
     }
-    std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+    fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     let text = run(&path, settings(Level::Mild, None))
         .unwrap_err()
         .to_string();
     assert!(text.contains("cut short"), "{text}");
-    std::fs::write(&path, &demonstration_config()).unwrap();
+    fs::write(&path, &demonstration_config()).unwrap();
     let text = run(&path, settings(Level::Mild, None))
         .unwrap_err()
         .to_string();
@@ -153,5 +170,5 @@ fn damage_is_named_with_its_tensor() {
 }
 
 fn demonstration_config() -> Vec<u8> {
-    std::fs::read(demonstration().join("config.json")).unwrap()
+    fs::read(demonstration().join("config.json")).unwrap()
 }
