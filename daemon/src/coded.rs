@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use sluice_engine::checkpoint::{
     CheckpointError, Source,
     coded::{
-        self, CompressError, Compression, Container, Glob, How, Lossless, Scheme, TensorRecord,
-        partial_of,
+        self, CompressError, Compression, Container, Glob, How, Lossless, Scheme, Target,
+        TensorRecord, partial_of,
     },
 };
 use sluice_shared::{exit, units};
@@ -39,6 +39,10 @@ pub struct Compress {
     #[arg(long)]
     lossless: bool,
 
+    /// Bits that a number takes, on average, such as 4.5; the head and embeddings stay without loss
+    #[arg(long, value_name = "B", value_parser = bits, conflicts_with_all = ["lossless", "coder"])]
+    bits: Option<f64>,
+
     /// huffman takes the least space, palette is decoded the fastest
     #[arg(long, value_name = "NAME", value_enum, default_value_t = Coder::Huffman)]
     coder: Coder,
@@ -51,7 +55,7 @@ pub struct Compress {
     #[arg(long, value_name = "GLOB")]
     keep: Vec<String>,
 
-    /// Code embeddings, too; single rows of them are read from the file otherwise
+    /// Code embeddings, too, whose single rows are read from the file otherwise; with --bits, the head as well
     #[arg(long)]
     all: bool,
 
@@ -105,6 +109,12 @@ pub struct Inspect {
 enum Coder {
     Huffman,
     Palette,
+}
+
+/// Reads a rate.
+fn bits(text: &str) -> Result<f64, String> {
+    let bits = text.parse().ok().filter(|bits| (1.0..=8.0).contains(bits));
+    bits.ok_or_else(|| "it must lie between 1 and 8".to_owned())
 }
 
 fn tiles() -> impl TypedValueParser<Value = usize> {
@@ -163,10 +173,11 @@ impl Compress {
             })
         })?;
         let compression = Compression {
-            how: How::Lossless(match self.coder {
-                Coder::Huffman => Lossless::Huffman,
-                Coder::Palette => Lossless::Palette,
-            }),
+            how: match (self.bits, self.coder) {
+                (Some(bits), _) => How::Rate(Target::Bits(bits)),
+                (None, Coder::Huffman) => How::Lossless(Lossless::Huffman),
+                (None, Coder::Palette) => How::Lossless(Lossless::Palette),
+            },
             tile: self.tile,
             keep: self.keep.iter().map(|pattern| Glob::new(pattern)).collect(),
             all: self.all,
@@ -203,8 +214,12 @@ impl Compress {
             let resumed = units::count(made.resumed as u64);
             eprintln!("went on after {resumed} tensors of a run before");
         }
+        let loss = match made.error {
+            Some(error) => format!(", {:.1} dB", -20.0 * error.log10()),
+            None => String::new(),
+        };
         println!(
-            "{path}: {size}, {percent:.1} % of {original}, coded in {took}",
+            "{path}: {size}, {percent:.1} % of {original}{loss}, coded in {took}",
             path = self.output.display(),
             size = units::bytes(made.bytes),
             percent = percent(made.bytes, made.original_bytes),

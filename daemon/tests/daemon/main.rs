@@ -11,6 +11,7 @@ mod bad_checkpoints;
 mod bad_requests;
 mod card;
 mod causal;
+mod coded;
 mod configuration;
 mod fidelity;
 mod generating;

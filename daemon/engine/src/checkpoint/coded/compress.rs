@@ -4,12 +4,12 @@ use std::{collections::HashMap, path::Path, sync::atomic::AtomicBool};
 
 use rayon::prelude::*;
 use sluice_codec::{
-    EncodeError, Encoded, Lossless, Number, Scheme,
+    Coded, EncodeError, Encoded, Lossless, Number, Scheme, Target,
     container::{
         CHUNK_ROWS, ContainerError, Glob, Hash, Hasher, Plan, PlannedTensor, Rules, Treatment,
         Writer, extent_name,
     },
-    encode,
+    encode, quantize,
 };
 
 use super::{BATCH_BYTES, CompressError, Progress, files::Files, pool, stop_if};
@@ -43,10 +43,12 @@ pub struct Compression {
 pub enum How {
     /// Without loss.
     Lossless(Lossless),
+    /// To a rate, each chunk alike.
+    Rate(Target),
 }
 
 /// What was made.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Compressed {
     /// Bytes of the container.
     pub bytes: u64,
@@ -56,6 +58,8 @@ pub struct Compressed {
     pub resumed: usize,
     /// Files beside the weights that aren't in it.
     pub left_out: Vec<String>,
+    /// Where numbers were coded to a rate by this run, the root of their squared error, as a share of that of the numbers.
+    pub error: Option<f64>,
 }
 
 /// Makes a container of a folder's safetensors and what belongs to them. It has another name until it is whole; a run that is
@@ -108,9 +112,10 @@ pub fn compress(
     let rules = Rules {
         tile: options.tile,
         keep: options.keep.clone(),
-        is_rate: false,
+        is_rate: matches!(options.how, How::Rate(_)),
         all: options.all,
     };
+    let mut loss = Loss::default();
     while let Some(next) = writer.next() {
         let (name, entry) = tensors[next];
         let before = done_bytes;
@@ -120,6 +125,7 @@ pub fn compress(
             entry,
             options,
             writer: &mut writer,
+            loss: &mut loss,
             cancel,
             progress: &mut |bytes| progress(before + bytes, original_bytes),
         };
@@ -135,7 +141,26 @@ pub fn compress(
         original_bytes,
         resumed,
         left_out: files.left_out,
+        error: loss.share(),
     })
+}
+
+/// What numbers lose, and what there was of them: sums of squares.
+#[derive(Debug, Clone, Copy, Default)]
+struct Loss {
+    lost: f64,
+    all: f64,
+}
+
+impl Loss {
+    fn add(&mut self, other: Self) {
+        self.lost += other.lost;
+        self.all += other.all;
+    }
+
+    fn share(self) -> Option<f64> {
+        (self.all > 0.0).then(|| (self.lost / self.all).sqrt())
+    }
 }
 
 /// One tensor on its way.
@@ -145,6 +170,7 @@ struct Work<'a> {
     entry: &'a TensorEntry,
     options: &'a Compression,
     writer: &'a mut Writer,
+    loss: &'a mut Loss,
     cancel: &'a AtomicBool,
     /// Is told the bytes of the tensor that are done.
     progress: &'a mut (dyn FnMut(u64) + Send),
@@ -152,14 +178,14 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn write(&mut self, treatment: Treatment) -> Result<(), CompressError> {
-        let How::Lossless(lossless) = self.options.how;
-        let coder = match (treatment, number(self.entry)) {
-            (Treatment::Plain, _) | (_, None) => None,
-            (_, Some(number)) => Some((number, lossless)),
+        let coder = match (treatment, self.options.how) {
+            (Treatment::Plain, _) | (_, How::Lossless(Lossless::Plain)) => None,
+            (_, How::Lossless(lossless)) => Some(Coder::Lossless(lossless)),
+            (Treatment::Rate, How::Rate(target)) => Some(Coder::Rate(target)),
+            (Treatment::Lossless, How::Rate(_)) => Some(Coder::Lossless(Lossless::Huffman)),
         };
-        if let Some((number, lossless)) = coder.filter(|(_, lossless)| *lossless != Lossless::Plain)
-        {
-            let original_hash = self.write_coded(number, lossless)?;
+        if let (Some(coder), Some(number)) = (coder, number(self.entry)) {
+            let original_hash = self.write_coded(number, coder)?;
             // Numbers without a pattern get longer by what belongs to a code.
             if self.writer.tensor_bytes() < self.entry.bytes {
                 return Ok(self.writer.end_tensor(original_hash)?);
@@ -169,44 +195,34 @@ impl Work<'_> {
         Ok(self.writer.end_tensor(original_hash)?)
     }
 
-    fn write_coded(&mut self, number: Number, lossless: Lossless) -> Result<Hash, CompressError> {
+    fn write_coded(&mut self, number: Number, coder: Coder) -> Result<Hash, CompressError> {
         let &[.., width] = &self.entry.shape[..] else {
             unreachable!("only matrices are coded");
         };
-        let scheme = match lossless {
-            Lossless::Plain => Scheme::Plain,
-            Lossless::Huffman => Scheme::Huffman,
-            Lossless::Palette => Scheme::Palette,
-        };
-        self.writer.begin_tensor(scheme)?;
+        self.writer.begin_tensor(coder.scheme())?;
         let row_bytes = width * number.bytes();
         let chunk_bytes = CHUNK_ROWS * row_bytes;
         let batch_bytes = (BATCH_BYTES / chunk_bytes).max(1) * chunk_bytes;
         let tile = self.options.tile;
         let mut hasher = Hasher::default();
+        let mut loss = Loss::default();
         self.each_piece(batch_bytes, |writer, bytes| {
+            let code =
+                |chunk: &[u8]| coder.code(number, chunk.len() / row_bytes, width, chunk, tile);
             let (_, coded) = rayon::join(
                 || hasher.update(bytes),
                 || {
-                    let chunks = bytes.par_chunks(chunk_bytes).map(|chunk| {
-                        encode(
-                            number,
-                            chunk.len() / row_bytes,
-                            width,
-                            chunk,
-                            lossless,
-                            tile,
-                        )
-                    });
-                    chunks.collect::<Result<Vec<Encoded>, EncodeError>>()
+                    let chunks = bytes.par_chunks(chunk_bytes).map(code);
+                    chunks.collect::<Result<Vec<_>, _>>()
                 },
             );
-            let coded = coded.map_err(Refusal::Encode)?;
-            for chunk in &coded {
+            for (chunk, lost) in coded.map_err(Refusal::Encode)? {
                 writer.chunk(&chunk.layout, &chunk.bytes)?;
+                loss.add(lost);
             }
             Ok(())
         })?;
+        self.loss.add(loss);
         Ok(hasher.finish())
     }
 
@@ -248,6 +264,55 @@ impl Work<'_> {
             (self.progress)(done);
         }
         Ok(())
+    }
+}
+
+/// How a tensor is coded.
+#[derive(Debug, Clone, Copy)]
+enum Coder {
+    Lossless(Lossless),
+    Rate(Target),
+}
+
+impl Coder {
+    fn scheme(self) -> Scheme {
+        match self {
+            Self::Lossless(Lossless::Plain) => Scheme::Plain,
+            Self::Lossless(Lossless::Huffman) => Scheme::Huffman,
+            Self::Lossless(Lossless::Palette) => Scheme::Palette,
+            Self::Rate(_) => Scheme::Rate,
+        }
+    }
+
+    /// One chunk, and what it lost.
+    fn code(
+        self,
+        number: Number,
+        rows: usize,
+        width: usize,
+        bytes: &[u8],
+        tile: usize,
+    ) -> Result<(Encoded, Loss), EncodeError> {
+        let target = match self {
+            Self::Lossless(lossless) => {
+                let coded = encode(number, rows, width, bytes, lossless, tile)?;
+                return Ok((coded, Loss::default()));
+            }
+            Self::Rate(target) => target,
+        };
+        // Plain numbers are widened by the codec itself.
+        let plain = encode(number, rows, width, bytes, Lossless::Plain, tile)?;
+        let mut values = vec![0.0; rows * width];
+        Coded::new(plain.layout, &plain.bytes)
+            .and_then(|plain| plain.widen_rows(0..rows, &mut values))
+            .expect("plain numbers are never damaged");
+        let made = quantize(number, rows, width, &values, target, tile)?;
+        let all = values
+            .iter()
+            .map(|&value| f64::from(value).powi(2))
+            .sum::<f64>();
+        let lost = made.error.powi(2) * all;
+        Ok((made.encoded, Loss { lost, all }))
     }
 }
 

@@ -9,7 +9,7 @@ mod error;
 mod files;
 
 pub use sluice_codec::{
-    Lossless, Scheme,
+    Lossless, Scheme, Target,
     container::{
         Container, ContainerError, Damage, Glob, Hash, Header, TensorRecord, journal_of, partial_of,
     },

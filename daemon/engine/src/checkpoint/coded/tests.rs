@@ -354,3 +354,39 @@ fn damage_is_told_with_its_place_and_leaves_no_folder() {
         }
     }
 }
+
+#[test]
+fn a_rate_is_kept_to_and_the_head_loses_nothing() {
+    let folder = TempDir::new().unwrap();
+    let source = synthetic(folder.path(), Element::Bf16);
+    let mut sizes = Vec::new();
+    for (bits, all) in [(3.0, false), (5.0, false), (5.0, true)] {
+        let target = folder.path().join("a.sluice");
+        let options = Compression {
+            how: How::Rate(Target::Bits(bits)),
+            replace: true,
+            all,
+            ..options()
+        };
+        let made = make(&source, &target, &options).unwrap();
+        let container = Container::open(&target).unwrap();
+        assert_eq!(container.verify(&GO_ON, &mut |_| {}).unwrap(), []);
+        for tensor in &container.header().tensors {
+            if tensor.scheme() == Some(Scheme::Rate) {
+                let found = tensor.length as f64 * 8.0 / tensor.numbers().unwrap() as f64;
+                // A table of its own is a part of a matrix as small as these.
+                assert!((bits - 0.1..bits + 0.3).contains(&found), "{found}");
+                assert!(all || tensor.name.contains("blocks"));
+            }
+        }
+        let back = folder.path().join(format!("back-{bits}-{all}"));
+        restore(&target, &back).unwrap();
+        sizes.push((made.bytes, made.error.unwrap()));
+    }
+    let [few, more, all] = sizes[..] else {
+        panic!("three runs");
+    };
+    assert!(few.0 < more.0 && all.0 < more.0);
+    // A bit more is half the error.
+    assert!((3.5..4.5).contains(&(few.1 / more.1)), "{sizes:?}");
+}

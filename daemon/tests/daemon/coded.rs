@@ -1,0 +1,243 @@
+//! `sluiced compress`, `decompress`, `verify` and `inspect`, as the programs they are: what they say, and what a kill leaves.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Output,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use sluice_shared::exit;
+use tempfile::TempDir;
+
+use crate::support::{command, run, within};
+
+fn code(output: &Output) -> u8 {
+    output.status.code().unwrap() as u8
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The demonstration model, and what it is compared with.
+fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("model")
+}
+
+/// Every file of a folder, by name.
+fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let files = fs::read_dir(folder).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        (name, fs::read(entry.path()).unwrap())
+    });
+    let mut files: Vec<_> = files.collect();
+    files.sort();
+    files
+}
+
+async fn synthetic(folder: &Path, layers: &str) {
+    let layers = format!("--layers={layers}");
+    let arguments = [
+        "synth",
+        &layers,
+        "--width=512",
+        "--heads=8",
+        "--mlp-width=1024",
+        "--vocabulary=600",
+        "source",
+    ];
+    let output = run(folder, &arguments).await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+}
+
+#[tokio::test]
+async fn a_model_goes_into_a_file_and_back() {
+    let folder = TempDir::new().unwrap();
+    let source = demo();
+    let source = source.to_str().unwrap();
+    let output = run(
+        folder.path(),
+        &["compress", source, "-o", "a.sluice", "--all"],
+    )
+    .await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+    assert!(
+        stdout(&output).starts_with("a.sluice: "),
+        "{}",
+        stdout(&output)
+    );
+    assert_eq!(stderr(&output), "");
+
+    let output = run(folder.path(), &["verify", "a.sluice"]).await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+    assert!(stdout(&output).contains("all as they were written"));
+
+    let output = run(folder.path(), &["inspect", "a.sluice"]).await;
+    assert!(stdout(&output).contains("huffman"), "{}", stdout(&output));
+    let output = run(folder.path(), &["inspect", "a.sluice", "--json"]).await;
+    let shown: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(shown["numbers"], 3_803_904);
+    assert!(shown["bits"].as_f64().unwrap() < 14.0, "{shown}");
+
+    let output = run(folder.path(), &["decompress", "a.sluice", "-o", "back"]).await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+    assert!(contents(&folder.path().join("back")) == contents(&demo()));
+
+    // It isn't written twice, unless that is asked for.
+    let before = fs::read(folder.path().join("a.sluice")).unwrap();
+    let output = run(folder.path(), &["compress", source, "-o", "a.sluice"]).await;
+    assert_eq!(code(&output), exit::FAILURE);
+    assert!(
+        stderr(&output).contains("a.sluice exists\nhint: "),
+        "{}",
+        stderr(&output)
+    );
+    assert!(fs::read(folder.path().join("a.sluice")).unwrap() == before);
+    let arguments = ["compress", source, "-o", "a.sluice", "--bits=5", "--force"];
+    let output = run(folder.path(), &arguments).await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+    assert!(stdout(&output).contains(" dB"), "{}", stdout(&output));
+    let output = run(folder.path(), &["decompress", "a.sluice", "-o", "back"]).await;
+    assert!(stderr(&output).contains("exists and is no empty folder"));
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_file_is_said_with_its_place() {
+    let folder = TempDir::new().unwrap();
+    synthetic(folder.path(), "2").await;
+    let output = run(folder.path(), &["compress", "source", "-o", "a.sluice"]).await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+    let path = folder.path().join("a.sluice");
+    let whole = fs::read(&path).unwrap();
+
+    let mut damaged = whole.clone();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 1;
+    fs::write(&path, damaged).unwrap();
+    for arguments in [
+        &["verify", "a.sluice"][..],
+        &["decompress", "a.sluice", "-o", "back"],
+    ] {
+        let output = run(folder.path(), arguments).await;
+        assert_eq!(code(&output), exit::FAILURE);
+        let said = stderr(&output);
+        assert!(said.contains("tensor model.transformer.blocks."), "{said}");
+        assert!(said.contains("tile") && said.contains("hint: "), "{said}");
+        assert!(!folder.path().join("back").exists());
+    }
+
+    fs::write(&path, &whole[..middle]).unwrap();
+    for name in ["verify", "inspect"] {
+        let output = run(folder.path(), &[name, "a.sluice"]).await;
+        assert_eq!(code(&output), exit::FAILURE);
+        assert!(
+            stderr(&output).contains("is cut short or damaged"),
+            "{}",
+            stderr(&output)
+        );
+    }
+    for (arguments, words) in [
+        (&["verify", "source/config.json"][..], "is no .sluice file"),
+        (&["verify", "source"], "is no .sluice file"),
+        (&["verify", "nothing"], "can't open nothing"),
+        (&["compress", "nothing", "-o", "b"], "can't read"),
+        (&["compress", "a.sluice", "-o", "b"], "is no checkpoint"),
+    ] {
+        let output = run(folder.path(), arguments).await;
+        assert_eq!(code(&output), exit::FAILURE, "{arguments:?}");
+        assert!(stderr(&output).contains(words), "{}", stderr(&output));
+    }
+    for arguments in [
+        &["compress", "source"][..],
+        &["compress", "source", "-o", "b", "--tile=100"],
+        &["compress", "source", "-o", "b", "--bits=9"],
+        &["compress", "source", "-o", "b", "--bits=4", "--lossless"],
+        &["compress", "source", "-o", "b", "--coder=zip"],
+        &["decompress", "a.sluice"],
+        &["verify"],
+    ] {
+        let output = run(folder.path(), arguments).await;
+        assert_eq!(code(&output), exit::USAGE, "{arguments:?}");
+    }
+}
+
+/// Runs a command and kills it after a time; says whether it came to its end before.
+async fn killed_after(folder: &Path, arguments: &[&str], time: Duration, signal: Signal) -> bool {
+    let mut child = command(folder).args(arguments).spawn().unwrap();
+    let pid = Pid::from_raw(child.id().unwrap() as i32).unwrap();
+    tokio::time::sleep(time).await;
+    drop(kill_process(pid, signal));
+    let status = within("a killed process to end", child.wait()).await;
+    status.unwrap().success()
+}
+
+#[tokio::test]
+async fn a_killed_run_leaves_the_source_and_nothing_that_looks_finished() {
+    let folder = TempDir::new().unwrap();
+    synthetic(folder.path(), "8").await;
+    let path = |name: &str| folder.path().join(name);
+    let source = contents(&path("source"));
+    let begun = Instant::now();
+    let output = run(folder.path(), &["compress", "source", "-o", "whole.sluice"]).await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+    let takes = begun.elapsed();
+    let whole = fs::read(path("whole.sluice")).unwrap();
+
+    let mut state = 7u32;
+    let (mut killed, mut ended) = (0, 0);
+    for turn in 0..50 {
+        // Anywhere in a run, and now and then just after it.
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let time = takes.mul_f64(f64::from(state >> 8) / f64::from(1 << 24) * 1.1);
+        let signal = match turn % 4 {
+            0 => Signal::INT,
+            _ => Signal::KILL,
+        };
+        let arguments = ["compress", "source", "-o", "a.sluice"];
+        killed_after(folder.path(), &arguments, time, signal).await;
+        match fs::read(path("a.sluice")) {
+            // What has the name is whole, whether or not the process had its time to say so.
+            Ok(found) => {
+                assert!(found == whole);
+                fs::remove_file(path("a.sluice")).unwrap();
+                ended += 1;
+            }
+            Err(_) => killed += 1,
+        }
+        // Half the runs go on with what those before them left.
+        if turn % 2 == 0 {
+            for rest in ["a.sluice.partial", "a.sluice.partial.journal"] {
+                drop(fs::remove_file(path(rest)));
+            }
+        }
+    }
+    assert!(killed > 5, "{killed} were killed, {ended} ended");
+    let output = run(folder.path(), &["compress", "source", "-o", "a.sluice"]).await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+    assert!(fs::read(path("a.sluice")).unwrap() == whole);
+    assert!(contents(&path("source")) == source);
+    assert!(!path("a.sluice.partial").exists());
+
+    // The same for the way back.
+    for turn in 0..10u32 {
+        let arguments = ["decompress", "a.sluice", "-o", "back"];
+        let time = takes.mul_f64(f64::from(turn) / 20.0);
+        let signal = if turn % 2 == 0 {
+            Signal::TERM
+        } else {
+            Signal::KILL
+        };
+        killed_after(folder.path(), &arguments, time, signal).await;
+        if path("back").exists() {
+            assert!(contents(&path("back")) == source);
+            fs::remove_dir_all(path("back")).unwrap();
+        }
+    }
+}
