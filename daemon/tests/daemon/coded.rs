@@ -173,7 +173,7 @@ async fn killed_after(folder: &Path, arguments: &[&str], time: Duration, signal:
     let mut child = command(folder).args(arguments).spawn().unwrap();
     let pid = Pid::from_raw(child.id().unwrap() as i32).unwrap();
     tokio::time::sleep(time).await;
-    drop(kill_process(pid, signal));
+    let _ = kill_process(pid, signal);
     let status = within("a killed process to end", child.wait()).await;
     status.unwrap().success()
 }
