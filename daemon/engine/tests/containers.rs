@@ -141,6 +141,24 @@ fn what_is_coded_without_loss_computes_what_the_checkpoint_does() {
 }
 
 #[test]
+fn rate_coded_weights_are_multiplied_from_where_they_lie() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rate.sluice");
+    write(&path, How::Rate(sluice_codec::Target::Bits(6.0)), 128);
+    let (all, plan) = run(&path, settings(Level::Standard, None)).unwrap();
+    assert!(is_coded(&plan, Scheme::Rate));
+    assert!(!all.is_lossless);
+    let least = least_bytes(&path, Level::Standard);
+    let (streamed, plan) = run(&path, settings(Level::Standard, Some(least))).unwrap();
+    assert!(plan.streamed_bytes() > 0);
+    assert_eq!(streamed.tokens, all.tokens);
+    // Eight bits would not be fewer, and four save a fifth.
+    let plan_at = |level| run(&path, settings(level, None)).unwrap().1;
+    assert!(is_coded(&plan_at(Level::Moderate), Scheme::Rate));
+    assert!(!is_coded(&plan_at(Level::Aggressive), Scheme::Rate));
+}
+
+#[test]
 fn damage_is_named_with_its_tensor() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.sluice");
