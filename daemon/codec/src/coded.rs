@@ -131,6 +131,12 @@ impl<'a> Coded<'a> {
         &self.layout
     }
 
+    /// Takes another way than the best one.
+    #[cfg(test)]
+    pub(crate) fn set_path(&mut self, path: Path) {
+        self.path = path;
+    }
+
     /// Its bytes.
     #[must_use]
     pub fn bytes(&self) -> &'a [u8] {

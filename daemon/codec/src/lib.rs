@@ -11,6 +11,8 @@ pub mod layout;
 pub mod number;
 pub mod rate;
 
+#[cfg(test)]
+mod hostile;
 mod huffman;
 mod palette;
 mod path;

@@ -1,0 +1,296 @@
+//! Damaged and made-up bytes through every decoder: they may be refused or mean other numbers, the same ones in both ways.
+
+use std::{env, ops::Range};
+
+use crate::{
+    Coded, Encoded, Layout, LayoutError, Lossless, Number, Scheme, Target, encode, path::Path,
+    quantize,
+};
+
+/// Bytes of a made-up matrix at most.
+const BYTES_MAX: usize = 1 << 14;
+
+/// xorshift64*
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        ((u128::from(self.next()) * end.max(1) as u128) >> 64) as usize
+    }
+
+    fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
+}
+
+/// Numbers that are mostly alike, with some noise that makes escapes and whole tiles.
+fn weights(random: &mut Random, numbers: usize) -> Vec<f32> {
+    (0..numbers)
+        .map(|at| {
+            let noise = random.next();
+            let near = (noise >> 40) as f32 / (1 << 24) as f32 - 0.5;
+            match (at / 300 % 3, noise % 97) {
+                (2, _) => f32::from_bits((noise as u32) & 0xbfff_ffff),
+                (_, 0) => near * 1e-12,
+                _ => near,
+            }
+        })
+        .collect()
+}
+
+fn coded(random: &mut Random, scheme: Scheme) -> Encoded {
+    let (rows, width) = random.one_of(&[(1, 1), (3, 100), (2, 511), (7, 129), (1, 2000), (40, 33)]);
+    let tile = random.one_of(&[128, 256, 512]);
+    let number = random.one_of(&Number::ALL);
+    let values = weights(random, rows * width);
+    let bytes: Vec<u8> = values
+        .iter()
+        .flat_map(|value| match number {
+            Number::Bf16 => value.to_le_bytes()[2..].to_vec(),
+            Number::F16 => half::f16::from_f32(*value).to_le_bytes().to_vec(),
+            Number::F32 => value.to_le_bytes().to_vec(),
+        })
+        .collect();
+    let lossless = match scheme {
+        Scheme::Plain => Lossless::Plain,
+        Scheme::Huffman => Lossless::Huffman,
+        Scheme::Palette => Lossless::Palette,
+        Scheme::Rate => {
+            let target = Target::Bits(4.);
+            return quantize(number, rows, width, &values, target, tile)
+                .unwrap()
+                .encoded;
+        }
+    };
+    encode(number, rows, width, &bytes, lossless, tile).unwrap()
+}
+
+/// All that can be asked of a matrix, and how much of it there was.
+fn decode_all(layout: &Layout, bytes: &[u8], some: Range<usize>) -> usize {
+    let Ok(mut coded) = Coded::new(layout.clone(), bytes) else {
+        return 0;
+    };
+    let mut good = usize::from(coded.check().is_ok());
+    let rows = layout.rows();
+    for rows in [0..rows, some] {
+        let numbers = rows.len() * layout.width();
+        let results = Path::all().into_iter().map(|path| {
+            coded.set_path(path);
+            let mut original = vec![0xaa; numbers * layout.number().bytes()];
+            let mut wide = vec![-1.; numbers];
+            let decoded = coded.decode_rows(rows.clone(), &mut original);
+            let widened = coded.widen_rows(rows.clone(), &mut wide);
+            let wide: Vec<u32> = wide.into_iter().map(f32::to_bits).collect();
+            (decoded.map(|()| original), widened.map(|()| wide))
+        });
+        let results: Vec<_> = results.collect();
+        assert!(results.iter().all(|result| *result == results[0]));
+        good += usize::from(results[0].1.is_ok());
+    }
+    for tile in [0, layout.tiles() / 2, layout.tiles(), usize::MAX] {
+        if let Ok(parts) = coded.tile_bytes(tile) {
+            assert!(parts.iter().all(|part| bytes.get(part.clone()).is_some()));
+        }
+    }
+    good
+}
+
+/// A matrix that was coded, damaged in one way or another.
+fn damaged(random: &mut Random, from: &Encoded) -> Result<Encoded, LayoutError> {
+    let Encoded { layout, bytes } = from;
+    let mut bytes = bytes.clone();
+    let mut layout = layout.clone();
+    if random.below(4) == 0 {
+        let small = random.one_of(&[usize::MAX, 1 << 40, 1 << 33, 0, 1, 7, 64]);
+        let mut fields = [
+            layout.rows(),
+            layout.width(),
+            layout.tile(),
+            layout.codes_len(),
+            layout.escapes_len(),
+        ];
+        let at = random.below(fields.len());
+        fields[at] = match random.below(3) {
+            0 => small,
+            1 => random.below(2 * fields[at]),
+            _ => fields[at].wrapping_add(random.below(5)).wrapping_sub(2),
+        };
+        if at < 2 && random.below(2) == 0 {
+            fields.swap(0, 1);
+        }
+        let (scheme, number) = match random.below(2) {
+            0 => (layout.scheme(), layout.number()),
+            _ => (random.one_of(&Scheme::ALL), random.one_of(&Number::ALL)),
+        };
+        let [rows, width, tile, mut codes, mut escapes] = fields;
+        let numbers = rows.saturating_mul(width);
+        // What follows from the shape would be refused, unless it follows.
+        match scheme {
+            Scheme::Plain => (codes, escapes) = (numbers.saturating_mul(number.bytes()), 0),
+            Scheme::Palette => codes = numbers.div_ceil(2),
+            _ => escapes = 0,
+        }
+        layout = Layout::new(scheme, number, rows, width, tile, codes, escapes)?;
+        if layout.bytes() <= BYTES_MAX {
+            let fill = random.one_of(&[0, 0, 0x11, 0xff]);
+            bytes.resize(layout.bytes(), fill);
+        }
+    }
+    for _ in 0..random.below(4) {
+        let part = match random.below(8) {
+            0 => layout.table(),
+            1 => layout.offsets(),
+            2 | 3 => layout.lengths(),
+            4 | 5 => layout.codes(),
+            6 => layout.escapes(),
+            _ => 0..bytes.len(),
+        };
+        let length = random.one_of(&[1, 1, 1, 2, 8, 64]);
+        let start = part.start + random.below(part.len());
+        let kind = random.below(4);
+        for byte in bytes.iter_mut().skip(start).take(length) {
+            *byte = match kind {
+                0 => *byte ^ 1 << random.below(8),
+                1 => random.next() as u8,
+                2 => 0xff,
+                _ => 0,
+            };
+        }
+    }
+    if random.below(64) == 0 {
+        let length = random.below(bytes.len());
+        bytes.truncate(length);
+    }
+    Ok(Encoded { layout, bytes })
+}
+
+fn damage(scheme: Scheme, count: u64) {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ u64::from(scheme.id()));
+    let mut from = coded(&mut random, scheme);
+    let (mut refused, mut good) = (0, 0);
+    for i in 0..count {
+        if i % 50 == 0 {
+            from = coded(&mut random, scheme);
+        }
+        let Ok(Encoded { layout, bytes }) = damaged(&mut random, &from) else {
+            refused += 1;
+            continue;
+        };
+        // Nothing takes memory for numbers that the bytes don't account for.
+        let rows = layout.rows();
+        let start = random.below(rows + 1);
+        let end = start + random.below(rows - start + 1);
+        let found = decode_all(&layout, &bytes, start..end);
+        if found > 0 { good += 1 } else { refused += 1 }
+    }
+    println!("{scheme:?}: {count} inputs, {refused} refused, {good} decoded in part at least");
+    assert!(good > 0 && refused > 0);
+}
+
+#[test]
+fn damaged_matrices_do_no_harm() {
+    for scheme in Scheme::ALL {
+        damage(scheme, 3000);
+    }
+}
+
+/// `SLUICE_HOSTILE_INPUTS=10000000 cargo test -p sluice-codec --release --lib -- --ignored --nocapture hostile`
+#[test]
+#[ignore = "takes as long as there are inputs"]
+fn many_damaged_matrices_do_no_harm() {
+    let count = env::var("SLUICE_HOSTILE_INPUTS").map_or(1_000_000, |count| {
+        count.parse().expect("a number of inputs")
+    });
+    std::thread::scope(|scope| {
+        for scheme in Scheme::ALL {
+            scope.spawn(move || damage(scheme, count));
+        }
+    });
+}
+
+#[test]
+fn no_truncation_is_taken_and_no_flipped_byte_does_harm() {
+    let mut random = Random(3);
+    for scheme in Scheme::ALL {
+        let Encoded { layout, mut bytes } = loop {
+            let encoded = coded(&mut random, scheme);
+            if (100..2000).contains(&encoded.layout.numbers()) {
+                break encoded;
+            }
+        };
+        let rows = layout.rows();
+        assert_eq!(decode_all(&layout, &bytes, 0..rows), 3);
+        for length in 0..bytes.len() {
+            assert!(Coded::new(layout.clone(), &bytes[..length]).is_err());
+        }
+        for at in 0..bytes.len() {
+            for flip in [1, 0x80, 0xff] {
+                bytes[at] ^= flip;
+                decode_all(&layout, &bytes, rows / 2..rows);
+                bytes[at] ^= flip;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_of_what_is_coded_is_noticed_or_meant() {
+    // Wherever a bit of codes or lengths is flipped, either `check` says so or the numbers are other ones.
+    let mut random = Random(5);
+    for scheme in [Scheme::Huffman, Scheme::Palette] {
+        let values = weights(&mut random, 1200);
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let lossless = if scheme == Scheme::Huffman {
+            Lossless::Huffman
+        } else {
+            Lossless::Palette
+        };
+        let mut from = encode(Number::F32, 3, 400, &bytes, lossless, 256).unwrap();
+        let whole: Vec<Range<usize>> = {
+            let lengths = &from.bytes[from.layout.lengths()];
+            let tiles = (0..lengths.len()).filter(|tile| lengths[*tile] == 255);
+            let codes = from.layout.codes().start;
+            let place = |tile| from.layout.tile_numbers(tile);
+            // Indices of a tile that isn't indexed mean nothing.
+            tiles
+                .filter(|_| scheme == Scheme::Palette)
+                .map(|tile| codes + place(tile).start / 2..codes + place(tile).end / 2)
+                .collect()
+        };
+        for part in [from.layout.lengths(), from.layout.codes()] {
+            for at in part.filter(|at| !whole.iter().any(|tile| tile.contains(at))) {
+                from.bytes[at] ^= 4;
+                let noticed = Coded::new(from.layout.clone(), &from.bytes).map_or(true, |coded| {
+                    let mut out = vec![0; bytes.len()];
+                    coded.check().is_err()
+                        || coded.decode_rows(0..3, &mut out).is_err()
+                        || out != bytes
+                });
+                assert!(noticed, "{scheme:?}: byte {at}");
+                from.bytes[at] ^= 4;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_header_alone_takes_no_memory() {
+    for scheme in Scheme::ALL {
+        let numbers: usize = 1 << 50;
+        let (codes, escapes) = match scheme {
+            Scheme::Plain => (numbers * 2, 0),
+            Scheme::Palette => (numbers / 2, u32::MAX as usize),
+            _ => (u32::MAX as usize, 0),
+        };
+        let layout =
+            Layout::new(scheme, Number::Bf16, 1 << 25, 1 << 25, 128, codes, escapes).unwrap();
+        assert!(Coded::new(layout, &[0; 4096]).is_err());
+    }
+}

@@ -1,0 +1,54 @@
+//! Any bytes as a coded matrix with any header: what a header says of it comes first, its parts after that. It may be
+//! refused or mean any numbers; nothing may panic, run on, or take more memory than the bytes account for.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sluice_codec::{Coded, Layout, Number, Scheme};
+
+/// Longest matrix whose parts are made up where the input ends.
+const BYTES_MAX: usize = 1 << 16;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((header, bytes)) = input.split_first_chunk::<14>() else {
+        return;
+    };
+    let short = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
+    let Some(scheme) = Scheme::from_id(header[0] % 5) else {
+        return;
+    };
+    let number = Number::ALL[usize::from(header[1]) % 3];
+    let tile = 64 << (header[2] % 5);
+    // Some of the lengths as they must be, so that what needs them is reached.
+    let (rows, width) = (short(4), short(6));
+    let (codes, escapes) = match (header[3] % 4, scheme) {
+        (0, _) => (short(8), short(10)),
+        (_, Scheme::Plain) => (rows * width * number.bytes(), 0),
+        (_, Scheme::Palette) => ((rows * width).div_ceil(2), short(10)),
+        (_, Scheme::Huffman | Scheme::Rate) => (short(8), 0),
+    };
+    let Ok(layout) = Layout::new(scheme, number, rows, width, tile, codes, escapes) else {
+        return;
+    };
+    let mut bytes = bytes.to_vec();
+    if header[12] % 4 != 0 && layout.bytes() <= BYTES_MAX {
+        bytes.resize(layout.bytes(), header[13]);
+    }
+    let Ok(coded) = Coded::new(layout, &bytes) else {
+        return;
+    };
+    drop(coded.check());
+    // All rows, and some.
+    for rows in [0..rows, rows / 3..rows - rows / 4] {
+        let numbers = rows.len() * width;
+        drop(coded.decode_rows(rows.clone(), &mut vec![0; numbers * number.bytes()]));
+        drop(coded.widen_rows(rows, &mut vec![0.; numbers]));
+    }
+    for tile in 0..=coded.layout().tiles() {
+        if let Ok(parts) = coded.tile_bytes(tile) {
+            for part in parts {
+                assert!(bytes.get(part).is_some());
+            }
+        }
+    }
+});
