@@ -2,9 +2,9 @@
 //!
 //! Codes are written least significant bit first, so that what follows is the low bits of a word; shorter codes come first,
 //! and among codes of one length those of smaller symbols. A code is always complete: a matrix of one symbol has a second
-//! one that never occurs. Eleven bits are what a table in the first cache can take: 2048 entries of up to four symbols,
-//! 3.6 on average with the exponents of a language model. Several tiles are decoded in turn, since one alone would leave the
-//! processor waiting for its table (Giesen, "Reading bits in far too many ways", has the arithmetic).
+//! one that never occurs. Eleven bits are what a table in the first cache can take: at most 2048 entries of up to four
+//! symbols, 3.6 on average with the exponents of a language model. Several tiles are decoded in turn, since one alone would
+//! leave the processor waiting for its table (Giesen, "Reading bits in far too many ways", has the arithmetic).
 
 use crate::{layout::CODE_LENGTHS_BYTES, path::Path};
 
@@ -31,9 +31,20 @@ pub(crate) const STAGE_BYTES: usize = STEPS_MAX * LOOKUPS * SYMBOLS + 4;
 const _: () = assert!(STEPS_MAX * LOOKUPS * BITS_MAX < 1 << 16 && STAGE_BYTES < 1 << 16);
 const _: () = assert!(7 + BITS_MAX * LOOKUPS <= 64);
 
-/// Lengths of codes, 0 for symbols that don't occur: of all prefix codes with at most [`BITS_MAX`] bits the shortest, by
-/// package-merge (Larmore and Hirschberg).
+/// Lengths of codes, 0 for symbols that don't occur. Codes of at most ten bits, half the table, decode a tenth faster; they
+/// are taken where they are hardly longer than those of eleven.
 pub(crate) fn code_lengths(counts: &[u64; 256]) -> [u8; 256] {
+    let lengths = [BITS_MAX - 1, BITS_MAX].map(|bits| shortest(counts, bits));
+    let [fast, short] = lengths.each_ref().map(|lengths| {
+        let bits = counts.iter().zip(lengths);
+        bits.map(|(count, bits)| count * u64::from(*bits))
+            .sum::<u64>()
+    });
+    lengths[usize::from(fast > short + short / 64)]
+}
+
+/// Of all prefix codes with at most so many bits the shortest, by package-merge (Larmore and Hirschberg).
+fn shortest(counts: &[u64; 256], bits_max: usize) -> [u8; 256] {
     let mut weights: Vec<(u64, u8)> = (0..=255)
         .map(|symbol| (counts[usize::from(symbol)], symbol))
         .filter(|(count, _)| *count > 0)
@@ -53,7 +64,7 @@ pub(crate) fn code_lengths(counts: &[u64; 256]) -> [u8; 256] {
         .map(|(weight, symbol)| (*weight, vec![*symbol]))
         .collect();
     let mut level = single.clone();
-    for _ in 1..BITS_MAX {
+    for _ in 1..bits_max {
         let pairs = level.chunks_exact(2).map(|pair| {
             let symbols = [&pair[0].1[..], &pair[1].1[..]].concat();
             (pair[0].0 + pair[1].0, symbols)
@@ -136,11 +147,18 @@ impl Codes {
     }
 }
 
+/// By as many bits as the longest code may have: the bits of up to four codes, in 16 bits; how many they are, in 16 more;
+/// their symbols.
+#[derive(Clone, Debug)]
+enum Entries {
+    Few(Box<[u64; ENTRIES / 2]>),
+    Many(Box<[u64; ENTRIES]>),
+}
+
 /// What decoding needs, from the lengths of the codes.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
-    /// By the next eleven bits: the bits of up to four codes, in 16 bits; how many they are, in 16 more; the symbols.
-    entries: Box<[u64; ENTRIES]>,
+    entries: Entries,
     /// By the next eleven bits: the first symbol, and the bits of its code.
     singles: Box<[(u8, u8); ENTRIES]>,
 }
@@ -148,9 +166,10 @@ pub(crate) struct Table {
 impl Table {
     /// `None` if these aren't the lengths of a complete code.
     pub(crate) fn new(packed: &[u8; CODE_LENGTHS_BYTES]) -> Option<Self> {
-        let lengths = std::array::from_fn(|symbol| packed[symbol / 2] >> (symbol % 2 * 4) & 15);
+        let lengths: [u8; 256] =
+            std::array::from_fn(|symbol| packed[symbol / 2] >> (symbol % 2 * 4) & 15);
         let codes = Codes::new(&lengths)?;
-        let mut singles = boxed((0, 0));
+        let mut singles: Box<[(u8, u8); ENTRIES]> = boxed((0, 0));
         for (symbol, (code, bits)) in (0..=255).zip(codes.0) {
             if bits > 0 {
                 for entry in singles[usize::from(code)..].iter_mut().step_by(1 << bits) {
@@ -158,12 +177,22 @@ impl Table {
                 }
             }
         }
-        let mut entries = boxed(0);
-        for (window, entry) in entries.iter_mut().enumerate() {
+        let longest = lengths.into_iter().max()?;
+        let mut entries = if usize::from(longest) < BITS_MAX {
+            Entries::Few(boxed(0))
+        } else {
+            Entries::Many(boxed(0))
+        };
+        let all = match &mut entries {
+            Entries::Few(entries) => &mut entries[..],
+            Entries::Many(entries) => &mut entries[..],
+        };
+        let bits_max = all.len().trailing_zeros() as usize;
+        for (window, entry) in all.iter_mut().enumerate() {
             let (mut bits, mut count) = (0, 0);
             while count < SYMBOLS {
                 let (symbol, more) = singles[window >> bits];
-                if bits + usize::from(more) > BITS_MAX {
+                if bits + usize::from(more) > bits_max {
                     break;
                 }
                 *entry |= u64::from(symbol) << (32 + 8 * count);
@@ -185,104 +214,39 @@ impl Table {
         count: usize,
         stages: &mut [[u8; STAGE_BYTES]; STREAMS],
     ) {
-        match path {
-            Path::Portable => self.decode_any(codes, starts, count, stages),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: there is no such path on a processor without these features.
-            Path::Avx2(_) => unsafe { self.decode_bmi2(codes, starts, count, stages) },
-        }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,bmi2")]
-    fn decode_bmi2(
-        &self,
-        codes: &[u8],
-        starts: [usize; STREAMS],
-        count: usize,
-        stages: &mut [[u8; STAGE_BYTES]; STREAMS],
-    ) {
-        self.decode_any(codes, starts, count, stages);
-    }
-
-    #[inline(always)]
-    fn decode_any(
-        &self,
-        codes: &[u8],
-        starts: [usize; STREAMS],
-        count: usize,
-        stages: &mut [[u8; STAGE_BYTES]; STREAMS],
-    ) {
-        assert!(count <= TILE_MAX);
-        let near_end =
-            |start: &usize| codes.len() < READ_BYTES || *start > codes.len() - READ_BYTES;
-        if starts.iter().any(near_end) {
-            return self.decode_end(codes, starts, count, stages);
-        }
-        let from = starts.map(|start| codes[start..].as_ptr());
-        // Bits that were read in the low half, symbols that were written in the high one.
-        let mut progress = [0_u32; STREAMS];
-        let written = |progress: u32| (progress >> 16) as usize;
-        while let least = progress
-            .into_iter()
-            .map(written)
-            .fold(usize::MAX, usize::min)
-            && least < count
-        {
-            // No stream is done before so many steps, which spares looking. In all there are `STEPS_MAX` at most: in each the
-            // stream that is last gets `LOOKUPS` symbols or more.
-            let most = progress.into_iter().map(written).fold(0, usize::max);
-            let steps = count.saturating_sub(most) / (LOOKUPS * SYMBOLS);
-            for _ in 0..steps.max(1) {
-                let mut words = [0_u64; STREAMS];
-                for n in 0..STREAMS {
-                    let bits = progress[n] as usize & 0xffff;
-                    // SAFETY: after as many steps as there can be, that is within `READ_BYTES`, of which there are that many.
-                    let word = unsafe { from[n].add(bits / 8).cast::<u64>().read_unaligned() };
-                    words[n] = u64::from_le(word) >> (bits % 8);
-                }
-                for _ in 0..LOOKUPS {
-                    for n in 0..STREAMS {
-                        let entry = self.entries[words[n] as usize % ENTRIES];
-                        let symbols = ((entry >> 32) as u32).to_le_bytes();
-                        let at = (progress[n] >> 16) as usize;
-                        // SAFETY: after as many steps as there can be, that is within a stage.
-                        unsafe {
-                            stages[n]
-                                .as_mut_ptr()
-                                .add(at)
-                                .cast::<[u8; SYMBOLS]>()
-                                .write(symbols)
-                        };
-                        words[n] >>= entry % 64;
-                        progress[n] += entry as u32;
-                    }
-                }
+        // Near the end they are decoded from copies, which zeros follow as far as can be read.
+        let near_end = |start| {
+            codes
+                .get(start..)
+                .is_none_or(|codes| codes.len() < READ_BYTES)
+        };
+        let mut copies = None;
+        if starts.into_iter().any(near_end) {
+            let copies = copies.insert([[0; READ_BYTES]; STREAMS]);
+            for (copy, start) in copies.iter_mut().zip(starts) {
+                let codes = codes.get(start..).unwrap_or_default();
+                let codes = &codes[..codes.len().min(READ_BYTES)];
+                copy[..codes.len()].copy_from_slice(codes);
             }
         }
-    }
-
-    /// Decodes from copies, which zeros follow as far as can be read.
-    #[cold]
-    fn decode_end(
-        &self,
-        codes: &[u8],
-        starts: [usize; STREAMS],
-        count: usize,
-        stages: &mut [[u8; STAGE_BYTES]; STREAMS],
-    ) {
-        let mut copies = [0; READ_BYTES * STREAMS];
-        for (copy, start) in copies.chunks_mut(READ_BYTES).zip(starts) {
-            let codes = codes.get(start..).unwrap_or_default();
-            let codes = &codes[..codes.len().min(READ_BYTES)];
-            copy[..codes.len()].copy_from_slice(codes);
+        let from = std::array::from_fn(|n| match &copies {
+            Some(copies) => &copies[n],
+            None => codes[starts[n]..]
+                .first_chunk()
+                .expect("it isn't near the end"),
+        });
+        match (path, &self.entries) {
+            (Path::Portable, Entries::Few(entries)) => decode_any(entries, from, count, stages),
+            (Path::Portable, Entries::Many(entries)) => decode_any(entries, from, count, stages),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: there is no such path on a processor without these features.
+            (Path::Avx2(_), entries) => unsafe {
+                match entries {
+                    Entries::Few(entries) => decode_bmi2(entries, from, count, stages),
+                    Entries::Many(entries) => decode_bmi2(entries, from, count, stages),
+                }
+            },
         }
-        self.decode_any(
-            &copies,
-            std::array::from_fn(|n| n * READ_BYTES),
-            count,
-            stages,
-        );
     }
 
     /// The same for one tile, a symbol at a time: what the other is held to. Returns the bits that it took.
@@ -302,8 +266,72 @@ impl Table {
     }
 }
 
-fn boxed<T: Clone>(value: T) -> Box<[T; ENTRIES]> {
-    let entries = vec![value; ENTRIES].into_boxed_slice();
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,bmi2")]
+fn decode_bmi2<const ENTRIES: usize>(
+    entries: &[u64; ENTRIES],
+    from: [&[u8; READ_BYTES]; STREAMS],
+    count: usize,
+    stages: &mut [[u8; STAGE_BYTES]; STREAMS],
+) {
+    decode_any(entries, from, count, stages);
+}
+
+#[inline(always)]
+fn decode_any<const ENTRIES: usize>(
+    entries: &[u64; ENTRIES],
+    from: [&[u8; READ_BYTES]; STREAMS],
+    count: usize,
+    stages: &mut [[u8; STAGE_BYTES]; STREAMS],
+) {
+    assert!(count <= TILE_MAX);
+    // Bits that were read in the low half, symbols that were written in the high one.
+    let mut progress = [0_u32; STREAMS];
+    let written = |progress: u32| (progress >> 16) as usize;
+    while let least = progress
+        .into_iter()
+        .map(written)
+        .fold(usize::MAX, usize::min)
+        && least < count
+    {
+        // No stream is done before so many steps, which spares looking. In all there are `STEPS_MAX` at most: in each the
+        // stream that is last gets `LOOKUPS` symbols or more.
+        let most = progress.into_iter().map(written).fold(0, usize::max);
+        let steps = count.saturating_sub(most) / (LOOKUPS * SYMBOLS);
+        for _ in 0..steps.max(1) {
+            let mut words = [0_u64; STREAMS];
+            for n in 0..STREAMS {
+                let bits = progress[n] as usize & 0xffff;
+                // SAFETY: after as many steps as there can be, that is within `READ_BYTES`, of which there are that many.
+                let word = unsafe {
+                    from[n]
+                        .as_ptr()
+                        .add(bits / 8)
+                        .cast::<u64>()
+                        .read_unaligned()
+                };
+                words[n] = u64::from_le(word) >> (bits % 8);
+            }
+            for _ in 0..LOOKUPS {
+                for n in 0..STREAMS {
+                    let entry = entries[words[n] as usize % ENTRIES];
+                    let symbols = ((entry >> 32) as u32).to_le_bytes();
+                    let at = (progress[n] >> 16) as usize;
+                    // SAFETY: after as many steps as there can be, that is within a stage.
+                    unsafe {
+                        let out = stages[n].as_mut_ptr().add(at);
+                        out.cast::<[u8; SYMBOLS]>().write(symbols);
+                    }
+                    words[n] >>= entry % 64;
+                    progress[n] += entry as u32;
+                }
+            }
+        }
+    }
+}
+
+fn boxed<T: Clone, const LENGTH: usize>(value: T) -> Box<[T; LENGTH]> {
+    let entries = vec![value; LENGTH].into_boxed_slice();
     entries
         .try_into()
         .unwrap_or_else(|_| unreachable!("made with as many entries"))
@@ -327,9 +355,14 @@ mod tests {
 
     /// Codes some symbols, and decodes them in both ways.
     fn there_and_back(counts: &[u64; 256], symbols: &[u8]) {
-        let lengths = code_lengths(counts);
-        let codes = Codes::new(&lengths).unwrap();
-        let table = table(&lengths).unwrap();
+        for bits_max in [BITS_MAX - 1, BITS_MAX] {
+            there_and_back_by(&shortest(counts, bits_max), symbols);
+        }
+    }
+
+    fn there_and_back_by(lengths: &[u8; 256], symbols: &[u8]) {
+        let codes = Codes::new(lengths).unwrap();
+        let table = table(lengths).unwrap();
         let mut bytes = vec![0xaa; 3];
         codes.write(symbols, &mut bytes);
         assert_eq!(bytes.len(), 3 + codes.bytes(symbols));
@@ -371,10 +404,12 @@ mod tests {
             (a, b) = (b, a + b);
         }
 
-        let lengths = code_lengths(&counts);
+        for bits_max in [BITS_MAX - 1, BITS_MAX] {
+            let lengths = shortest(&counts, bits_max);
 
-        assert_eq!(lengths.iter().max(), Some(&(BITS_MAX as u8)));
-        there_and_back(&counts, &(0..60).collect::<Vec<_>>());
+            assert_eq!(lengths.iter().max(), Some(&(bits_max as u8)));
+            there_and_back_by(&lengths, &(0..60).collect::<Vec<_>>());
+        }
     }
 
     #[test]
@@ -415,11 +450,13 @@ mod tests {
         #[test]
         fn any_bytes_mean_the_same_in_both_ways(
             counts in prop::collection::vec(0..1000_u64, 256),
+            bits_max in BITS_MAX - 1..=BITS_MAX,
             bytes in prop::collection::vec(any::<u8>(), 0..300),
             starts in prop::array::uniform4(prop_oneof![0..400_usize, Just(usize::MAX)]),
             count in 0..=512_usize,
         ) {
-            let table = table(&code_lengths(&counts.try_into().unwrap())).unwrap();
+            let counts = counts.try_into().unwrap();
+            let table = table(&shortest(&counts, bits_max)).unwrap();
             let bytes = padded(bytes);
             for path in Path::all() {
                 let mut stages = [[0; STAGE_BYTES]; STREAMS];

@@ -468,13 +468,13 @@ impl Trial {
     /// Levels at the means, and costs by the codes' lengths.
     fn learn(&mut self, sums: &Sums) {
         let lengths = huffman::code_lengths(&sums.counts);
-        for symbol in 0..256 {
+        for (symbol, length) in lengths.into_iter().enumerate() {
             if sums.weights[symbol] > 0. {
                 self.levels[symbol] = (sums.multiples[symbol] / sums.weights[symbol]) as f32;
             } else {
                 self.levels[symbol] = symbol as f32 - ZERO as f32;
             }
-            let bits = match lengths[symbol] {
+            let bits = match length {
                 0 => huffman::BITS_MAX as u8 + 1,
                 length => length,
             };

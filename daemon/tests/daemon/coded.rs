@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Output,
+    process::{Output, Stdio},
     time::{Duration, Instant},
 };
 
@@ -170,7 +170,9 @@ async fn what_is_wrong_with_a_file_is_said_with_its_place() {
 
 /// Runs a command and kills it after a time; says whether it came to its end before.
 async fn killed_after(folder: &Path, arguments: &[&str], time: Duration, signal: Signal) -> bool {
-    let mut child = command(folder).args(arguments).spawn().unwrap();
+    let mut command = command(folder);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.args(arguments).spawn().unwrap();
     let pid = Pid::from_raw(child.id().unwrap() as i32).unwrap();
     tokio::time::sleep(time).await;
     let _ = kill_process(pid, signal);

@@ -404,7 +404,7 @@ impl Header {
         }
         let end = checks.checked_mul(2);
         let end = end.and_then(|bytes| tensor.checks.checked_add(bytes));
-        if tensor.checks % 2 != 0
+        if !tensor.checks.is_multiple_of(2)
             || tensor.checks < self.checks.offset
             || end.is_none_or(|end| end > end_of(self.checks.offset, self.checks.length))
         {
@@ -429,7 +429,7 @@ impl Header {
     fn check_places(&self, start: u64) -> Result<(), String> {
         let mut end = start;
         for (place, align, what) in self.places() {
-            if place.start % align != 0 {
+            if !place.start.is_multiple_of(align) {
                 return Err(format!(
                     "{what} begins at {}, no multiple of {align}",
                     place.start
@@ -454,7 +454,7 @@ impl Header {
             if !is_tensor_name(&extent.name) {
                 return Err(format!("{:?} is no name of an extent", shown(&extent.name)));
             }
-            if extent.offset % EXTENT_ALIGN_BYTES != 0 {
+            if !extent.offset.is_multiple_of(EXTENT_ALIGN_BYTES) {
                 return Err(format!("{} begins within a page", what()));
             }
             if extent.offset < end {

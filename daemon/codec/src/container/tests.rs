@@ -19,7 +19,7 @@ use crate::{
 };
 
 const TILE: usize = 128;
-pub(super) const GO_ON: AtomicBool = AtomicBool::new(false);
+pub(super) static GO_ON: AtomicBool = AtomicBool::new(false);
 
 /// Numbers without a pattern, the same each time.
 pub(super) struct Random(pub(super) u64);

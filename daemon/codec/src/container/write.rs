@@ -273,7 +273,7 @@ impl Writer {
             while next < end {
                 next = end.min(next + piece);
                 take(next, &mut |bytes| {
-                    tiles::of_plain(bytes, tile_bytes, checks)
+                    tiles::of_plain(bytes, tile_bytes, checks);
                 })?;
             }
         } else {

@@ -66,12 +66,9 @@ fn a_flipped_bit_is_found_wherever_it_is() {
         let at = random.below(bytes.len());
         let mut flipped = bytes.clone();
         flipped[at] ^= 1 << random.below(8);
-        let container = match read(&flipped) {
-            Err(_) => {
-                assert!(at < header_end, "byte {at} is none of the header");
-                continue;
-            }
-            Ok(container) => container,
+        let Ok(container) = read(&flipped) else {
+            assert!(at < header_end, "byte {at} is none of the header");
+            continue;
         };
         let found = damage(&container);
         let at = at as u64;

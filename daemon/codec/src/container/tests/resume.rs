@@ -133,8 +133,8 @@ fn what_another_run_left_is_not_gone_on_with() {
 
     // What is no journal is none.
     for junk in ["", "\n", "0 1\n", "0000000000000000 {}\n"] {
-        interrupted(&model, &folder_with(&folder, junk), 0, 0);
-        assert_eq!(resumed(&model, &folder_with(&folder, junk), &expected), 0);
+        interrupted(&model, folder_with(&folder, junk), 0, 0);
+        assert_eq!(resumed(&model, folder_with(&folder, junk), &expected), 0);
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     model::shape::{Naming, Shape},
 };
 
-const GO_ON: AtomicBool = AtomicBool::new(false);
+static GO_ON: AtomicBool = AtomicBool::new(false);
 
 fn options() -> Compression {
     Compression {
