@@ -180,7 +180,7 @@ fn damage_is_named_with_its_tensor() {
         .unwrap_err()
         .to_string();
     assert!(text.contains("cut short"), "{text}");
-    fs::write(&path, &demonstration_config()).unwrap();
+    fs::write(&path, demonstration_config()).unwrap();
     let text = run(&path, settings(Level::Mild, None))
         .unwrap_err()
         .to_string();

@@ -14,6 +14,9 @@ use crate::{
     page::{Page, pages_of},
 };
 
+/// Takes a chunk's bytes.
+type TakeBytes<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>;
+
 /// The files inside a container.
 #[derive(Debug)]
 pub(super) struct Inside {
@@ -215,10 +218,7 @@ impl CodedTensor {
         file: &CheckpointFile,
         part: &Range<u64>,
         out: &mut [u8],
-        read: &mut dyn FnMut(
-            &Chunk,
-            &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
-        ) -> Result<bool, CheckpointError>,
+        read: &mut dyn FnMut(&Chunk, TakeBytes<'_>) -> Result<bool, CheckpointError>,
     ) -> Result<bool, CheckpointError> {
         let rows = self.rows_of(part);
         for chunk in self.chunks_of(&rows) {

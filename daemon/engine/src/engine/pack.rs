@@ -314,8 +314,8 @@ impl Pack<'_> {
     fn pass_of(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
         let is_causal = |member: &Member| matches!(member.work, Running::Continuing(_));
         let result = match self.members[range.clone()].iter().all(is_causal) {
-            true => self.read(range.clone()),
-            false => self.fill(range.clone()),
+            true => self.read(range),
+            false => self.fill(range),
         };
         let ledger = &self.served.worker.shared.ledger;
         let peak_bytes = ledger.peak_since(Mark::Pass);

@@ -29,6 +29,9 @@ pub(super) const MLP_ROWS_MIN: usize = 64;
 /// More frugal plans that are tried for a request.
 const FRUGAL_PLANS_MAX: usize = 4;
 
+/// A pass, which tells how many rows it had.
+type SharedPass<'a, T> = &'a mut dyn FnMut(&Ops, &Current) -> Result<(T, usize), Interrupt>;
+
 /// The loaded model, serving requests.
 pub(super) struct Served<'a> {
     pub(super) worker: &'a mut Worker,
@@ -292,7 +295,7 @@ impl<'a> Served<'a> {
     pub(super) fn run<T>(
         &mut self,
         requests: usize,
-        pass: &mut dyn FnMut(&Ops, &Current) -> Result<(T, usize), Interrupt>,
+        pass: SharedPass<'_, T>,
     ) -> Result<(T, PassCost), Interrupt> {
         let started = Instant::now();
         let before = self.weights().stream;
