@@ -11,7 +11,7 @@ use sluice_engine::{
     Change, Engine, Generate, Options, Outcome, Settings, Work,
     checkpoint::{
         Source,
-        coded::{Compression, How, Lossless, Scheme, compress},
+        coded::{Compression, Container, How, Lossless, Scheme, TensorRecord, compress},
     },
     error::EngineError,
     event::Generated,
@@ -164,16 +164,23 @@ fn damage_is_named_with_its_tensor() {
     let path = folder.path().join("model.sluice");
     write(&path, How::Lossless(Lossless::Huffman), 256);
     let whole = fs::read(&path).unwrap();
-    // Lengths of tiles all over the file, so that some tile must lie elsewhere than it is said to.
+    let container = Container::open(&path).unwrap();
+    let is_coded = |record: &&TensorRecord| record.scheme() == Some(Scheme::Huffman);
+    let record = container.header().tensors.iter().find(is_coded).unwrap();
+    let chunk = container.chunks(record).next().unwrap();
+    // Longer tiles than there are codes.
+    let lengths = chunk.layout.lengths();
+    let start = chunk.offset as usize + lengths.start;
     let mut damaged = whole.clone();
-    let middle = whole.len() / 2;
-    damaged[middle..middle + (64 << 10)].fill(0xA5);
+    damaged[start..start + lengths.len()].fill(254);
     fs::write(&path, &damaged).unwrap();
     for level in [Level::Standard, Level::Mild] {
-        if let Err(error) = run(&path, settings(level, None)) {
-            let text = error.to_string();
-            assert!(text.contains("tensor model."), "{text}");
-        }
+        let error = run(&path, settings(level, None)).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("of tensor {}", record.name)),
+            "{error}"
+        );
+        assert!(error.contains("tile "), "{error}");
     }
     fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     let text = run(&path, settings(Level::Mild, None))

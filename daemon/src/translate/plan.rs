@@ -66,7 +66,9 @@ fn first_pass_ms(pass: PassTime) -> Option<f64> {
 #[must_use]
 pub fn is_lossless(plan: &Plan) -> bool {
     let is_own = |tensor: &TensorPlan| match tensor.storage {
-        Storage::Plain(format) => format == tensor.source,
+        Storage::Plain(format) => {
+            format == tensor.source && tensor.coded.is_none_or(|coding| coding.is_lossless())
+        }
         Storage::Coded(coding) => coding.is_lossless(),
         Storage::Lossless => true,
     };

@@ -143,12 +143,16 @@ async fn what_is_wrong_with_a_file_is_said_with_its_place() {
             stderr(&output)
         );
     }
+    fs::write(&path, &whole).unwrap();
     for (arguments, words) in [
         (&["verify", "source/config.json"][..], "is no .sluice file"),
         (&["verify", "source"], "is no .sluice file"),
         (&["verify", "nothing"], "can't open nothing"),
         (&["compress", "nothing", "-o", "b"], "can't read"),
-        (&["compress", "a.sluice", "-o", "b"], "is no checkpoint"),
+        (
+            &["compress", "a.sluice", "-o", "b"],
+            "is a .sluice file already",
+        ),
     ] {
         let output = run(folder.path(), arguments).await;
         assert_eq!(code(&output), exit::FAILURE, "{arguments:?}");

@@ -5,7 +5,7 @@ use std::{io, ops::Range, sync::atomic::AtomicBool};
 
 use sluice_codec::{
     Coded, DecodeError, Scheme,
-    container::{Chunk, Container, ContainerError, FileRecord, ReadAt, TensorRecord},
+    container::{CHUNK_ROWS, Chunk, Container, ContainerError, FileRecord, ReadAt, TensorRecord},
 };
 
 use super::{CheckpointError, TensorEntry, file::CheckpointFile};
@@ -16,6 +16,9 @@ use crate::{
 
 /// Takes a chunk's bytes.
 type TakeBytes<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>;
+
+/// Most chunks of a container, each of which takes some memory as long as it is open; a model of 8 B parameters has 30,000.
+const CHUNKS_MAX: usize = 1 << 20;
 
 /// The files inside a container.
 #[derive(Debug)]
@@ -56,6 +59,25 @@ impl Inside {
         let container =
             Container::read(file, path.clone()).map_err(|error| refused(file, error))?;
         let header = container.header();
+        let malformed = |cause: String| CheckpointError::MalformedFile {
+            path: path.clone(),
+            cause,
+        };
+        let chunks = header.tensors.iter().map(|record| record.chunks.len());
+        if chunks.sum::<usize>() > CHUNKS_MAX {
+            return Err(malformed(format!("it has more than {CHUNKS_MAX} chunks")));
+        }
+        // Chunks are read whole: larger ones would take memory that nobody reckons with.
+        let is_odd = |record: &&TensorRecord| {
+            record.scheme() != Some(Scheme::Plain) && record.chunk_rows != CHUNK_ROWS
+        };
+        if let Some(TensorRecord {
+            name, chunk_rows, ..
+        }) = header.tensors.iter().find(is_odd)
+        {
+            let cause = format!("tensor {name} has chunks of {chunk_rows} rows, not {CHUNK_ROWS}");
+            return Err(malformed(cause));
+        }
         let entry = |record: &TensorRecord| {
             let mut entry = TensorEntry {
                 format: format_of(&record.number),
@@ -156,7 +178,8 @@ impl CodedTensor {
 
     /// The rows that hold these bytes of the tensor as it is decoded.
     fn rows_of(&self, part: &Range<u64>) -> Range<usize> {
-        let row = self.format.bytes(self.width) as u64;
+        // Rows without numbers have no bytes.
+        let row = (self.format.bytes(self.width) as u64).max(1);
         (part.start / row) as usize..part.end.div_ceil(row) as usize
     }
 

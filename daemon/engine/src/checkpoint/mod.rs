@@ -101,6 +101,16 @@ impl Checkpoint {
             gguf: None,
             inside: None,
         };
+        // A container holds a whole model, and lies beside nothing.
+        if let (true, Some(shard)) = (
+            names.len() > 1,
+            names.iter().find(|name| is_container(name)),
+        ) {
+            return Err(CheckpointError::MalformedFile {
+                path: file::describe(&checkpoint.source, shard),
+                cause: "a .sluice file is no shard".to_owned(),
+            });
+        }
         for name in names {
             let stamp = Stamp::of(&checkpoint.source, &name);
             let file = CheckpointFile::open(&checkpoint.source, &name)?;
@@ -163,6 +173,12 @@ impl Checkpoint {
     /// How messages name the file of a tensor.
     pub(crate) fn path_of(&self, entry: &TensorEntry) -> &str {
         &self.files[entry.file].path
+    }
+
+    /// Whether it is a container of coded weights.
+    #[must_use]
+    pub fn is_container(&self) -> bool {
+        self.inside.is_some()
     }
 
     /// What the file calls the tensor of this name, for messages.

@@ -54,11 +54,7 @@ impl Planner {
                 head_dim: shape.head_dim,
             });
         }
-        let mut sources = plan::sources(checkpoint, shape.tensors())?;
-        if machine.device.card.is_some() {
-            // Its kernels decode nothing yet: what is coded is decoded as it is loaded.
-            sources.iter_mut().for_each(|source| source.coded = None);
-        }
+        let sources = plan::sources(checkpoint, shape.tensors())?;
         let formats = machine.device.formats();
         let has_none = |source: &&SourceTensor| !formats.contains(&source.format);
         if let Some(source) = sources.iter().find(has_none) {

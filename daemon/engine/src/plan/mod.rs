@@ -268,7 +268,12 @@ impl Plan {
             return auto(question);
         }
         let mut units = units(question.sources);
-        recipe::apply(level, question.choices.embedding, &mut units);
+        recipe::apply(
+            level,
+            question.choices.embedding,
+            question.machine,
+            &mut units,
+        );
         let slots = place(question, &mut units)?;
         Ok(Self {
             level,
@@ -358,11 +363,13 @@ impl Plan {
     #[must_use]
     pub fn exceptions(&self) -> Vec<(TensorPlan, Storage)> {
         let mut found: Vec<(TensorPlan, Storage)> = Vec::new();
-        let is_container = recipe::is_container(&self.units);
-        for tensor in self.units.iter().flat_map(|unit| &unit.tensors) {
+        let from = recipe::From::decoding_nothing(&self.units);
+        let all = self.units.iter().flat_map(|unit| &unit.tensors);
+        // What is kept coded is so for other reasons.
+        for tensor in all.filter(|tensor| !matches!(tensor.storage, Storage::Coded(_))) {
             let usual = recipe::storage(
                 self.level,
-                is_container,
+                from,
                 &TensorPlan {
                     width: 1 << 16,
                     ..*tensor
@@ -438,7 +445,7 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         // The cache gets what the plan leaves of the machine's memory.
         let peak_bytes = needed + slots.total_bytes() - sum(UnitPlan::resident_bytes);
         let cache_bytes = question.machine.cache_bytes.saturating_sub(peak_bytes);
-        let tier = match sum(UnitPlan::bytes) <= cache_bytes {
+        let tier = match sum(UnitPlan::file_bytes) <= cache_bytes {
             true => Tier::Host,
             false => Tier::Disk,
         };
@@ -458,7 +465,12 @@ fn fitting(question: &Question<'_>) -> Option<Level> {
     let levels = [Level::Standard, Level::Moderate, Level::Aggressive];
     levels.into_iter().find(|&level| {
         let mut units = units(question.sources);
-        recipe::apply(level, question.choices.embedding, &mut units);
+        recipe::apply(
+            level,
+            question.choices.embedding,
+            question.machine,
+            &mut units,
+        );
         let resident: u64 = units.iter().map(UnitPlan::resident_bytes).sum();
         question.working.total_bytes() + resident <= question.budget_bytes
     })

@@ -2,7 +2,10 @@
 
 use sluice_shared::level::{Embedding, Level};
 
-use super::unit::{Storage, TensorPlan, Tier, UnitPlan};
+use super::{
+    time::Machine,
+    unit::{Storage, TensorPlan, Tier, UnitPlan},
+};
 use crate::{
     format::Format,
     residency::{Part, Unit},
@@ -15,17 +18,18 @@ const LEAST_SAVING: f64 = 0.2;
 /// How this tensor is kept at this level, which is not `auto`. Vectors stay as they are. A row length that blocks can't
 /// divide takes the next format up, and nothing gets larger than it was. What a GGUF file has in blocks already was rounded
 /// once; it is rounded again only where that saves a fifth of its bytes.
-pub(super) fn storage(level: Level, is_container: bool, tensor: &TensorPlan) -> Storage {
-    let source = match tensor.coded {
+pub(super) fn storage(level: Level, from: From, tensor: &TensorPlan) -> Storage {
+    let coded = tensor.coded.filter(|_| from.can_decode);
+    let source = match coded {
         // Decoded it would take more, and be the same.
         Some(coding) if !coding.is_lossless() => Storage::Coded(coding),
         _ => Storage::Plain(tensor.source),
     };
     let wanted = match level {
         Level::Off | Level::Standard => return source,
-        Level::Mild if let Some(coding) = tensor.coded => return Storage::Coded(coding),
+        Level::Mild if let Some(coding) = coded => return Storage::Coded(coding),
         // What a container has uncoded is small, or read row by row.
-        Level::Mild if !is_container && tensor.source == Format::Bf16 && tensor.rows > 1 => {
+        Level::Mild if !from.is_container && tensor.source == Format::Bf16 && tensor.rows > 1 => {
             return Storage::Lossless;
         }
         Level::Mild => return source,
@@ -52,23 +56,44 @@ pub(super) fn storage(level: Level, is_container: bool, tensor: &TensorPlan) -> 
     Storage::Plain(fitting)
 }
 
-/// Whether they come from a container of coded weights.
-pub(super) fn is_container(units: &[UnitPlan]) -> bool {
-    let mut tensors = units.iter().flat_map(|unit| &unit.tensors);
-    tensors.any(|tensor| tensor.coded.is_some())
+/// What a model's weights come from, and what can be done with them.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct From {
+    /// A container of coded weights.
+    is_container: bool,
+    /// Whether coded weights can be multiplied from: a card's kernels decode nothing yet.
+    can_decode: bool,
+}
+
+impl From {
+    fn new(units: &[UnitPlan], machine: &Machine) -> Self {
+        Self {
+            can_decode: machine.device.card.is_none(),
+            ..Self::decoding_nothing(units)
+        }
+    }
+
+    /// All is decoded before it is multiplied.
+    pub(super) fn decoding_nothing(units: &[UnitPlan]) -> Self {
+        let mut tensors = units.iter().flat_map(|unit| &unit.tensors);
+        Self {
+            is_container: tensors.any(|tensor| tensor.coded.is_some()),
+            can_decode: false,
+        }
+    }
 }
 
 /// Applies a level: formats, and where nothing else is chosen, the embedding's rows from the host at all levels but `off`.
-pub(super) fn apply(level: Level, embedding: Embedding, units: &mut [UnitPlan]) {
+pub(super) fn apply(level: Level, embedding: Embedding, machine: &Machine, units: &mut [UnitPlan]) {
     let is_on_host = match embedding {
         Embedding::Auto => level != Level::Off,
         Embedding::Host => true,
         Embedding::Device => false,
     };
-    let is_container = is_container(units);
+    let from = From::new(units, machine);
     for unit in units {
         for tensor in &mut unit.tensors {
-            tensor.storage = storage(level, is_container, tensor);
+            tensor.storage = storage(level, from, tensor);
         }
         unit.tier = match unit.unit {
             Unit::Embedding if is_on_host => Tier::Host,
@@ -135,7 +160,7 @@ mod tests {
             (Level::Aggressive, narrow, Plain(Q4_1)),
         ] {
             assert_eq!(
-                storage(level, false, &tensor),
+                storage(level, From::default(), &tensor),
                 expected,
                 "{level} {tensor:?}"
             );

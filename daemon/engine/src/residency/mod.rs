@@ -353,7 +353,9 @@ impl Residency {
     pub fn is_lossless(&self) -> bool {
         let mut tensors = self.held.iter().flat_map(|held| &held.plan.tensors);
         tensors.all(|tensor| match tensor.storage {
-            Storage::Plain(format) => format == tensor.source,
+            Storage::Plain(format) => {
+                format == tensor.source && tensor.coded.is_none_or(|coding| coding.is_lossless())
+            }
             Storage::Coded(coding) => coding.is_lossless(),
             Storage::Lossless => true,
         })

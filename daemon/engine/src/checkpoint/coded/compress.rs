@@ -88,6 +88,13 @@ pub fn compress(
         };
         return Err(CompressError::Gguf { path });
     }
+    if checkpoint.is_container() {
+        let path = match folder {
+            Source::Folder(folder) => folder.join(&shards[0]),
+            Source::Embedded(_) => shards[0].clone().into(),
+        };
+        return Err(CompressError::Coded { path });
+    }
     let pool = pool(options.threads)?;
     let files = Files::beside(&folder, &shards)?;
     let tensors = in_order(&checkpoint);

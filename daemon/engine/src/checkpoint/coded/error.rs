@@ -24,6 +24,12 @@ pub enum CompressError {
         /// The source.
         path: PathBuf,
     },
+    /// A source that is coded.
+    #[error("{path} is a .sluice file already", path = path.display())]
+    Coded {
+        /// The source.
+        path: PathBuf,
+    },
     /// Something lies where the folder is to be.
     #[error("{path} exists and is no empty folder", path = path.display())]
     TargetExists {
