@@ -64,8 +64,8 @@ const LARGE_BYTES: usize = 32 << 20;
 const LARGE_WIDTH: usize = 4096;
 /// Sides of the matrix for more rows, whose time is mostly computing: a few milliseconds.
 const SMALL_SIDE: usize = 1024;
-/// The matrix that decoding is timed with.
-const DECODE_ROWS: usize = 256;
+/// The matrix that decoding is timed with: small, since what it takes may stay with this process.
+const DECODE_ROWS: usize = 64;
 const DECODE_WIDTH: usize = 1024;
 const DECODE_TILE: usize = 256;
 /// A sound number in every format, as element, scale and code alike.
