@@ -292,7 +292,7 @@ fn what_cannot_be_is_refused() {
     refused(make(&source, &target, &options()).unwrap_err(), "exists");
     refused(
         make(folder.path(), &folder.path().join("b"), &options()).unwrap_err(),
-        "holds neither",
+        "is a .sluice file already",
     );
     let nowhere = folder.path().join("no/where.sluice");
     refused(
