@@ -108,9 +108,12 @@ impl Models {
             }
         };
         let Some(name) = name else { return Ok(None) };
-        tracing::info!(model = name.name, "a request wakes the model");
+        let model = name.name.clone();
         match self.load(engine, Request::of(name), AskedBy::Request) {
-            Ok(states) => Ok(Some(states)),
+            Ok(states) => {
+                tracing::info!(model, "a request wakes the model");
+                Ok(Some(states))
+            }
             // Another request was quicker.
             Err(Failure::LoadInProgress { .. }) => Ok(self.lock().states.clone()),
             Err(failure) => Err(failure),

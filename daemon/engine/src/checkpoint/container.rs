@@ -169,13 +169,6 @@ impl CodedTensor {
             .then(|| first.offset - self.start..last.end() - self.start)
     }
 
-    /// Where all that these rows are decoded from lies in the file.
-    fn place(&self, rows: &Range<usize>) -> Range<u64> {
-        let chunks = self.chunks_of(rows);
-        let ends = chunks.first().zip(chunks.last());
-        ends.map_or(0..0, |(first, last)| first.offset..last.end())
-    }
-
     /// The rows that hold these bytes of the tensor as it is decoded.
     fn rows_of(&self, part: &Range<u64>) -> Range<usize> {
         // Rows without numbers have no bytes.
@@ -183,9 +176,11 @@ impl CodedTensor {
         (part.start / row) as usize..part.end.div_ceil(row) as usize
     }
 
-    /// Where the bytes are read from that these come from.
+    /// Where in the file the bytes `part` of the tensor are decoded from.
     pub(super) fn place_of(&self, part: &Range<u64>) -> Range<u64> {
-        self.place(&self.rows_of(part))
+        let chunks = self.chunks_of(&self.rows_of(part));
+        let ends = chunks.first().zip(chunks.last());
+        ends.map_or(0..0, |(first, last)| first.offset..last.end())
     }
 
     fn chunks_of(&self, rows: &Range<usize>) -> &[Chunk] {
@@ -248,7 +243,7 @@ impl CodedTensor {
             let whole = read(chunk, &mut |bytes| {
                 let coded = Coded::new(chunk.layout.clone(), bytes);
                 let decoded = coded.and_then(|coded| self.decode_part(&coded, chunk, part, out));
-                decoded.map_err(|error| self.damaged(file, chunk, &error))
+                decoded.map_err(|error| self.damage(&file.path, chunk, &error))
             })?;
             if !whole {
                 return Ok(false);
@@ -314,15 +309,28 @@ impl CodedTensor {
         out: &mut [f32],
     ) -> Result<(), DecodeError> {
         for chunk in self.chunks_of(rows) {
-            let start = (chunk.offset - self.start - base) as usize;
-            let bytes = &bytes[start..start + chunk.layout.bytes()];
             let here = rows.start.max(chunk.rows.start)..rows.end.min(chunk.rows.end);
             let place =
                 (here.start - rows.start) * self.width..(here.end - rows.start) * self.width;
             let local = here.start - chunk.rows.start..here.end - chunk.rows.start;
-            Coded::new(chunk.layout.clone(), bytes)?.widen_rows(local, &mut out[place])?;
+            self.coded(chunk, bytes, base)?
+                .widen_rows(local, &mut out[place])?;
         }
         Ok(())
+    }
+
+    /// A chunk, from coded bytes of some of the tensor, which begin `base` bytes behind its first.
+    fn coded<'a>(
+        &self,
+        chunk: &Chunk,
+        bytes: &'a [u8],
+        base: u64,
+    ) -> Result<Coded<'a>, DecodeError> {
+        let start = (chunk.offset - self.start - base) as usize;
+        Coded::new(
+            chunk.layout.clone(),
+            &bytes[start..start + chunk.layout.bytes()],
+        )
     }
 
     /// Checks the coded bytes of some rows as far as widening them can fail.
@@ -334,22 +342,11 @@ impl CodedTensor {
         rows: &Range<usize>,
     ) -> Result<(), CheckpointError> {
         for chunk in self.chunks_of(rows) {
-            let start = (chunk.offset - self.start - base) as usize;
-            let bytes = &bytes[start..start + chunk.layout.bytes()];
-            Coded::new(chunk.layout.clone(), bytes)
+            self.coded(chunk, bytes, base)
                 .and_then(|coded| coded.check_places())
                 .map_err(|error| self.damage(path, chunk, &error))?;
         }
         Ok(())
-    }
-
-    fn damaged(
-        &self,
-        file: &CheckpointFile,
-        chunk: &Chunk,
-        error: &DecodeError,
-    ) -> CheckpointError {
-        self.damage(&file.path, chunk, error)
     }
 
     /// Names the tensor, and the tile as all of the tensor's are counted.

@@ -81,19 +81,15 @@ pub fn compress(
     }
     let checkpoint = Checkpoint::open(source)?;
     let (folder, shards) = weight_files(source)?;
+    let path = || match &folder {
+        Source::Folder(folder) => folder.join(&shards[0]),
+        Source::Embedded(_) => shards[0].clone().into(),
+    };
     if checkpoint.gguf.is_some() {
-        let path = match folder {
-            Source::Folder(folder) => folder.join(&shards[0]),
-            Source::Embedded(_) => shards[0].clone().into(),
-        };
-        return Err(CompressError::Gguf { path });
+        return Err(CompressError::Gguf { path: path() });
     }
     if checkpoint.is_container() {
-        let path = match folder {
-            Source::Folder(folder) => folder.join(&shards[0]),
-            Source::Embedded(_) => shards[0].clone().into(),
-        };
-        return Err(CompressError::Coded { path });
+        return Err(CompressError::Coded { path: path() });
     }
     let pool = pool(options.threads)?;
     let files = Files::beside(&folder, &shards)?;
