@@ -16,6 +16,9 @@ use crate::{
     symbols::{merge, widen, widen_plain},
 };
 
+/// Numbers that are decoded at a time where tiles don't matter: what the nearest cache has room for.
+const RUN_MAX: usize = 2048;
+
 /// Why there are no numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DecodeError {
@@ -146,7 +149,8 @@ impl<'a> Coded<'a> {
     /// Rows as the bytes they were: of a matrix coded without loss. `out` has exactly their size.
     pub fn decode_rows(&self, rows: Range<usize>, out: &mut [u8]) -> Result<(), DecodeError> {
         let size = self.layout.number().bytes();
-        let numbers = self.numbers(rows, out.len(), size)?;
+        let numbers = self.numbers(rows)?;
+        check_space(numbers.len() * size, out.len())?;
         match self.layout.scheme() {
             Scheme::Plain => {
                 out.copy_from_slice(&self.bytes[numbers.start * size..numbers.end * size]);
@@ -154,7 +158,7 @@ impl<'a> Coded<'a> {
             }
             Scheme::Huffman | Scheme::Palette => {
                 let first = numbers.start;
-                self.each_tile(numbers, |symbols, part| {
+                self.each_part(numbers, |symbols, part| {
                     let out = &mut out[(part.start - first) * size..(part.end - first) * size];
                     let Some(symbols) = symbols else {
                         self.path.fetch(self.raw(part));
@@ -176,42 +180,99 @@ impl<'a> Coded<'a> {
 
     /// Rows widened to `f32`, what a multiplication reads. `out` has exactly their size.
     pub fn widen_rows(&self, rows: Range<usize>, out: &mut [f32]) -> Result<(), DecodeError> {
-        let numbers = self.numbers(rows, out.len(), 1)?;
+        let numbers = self.numbers(rows)?;
+        check_space(numbers.len(), out.len())?;
         let first = numbers.start;
+        if self.layout.scheme() == Scheme::Plain {
+            self.widen_part(&[], numbers, out);
+            return Ok(());
+        }
+        self.each_part(numbers, |symbols, part| {
+            let out = &mut out[part.start - first..part.end - first];
+            match symbols {
+                Some(symbols) => self.widen_part(symbols, part, out),
+                None => {
+                    self.fetch(part);
+                    self.path.fetch_to_write(out);
+                }
+            }
+        })
+    }
+
+    /// The same in pieces, in order, none of them longer than 2048 numbers or a row: the row that it is of, its first column, and
+    /// its numbers. They never leave the nearest cache, which is what a single row of input wants.
+    pub fn widen_pieces(
+        &self,
+        rows: Range<usize>,
+        mut sink: impl FnMut(usize, usize, &[f32]),
+    ) -> Result<(), DecodeError> {
+        let numbers = self.numbers(rows)?;
+        let mut values = [0.; RUN_MAX];
+        let mut widen = |symbols: &[u8], part: Range<usize>| {
+            let values = &mut values[..part.len()];
+            self.widen_part(symbols, part.clone(), values);
+            for (row, columns) in self.split_by_row(part.clone()) {
+                let start = row * self.layout.width() + columns.start - part.start;
+                sink(row, columns.start, &values[start..start + columns.len()]);
+            }
+        };
+        if self.layout.scheme() == Scheme::Plain {
+            for start in numbers.clone().step_by(RUN_MAX) {
+                widen(&[], start..numbers.end.min(start + RUN_MAX));
+            }
+            return Ok(());
+        }
+        self.each_part(numbers, |symbols, part| match symbols {
+            Some(symbols) => widen(symbols, part),
+            None => self.fetch(part),
+        })
+    }
+
+    /// Some numbers, by their symbols where they have some.
+    fn widen_part(&self, symbols: &[u8], part: Range<usize>, out: &mut [f32]) {
         let number = self.layout.number();
         match &self.table {
             Table::Plain => {
                 let size = number.bytes();
-                let bytes = &self.bytes[numbers.start * size..numbers.end * size];
-                widen_plain(number, bytes, out);
-                Ok(())
+                widen_plain(number, &self.bytes[part.start * size..part.end * size], out);
             }
-            Table::Huffman(_) | Table::Palette(_) => self.each_tile(numbers, |symbols, part| {
-                let out = &mut out[part.start - first..part.end - first];
-                let Some(symbols) = symbols else {
-                    self.path.fetch(self.raw(part));
-                    self.path.fetch_to_write(out);
-                    return;
-                };
+            Table::Huffman(_) | Table::Palette(_) => {
                 widen(self.path, number, symbols, self.raw(part), out);
-            }),
-            Table::Rate(_, levels) => self.each_tile(numbers, |symbols, part| {
-                let Some(symbols) = symbols else {
-                    let out = &mut out[part.start - first..part.end - first];
-                    self.path.fetch_to_write(out);
-                    return;
-                };
-                let width = self.layout.width();
-                let (mut symbols, mut at) = (symbols, part.start);
-                while at < part.end {
-                    let row = at / width;
-                    let end = part.end.min((row + 1) * width);
-                    let (now, later) = symbols.split_at(end - at);
-                    let out = &mut out[at - first..end - first];
-                    rate::widen(self.path, levels, self.step(row), now, out);
-                    (symbols, at) = (later, end);
+            }
+            Table::Rate(_, levels) => {
+                let (mut symbols, mut out) = (symbols, out);
+                for (row, columns) in self.split_by_row(part) {
+                    let now = symbols
+                        .split_off(..columns.len())
+                        .expect("as many as numbers");
+                    let to = out
+                        .split_off_mut(..columns.len())
+                        .expect("as many as numbers");
+                    rate::widen(self.path, levels, self.step(row), now, to);
                 }
-            }),
+            }
+        }
+    }
+
+    /// Some numbers as rows and columns.
+    fn split_by_row(&self, part: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+        // Without columns there are no numbers, and so no rows with any.
+        let width = self.layout.width().max(1);
+        let rows = part.start / width..part.end.div_ceil(width);
+        rows.map(move |row| {
+            let all = row * width..(row + 1) * width;
+            let here = part.start.max(all.start)..part.end.min(all.end);
+            (row, here.start - all.start..here.end - all.start)
+        })
+    }
+
+    /// Asks memory for what some numbers have beside their symbols.
+    fn fetch(&self, part: Range<usize>) {
+        if self.layout.scheme() == Scheme::Palette {
+            self.path.fetch(self.indices(&part));
+        }
+        if self.layout.scheme() != Scheme::Rate {
+            self.path.fetch(self.raw(part));
         }
     }
 
@@ -242,7 +303,7 @@ impl<'a> Coded<'a> {
                         && (bits % 8 == 0 || codes[bits / 8] >> (bits % 8) == 0)
                 }
                 Table::Palette(_) => {
-                    let codes = self.indices(tile);
+                    let codes = self.indices(&self.layout.tile_numbers(tile));
                     let index = |i: usize| codes[i / 2] >> (i % 2 * 4) & 15;
                     let escapes = (0..count).filter(|i| index(*i) == palette::ESCAPE);
                     escapes.count() == place.at.len()
@@ -301,13 +362,8 @@ impl<'a> Coded<'a> {
         Ok([codes, escapes, raw])
     }
 
-    /// The numbers of rows, if there are such rows and there is as much space.
-    fn numbers(
-        &self,
-        rows: Range<usize>,
-        space: usize,
-        size: usize,
-    ) -> Result<Range<usize>, DecodeError> {
+    /// The numbers of rows, if there are such rows.
+    fn numbers(&self, rows: Range<usize>) -> Result<Range<usize>, DecodeError> {
         if rows.start > rows.end || rows.end > self.layout.rows() {
             return Err(DecodeError::Rows {
                 from: rows.start,
@@ -316,95 +372,120 @@ impl<'a> Coded<'a> {
             });
         }
         let width = self.layout.width();
-        let numbers = rows.start * width..rows.end * width;
-        let expected = numbers.len() * size;
-        if space != expected {
-            return Err(DecodeError::Space {
-                expected,
-                found: space,
-            });
-        }
-        Ok(numbers)
+        Ok(rows.start * width..rows.end * width)
     }
 
-    /// Symbols of some numbers, and which numbers they are of, tile by tile. Before some tiles are decoded there is a call
-    /// for all of their numbers without symbols, so that memory can be asked for what they will need.
-    fn each_tile(
+    /// Symbols of some numbers, in order, and which numbers they are of. Some time before there is a call for the same
+    /// numbers, or more of them, without symbols, so that memory can be asked for what they will need.
+    #[inline]
+    fn each_part(
         &self,
         numbers: Range<usize>,
+        sink: impl FnMut(Option<&[u8]>, Range<usize>),
+    ) -> Result<(), DecodeError> {
+        match &self.table {
+            _ if numbers.is_empty() => Ok(()),
+            Table::Plain => Ok(()),
+            Table::Huffman(table) | Table::Rate(table, _) => self.each_tile(table, &numbers, sink),
+            Table::Palette(palette) => self.each_run(palette, &numbers, sink),
+        }
+    }
+
+    /// Tile by tile, of which some are decoded in turn.
+    #[inline]
+    fn each_tile(
+        &self,
+        table: &huffman::Table,
+        numbers: &Range<usize>,
         mut sink: impl FnMut(Option<&[u8]>, Range<usize>),
     ) -> Result<(), DecodeError> {
-        if numbers.is_empty() {
-            return Ok(());
-        }
-        let tiles = numbers.start / self.layout.tile()..numbers.end.div_ceil(self.layout.tile());
+        let codes = &self.bytes[self.layout.codes()];
+        let tiles = self.tiles_of(numbers);
         let mut places = self.places(tiles.start);
         let mut stages = [[0; STAGE_BYTES]; STREAMS];
         for first in tiles.clone().step_by(STREAMS) {
             let group = first..tiles.end.min(first + STREAMS);
-            let all = self.layout.tile_numbers(group.start).start
-                ..self.layout.tile_numbers(group.end - 1).end;
-            if !matches!(self.table, Table::Palette(_)) {
-                sink(None, all.start.max(numbers.start)..all.end.min(numbers.end));
+            let all = self.numbers_of(&group);
+            sink(None, all.start.max(numbers.start)..all.end.min(numbers.end));
+            let mut found: [Place; STREAMS] = Default::default();
+            for place in &mut found[..group.len()] {
+                *place = places.next()?;
             }
-            self.decode(&mut places, group.clone(), &mut stages)?;
-            for (tile, stage) in group.zip(&stages) {
+            if found[..group.len()].iter().any(|place| !place.whole) {
+                // Of all but the last tile the same; what it lacks is what follows, and isn't looked at.
+                let count = self.layout.tile_numbers(first).len();
+                let starts = std::array::from_fn(|n| found[n].at.start);
+                table.decode(self.path, codes, starts, count, &mut stages);
+            }
+            for ((tile, place), stage) in group.zip(found).zip(&stages) {
                 let all = self.layout.tile_numbers(tile);
                 let part = all.start.max(numbers.start)..all.end.min(numbers.end);
-                let symbols = &stage[part.start - all.start..part.end - all.start];
+                let symbols = if place.whole { &codes[place.at] } else { stage };
+                let symbols = &symbols[part.start - all.start..part.end - all.start];
                 sink(Some(symbols), part);
             }
         }
         Ok(())
     }
 
-    /// Symbols of as many tiles as are decoded in turn, or fewer.
-    fn decode(
+    /// As many tiles at a time as there is room for.
+    #[inline]
+    fn each_run(
         &self,
-        places: &mut Places<'_, '_>,
-        tiles: Range<usize>,
-        stages: &mut [[u8; STAGE_BYTES]; STREAMS],
+        palette: &[u8; PALETTE_BYTES],
+        numbers: &Range<usize>,
+        mut sink: impl FnMut(Option<&[u8]>, Range<usize>),
     ) -> Result<(), DecodeError> {
-        let mut found: [Place; STREAMS] = Default::default();
-        for place in &mut found[..tiles.len()] {
-            *place = places.next()?;
-        }
-        match &self.table {
-            Table::Plain => {}
-            Table::Huffman(table) | Table::Rate(table, _) => {
-                let codes = &self.bytes[self.layout.codes()];
-                // Of all but the last tile the same; what it lacks is what follows, and isn't looked at.
-                let count = self.layout.tile_numbers(tiles.start).len();
-                if found[..tiles.len()].iter().any(|place| !place.whole) {
-                    let starts = std::array::from_fn(|n| found[n].at.start);
-                    table.decode(self.path, codes, starts, count, stages);
+        let escapes = &self.bytes[self.layout.escapes()];
+        let tiles = self.tiles_of(numbers);
+        let mut places = self.places(tiles.start);
+        let mut symbols = [0; RUN_MAX];
+        let count = RUN_MAX / self.layout.tile();
+        for first in tiles.clone().step_by(count) {
+            let group = first..tiles.end.min(first + count);
+            let all = self.numbers_of(&group);
+            // These take less time than memory does.
+            sink(
+                None,
+                all.end.min(numbers.end)..numbers.end.min(all.end + RUN_MAX),
+            );
+            let symbols = &mut symbols[..all.len()];
+            palette::decode(self.path, palette, self.indices(&all), symbols);
+            for tile in group {
+                let place = places.next()?;
+                if place.at.is_empty() {
+                    continue;
                 }
-                for (place, stage) in found.iter().zip(stages) {
-                    if place.whole {
-                        let symbols = &codes[place.at.clone()];
-                        stage[..symbols.len()].copy_from_slice(symbols);
-                    }
-                }
-            }
-            Table::Palette(palette) => {
-                let escapes = &self.bytes[self.layout.escapes()];
-                for ((tile, place), stage) in tiles.zip(&found).zip(stages) {
-                    let escapes = &escapes[place.at.clone()];
-                    let stage = &mut stage[..self.layout.tile_numbers(tile).len()];
-                    if place.whole {
-                        stage.copy_from_slice(escapes);
-                    } else {
-                        palette::decode(self.path, palette, self.indices(tile), escapes, stage);
-                    }
+                let here = self.layout.tile_numbers(tile);
+                let symbols = &mut symbols[here.start - all.start..here.end - all.start];
+                let escapes = &escapes[place.at];
+                if place.whole {
+                    symbols.copy_from_slice(escapes);
+                } else {
+                    palette::patch(self.indices(&here), escapes, symbols);
                 }
             }
+            let part = all.start.max(numbers.start)..all.end.min(numbers.end);
+            sink(
+                Some(&symbols[part.start - all.start..part.end - all.start]),
+                part,
+            );
         }
         Ok(())
     }
 
-    /// Indices of a tile into the palette.
-    fn indices(&self, tile: usize) -> &'a [u8] {
-        let numbers = self.layout.tile_numbers(tile);
+    /// Tiles that have some numbers, of which there is one at least.
+    fn tiles_of(&self, numbers: &Range<usize>) -> Range<usize> {
+        numbers.start / self.layout.tile()..numbers.end.div_ceil(self.layout.tile())
+    }
+
+    /// Numbers of some tiles, of which there is one at least.
+    fn numbers_of(&self, tiles: &Range<usize>) -> Range<usize> {
+        self.layout.tile_numbers(tiles.start).start..self.layout.tile_numbers(tiles.end - 1).end
+    }
+
+    /// Indices into the palette, of numbers from the first of a tile on.
+    fn indices(&self, numbers: &Range<usize>) -> &'a [u8] {
         let codes = &self.bytes[self.layout.codes()];
         &codes[numbers.start / 2..numbers.end.div_ceil(2)]
     }
@@ -451,6 +532,14 @@ impl<'a> Coded<'a> {
             }
         }
         places
+    }
+}
+
+fn check_space(expected: usize, found: usize) -> Result<(), DecodeError> {
+    if found == expected {
+        Ok(())
+    } else {
+        Err(DecodeError::Space { expected, found })
     }
 }
 

@@ -88,7 +88,17 @@ fn decode_all(layout: &Layout, bytes: &[u8], some: Range<usize>) -> usize {
             let decoded = coded.decode_rows(rows.clone(), &mut original);
             let widened = coded.widen_rows(rows.clone(), &mut wide);
             let wide: Vec<u32> = wide.into_iter().map(f32::to_bits).collect();
-            (decoded.map(|()| original), widened.map(|()| wide))
+            let widened = widened.map(|()| wide);
+            let mut pieces = vec![0; numbers];
+            let whole = coded.widen_pieces(rows.clone(), |row, column, values| {
+                let start = (row - rows.start) * layout.width() + column;
+                let pieces = &mut pieces[start..start + values.len()];
+                for (piece, value) in pieces.iter_mut().zip(values) {
+                    *piece = value.to_bits();
+                }
+            });
+            assert_eq!(widened, whole.map(|()| pieces));
+            (decoded.map(|()| original), widened)
         });
         let results: Vec<_> = results.collect();
         assert!(results.iter().all(|result| *result == results[0]));

@@ -29,28 +29,16 @@ pub(crate) fn indices(palette: &[u8; PALETTE_BYTES]) -> [u8; 256] {
     indices
 }
 
-/// Symbols of one tile from their indices, two a byte, the first one in the low half. Of more escapes than the tile has
-/// the first ones are taken; where there are too few the palette's last symbol stays.
-pub(crate) fn decode(
-    path: Path,
-    palette: &[u8; PALETTE_BYTES],
-    codes: &[u8],
-    escapes: &[u8],
-    out: &mut [u8],
-) {
+/// Symbols from their indices, two a byte, the first one in the low half. Escapes become the palette's last symbol.
+pub(crate) fn decode(path: Path, palette: &[u8; PALETTE_BYTES], codes: &[u8], out: &mut [u8]) {
     assert_eq!(codes.len(), out.len().div_ceil(2));
-    match path {
-        Path::Portable => decode_portable(palette, codes, out),
+    let done = match path {
+        Path::Portable => 0,
         #[cfg(target_arch = "x86_64")]
-        Path::Avx2(_) => {
-            // SAFETY: there is no such path on a processor without these features.
-            let done = unsafe { decode_avx2(palette, codes, out) };
-            decode_portable(palette, &codes[done / 2..], &mut out[done..]);
-        }
-    }
-    if !escapes.is_empty() {
-        patch(codes, escapes, out);
-    }
+        // SAFETY: there is no such path on a processor without these features.
+        Path::Avx2(_) => unsafe { decode_avx2(palette, codes, out) },
+    };
+    decode_portable(palette, &codes[done / 2..], &mut out[done..]);
 }
 
 fn decode_portable(palette: &[u8; PALETTE_BYTES], codes: &[u8], out: &mut [u8]) {
@@ -62,8 +50,9 @@ fn decode_portable(palette: &[u8; PALETTE_BYTES], codes: &[u8], out: &mut [u8]) 
     }
 }
 
-/// Puts escapes where the index says so, eight bytes of indices at a time, most of which have none.
-fn patch(codes: &[u8], escapes: &[u8], out: &mut [u8]) {
+/// Puts a tile's escapes where the index says so, eight bytes of indices at a time, most of which have none. Of more escapes
+/// than the tile has the first ones are taken; where there are too few, symbols stay what they are.
+pub(crate) fn patch(codes: &[u8], escapes: &[u8], out: &mut [u8]) {
     let mut escapes = escapes.iter();
     for (codes, out) in codes.chunks(8).zip(out.chunks_mut(16)) {
         let mut word = [0; 8];
@@ -149,7 +138,8 @@ mod tests {
                 .collect();
             for path in Path::all() {
                 let mut out = vec![0; count];
-                decode(path, &palette, &codes, &escapes, &mut out);
+                decode(path, &palette, &codes, &mut out);
+                patch(&codes, &escapes, &mut out);
                 prop_assert_eq!(&out, &expected);
             }
         }

@@ -4,6 +4,8 @@ use super::header::{matrix, number, numbers};
 
 /// Fewer numbers than this aren't worth a table.
 const NUMBERS_MIN: usize = 64 << 10;
+/// In shorter rows, what a row has beside its numbers would be much.
+const WIDTH_MIN: usize = 128;
 
 /// A name with `*` for any letters and `?` for any one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,8 +57,6 @@ impl Glob {
 /// What was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
-    /// Numbers of a tile; narrower matrices stay plain.
-    pub tile: usize,
     /// Names of tensors that stay plain.
     pub keep: Vec<Glob>,
     /// Whether numbers are coded to a rate, not without loss.
@@ -80,7 +80,7 @@ impl Rules {
     /// What becomes of a tensor of this name and shape, and of numbers that safetensors call so in small letters.
     #[must_use]
     pub fn treatment(&self, name: &str, shape: &[usize], numbers_name: &str) -> Treatment {
-        let is_large = matrix(shape).is_some_and(|(_, width)| width >= self.tile)
+        let is_large = matrix(shape).is_some_and(|(_, width)| width >= WIDTH_MIN)
             && numbers(shape).is_some_and(|numbers| numbers >= NUMBERS_MIN);
         if !is_large
             || number(numbers_name).is_none()
@@ -176,7 +176,6 @@ mod tests {
     #[test]
     fn small_narrow_and_strange_tensors_stay_plain() {
         let lossless = Rules {
-            tile: 256,
             keep: vec![Glob::new("*.kept.*")],
             is_rate: false,
             all: false,
@@ -186,7 +185,7 @@ mod tests {
             (layer, &[256, 256][..], "bf16", Treatment::Lossless),
             (layer, &[8, 32, 256], "bf16", Treatment::Lossless),
             (layer, &[255, 256], "bf16", Treatment::Plain),
-            (layer, &[4096, 128], "bf16", Treatment::Plain),
+            (layer, &[4096, 127], "bf16", Treatment::Plain),
             (layer, &[1 << 20], "bf16", Treatment::Plain),
             (layer, &[256, 256], "i64", Treatment::Plain),
             (layer, &[usize::MAX, usize::MAX], "bf16", Treatment::Plain),

@@ -39,6 +39,16 @@ pub struct CodedTensor {
     chunks: Vec<Chunk>,
 }
 
+/// Rows of a tensor in one chunk, ready to be decoded.
+pub(crate) struct OpenRows<'a> {
+    /// The chunk.
+    pub(crate) coded: Coded<'a>,
+    /// The rows, in the chunk.
+    pub(crate) local: Range<usize>,
+    /// The rows, in the tensor.
+    pub(crate) rows: Range<usize>,
+}
+
 impl ReadAt for &CheckpointFile {
     fn size(&self) -> io::Result<u64> {
         Ok(self.len)
@@ -294,29 +304,27 @@ impl CodedTensor {
         Ok(())
     }
 
-    /// Widens rows from the coded bytes of some of the tensor, which begin `base` bytes behind its first.
-    ///
-    /// # Errors
-    /// Names the tile that can't be decoded.
+    /// The chunks that hold these rows, ready to be decoded from coded bytes of some of the tensor, which begin `base` bytes
+    /// behind its first; with each, which of the rows it holds, as the tensor and as the chunk count them. Opening one takes
+    /// as long as decoding some ten thousand numbers.
     ///
     /// # Panics
-    /// When the bytes don't hold these rows, or `out` has another length.
-    pub(crate) fn widen(
-        &self,
-        bytes: &[u8],
+    /// When the bytes don't hold these rows.
+    pub(crate) fn open<'a>(
+        &'a self,
+        bytes: &'a [u8],
         base: u64,
         rows: &Range<usize>,
-        out: &mut [f32],
-    ) -> Result<(), DecodeError> {
-        for chunk in self.chunks_of(rows) {
+    ) -> impl Iterator<Item = Result<OpenRows<'a>, DecodeError>> + use<'a> {
+        let rows = rows.clone();
+        self.chunks_of(&rows).iter().map(move |chunk| {
             let here = rows.start.max(chunk.rows.start)..rows.end.min(chunk.rows.end);
-            let place =
-                (here.start - rows.start) * self.width..(here.end - rows.start) * self.width;
-            let local = here.start - chunk.rows.start..here.end - chunk.rows.start;
-            self.coded(chunk, bytes, base)?
-                .widen_rows(local, &mut out[place])?;
-        }
-        Ok(())
+            Ok(OpenRows {
+                coded: self.coded(chunk, bytes, base)?,
+                local: here.start - chunk.rows.start..here.end - chunk.rows.start,
+                rows: here,
+            })
+        })
     }
 
     /// A chunk, from coded bytes of some of the tensor, which begin `base` bytes behind its first.

@@ -22,6 +22,7 @@ use std::{
 };
 
 pub use self::container::CodedTensor;
+pub(crate) use self::container::OpenRows;
 use self::{
     container::Inside,
     derivative::Stamp,
@@ -154,7 +155,8 @@ impl Checkpoint {
     }
 
     /// How the tensor of exactly this name is coded, if it is.
-    pub(crate) fn coded(&self, name: &str) -> Option<Arc<CodedTensor>> {
+    #[must_use]
+    pub fn coded(&self, name: &str) -> Option<Arc<CodedTensor>> {
         self.tensor(name)?.coded.clone()
     }
 

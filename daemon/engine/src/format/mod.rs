@@ -5,6 +5,8 @@ mod quantize;
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
+pub(crate) use self::blocks::{LANES, add_products};
+
 /// How a tensor's numbers are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Format {
@@ -193,11 +195,16 @@ impl Format {
     }
 
     /// Products of one row of input and rows of weights that are never written down as `f32`, which would take longer than
-    /// the products. Plain numbers have none: the kernel for many rows is as good.
+    /// the products; for plain numbers, where rows are whole vectors.
     #[must_use]
-    pub fn dots(self) -> Option<Dots> {
+    pub fn dots(self, width: usize) -> Option<Dots> {
+        if !width.is_multiple_of(LANES) {
+            return None;
+        }
         Some(match self {
-            Self::F32 | Self::F16 | Self::Bf16 => return None,
+            Self::F32 => blocks::dot_f32,
+            Self::F16 => blocks::dot_f16,
+            Self::Bf16 => blocks::dot_bf16,
             Self::Q8_0 => blocks::dot_q8_0,
             Self::Q6K => blocks::dot_q6_k,
             Self::Q5K => blocks::dot_q5_k,

@@ -1,10 +1,11 @@
 //! Weights as computing sees them.
 
+use sluice_codec::DecodeError;
 use sluice_cuda::Span;
 
 use crate::{
-    checkpoint::CodedTensor,
-    format::{Dots, Format},
+    checkpoint::{CodedTensor, OpenRows},
+    format::{Format, LANES, add_products},
 };
 
 /// A matrix or vector of weights, where it lies.
@@ -104,14 +105,45 @@ impl<'a> Weight<'a> {
     /// # Panics
     /// When `out` has another length, or coded bytes were not checked when they were read.
     pub fn widen(&self, out: &mut [f32]) {
+        assert_eq!(out.len(), self.rows * self.width);
         match self.data {
-            Data::Coded(coded) => {
-                let rows = coded.first_row..coded.first_row + self.rows;
-                let widened = coded.tensor.widen(coded.bytes, coded.base, &rows, out);
-                widened.expect("coded bytes are checked when they are read");
-            }
+            Data::Coded(coded) => coded.each(self.rows, |first, open| {
+                let out = &mut out[first * self.width..][..open.local.len() * self.width];
+                open.coded.widen_rows(open.local, out)
+            }),
             _ => self.format.widen(self.bytes(), out),
         }
+    }
+
+    /// The same, at most so many rows at a time, of which `sink` is told the first one and the numbers. `scratch` has room for
+    /// them.
+    ///
+    /// # Panics
+    /// When it has not, or coded bytes were not checked when they were read.
+    pub(crate) fn widen_by(
+        &self,
+        count: usize,
+        scratch: &mut [f32],
+        mut sink: impl FnMut(usize, &[f32]),
+    ) {
+        let Data::Coded(coded) = self.data else {
+            for first in (0..self.rows).step_by(count) {
+                let part = self.rows(first, self.rows.min(first + count));
+                let values = &mut scratch[..part.rows * part.width];
+                part.widen(values);
+                sink(first, values);
+            }
+            return;
+        };
+        coded.each(self.rows, |first, open| {
+            for local in open.local.clone().step_by(count) {
+                let rows = local..open.local.end.min(local + count);
+                let values = &mut scratch[..rows.len() * self.width];
+                open.coded.widen_rows(rows, values)?;
+                sink(first + local - open.local.start, values);
+            }
+            Ok(())
+        });
     }
 
     /// Its numbers where they are `f32` and lie so, on the CPU.
@@ -123,12 +155,48 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// The kernel for one row of input, where the numbers lie as it takes them.
+    /// Whether [`Weight::dot`] can be used.
     #[must_use]
-    pub fn dots(&self) -> Option<Dots> {
-        match self.data {
-            Data::Coded(_) => None,
-            _ => self.format.dots(),
+    pub fn has_dots(&self) -> bool {
+        self.format.dots(self.width).is_some()
+    }
+
+    /// Products of one row of input and each of its rows, on the CPU. Coded numbers come to the same bits as those that they
+    /// are decoded to.
+    ///
+    /// # Panics
+    /// When it has none, lengths differ, or coded bytes were not checked when they were read.
+    pub fn dot(&self, x: &[f32], out: &mut [f32]) {
+        let dots = self.format.dots(self.width).expect("rows of whole vectors");
+        let Data::Coded(coded) = self.data else {
+            return dots(self.bytes(), x, out);
+        };
+        coded.each(self.rows, |first, open| {
+            let mut sums = [0.0; LANES];
+            let start = open.local.start;
+            open.coded.widen_pieces(open.local, |row, column, values| {
+                let end = column + values.len();
+                add_products(values, &x[column..end], &mut sums);
+                if end == self.width {
+                    out[first + row - start] = sums.iter().sum();
+                    sums.fill(0.0);
+                }
+            })
+        });
+    }
+}
+
+impl<'a> CodedRows<'a> {
+    /// Calls `decode` for the rows of each chunk: with the first of them, as these rows are counted.
+    fn each(
+        self,
+        rows: usize,
+        mut decode: impl FnMut(usize, OpenRows<'a>) -> Result<(), DecodeError>,
+    ) {
+        let rows = self.first_row..self.first_row + rows;
+        for open in self.tensor.open(self.bytes, self.base, &rows) {
+            open.and_then(|open| decode(open.rows.start - self.first_row, open))
+                .expect("coded bytes are checked when they are read");
         }
     }
 }

@@ -113,7 +113,6 @@ pub fn compress(
         progress(done_bytes, original_bytes);
     })?;
     let rules = Rules {
-        tile: options.tile,
         keep: options.keep.clone(),
         is_rate: matches!(options.how, How::Rate(_)),
         all: options.all,

@@ -1,6 +1,6 @@
 //! The k formats: blocks of 256 weights in groups that have scales of a few bits, and in some minima.
 
-use super::{LANES, decoder, half, widest};
+use super::{LANES, add, decoder, dots, half, widest};
 
 /// Weights in a block.
 pub(in crate::format) const K_WEIGHTS: usize = 256;

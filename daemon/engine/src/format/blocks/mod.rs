@@ -2,16 +2,19 @@
 //! the CPU has wide vectors the same loops are compiled for them and chosen when the program runs.
 
 mod k;
+mod plain;
 mod small;
 
 use half::f16;
 
+pub(crate) use self::plain::add_products;
 pub(super) use self::{
     k::{
         K_WEIGHTS, Q2_K_BYTES, Q3_K_BYTES, Q4_K_BYTES, Q5_K_BYTES, Q6_K_BYTES, decode_q2_k,
         decode_q3_k, decode_q4_k, decode_q5_k, decode_q6_k, dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k,
         dot_q6_k,
     },
+    plain::{dot_bf16, dot_f16, dot_f32},
     small::{
         Q4_0_BYTES, Q4_1_BYTES, Q5_0_BYTES, Q5_1_BYTES, Q8_0_BYTES, SMALL_WEIGHTS, decode_q4_0,
         decode_q4_1, decode_q5_0, decode_q5_1, decode_q8_0, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1,
@@ -20,7 +23,7 @@ pub(super) use self::{
 };
 
 /// Sums that a dot product keeps beside each other: two of the widest vectors.
-const LANES: usize = 32;
+pub(crate) const LANES: usize = 32;
 
 /// Compiles a block's loop into a decoder and into dot products, each for any CPU and for those with wide vectors, and calls
 /// the better ones.
@@ -43,6 +46,14 @@ macro_rules! decoder {
             widest!(all(bytes: &[u8], out: &mut [f32]));
         }
 
+        dots! { $dots = $block, $weights, $bytes }
+    };
+}
+use decoder;
+
+/// The dot products alone.
+macro_rules! dots {
+    ($dots:ident = $block:ident, $weights:expr, $bytes:expr) => {
         /// The products of `x` and each row of weights, of which there are `out.len()`; none of them is ever written down.
         ///
         /// # Panics
@@ -58,13 +69,7 @@ macro_rules! decoder {
                     for (block, x) in row.iter().zip(xs) {
                         let mut weights = [0.0; $weights];
                         $block(block, &mut weights);
-                        let (weights, _) = weights.as_chunks::<LANES>();
-                        let (x, _) = x.as_chunks::<LANES>();
-                        for (weights, x) in weights.iter().zip(x) {
-                            for lane in 0..LANES {
-                                sums[lane] += weights[lane] * x[lane];
-                            }
-                        }
+                        add(&weights, x, &mut sums);
                     }
                     *out = sums.iter().sum();
                 }
@@ -73,7 +78,19 @@ macro_rules! decoder {
         }
     };
 }
-use decoder;
+use dots;
+
+/// Adds products of whole vectors to sums beside each other.
+#[inline(always)]
+fn add(weights: &[f32], x: &[f32], sums: &mut [f32; LANES]) {
+    let (weights, _) = weights.as_chunks::<LANES>();
+    let (x, _) = x.as_chunks::<LANES>();
+    for (weights, x) in weights.iter().zip(x) {
+        for lane in 0..LANES {
+            sums[lane] += weights[lane] * x[lane];
+        }
+    }
+}
 
 /// Calls a function as compiled for the widest vectors of this CPU.
 macro_rules! widest {

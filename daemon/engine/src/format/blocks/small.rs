@@ -1,6 +1,6 @@
 //! Blocks of 32 weights with a scale, and in some a minimum.
 
-use super::{LANES, decoder, half, widest};
+use super::{LANES, add, decoder, dots, half, widest};
 
 /// Weights in a block.
 pub(in crate::format) const SMALL_WEIGHTS: usize = 32;

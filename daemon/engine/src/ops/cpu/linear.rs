@@ -8,7 +8,10 @@ use gemm::Parallelism;
 use rayon::prelude::*;
 
 use super::{Cpu, scratch::SCRATCH_LEN};
-use crate::{format::Dots, ops::Activation, residency::Weight};
+use crate::{
+    ops::Activation,
+    residency::{Data, Weight},
+};
 
 /// Weights in a tile, at most: 2 MiB when widened, so that a tile stays in the cache that
 /// the rows stream past, and packing the rows anew for each tile stays small beside the
@@ -24,10 +27,10 @@ const FEW_ROWS: usize = 128;
 const SQUARE: usize = 16;
 
 /// Products of a single row that wait to be added to what is there.
-const DOTS: usize = 64;
-/// Tiles for each thread, where a single row is multiplied: so few that sharing them out costs little, and enough that no
-/// thread waits long for another.
-const DOT_TILES: usize = 4;
+const DOTS: usize = 256;
+/// Tiles for each thread where each costs something to begin with: so few that this is little, and enough that no thread waits
+/// long for another.
+const TILES: usize = 4;
 
 impl Cpu {
     /// `x · weightᵀ` into `out`, or added to it.
@@ -82,8 +85,8 @@ impl Cpu {
         }
         // Every row ends inside, and before the next begins.
         assert!(weight.rows <= stride && (x.len() - 1) * stride + weight.rows <= out.len());
-        let tile_rows = tile_rows(x.len(), weight, self.device.threads());
-        let tiles = weight.rows.div_ceil(tile_rows);
+        let Tiling { tile, piece } = Tiling::new(x.len(), weight, self.device.threads());
+        let tiles = weight.rows.div_ceil(tile);
         let out = Columns {
             start: out.as_mut_ptr(),
             stride,
@@ -91,43 +94,65 @@ impl Cpu {
             rows: x.len(),
             adds,
         };
-        (0..tiles).into_par_iter().for_each(|tile| {
-            let from = tile * tile_rows;
-            let to = weight.rows.min(from + tile_rows);
+        (0..tiles).into_par_iter().for_each(|number| {
+            let from = number * tile;
+            let to = weight.rows.min(from + tile);
             let part = weight.rows(from, to);
-            if let Some(values) = part.as_f32() {
-                return multiply_tile(x, values, &out, from);
-            }
             // Dot products decode the weights anew for every row of input: two rows took 1.4 to 2.1 times as long as by
             // widening once, four rows 2.3 to 3.8 times (a core of an EPYC, 576 outputs of 1536, `q8_0` to `q4_k`). That way
             // four rows take but a tenth to a quarter more than one.
-            match part.dots() {
-                Some(dots) if x.len() == 1 => dot_tile(x, &part, dots, &out, from),
-                _ => self.scratch.with(|scratch| {
-                    let values = &mut scratch[..part.rows * part.width];
-                    part.widen(values);
-                    multiply_tile(x, values, &out, from);
-                }),
+            if x.len() == 1 && part.has_dots() {
+                return dot_tile(x, &part, &out, from);
             }
+            if let Some(values) = part.as_f32() {
+                return multiply_tile(x, values, &out, from);
+            }
+            self.scratch.with(|scratch| {
+                part.widen_by(piece, scratch, |row, values| {
+                    multiply_tile(x, values, &out, from + row);
+                });
+            });
         });
     }
 }
 
-/// Rows of weights in a tile: for few rows of input a square's; else as many as fit, but few
-/// enough that every thread gets some; whole kernel tiles of 16.
-fn tile_rows(rows: usize, weight: &Weight<'_>, threads: usize) -> usize {
-    if rows == 1 && weight.dots().is_some() {
-        let share = weight.rows.div_ceil(threads * DOT_TILES);
-        return share.next_multiple_of(SQUARE);
+/// How a matrix of weights is shared out.
+struct Tiling {
+    /// Rows that a thread takes at a time.
+    tile: usize,
+    /// Rows of them that are widened at a time: they fit a thread's scratch.
+    piece: usize,
+}
+
+impl Tiling {
+    /// For so many rows of input. Few of them want pieces of a square, which are tiles, unless those cost something to begin with;
+    /// more want as many as fit, but few enough that every thread gets some; whole kernel tiles of 16.
+    fn new(rows: usize, weight: &Weight<'_>, threads: usize) -> Self {
+        let fitting = SCRATCH_LEN / weight.width.max(1);
+        let several = weight
+            .rows
+            .div_ceil(threads * TILES)
+            .next_multiple_of(SQUARE);
+        if rows == 1 && weight.has_dots() {
+            return Self {
+                tile: several,
+                piece: several,
+            };
+        }
+        let piece = if rows <= FEW_ROWS {
+            SQUARE
+        } else {
+            let fitting = TILE_WEIGHTS / weight.width.max(1);
+            let share = weight.rows.div_ceil(threads);
+            fitting.min(share).next_multiple_of(SQUARE)
+        };
+        let piece = piece.min(fitting.max(1));
+        let tile = match weight.data {
+            Data::Coded(_) => several.max(piece),
+            _ => piece,
+        };
+        Self { tile, piece }
     }
-    let wanted = if rows <= FEW_ROWS {
-        SQUARE
-    } else {
-        let fitting = TILE_WEIGHTS.min(SCRATCH_LEN) / weight.width.max(1);
-        let share = weight.rows.div_ceil(threads);
-        fitting.min(share).next_multiple_of(16)
-    };
-    wanted.min((SCRATCH_LEN / weight.width.max(1)).max(1))
 }
 
 /// The output matrix, of which each tile writes columns of its own.
@@ -194,22 +219,17 @@ fn multiply_tile(x: &Activation, tile: &[f32], out: &Columns, column: usize) {
 }
 
 /// The single row of `x` times the tile's rows, into the columns from `column` on.
-fn dot_tile(x: &Activation, tile: &Weight<'_>, dots: Dots, out: &Columns, column: usize) {
+fn dot_tile(x: &Activation, tile: &Weight<'_>, out: &Columns, column: usize) {
     assert!(column + tile.rows <= out.columns && out.rows == 1);
     // SAFETY: these columns are inside the only row, and no other tile's.
     let out_tile = unsafe { slice::from_raw_parts_mut(out.start.add(column), tile.rows) };
     if !out.adds {
-        return dots(tile.bytes(), x.values(), out_tile);
+        return tile.dot(x.values(), out_tile);
     }
     let mut products = [0.0; DOTS];
-    let row_bytes = tile.format.bytes(tile.width);
-    for (bytes, out) in tile
-        .bytes()
-        .chunks(DOTS * row_bytes)
-        .zip(out_tile.chunks_mut(DOTS))
-    {
+    for (from, out) in (0..tile.rows).step_by(DOTS).zip(out_tile.chunks_mut(DOTS)) {
         let products = &mut products[..out.len()];
-        dots(bytes, x.values(), products);
+        tile.rows(from, from + out.len()).dot(x.values(), products);
         for (out, product) in out.iter_mut().zip(products) {
             *out += *product;
         }
@@ -218,17 +238,23 @@ fn dot_tile(x: &Activation, tile: &Weight<'_>, dots: Dots, out: &Columns, column
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
+    use std::sync::{Arc, atomic::AtomicBool};
 
-    use super::*;
+    use proptest::prelude::*;
+    use safetensors::{Dtype, tensor::TensorView};
     use sluice_cuda::Number;
 
+    use super::*;
     use crate::{
+        checkpoint::{
+            Checkpoint, CodedTensor, Source,
+            coded::{Compression, Container, How, Lossless, Scheme, compress},
+        },
         device::Device,
         format::Format,
         ledger::Ledger,
         ops::{Noise, Ops},
-        residency::Data,
+        residency::CodedRows,
     };
 
     fn ops() -> Ops {
@@ -349,6 +375,88 @@ mod tests {
                         "{} in {rows} rows: {found} for {expected}",
                         format.name()
                     );
+                }
+            }
+        }
+    }
+
+    /// A matrix, in a container of its own.
+    struct InContainer {
+        tensor: Arc<CodedTensor>,
+        bytes: Vec<u8>,
+    }
+
+    impl InContainer {
+        fn new(bytes: &[u8], shape: [usize; 2], scheme: Lossless, tile: usize) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let tensor = TensorView::new(Dtype::BF16, shape.to_vec(), bytes).unwrap();
+            let source = folder.path().join("model.safetensors");
+            safetensors::serialize_to_file([("w", tensor)], None, &source).unwrap();
+            std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+            let target = folder.path().join("model.sluice");
+            let options = Compression {
+                how: How::Lossless(scheme),
+                tile,
+                keep: Vec::new(),
+                all: true,
+                threads: 1,
+                replace: false,
+            };
+            let source = Source::Folder(folder.path().to_owned());
+            let never = AtomicBool::new(false);
+            compress(&source, &target, &options, &never, &mut |_, _| {}).unwrap();
+            let container = Container::open(&target).unwrap();
+            let record = &container.header().tensors[0];
+            assert_ne!(record.scheme(), Some(Scheme::Plain));
+            let bytes = std::fs::read(&target).unwrap();
+            let place = record.offset as usize..(record.offset + record.length) as usize;
+            let checkpoint = Checkpoint::open(&Source::Folder(target)).unwrap();
+            Self {
+                tensor: checkpoint.coded("w").unwrap(),
+                bytes: bytes[place].to_vec(),
+            }
+        }
+    }
+
+    #[test]
+    fn coded_weights_come_to_the_same_bits() {
+        let ops = ops();
+        // Whole vectors in rows that tiles cross, and rows that are none; several chunks.
+        for (width, outputs, tile) in [(256, 600, 512), (416, 300, 128), (200, 520, 256)] {
+            let mut values = numbers(width * outputs, 3);
+            // Numbers that a palette lacks, a few and many of them.
+            for (at, value) in values.iter_mut().enumerate() {
+                if at % 97 == 0 || at / 3000 % 5 == 1 {
+                    *value *= f32::powi(2.0, at as i32 % 90 - 60);
+                }
+            }
+            let mut plain = vec![0_u64; width * outputs / 4];
+            Format::Bf16.store(&values, bytemuck::cast_slice_mut(&mut plain));
+            let uncoded = weight(&plain, outputs, width, Format::Bf16);
+            for scheme in [Lossless::Huffman, Lossless::Palette] {
+                let bytes = bytemuck::cast_slice(&plain);
+                let container = InContainer::new(bytes, [outputs, width], scheme, tile);
+                let coded = Weight {
+                    data: Data::Coded(CodedRows {
+                        tensor: &container.tensor,
+                        bytes: &container.bytes,
+                        base: 0,
+                        first_row: 0,
+                    }),
+                    ..uncoded
+                };
+                for rows in [1, 2, SQUARE + 1, FEW_ROWS + 1] {
+                    let mut x = ops.pool.take(rows, width, Number::F32).unwrap();
+                    x.values_mut().copy_from_slice(&numbers(rows * width, 1));
+                    let all = [uncoded, coded].map(|weight| ops.linear(&x, &weight).unwrap());
+                    assert_eq!(all[0].values(), all[1].values(), "{rows} rows of {width}");
+                    let part = [uncoded, coded].map(|weight| {
+                        let mut out = ops.linear(&x, &weight.rows(7, 290)).unwrap();
+                        ops.linear_add(&mut out, 0, &x, &weight.rows(9, 292))
+                            .unwrap();
+                        out
+                    });
+                    assert_eq!(part[0].values(), part[1].values(), "{rows} rows of {width}");
                 }
             }
         }
