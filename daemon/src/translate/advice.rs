@@ -82,6 +82,7 @@ mod tests {
             compute_s,
             copy_s: 0.0,
             disk_s: 0.0,
+            reader_s: 0.0,
             cold_s: None,
         }
     }

@@ -269,6 +269,7 @@ mod tests {
             compute_s: 2.0,
             copy_s: 1.0,
             disk_s: 0.0,
+            reader_s: 0.0,
             cold_s: None,
         };
         assert_eq!(first_pass_ms(pass), None, "not known");
@@ -276,7 +277,7 @@ mod tests {
         assert_eq!(first_pass_ms(pass), None, "computing takes longer");
         pass.cold_s = Some(9.0);
         assert_eq!(first_pass_ms(pass), Some(9000.0));
-        pass.disk_s = 4.0;
+        (pass.disk_s, pass.reader_s) = (4.0, 4.0);
         assert_eq!(first_pass_ms(pass), Some(13000.0), "one thread reads both");
     }
 

@@ -1,7 +1,11 @@
 //! Containers of coded weights as checkpoints. What was coded without loss reads as if it lay there uncoded; its coded
 //! bytes can be read as they are, too, to be multiplied from.
 
-use std::{io, ops::Range, sync::atomic::AtomicBool};
+use std::{
+    io,
+    ops::Range,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use sluice_codec::{
     Coded, DecodeError, Scheme,
@@ -14,8 +18,17 @@ use crate::{
     page::{Page, pages_of},
 };
 
-/// Takes a chunk's bytes.
-type TakeBytes<'a> = &'a mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>;
+/// Takes rows of a chunk.
+pub(crate) type TakeRows<'a> = &'a mut dyn FnMut(OpenRows<'_>) -> Result<(), DecodeError>;
+
+/// How a file is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Via {
+    /// Through the system's cache.
+    Cache,
+    /// Past it.
+    Disk,
+}
 
 /// Most chunks of a container, each of which takes some memory as long as it is open; a model of 8 B parameters has 30,000.
 const CHUNKS_MAX: usize = 1 << 20;
@@ -47,6 +60,30 @@ pub(crate) struct OpenRows<'a> {
     pub(crate) local: Range<usize>,
     /// The rows, in the tensor.
     pub(crate) rows: Range<usize>,
+}
+
+impl OpenRows<'_> {
+    /// Some rows of the chunk as the bytes that they were, or where they were coded to a rate, as `f32`.
+    pub(crate) fn decode(&self, rows: Range<usize>, out: &mut [u8]) -> Result<(), DecodeError> {
+        let layout = self.coded.layout();
+        if layout.scheme() != Scheme::Rate {
+            return self.coded.decode_rows(rows, out);
+        }
+        let mut numbers = vec![0.0_f32; rows.len() * layout.width()];
+        self.coded.widen_rows(rows, &mut numbers)?;
+        out.copy_from_slice(bytemuck::cast_slice(&numbers));
+        Ok(())
+    }
+}
+
+/// Those of some rows of a tensor that a chunk of it holds.
+fn open_rows<'a>(coded: Coded<'a>, chunk: &Chunk, rows: &Range<usize>) -> OpenRows<'a> {
+    let here = rows.start.max(chunk.rows.start)..rows.end.min(chunk.rows.end);
+    OpenRows {
+        coded,
+        local: here.start - chunk.rows.start..here.end - chunk.rows.start,
+        rows: here,
+    }
 }
 
 impl ReadAt for &CheckpointFile {
@@ -203,105 +240,69 @@ impl CodedTensor {
         &self.chunks[first.min(end)..end]
     }
 
-    /// Fills `out` with the bytes `part` of the tensor as it is decoded. `read` gives a chunk's bytes.
+    /// Fills `out` with the bytes `part` of the tensor as it is decoded.
     pub(super) fn decode(
         &self,
         file: &CheckpointFile,
         part: &Range<u64>,
         out: &mut [u8],
     ) -> Result<(), CheckpointError> {
-        let mut bytes = Vec::new();
-        self.decode_chunks(file, part, out, &mut |chunk, take| {
-            bytes.resize(chunk.layout.bytes(), 0);
-            file.read_at(chunk.offset, &mut bytes)?;
-            take(&bytes)?;
-            Ok(true)
+        let row = self.format.bytes(self.width) as u64;
+        let never = AtomicBool::new(false);
+        self.each_chunk(file, &self.rows_of(part), Via::Cache, &never, &mut |open| {
+            let (start, end) = (open.rows.start as u64 * row, open.rows.end as u64 * row);
+            let (first, last) = (start.max(part.start), end.min(part.end));
+            let out = &mut out[(first - part.start) as usize..(last - part.start) as usize];
+            if (first, last) == (start, end) {
+                return open.decode(open.local.clone(), out);
+            }
+            // Rows that begin or end elsewhere.
+            let mut all = vec![0; (end - start) as usize];
+            open.decode(open.local.clone(), &mut all)?;
+            out.copy_from_slice(&all[(first - start) as usize..(last - start) as usize]);
+            Ok(())
         })?;
         Ok(())
     }
 
-    /// The same, with reads past the system's cache; false when `cancel` was set before all were there.
-    pub(super) fn decode_direct(
+    /// Reads the chunks that hold these rows, one after the other into the same memory, and has `take` decode them; false when
+    /// `cancel` was set before all were there.
+    pub(super) fn each_chunk(
         &self,
         file: &CheckpointFile,
-        part: &Range<u64>,
-        out: &mut [u8],
+        rows: &Range<usize>,
+        via: Via,
         cancel: &AtomicBool,
+        take: TakeRows<'_>,
     ) -> Result<bool, CheckpointError> {
         let mut pages: Vec<Page> = Vec::new();
-        self.decode_chunks(file, part, out, &mut |chunk, take| {
-            let len = chunk.layout.bytes();
-            pages.resize(pages_of(chunk.offset, len), bytemuck::Zeroable::zeroed());
-            let Some(start) = file.read_direct(chunk.offset, len, &mut pages, cancel)? else {
-                return Ok(false);
-            };
-            let bytes: &[u8] = bytemuck::cast_slice(&pages);
-            take(&bytes[start..start + len])?;
-            Ok(true)
-        })
-    }
-
-    fn decode_chunks(
-        &self,
-        file: &CheckpointFile,
-        part: &Range<u64>,
-        out: &mut [u8],
-        read: &mut dyn FnMut(&Chunk, TakeBytes<'_>) -> Result<bool, CheckpointError>,
-    ) -> Result<bool, CheckpointError> {
-        let rows = self.rows_of(part);
-        for chunk in self.chunks_of(&rows) {
-            let whole = read(chunk, &mut |bytes| {
-                let coded = Coded::new(chunk.layout.clone(), bytes);
-                let decoded = coded.and_then(|coded| self.decode_part(&coded, chunk, part, out));
-                decoded.map_err(|error| self.damage(&file.path, chunk, &error))
-            })?;
-            if !whole {
+        let chunks = self.chunks_of(rows);
+        if let (Via::Cache, [first, .., last]) = (via, chunks) {
+            file.will_need(first.offset, last.end() - first.offset);
+        }
+        for chunk in chunks {
+            if cancel.load(Ordering::Relaxed) {
                 return Ok(false);
             }
+            let len = chunk.layout.bytes();
+            pages.resize(pages_of(chunk.offset, len), bytemuck::Zeroable::zeroed());
+            let start = match via {
+                Via::Cache => {
+                    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut pages);
+                    file.read_at(chunk.offset, &mut bytes[..len])?;
+                    0
+                }
+                Via::Disk => match file.read_direct(chunk.offset, len, &mut pages, cancel)? {
+                    Some(start) => start,
+                    None => return Ok(false),
+                },
+            };
+            let bytes: &[u8] = bytemuck::cast_slice(&pages);
+            Coded::new(chunk.layout.clone(), &bytes[start..start + len])
+                .and_then(|coded| take(open_rows(coded, chunk, rows)))
+                .map_err(|error| self.damage(&file.path, chunk, &error))?;
         }
         Ok(true)
-    }
-
-    /// Puts what a chunk has of the bytes `part` into their places in `out`.
-    fn decode_part(
-        &self,
-        coded: &Coded<'_>,
-        chunk: &Chunk,
-        part: &Range<u64>,
-        out: &mut [u8],
-    ) -> Result<(), DecodeError> {
-        let row = self.format.bytes(self.width);
-        let wanted = self.rows_of(part);
-        let rows = wanted.start.max(chunk.rows.start)..wanted.end.min(chunk.rows.end);
-        let from = (rows.start * row) as u64;
-        let to = (rows.end * row) as u64;
-        let local = rows.start - chunk.rows.start..rows.end - chunk.rows.start;
-        if from >= part.start && to <= part.end {
-            let out = &mut out[(from - part.start) as usize..(to - part.start) as usize];
-            return self.decode_rows(coded, local, out);
-        }
-        // Rows that begin or end elsewhere.
-        let mut all = vec![0; (to - from) as usize];
-        self.decode_rows(coded, local, &mut all)?;
-        let (first, end) = (from.max(part.start), to.min(part.end));
-        out[(first - part.start) as usize..(end - part.start) as usize]
-            .copy_from_slice(&all[(first - from) as usize..(end - from) as usize]);
-        Ok(())
-    }
-
-    fn decode_rows(
-        &self,
-        coded: &Coded<'_>,
-        rows: Range<usize>,
-        out: &mut [u8],
-    ) -> Result<(), DecodeError> {
-        if self.scheme != Scheme::Rate {
-            return coded.decode_rows(rows, out);
-        }
-        let mut numbers = vec![0.0_f32; rows.len() * self.width];
-        coded.widen_rows(rows, &mut numbers)?;
-        out.copy_from_slice(bytemuck::cast_slice(&numbers));
-        Ok(())
     }
 
     /// The chunks that hold these rows, ready to be decoded from coded bytes of some of the tensor, which begin `base` bytes
@@ -317,14 +318,9 @@ impl CodedTensor {
         rows: &Range<usize>,
     ) -> impl Iterator<Item = Result<OpenRows<'a>, DecodeError>> + use<'a> {
         let rows = rows.clone();
-        self.chunks_of(&rows).iter().map(move |chunk| {
-            let here = rows.start.max(chunk.rows.start)..rows.end.min(chunk.rows.end);
-            Ok(OpenRows {
-                coded: self.coded(chunk, bytes, base)?,
-                local: here.start - chunk.rows.start..here.end - chunk.rows.start,
-                rows: here,
-            })
-        })
+        self.chunks_of(&rows)
+            .iter()
+            .map(move |chunk| Ok(open_rows(self.coded(chunk, bytes, base)?, chunk, &rows)))
     }
 
     /// A chunk, from coded bytes of some of the tensor, which begin `base` bytes behind its first.

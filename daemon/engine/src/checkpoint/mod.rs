@@ -22,7 +22,7 @@ use std::{
 };
 
 pub use self::container::CodedTensor;
-pub(crate) use self::container::OpenRows;
+pub(crate) use self::container::{OpenRows, TakeRows, Via};
 use self::{
     container::Inside,
     derivative::Stamp,
@@ -267,26 +267,39 @@ impl Checkpoint {
         cancel: &AtomicBool,
     ) -> Result<Option<usize>, CheckpointError> {
         let len = (part.end - part.start) as usize;
-        if let Some(coded) = &entry.coded {
+        let is_in_pieces = |halves: Interleaved| !halves.is_whole(&part);
+        if entry.is_coded() || entry.interleaved.is_some_and(is_in_pieces) {
             let out: &mut [u8] = bytemuck::cast_slice_mut(target);
-            let file = &self.files[entry.file];
-            let whole = coded.decode_direct(file, &part, &mut out[..len], cancel)?;
-            return Ok(whole.then_some(0));
+            self.read_part(entry, part, &mut out[..len])?;
+            return Ok(Some(0));
         }
         let (file, offset) = self.place(entry, &part);
-        let start = match entry.interleaved {
-            Some(halves) if !halves.is_whole(&part) => {
-                let out: &mut [u8] = bytemuck::cast_slice_mut(target);
-                self.read_part(entry, part, &mut out[..len])?;
-                return Ok(Some(0));
-            }
-            _ => file.read_direct(offset, len, target, cancel)?,
-        };
+        let start = file.read_direct(offset, len, target, cancel)?;
         if let (Some(halves), Some(start)) = (entry.interleaved, start) {
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(target);
             halves.sort(&mut bytes[start..start + len]);
         }
         Ok(start)
+    }
+
+    /// Reads these rows of a tensor that is coded, a chunk at a time, and has `take` decode them; false when `cancel` was set
+    /// before all were there.
+    ///
+    /// # Errors
+    /// When the file gives fewer bytes than its header promised, or other ones than an encoder makes.
+    ///
+    /// # Panics
+    /// When the tensor isn't coded.
+    pub(crate) fn each_chunk(
+        &self,
+        entry: &TensorEntry,
+        rows: &Range<usize>,
+        via: Via,
+        cancel: &AtomicBool,
+        take: TakeRows<'_>,
+    ) -> Result<bool, CheckpointError> {
+        let coded = entry.coded.as_ref().expect("a coded tensor");
+        coded.each_chunk(&self.files[entry.file], rows, via, cancel, take)
     }
 
     /// Whether the file that holds a tensor still is what it was when it was opened. To have

@@ -1,7 +1,8 @@
 //! How long a pass will take, from rates measured on this machine.
 //!
 //! For each resource, the demands on it are added and divided by its rate. On the CPU, copying from the system's cache,
-//! decoding and multiplying share the cores and add; reads past the cache run beside them.
+//! decoding and multiplying share the cores and add; reads past the cache run beside them. What is streamed is read by one
+//! thread, which does one thing after the other.
 
 use sluice_codec::Scheme;
 
@@ -63,10 +64,12 @@ impl Machine {
 pub struct PassTime {
     /// Multiplying, widening and attention.
     pub compute_s: f64,
-    /// Copies from the system's cache.
+    /// Copies from the system's cache, and decoding of what is streamed.
     pub copy_s: f64,
     /// Reads past it.
     pub disk_s: f64,
+    /// All that the thread does that reads what is streamed.
+    pub reader_s: f64,
     /// Reads of the first pass, when the system's cache has nothing of what later passes copy from it; unknown where it
     /// has not been measured how long they take.
     pub cold_s: Option<f64>,
@@ -76,13 +79,13 @@ impl PassTime {
     /// All in all, with what runs beside each other counted once.
     #[must_use]
     pub fn total_s(&self) -> f64 {
-        (self.compute_s + self.copy_s).max(self.disk_s)
+        (self.compute_s + self.copy_s).max(self.reader_s)
     }
 
     /// The first pass, when the system's cache has nothing: reads run beside computing.
     #[must_use]
     pub fn first_s(&self) -> Option<f64> {
-        Some(self.total_s().max(self.cold_s? + self.disk_s))
+        Some(self.total_s().max(self.cold_s? + self.reader_s))
     }
 }
 
@@ -98,6 +101,7 @@ pub(super) fn predict(
         compute_s: attention(shape, workload, rates)?,
         copy_s: 0.0,
         disk_s: 0.0,
+        reader_s: 0.0,
         cold_s: None,
     };
     let mut cached_bytes = 0.0;
@@ -105,27 +109,25 @@ pub(super) fn predict(
         for tensor in &unit.tensors {
             time.compute_s += linear(unit.unit, tensor, shape, workload, machine)?;
         }
-        let streamed = || unit.file_bytes() as f64;
-        // What the reader decodes takes its thread's time, and so that share of the cores.
-        let decode_s: f64 = if unit.is_streamed() {
-            let decoded = unit.tensors.iter().filter_map(TensorPlan::decoded_from);
-            let seconds = decoded
-                .map(|(coding, numbers)| Some(rates.decode_s(coding.scheme)? * numbers as f64));
-            seconds.sum::<Option<f64>>()?
-        } else {
-            0.0
-        };
-        time.copy_s += decode_s / machine.device.threads as f64;
-        match unit.tier {
-            _ if !unit.is_streamed() => {}
-            Tier::Device => {}
-            // One thread copies while the others compute; it takes that share of the cores.
-            Tier::Host => {
-                time.copy_s += streamed() / rates.copy_bytes_per_s / machine.device.threads as f64;
-                cached_bytes += streamed();
-            }
-            Tier::Disk => time.disk_s += streamed() / machine.disk.direct_bytes_per_s?,
+        if !unit.is_streamed() || unit.tier == Tier::Device {
+            continue;
         }
+        let bytes = unit.file_bytes() as f64;
+        let decoded = unit.tensors.iter().filter_map(TensorPlan::decoded_from);
+        let decode_s =
+            decoded.map(|(coding, numbers)| Some(rates.decode_s(coding.scheme)? * numbers as f64));
+        let mut busy_s = decode_s.sum::<Option<f64>>()?;
+        if unit.tier == Tier::Host {
+            busy_s += bytes / rates.copy_bytes_per_s;
+            cached_bytes += bytes;
+        } else {
+            let disk_s = bytes / machine.disk.direct_bytes_per_s?;
+            time.disk_s += disk_s;
+            time.reader_s += disk_s;
+        }
+        // It takes that share of the cores from the others.
+        time.copy_s += busy_s / machine.device.threads as f64;
+        time.reader_s += busy_s;
     }
     time.cold_s = machine
         .disk

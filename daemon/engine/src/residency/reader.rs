@@ -5,15 +5,14 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use rayon::prelude::*;
-use sluice_codec::container::CHUNK_ROWS;
+use sluice_codec::DecodeError;
 
 use super::{
     convert,
     weight::{CodedRows, Data},
 };
 use crate::{
-    checkpoint::{Checkpoint, CodedTensor, TensorEntry},
+    checkpoint::{Checkpoint, CodedTensor, OpenRows, TensorEntry, Via},
     device::{Device, DeviceBuffer},
     error::EngineError,
     page::{PAGE_BYTES, Page},
@@ -154,14 +153,10 @@ impl Reader {
         for (tensor, place) in unit.tensors.iter().zip(&layout.places) {
             let out = &mut bytes[place.offset as usize..][..place.bytes as usize];
             let done = match self.stored(tensor) {
-                // The tensor is decoded on the way: that takes all threads.
-                Some((checkpoint, entry)) if entry.is_coded() => {
-                    read_decoded(checkpoint, entry, tensor, device, out, cancel)?
-                }
-                Some((checkpoint, entry)) => {
+                Some((checkpoint, entry)) if !entry.is_coded() => {
                     read_in_pieces(checkpoint, entry, tensor, out, cancel)?
                 }
-                None => self.convert(tensor, device, out, cancel)?,
+                _ => self.convert(tensor, device, out, cancel)?,
             };
             if !done {
                 return Ok(None);
@@ -182,7 +177,7 @@ impl Reader {
         }))
     }
 
-    /// Reads a tensor of the checkpoint and stores it as the plan says; false when cancelled.
+    /// Reads a tensor of the checkpoint and stores it as the plan says, on the device's threads; false when cancelled.
     pub(crate) fn convert(
         &self,
         tensor: &TensorPlan,
@@ -191,6 +186,19 @@ impl Reader {
         cancel: &AtomicBool,
     ) -> Result<bool, EngineError> {
         let entry = &self.entries[tensor.tensor];
+        if entry.is_coded() {
+            let decode =
+                |open: &OpenRows<'_>, out: &mut [u8]| convert::decode(device, tensor, open, out);
+            return read_coded(
+                &self.checkpoint,
+                entry,
+                tensor,
+                Via::Cache,
+                out,
+                cancel,
+                decode,
+            );
+        }
         self.checkpoint.check_unchanged(entry)?;
         let read = |part, out: &mut [u8]| self.checkpoint.read_part(entry, part, out);
         let done = convert::convert(device, tensor, read, out, cancel)?;
@@ -214,14 +222,22 @@ impl Reader {
             let (checkpoint, entry) = self
                 .stored(tensor)
                 .expect("what is streamed is stored as it is kept");
-            let start = match unit.tier == Tier::Disk && place.is_direct {
-                true => read_direct(checkpoint, entry, tensor, place, memory, cancel)?,
-                false => {
-                    let bytes: &mut [u8] = bytemuck::cast_slice_mut(memory);
-                    let out = &mut bytes[place.offset as usize..][..tensor.bytes() as usize];
+            let is_direct = unit.tier == Tier::Disk && place.is_direct;
+            let start = if is_direct && !entry.is_coded() {
+                read_direct(checkpoint, entry, tensor, place, memory, cancel)?
+            } else {
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(memory);
+                let out = &mut bytes[place.offset as usize..][..tensor.bytes() as usize];
+                let done = if entry.is_coded() {
+                    let via = if is_direct { Via::Disk } else { Via::Cache };
+                    // By this thread alone: the others compute.
+                    let decode =
+                        |open: &OpenRows<'_>, out: &mut [u8]| open.decode(open.local.clone(), out);
+                    read_coded(checkpoint, entry, tensor, via, out, cancel, decode)?
+                } else {
                     read_in_pieces(checkpoint, entry, tensor, out, cancel)?
-                        .then_some(place.offset as usize)
-                }
+                };
+                done.then_some(place.offset as usize)
             };
             match start {
                 Some(start) => starts.push(start),
@@ -348,32 +364,25 @@ fn read_in_pieces(
     Ok(true)
 }
 
-/// Reads what is decoded on the way, on the device's threads, looking for a cancel now and then.
-fn read_decoded(
+/// Reads what is decoded on the way: `decode` is given rows of each chunk, and the space for them. False when cancelled.
+fn read_coded(
     checkpoint: &Checkpoint,
     entry: &TensorEntry,
     tensor: &TensorPlan,
-    device: &Device,
+    via: Via,
     out: &mut [u8],
     cancel: &AtomicBool,
+    decode: impl Fn(&OpenRows<'_>, &mut [u8]) -> Result<(), DecodeError>,
 ) -> Result<bool, EngineError> {
     checkpoint.check_unchanged(entry)?;
-    let part = part_of(tensor);
-    let row = out.len() / tensor.rows;
-    let mut result = Ok(());
-    device.run(|| {
-        let pieces = out.par_chunks_mut(CHUNK_ROWS * row).enumerate();
-        result = pieces.try_for_each(|(index, piece)| {
-            if cancel.load(Ordering::Relaxed) {
-                return Ok(());
-            }
-            let start = part.start + (index * CHUNK_ROWS * row) as u64;
-            checkpoint.read_part(entry, start..start + piece.len() as u64, piece)
-        });
-    });
-    result?;
+    let stride = out.len() / tensor.rows;
+    let rows = tensor.first_row..tensor.first_row + tensor.rows;
+    let done = checkpoint.each_chunk(entry, &rows, via, cancel, &mut |open| {
+        let start = (open.rows.start - rows.start) * stride;
+        decode(&open, &mut out[start..start + open.rows.len() * stride])
+    })?;
     checkpoint.check_unchanged(entry)?;
-    Ok(!cancel.load(Ordering::Relaxed))
+    Ok(done)
 }
 
 /// Reads past the system's cache; where the tensor starts, in bytes.
