@@ -147,11 +147,12 @@ fn linear(
     if tensor.rows == 1 || tensor.part == Part::Embedding {
         return Some(0.0);
     }
-    // What is coded is decoded to this, a tile at a time, and multiplied from there.
+    // What is coded is decoded a few rows at a time and multiplied from there. That apart it takes about as long as numbers
+    // that are nearly as short.
     let (format, decode_s) = match tensor.storage {
         Storage::Plain(format) => (format, 0.0),
-        Storage::Coded(Coding { scheme, .. }) => (Format::F32, rates.decode_s(scheme)?),
-        Storage::Lossless => (Format::F32, rates.decode_s(Scheme::Huffman)?),
+        Storage::Coded(Coding { scheme, .. }) => (Format::Bf16, rates.decode_s(scheme)?),
+        Storage::Lossless => (Format::Bf16, rates.decode_s(Scheme::Huffman)?),
     };
     let decode_s = decode_s * tensor.numbers() as f64 / threads as f64;
     let is_last = unit.layer().is_some_and(|layer| layer + 1 == shape.layers);
