@@ -102,6 +102,19 @@ pub(super) fn apply(level: Level, embedding: Embedding, machine: &Machine, units
     }
 }
 
+/// A unit on the device with what is coded without loss decoded; others as they are.
+pub(super) fn decoded(unit: &UnitPlan) -> UnitPlan {
+    let mut decoded = unit.clone();
+    for tensor in &mut decoded.tensors {
+        if let (Tier::Device, Storage::Coded(coding)) = (unit.tier, tensor.storage)
+            && coding.is_lossless()
+        {
+            tensor.storage = Storage::Plain(tensor.source);
+        }
+    }
+    decoded
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

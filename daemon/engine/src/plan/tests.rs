@@ -3,13 +3,14 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
+use sluice_codec::Scheme;
 
 use super::*;
 use crate::{
     device::{CardProfile, LinearRate, Number, Profile, Rates},
     format::Format,
     model::shape::{Naming, Preset},
-    residency::Unit,
+    residency::{Part, Unit},
 };
 
 const GIB: u64 = 1 << 30;
@@ -411,4 +412,62 @@ fn a_shared_pass_takes_no_longer_than_as_many_of_the_longest() {
     let mixed = time(short.with(&long));
     assert!(mixed > time(long) && mixed > time(short));
     assert!(mixed < time(long.with(&long)));
+}
+
+#[test]
+fn what_there_is_room_for_is_decoded_where_that_pays() {
+    let shape = llada_8b();
+    let sources = sources_of(&shape);
+    for (decode_s, pays) in [(1e-8, true), (0.0, false)] {
+        let linear = [Format::F32, Format::Bf16].map(|format| LinearRate {
+            format,
+            points: [(1, 1e-10), (8, 2e-10), (64, 1e-9)],
+        });
+        let machine = Machine {
+            rates: Some(Rates {
+                copy_bytes_per_s: 1e9,
+                linear: linear.to_vec(),
+                decode: vec![(Scheme::Huffman, decode_s)],
+            }),
+            ..machine(u64::MAX)
+        };
+        let question = Question {
+            shape: &shape,
+            sources: &sources,
+            choices: Level::Standard.into(),
+            budget_bytes: u64::MAX,
+            workload: Workload::new(64, BLOCK_DEFAULT, 1),
+            working: Working::default(),
+            machine: &machine,
+        };
+        let decoded = Plan::new(&question).unwrap();
+        let mut plan = decoded.clone();
+        for tensor in plan.units.iter_mut().flat_map(|unit| &mut unit.tensors) {
+            if tensor.rows > 1 && tensor.part != Part::Embedding {
+                tensor.storage = Storage::Coded(Coding {
+                    scheme: Scheme::Huffman,
+                    start: 0,
+                    bytes: tensor.bytes() / 3 * 2,
+                    format: tensor.source,
+                });
+            }
+        }
+        let coded = plan.clone();
+        plan.budget_bytes = plan.peak_bytes().midpoint(decoded.peak_bytes());
+        plan.decode_where_it_pays(&question);
+        assert!(plan.peak_bytes() <= plan.budget_bytes);
+        if !pays {
+            assert!(plan.units == coded.units);
+            continue;
+        }
+        // No unit more has room, and each costs less now.
+        let largest = decoded.units.iter().map(UnitPlan::bytes).max().unwrap();
+        assert!(plan.peak_bytes() + largest > plan.budget_bytes);
+        let [before, now] =
+            [&coded, &plan].map(|plan| plan.time(&shape, &question.workload, &machine));
+        assert!(now.unwrap().total_s() < 0.7 * before.unwrap().total_s());
+        plan.budget_bytes = u64::MAX;
+        plan.decode_where_it_pays(&question);
+        assert!(plan.units == decoded.units);
+    }
 }

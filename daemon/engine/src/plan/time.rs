@@ -106,9 +106,7 @@ pub(super) fn predict(
     };
     let mut cached_bytes = 0.0;
     for unit in units {
-        for tensor in &unit.tensors {
-            time.compute_s += linear(unit.unit, tensor, shape, workload, machine)?;
-        }
+        time.compute_s += compute_s(unit, shape, workload, machine)?;
         if !unit.is_streamed() || unit.tier == Tier::Device {
             continue;
         }
@@ -134,6 +132,19 @@ pub(super) fn predict(
         .cold_bytes_per_s
         .map(|rate| cached_bytes / rate);
     Some(time)
+}
+
+/// Multiplying with a unit's weights.
+pub(super) fn compute_s(
+    unit: &UnitPlan,
+    shape: &Shape,
+    workload: &Workload,
+    machine: &Machine,
+) -> Option<f64> {
+    let tensors = unit.tensors.iter();
+    tensors
+        .map(|tensor| linear(unit.unit, tensor, shape, workload, machine))
+        .sum()
 }
 
 fn linear(
