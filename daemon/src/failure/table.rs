@@ -12,7 +12,7 @@ use sluice_shared::{level::Level, units};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use super::{Failure, library};
+use super::{Failure, job, library};
 
 /// Who speaks in `ErrorInfo.domain`.
 pub(super) const DOMAIN: &str = "sluice";
@@ -166,6 +166,10 @@ fn row(failure: &Failure) -> Row {
         | Failure::TooManyPulls { .. }
         | Failure::PullingAnother { .. }
         | Failure::PullCancelled { .. } => library::of(failure),
+        Failure::Coding(_)
+        | Failure::JobInProgress { .. }
+        | Failure::JobCancelled { .. }
+        | Failure::UnknownJob { .. } => job::of(failure),
         // No retry delay: it will not come back by itself.
         Failure::Draining => {
             Row::new(Code::Unavailable, "DRAINING").hint("start sluiced again and repeat")
@@ -426,7 +430,7 @@ fn text(error: &TextError) -> Row {
     }
 }
 
-fn checkpoint(error: &CheckpointError) -> Row {
+pub(super) fn checkpoint(error: &CheckpointError) -> Row {
     let broken = |reason| {
         Row::new(Code::FailedPrecondition, reason)
             .hint("the checkpoint is incomplete or damaged; fetch it again")

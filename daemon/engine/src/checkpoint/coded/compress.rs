@@ -12,7 +12,7 @@ use sluice_codec::{
     encode, quantize,
 };
 
-use super::{BATCH_BYTES, CompressError, Progress, files::Files, pool, stop_if};
+use super::{Amount, BATCH_BYTES, CompressError, Progress, files::Files, pool, stop_if};
 use crate::{
     checkpoint::{Checkpoint, Source, TensorEntry, find::weight_files},
     format::Format,
@@ -105,12 +105,17 @@ pub fn compress(
         identity: identity(&checkpoint, options, &files)?,
         files: files.taken,
     };
+    let done = |done_bytes| Amount {
+        done_bytes,
+        total_bytes: original_bytes,
+    };
     let mut done_bytes = 0;
     let mut resumed = 0;
     let mut writer = Writer::begin(target, plan, cancel, &mut |whole| {
-        done_bytes += tensors[whole - 1].1.bytes;
+        let (name, entry) = tensors[whole - 1];
+        done_bytes += entry.bytes;
         resumed = whole;
-        progress(done_bytes, original_bytes);
+        progress(name, done(done_bytes));
     })?;
     let rules = Rules {
         tile: options.tile,
@@ -130,7 +135,7 @@ pub fn compress(
             writer: &mut writer,
             loss: &mut loss,
             cancel,
-            progress: &mut |bytes| progress(before + bytes, original_bytes),
+            progress: &mut |bytes| progress(name, done(before + bytes)),
         };
         let treatment = rules.treatment(name, &entry.shape, &number_name(entry));
         pool.install(|| work.write(treatment))?;
@@ -138,9 +143,9 @@ pub fn compress(
     }
     checkpoint.check_all_unchanged()?;
     stop_if(cancel)?;
-    let done = writer.finish(options.replace)?;
+    let made = writer.finish(options.replace)?;
     Ok(Compressed {
-        bytes: done.bytes,
+        bytes: made.bytes,
         original_bytes,
         resumed,
         left_out: files.left_out,
