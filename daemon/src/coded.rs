@@ -2,13 +2,13 @@
 
 use std::{
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use clap::Args;
 use sluice_engine::checkpoint::{
     CheckpointError, Source,
-    coded::{self, CompressError, Compression, Container, Glob, partial_of},
+    coded::{self, CompressError, Compression, Glob, partial_of},
 };
 use sluice_proto::{coded_table, model::How};
 use sluice_shared::{
@@ -200,7 +200,7 @@ pub fn decompress(options: &Decompress) -> u8 {
 
 impl Decompress {
     fn run(&self) -> Result<(), Failure> {
-        let container = open(&self.file)?;
+        let container = coded::open(&self.file)?;
         let threads = self.threads.unwrap_or(0);
         let mut line = ProgressLine::new("writing");
         let result = until_signalled(|cancel| {
@@ -231,7 +231,7 @@ pub fn verify(options: &Verify) -> u8 {
 
 impl Verify {
     fn run(&self) -> Result<(), Failure> {
-        let container = open(&self.file)?;
+        let container = coded::open(&self.file)?;
         let mut line = ProgressLine::new("verifying");
         let result = until_signalled(|cancel| {
             coded::verify(&container, cancel, &mut |_, amount| {
@@ -257,7 +257,7 @@ pub fn inspect(options: &Inspect) -> u8 {
 
 impl Inspect {
     fn run(&self) -> Result<(), Failure> {
-        let container = open(&self.file)?;
+        let container = coded::open(&self.file)?;
         let contents = wire::contents(&container);
         let text = match self.json {
             true => format!("{:#}\n", coded_table::json(&contents)),
@@ -273,8 +273,4 @@ impl Inspect {
             _ => Ok(()),
         }
     }
-}
-
-fn open(file: &Path) -> Result<Container, Failure> {
-    Ok(Container::open(file).map_err(CompressError::from)?)
 }

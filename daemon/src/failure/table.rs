@@ -471,7 +471,7 @@ pub(super) fn checkpoint(error: &CheckpointError) -> Row {
             .figure("expected_bytes", expected)
             .figure("found_bytes", found),
         CheckpointError::Changed { .. } => Row::new(Code::FailedPrecondition, "FILE_CHANGED")
-            .hint("leave a checkpoint's files alone while its model is loaded"),
+            .hint("leave a checkpoint's files alone while its model is loaded or coded"),
         CheckpointError::DuplicateTensor { tensor, .. } => {
             broken("TENSOR_TWICE").figure("tensor", tensor)
         }

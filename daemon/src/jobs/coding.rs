@@ -9,7 +9,7 @@ use std::{
 };
 
 use sluice_engine::checkpoint::coded::{
-    self, Amount, CompressError, Compression, Container, Glob, How, Lossless, Target, partial_of,
+    self, Amount, CompressError, Compression, Glob, How, Lossless, Target, partial_of,
 };
 use sluice_proto::{
     model::{self, Compressing, Decompressing, Verifying},
@@ -77,12 +77,10 @@ impl Jobs {
             threads,
         };
         self.begin(facts, move |job| {
-            let made = Container::open(&asked.file)
-                .map_err(CompressError::from)
-                .and_then(|container| {
-                    let mut report = reporter(job);
-                    coded::decompress(&container, &asked.output, threads, &job.cancel, &mut report)
-                });
+            let made = coded::open(&asked.file).and_then(|container| {
+                let mut report = reporter(job);
+                coded::decompress(&container, &asked.output, threads, &job.cancel, &mut report)
+            });
             let made = made.map_err(|error| failure(error, None))?;
             Ok(Kind::Decompressed(wire::decompressed(&made)))
         })
@@ -100,8 +98,7 @@ impl Jobs {
             threads: 1,
         };
         self.begin(facts, move |job| {
-            let container = Container::open(&asked.file).map_err(CompressError::from);
-            let container = container.map_err(|error| failure(error, None))?;
+            let container = coded::open(&asked.file).map_err(|error| failure(error, None))?;
             let found = coded::verify(&container, &job.cancel, &mut reporter(job));
             let found = found.map_err(|error| failure(error, None))?;
             Ok(Kind::Verified(wire::verified(&container, &found)))

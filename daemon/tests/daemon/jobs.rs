@@ -43,7 +43,7 @@ impl Setting {
     async fn large(&self) {
         let arguments = [
             "synth",
-            "--layers=24",
+            "--layers=10",
             "--width=512",
             "--heads=8",
             "--mlp-width=1024",
@@ -297,6 +297,13 @@ async fn damage_is_told_with_tensor_and_tile() {
     fs::write(&path, &whole[..middle]).unwrap();
     let error = setting.verify("a.sluice").await.unwrap_err();
     assert_eq!(error.reason.as_deref(), Some("CODED_FILE_DAMAGED"));
+    // A pipe would keep the job waiting.
+    let pipe = std::process::Command::new("mkfifo")
+        .arg(setting.path("pipe.sluice"))
+        .status();
+    assert!(pipe.unwrap().success());
+    let error = setting.verify("pipe.sluice").await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("NOT_A_CODED_FILE"));
     let error = setting.verify("nothing.sluice").await.unwrap_err();
     assert_eq!(
         (error.code, error.reason.as_deref()),

@@ -1,6 +1,10 @@
 //! A folder into a container.
 
-use std::{collections::HashMap, path::Path, sync::atomic::AtomicBool};
+use std::{
+    collections::HashMap,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use rayon::prelude::*;
 use sluice_codec::{
@@ -211,12 +215,17 @@ impl Work<'_> {
         let row_bytes = width * number.bytes();
         let chunk_bytes = CHUNK_ROWS * row_bytes;
         let batch_bytes = (BATCH_BYTES / chunk_bytes).max(1) * chunk_bytes;
-        let tile = self.options.tile;
+        let (tile, cancel) = (self.options.tile, self.cancel);
         let mut hasher = Hasher::default();
         let mut loss = Loss::default();
         self.each_piece(batch_bytes, |writer, bytes| {
-            let code =
-                |chunk: &[u8]| coder.code(number, chunk.len() / row_bytes, width, chunk, tile);
+            // To a rate, a piece takes seconds.
+            let code = |chunk: &[u8]| match cancel.load(Ordering::Relaxed) {
+                true => Err(Refusal::Container(ContainerError::Cancelled)),
+                false => coder
+                    .code(number, chunk.len() / row_bytes, width, chunk, tile)
+                    .map_err(Refusal::Encode),
+            };
             let (_, coded) = rayon::join(
                 || hasher.update(bytes),
                 || {
@@ -224,7 +233,7 @@ impl Work<'_> {
                     chunks.collect::<Result<Vec<_>, _>>()
                 },
             );
-            for (chunk, lost) in coded.map_err(Refusal::Encode)? {
+            for (chunk, lost) in coded? {
                 writer.chunk(&chunk.layout, &chunk.bytes)?;
                 loss.add(lost);
             }

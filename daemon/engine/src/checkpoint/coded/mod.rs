@@ -9,6 +9,8 @@ mod error;
 mod files;
 mod verify;
 
+use std::{fs, path::Path};
+
 use super::{
     Source,
     find::{is_container, weight_files},
@@ -44,6 +46,22 @@ pub struct Amount {
 /// Bytes of rows that are read, coded by all threads, and written, in turn.
 const BATCH_BYTES: usize = 32 << 20;
 
+/// Opens a container for as long as it takes to work on it.
+///
+/// # Errors
+/// Says what is wrong with it.
+pub fn open(path: &Path) -> Result<Container, CompressError> {
+    // Opening a pipe waits for a writer, and nothing could cancel that.
+    match fs::metadata(path) {
+        Ok(metadata) if !metadata.is_file() => Err(ContainerError::NotAContainer {
+            path: path.display().to_string(),
+        }
+        .into()),
+        // What can't be looked at is told when it is opened.
+        _ => Ok(Container::open(path)?),
+    }
+}
+
 /// The container that a checkpoint is, where it is one.
 ///
 /// # Errors
@@ -52,7 +70,7 @@ pub fn container_of(source: &Source) -> Result<Option<Container>, CompressError>
     let (folder, names) = weight_files(source)?;
     match (folder, &names[..]) {
         (Source::Folder(folder), [name]) if is_container(name) => {
-            Ok(Some(Container::open(&folder.join(name))?))
+            Ok(Some(open(&folder.join(name))?))
         }
         _ => Ok(None),
     }
