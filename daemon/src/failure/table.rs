@@ -327,7 +327,7 @@ fn plan(error: &PlanError) -> Row {
         }
         PlanError::NotLoadable { .. } => Row::new(Code::FailedPrecondition, "NOT_LOADABLE_YET")
             .hint(
-                "run sluiced compress CHECKPOINT --output FILE.sluice and load that, or choose standard, which is as \
+                "run sluice compress CHECKPOINT --output FILE.sluice and load that, or choose standard, which is as \
                  faithful, or moderate, which is smaller",
             ),
         PlanError::CacheFormat { number, .. } => Row::new(Code::FailedPrecondition, "CACHE_FORMAT")
