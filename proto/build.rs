@@ -9,6 +9,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=sluice");
     let protos = [
         "sluice/v1/generation.proto",
+        "sluice/v1/job.proto",
         "sluice/v1/model.proto",
         "sluice/v1/optimizer.proto",
         "sluice/v1/telemetry.proto",

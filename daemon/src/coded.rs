@@ -2,26 +2,25 @@
 
 use std::{
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
-use clap::{
-    Args, ValueEnum,
-    builder::{PossibleValuesParser, TypedValueParser},
-};
-use serde_json::{Value, json};
+use clap::Args;
 use sluice_engine::checkpoint::{
     CheckpointError, Source,
-    coded::{
-        self, CompressError, Compression, Container, Glob, How, Lossless, Scheme, Target,
-        TensorRecord, partial_of,
-    },
+    coded::{self, CompressError, Compression, Glob, partial_of},
 };
-use sluice_shared::{exit, units};
+use sluice_proto::{coded_table, model::How};
+use sluice_shared::{
+    coding::{Coder, TILE_DEFAULT, parse_bits, parse_tile},
+    exit,
+};
 
 use crate::{
     config::limits,
+    jobs::coding::how,
     offline::{ProgressLine, SystemError, until_signalled},
+    translate::coded as wire,
 };
 
 /// What `sluiced compress` was asked for.
@@ -40,16 +39,16 @@ pub struct Compress {
     lossless: bool,
 
     /// Bits that a number takes, on average, such as 4.5; the head and embeddings stay without loss
-    #[arg(long, value_name = "B", value_parser = bits, conflicts_with_all = ["lossless", "coder"])]
+    #[arg(long, value_name = "B", value_parser = parse_bits, conflicts_with_all = ["lossless", "coder"])]
     bits: Option<f64>,
 
     /// huffman takes the least space, palette is decoded the fastest
-    #[arg(long, value_name = "NAME", value_enum, default_value_t = Coder::Huffman)]
+    #[arg(long, value_name = "NAME", default_value_t = Coder::Huffman)]
     coder: Coder,
 
-    /// Numbers that are coded together, and can be decoded alone
-    #[arg(long, value_name = "N", value_parser = tiles(), default_value = "256")]
-    tile: usize,
+    /// Numbers that are coded together, and can be decoded alone: 128, 256 or 512
+    #[arg(long, value_name = "N", value_parser = parse_tile, default_value_t = TILE_DEFAULT)]
+    tile: u32,
 
     /// Tensors to leave as they are, by name, with * for any letters; may be given several times
     #[arg(long, value_name = "GLOB")]
@@ -104,24 +103,6 @@ pub struct Inspect {
     json: bool,
 }
 
-/// Names of coders.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Coder {
-    Huffman,
-    Palette,
-}
-
-/// Reads a rate.
-fn bits(text: &str) -> Result<f64, String> {
-    let bits = text.parse().ok().filter(|bits| (1.0..=8.0).contains(bits));
-    bits.ok_or_else(|| "it must lie between 1 and 8".to_owned())
-}
-
-fn tiles() -> impl TypedValueParser<Value = usize> {
-    const NAMES: [&str; 3] = ["128", "256", "512"];
-    PossibleValuesParser::new(NAMES).map(|name| name.parse().expect("one of three numbers"))
-}
-
 /// Why nothing was made.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
@@ -129,9 +110,9 @@ enum Failure {
     System(#[from] SystemError),
     #[error(transparent)]
     Work(#[from] CompressError),
-    /// Each was told already.
-    #[error("{path} is damaged in {count} {}", if *count == 1 { "place" } else { "places" })]
-    Damaged { path: String, count: usize },
+    /// Each place was told already.
+    #[error("{0}")]
+    Damaged(String),
 }
 
 impl Failure {
@@ -139,9 +120,7 @@ impl Failure {
         match self {
             Self::System(_) => None,
             Self::Work(error) => error.hint(),
-            Self::Damaged { .. } => {
-                Some("make it again from the checkpoint, or copy it again from where it is whole")
-            }
+            Self::Damaged(_) => Some(coded_table::DAMAGED_HINT),
         }
     }
 }
@@ -173,12 +152,8 @@ impl Compress {
             })
         })?;
         let compression = Compression {
-            how: match (self.bits, self.coder) {
-                (Some(bits), _) => How::Rate(Target::Bits(bits)),
-                (None, Coder::Huffman) => How::Lossless(Lossless::Huffman),
-                (None, Coder::Palette) => How::Lossless(Lossless::Palette),
-            },
-            tile: self.tile,
+            how: how(self.bits.map_or(How::Lossless(self.coder), How::Bits)),
+            tile: self.tile as usize,
             keep: self.keep.iter().map(|pattern| Glob::new(pattern)).collect(),
             all: self.all,
             threads: self.threads.unwrap_or(0),
@@ -192,9 +167,7 @@ impl Compress {
                 &self.output,
                 &compression,
                 cancel,
-                &mut |done, total| {
-                    line.show(done, total);
-                },
+                &mut |_, amount| line.show(amount.done_bytes, amount.total_bytes),
             )
         });
         line.clear();
@@ -206,25 +179,14 @@ impl Compress {
                 eprintln!("what is done is kept in {partial}; the same command goes on with it");
             }
         }
-        let made = made?;
-        for name in &made.left_out {
-            eprintln!("left out: {name}");
+        let made = wire::compressed(&made?);
+        for notice in coded_table::notices(&made) {
+            eprintln!("{notice}");
         }
-        if made.resumed > 0 {
-            let resumed = units::count(made.resumed as u64);
-            eprintln!("went on after {resumed} tensors of a run before");
-        }
-        let loss = match made.error {
-            Some(error) => format!(", {:.1} dB", -20.0 * error.log10()),
-            None => String::new(),
-        };
+        let path = self.output.display().to_string();
         println!(
-            "{path}: {size}, {percent:.1} % of {original}{loss}, coded in {took}",
-            path = self.output.display(),
-            size = units::bytes(made.bytes),
-            percent = percent(made.bytes, made.original_bytes),
-            original = units::bytes(made.original_bytes),
-            took = units::duration_ms(line.elapsed().as_secs_f64() * 1000.0),
+            "{}",
+            coded_table::compressed(&path, &made, line.elapsed_ms())
         );
         Ok(())
     }
@@ -238,7 +200,7 @@ pub fn decompress(options: &Decompress) -> u8 {
 
 impl Decompress {
     fn run(&self) -> Result<(), Failure> {
-        let container = open(&self.file)?;
+        let container = coded::open(&self.file)?;
         let threads = self.threads.unwrap_or(0);
         let mut line = ProgressLine::new("writing");
         let result = until_signalled(|cancel| {
@@ -247,19 +209,15 @@ impl Decompress {
                 &self.output,
                 threads,
                 cancel,
-                &mut |done, total| {
-                    line.show(done, total);
-                },
+                &mut |_, amount| line.show(amount.done_bytes, amount.total_bytes),
             )
         });
         line.clear();
-        let made = result??;
+        let made = wire::decompressed(&result??);
+        let path = self.output.display().to_string();
         println!(
-            "{path}: {size} in {files} files, decoded in {took}",
-            path = self.output.display(),
-            size = units::bytes(made.original_bytes),
-            files = made.files,
-            took = units::duration_ms(line.elapsed().as_secs_f64() * 1000.0),
+            "{}",
+            coded_table::decompressed(&path, &made, line.elapsed_ms())
         );
         Ok(())
     }
@@ -273,28 +231,20 @@ pub fn verify(options: &Verify) -> u8 {
 
 impl Verify {
     fn run(&self) -> Result<(), Failure> {
-        let container = open(&self.file)?;
-        let bytes = container.header().bytes;
+        let container = coded::open(&self.file)?;
         let mut line = ProgressLine::new("verifying");
-        let result =
-            until_signalled(|cancel| container.verify(cancel, &mut |done| line.show(done, bytes)));
+        let result = until_signalled(|cancel| {
+            coded::verify(&container, cancel, &mut |_, amount| {
+                line.show(amount.done_bytes, amount.total_bytes);
+            })
+        });
         line.clear();
-        let found = result?.map_err(CompressError::from)?;
-        for damage in &found {
+        let found = wire::verified(&container, &result??);
+        for damage in &found.damage {
             eprintln!("damaged: {damage}");
         }
-        if !found.is_empty() {
-            return Err(Failure::Damaged {
-                path: container.path().to_owned(),
-                count: found.len(),
-            });
-        }
-        println!(
-            "{path}: {size}, {tensors} tensors, all as they were written",
-            path = self.file.display(),
-            size = units::bytes(bytes),
-            tensors = units::count(container.header().tensors.len() as u64),
-        );
+        let said = coded_table::verified(container.path(), &found);
+        println!("{}", said.map_err(Failure::Damaged)?);
         Ok(())
     }
 }
@@ -307,10 +257,11 @@ pub fn inspect(options: &Inspect) -> u8 {
 
 impl Inspect {
     fn run(&self) -> Result<(), Failure> {
-        let container = open(&self.file)?;
+        let container = coded::open(&self.file)?;
+        let contents = wire::contents(&container);
         let text = match self.json {
-            true => format!("{:#}\n", as_json(&container)),
-            false => as_text(&container),
+            true => format!("{:#}\n", coded_table::json(&contents)),
+            false => coded_table::lines(&contents).join("\n") + "\n",
         };
         match io::stdout().write_all(text.as_bytes()) {
             // A reader that has seen enough is no failure.
@@ -320,190 +271,6 @@ impl Inspect {
             }
             .into()),
             _ => Ok(()),
-        }
-    }
-}
-
-fn open(file: &Path) -> Result<Container, Failure> {
-    Ok(Container::open(file).map_err(CompressError::from)?)
-}
-
-/// Tensors' numbers and bytes, added up.
-#[derive(Default, Clone, Copy)]
-struct Sum {
-    tensors: u64,
-    numbers: u64,
-    bytes: u64,
-    original_bytes: u64,
-}
-
-impl Sum {
-    fn of<'a>(tensors: impl Iterator<Item = &'a TensorRecord>) -> Self {
-        tensors.fold(Self::default(), |sum, tensor| Self {
-            tensors: sum.tensors + 1,
-            numbers: sum
-                .numbers
-                .saturating_add(tensor.numbers().unwrap_or(0) as u64),
-            bytes: sum.bytes.saturating_add(tensor.length),
-            original_bytes: sum.original_bytes.saturating_add(tensor.original_bytes()),
-        })
-    }
-
-    /// Bits a number, and what they were; none of no numbers.
-    fn bits(self) -> Option<(f64, f64)> {
-        let bits = |bytes: u64| bytes as f64 * 8.0 / self.numbers as f64;
-        (self.numbers > 0).then(|| (bits(self.bytes), bits(self.original_bytes)))
-    }
-}
-
-fn scheme_name(tensor: &TensorRecord) -> &'static str {
-    match tensor.scheme() {
-        Some(Scheme::Plain) => "plain",
-        Some(Scheme::Huffman) => "huffman",
-        Some(Scheme::Palette) => "palette",
-        Some(Scheme::Rate) => "rate",
-        None => "unknown",
-    }
-}
-
-fn percent(part: u64, whole: u64) -> f64 {
-    match whole {
-        0 => 100.0,
-        _ => part as f64 * 100.0 / whole as f64,
-    }
-}
-
-fn as_text(container: &Container) -> String {
-    let header = container.header();
-    let all = Sum::of(header.tensors.iter());
-    let mut lines = vec![
-        format!(
-            "{}: {}, {:.1} % of {}",
-            container.path(),
-            units::bytes(header.bytes),
-            percent(header.bytes, all.original_bytes),
-            units::bytes(all.original_bytes),
-        ),
-        format!(
-            "source {}, tiles of {} numbers, {} extents, {} files",
-            header.source_hash,
-            header.tile,
-            units::count(header.extents.len() as u64),
-            header.files.len(),
-        ),
-        String::new(),
-    ];
-    let width = header
-        .tensors
-        .iter()
-        .map(|tensor| tensor.name.chars().count());
-    let width = width.max().unwrap_or(0).clamp(6, 60);
-    let row = |name: &str, shape: &str, number: &str, scheme: &str, sum: Sum| {
-        let bits = match sum.bits() {
-            Some((bits, original)) => format!("{bits:>6.2} of {original:>2.0}"),
-            None => String::new(),
-        };
-        format!(
-            "{name:<width$}  {shape:>15}  {number:<5} {scheme:<8} {:>9} {bits}",
-            units::bytes(sum.bytes)
-        )
-        .trim_end()
-        .to_owned()
-    };
-    lines.push(format!(
-        "{:<width$}  {:>15}  {:<5} {:<8} {:>9} bits a number",
-        "tensor", "shape", "", "coded by", "bytes"
-    ));
-    for tensor in &header.tensors {
-        let shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
-        lines.push(row(
-            &tensor.name,
-            &shape.join(" × "),
-            &tensor.number,
-            scheme_name(tensor),
-            Sum::of([tensor].into_iter()),
-        ));
-    }
-    lines.push(String::new());
-    for name in ["plain", "huffman", "palette", "rate"] {
-        let sum = Sum::of(header.tensors.iter().filter(|t| scheme_name(t) == name));
-        if sum.tensors > 0 {
-            let tensors = format!("{} tensors", units::count(sum.tensors));
-            lines.push(row(&tensors, "", "", name, sum));
-        }
-    }
-    let tensors = format!("{} tensors", units::count(all.tensors));
-    lines.push(row(&tensors, "", "", "in all", all));
-    lines.push(String::new());
-    for file in header.shards.iter().chain(&header.files) {
-        let what = match header.shards.iter().any(|shard| shard.name == file.name) {
-            true => " (its header)",
-            false => "",
-        };
-        lines.push(format!(
-            "{}{what}: {}",
-            file.name,
-            units::bytes(file.length)
-        ));
-    }
-    lines.join("\n") + "\n"
-}
-
-fn as_json(container: &Container) -> Value {
-    let header = container.header();
-    let all = Sum::of(header.tensors.iter());
-    let bits = |sum: Sum| sum.bits().map(|(bits, _)| (bits * 1e4).round() / 1e4);
-    let tensors: Vec<Value> = header
-        .tensors
-        .iter()
-        .map(|tensor| {
-            let sum = Sum::of([tensor].into_iter());
-            json!({
-                "name": tensor.name,
-                "shape": tensor.shape,
-                "number": tensor.number,
-                "scheme": scheme_name(tensor),
-                "extent": header.extents[tensor.extent].name,
-                "bytes": sum.bytes,
-                "original_bytes": sum.original_bytes,
-                "bits": bits(sum),
-                "hash": tensor.hash.to_string(),
-                "original_hash": tensor.original_hash.to_string(),
-            })
-        })
-        .collect();
-    let files: Vec<Value> = header
-        .files
-        .iter()
-        .map(|file| json!({ "name": file.name, "bytes": file.length, "hash": file.hash.to_string() }))
-        .collect();
-    json!({
-        "path": container.path(),
-        "bytes": header.bytes,
-        "original_bytes": all.original_bytes,
-        "numbers": all.numbers,
-        "bits": bits(all),
-        "source_hash": header.source_hash.to_string(),
-        "tile": header.tile,
-        "extents": header.extents.len(),
-        "tensors": tensors,
-        "files": files,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use sluice_engine::checkpoint::coded::TILES;
-
-    use super::*;
-
-    #[test]
-    fn the_sizes_of_tiles_are_those_that_there_are() {
-        let command = clap::Command::new("test");
-        for tile in TILES {
-            let name = tile.to_string();
-            let parsed = tiles().parse_ref(&command, None, name.as_ref());
-            assert_eq!(parsed.unwrap(), tile);
         }
     }
 }

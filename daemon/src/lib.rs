@@ -17,6 +17,7 @@ pub mod systemd;
 pub mod applies;
 pub mod failure;
 pub mod idle;
+pub mod jobs;
 pub mod library;
 pub mod models;
 pub mod registry;

@@ -343,6 +343,8 @@ async fn engine_death(daemon: &Daemon) {
 /// Takes nothing new and lets what runs finish, for a stated time.
 async fn drain(daemon: &Daemon, seconds: u64) {
     daemon.drain();
+    // Nobody waits for hours of coding; what is done is kept.
+    daemon.jobs.close();
     systemd::stopping("waiting for requests to finish");
     let active = daemon.requests.active();
     if active.is_empty() {
@@ -372,9 +374,13 @@ async fn drain(daemon: &Daemon, seconds: u64) {
     }
 }
 
-/// Ends watchers, lets the last events reach their readers, closes connections.
+/// Ends jobs and watchers, lets the last events reach their readers, closes connections.
 async fn close(daemon: &Daemon, mut server: JoinHandle<Result<(), tonic::transport::Error>>) {
     daemon.drain();
+    daemon.jobs.close();
+    if timeout(CANCEL_GRACE, daemon.jobs.idle()).await.is_err() {
+        tracing::warn!("a job does not end; leaving it");
+    }
     daemon.closing.cancel();
     match timeout(STREAM_GRACE, &mut server).await {
         Ok(Ok(Ok(()))) => {}

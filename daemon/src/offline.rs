@@ -68,8 +68,8 @@ impl ProgressLine {
     }
 
     /// How long the work has taken so far.
-    pub(crate) fn elapsed(&self) -> Duration {
-        self.begun.elapsed()
+    pub(crate) fn elapsed_ms(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64() * 1000.0
     }
 
     pub(crate) fn show(&mut self, done: u64, total: u64) {

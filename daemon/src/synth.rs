@@ -176,7 +176,7 @@ fn write(options: &Synth) -> Result<(), Failure> {
         path = options.target.display(),
         size = units::bytes(synthesis.weight_bytes()),
         parameters = units::count(synthesis.shape.parameters()),
-        took = units::duration_ms(line.elapsed().as_secs_f64() * 1000.0),
+        took = units::duration_ms(line.elapsed_ms()),
     );
     Ok(())
 }

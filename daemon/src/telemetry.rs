@@ -140,6 +140,7 @@ pub async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
         requests: active.iter().map(|record| record.summary()).collect(),
         totals: Some(daemon.requests.totals().to_wire()),
         settings: Some(settings(daemon)),
+        jobs: daemon.jobs.running(),
         ..weights(daemon)
     }
 }

@@ -7,6 +7,7 @@
 //! Both sides depend on this crate, so it stays slim.
 
 pub mod client;
+pub mod coded_table;
 pub mod model;
 pub mod plan_table;
 

@@ -2,8 +2,9 @@
 //!
 //! Checking sits on the receiving side alone: `TryFrom` turns a message into a type whose
 //! invariants hold, or names the field that breaks them. The daemon reads
-//! [`Generation`], [`Scoring`], [`Planning`], [`Adjustment`] and [`Loading`] this way.
+//! [`Generation`], [`Scoring`], [`Planning`], [`Adjustment`], [`Loading`] and [`Compressing`] this way.
 
+mod job;
 mod optimizer;
 
 pub use sluice_shared::sampling::{Cache, EosPolicy, Remasking, Sampling};
@@ -12,7 +13,10 @@ use sluice_shared::{
     sampling::{STOP_BYTES_MAX, STOPS_MAX},
 };
 
-pub use self::optimizer::{Adjustment, Loading, Measuring, Planned, Planning, Samples, Subject};
+pub use self::{
+    job::{Compressing, Decompressing, How, Verifying},
+    optimizer::{Adjustment, Loading, Measuring, Planned, Planning, Samples, Subject},
+};
 use crate::v1;
 
 /// A message that breaks the schema's rules.

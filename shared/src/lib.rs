@@ -3,6 +3,7 @@
 //! No I/O happens here: what depends on the environment takes it as an argument.
 
 pub mod address;
+pub mod coding;
 pub mod level;
 pub mod policy;
 pub mod sampling;

@@ -1,6 +1,7 @@
 //! The command line: names, defaults and the help that teaches them.
 
 mod help;
+mod jobs;
 mod library;
 mod plans;
 
@@ -11,6 +12,7 @@ use clap_complete::Shell;
 use sluice_proto::v1;
 use sluice_shared::policy::PolicyChoice;
 
+pub use jobs::{Compress, Decompress, Following, Jobs, JobsCommand, Verify};
 pub use library::{Inspect, Pull, Remove};
 pub use plans::{Budget, Fidelity, Levels, Plan, Restore, SetBudget, SetLevel, Wish};
 
@@ -52,6 +54,14 @@ pub enum Command {
     Rm(Remove),
     /// Tells what a checkpoint is and what it would take, without loading it
     Inspect(Inspect),
+    /// Makes one coded file of a checkpoint: the same numbers in less space
+    Compress(Compress),
+    /// Makes a coded file into the checkpoint's folder again
+    Decompress(Decompress),
+    /// Compares a coded file with its checksums, down to the tile
+    Verify(Verify),
+    /// Lists jobs that run or ended recently; follows or stops one
+    Jobs(Jobs),
     /// Loads a model in the present one's place
     Load(Load),
     /// Lets the loaded model go and gives back its memory

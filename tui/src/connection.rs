@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use sluice_proto::{
     client,
     v1::{
-        generation_service_client::GenerationServiceClient,
+        generation_service_client::GenerationServiceClient, job_service_client::JobServiceClient,
         model_service_client::ModelServiceClient, optimizer_service_client::OptimizerServiceClient,
         telemetry_service_client::TelemetryServiceClient,
     },
@@ -54,6 +54,13 @@ impl Daemon {
         GenerationServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
             .max_encoding_message_size(client::MESSAGE_BYTES_MAX)
+    }
+
+    /// Jobs.
+    #[must_use]
+    pub fn jobs(&self) -> JobServiceClient<Channel> {
+        JobServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
     }
 
     /// Models.

@@ -3,6 +3,7 @@
 //! Field names are those of the schema; enums are their short names in lower case; bytes are
 //! read as UTF-8, with U+FFFD where they are not.
 
+mod jobs;
 mod library;
 mod weights;
 
@@ -10,13 +11,14 @@ use serde_json::{Map, Value, json};
 use sluice_proto::{
     plan_table,
     v1::{
-        BlockDone, CanvasToken, Card, Device, Done, FinishReason, Host, LoadProgress, Model,
-        ModelOrigin, ModelShape, ModelState, Notice, Pass, Policy, Queue, Queued, RequestKind,
-        RequestState, RequestSummary, ScoreResult, Server, ServerState, Snapshot, Started,
-        TokenState, Totals, generation_event::Kind,
+        BlockDone, CanvasToken, Card, Device, Done, FinishReason, Host, JobKind, JobState,
+        LoadProgress, Model, ModelOrigin, ModelShape, ModelState, Notice, Pass, Policy, Queue,
+        Queued, RequestKind, RequestState, RequestSummary, ScoreResult, Server, ServerState,
+        Snapshot, Started, TokenState, Totals, generation_event::Kind,
     },
 };
 
+pub use jobs::{job, job_event};
 pub use library::{inspection, pull};
 pub use weights::{applying, fidelity};
 use weights::{layer_state, measured, settings, switch, switch_target};
@@ -176,6 +178,7 @@ pub fn snapshot(snapshot: &Snapshot) -> Value {
         "measured": snapshot.measured.as_ref().map(measured),
         "layers": snapshot.layers.iter().map(layer_state).collect::<Vec<_>>(),
         "settings": snapshot.settings.as_ref().map(settings),
+        "jobs": snapshot.jobs.iter().map(job).collect::<Vec<_>>(),
     })
 }
 
@@ -344,6 +347,8 @@ macro_rules! short_name {
 }
 
 short_name!(finish_reason, FinishReason, "FINISH_REASON_");
+short_name!(job_kind, JobKind, "JOB_KIND_");
+short_name!(job_state, JobState, "JOB_STATE_");
 short_name!(token_state, TokenState, "TOKEN_STATE_");
 short_name!(request_kind, RequestKind, "REQUEST_KIND_");
 short_name!(request_state, RequestState, "REQUEST_STATE_");

@@ -177,6 +177,41 @@ fn facts_have_a_plain_and_a_json_form() {
 }
 
 #[test]
+fn the_model_goes_into_a_file_and_back() {
+    let daemon = Daemon::start();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (file, back) = (path("demo.sluice"), path("back"));
+    let made = daemon.done(&["compress", "sluice-demo", "-o", &file, "--all", "--json"]);
+    assert_eq!(made["event"], "done");
+    assert!(
+        made["bytes"].as_u64() < made["original_bytes"].as_u64(),
+        "{made}"
+    );
+    let inspected = daemon.done(&["inspect", &file, "--json"]);
+    assert_eq!(inspected["coded"]["bytes"], made["bytes"]);
+    assert_eq!(inspected["model"]["file_format"], "sluice");
+    let output = daemon.run(&["verify", &file]);
+    assert!(
+        stdout(&output).contains("all as they were written"),
+        "{}",
+        stderr(&output)
+    );
+    daemon.done(&["decompress", &file, "-o", &back, "--json"]);
+    assert!(folder.path().join("back/model.safetensors").exists());
+    let output = daemon.run(&["compress", "sluice-demo", "-o", &file]);
+    assert_eq!(code(&output), 1);
+    assert!(
+        stderr(&output)
+            .ends_with("exists\nhint: give another name, or delete what is there first\n"),
+        "{}",
+        stderr(&output)
+    );
+    let jobs = stdout(&daemon.run(&["jobs"]));
+    assert!(jobs.contains("compress   done       100 %"), "{jobs}");
+}
+
+#[test]
 fn an_edit_keeps_what_stands_around_its_span() {
     let daemon = Daemon::start();
     let text = "Once upon a time there was a king.";

@@ -1,13 +1,18 @@
 //! Everything that a call can fail with, and the one table that turns it into a gRPC status.
 
+mod job;
 mod library;
 mod table;
 
 use std::{io, path::PathBuf, time::Duration};
 
 use sluice_engine::{
-    EngineError, RequestError, checkpoint::CheckpointError, event::Outcome, model::shape::PRESETS,
-    plan::PlanError, text::TextError,
+    EngineError, RequestError,
+    checkpoint::{CheckpointError, coded::CompressError},
+    event::Outcome,
+    model::shape::PRESETS,
+    plan::PlanError,
+    text::TextError,
 };
 use sluice_hub::{HubError, NameError};
 use sluice_proto::model::InvalidField;
@@ -195,6 +200,40 @@ pub enum Failure {
         /// Its name.
         model: String,
     },
+    /// A coded file can't be read or made.
+    #[error(transparent)]
+    Coding(CompressError),
+    /// One job at a time.
+    #[error("job {id} runs: {kind} {path}; one runs at a time")]
+    JobInProgress {
+        /// The one that runs.
+        id: u64,
+        /// What it does.
+        kind: &'static str,
+        /// What it reads.
+        path: String,
+    },
+    /// Somebody stopped a job, or the daemon ends.
+    #[error(
+        "{}{}",
+        if *.by_shutdown { "sluiced is shutting down and has cancelled the job" } else { "the job was cancelled" },
+        match .kept {
+            Some(kept) => format!("; what is done is kept in {}", kept.display()),
+            None => "; nothing is left of it".to_owned(),
+        }
+    )]
+    JobCancelled {
+        /// What the next one goes on with.
+        kept: Option<PathBuf>,
+        /// Whether it was the daemon's own doing.
+        by_shutdown: bool,
+    },
+    /// No job of that id, or no longer.
+    #[error("there is no job {id}")]
+    UnknownJob {
+        /// What was asked for.
+        id: u64,
+    },
     /// The daemon is shutting down.
     #[error("sluiced is shutting down")]
     Draining,
@@ -242,6 +281,15 @@ impl From<RequestError> for Failure {
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
         Self::Engine(EngineError::Checkpoint(error))
+    }
+}
+
+impl From<CompressError> for Failure {
+    fn from(error: CompressError) -> Self {
+        match error {
+            CompressError::Checkpoint(error) => error.into(),
+            other => Self::Coding(other),
+        }
     }
 }
 

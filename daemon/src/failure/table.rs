@@ -12,7 +12,7 @@ use sluice_shared::{level::Level, units};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use super::{Failure, library};
+use super::{Failure, job, library};
 
 /// Who speaks in `ErrorInfo.domain`.
 pub(super) const DOMAIN: &str = "sluice";
@@ -166,6 +166,10 @@ fn row(failure: &Failure) -> Row {
         | Failure::TooManyPulls { .. }
         | Failure::PullingAnother { .. }
         | Failure::PullCancelled { .. } => library::of(failure),
+        Failure::Coding(_)
+        | Failure::JobInProgress { .. }
+        | Failure::JobCancelled { .. }
+        | Failure::UnknownJob { .. } => job::of(failure),
         // No retry delay: it will not come back by itself.
         Failure::Draining => {
             Row::new(Code::Unavailable, "DRAINING").hint("start sluiced again and repeat")
@@ -323,7 +327,7 @@ fn plan(error: &PlanError) -> Row {
         }
         PlanError::NotLoadable { .. } => Row::new(Code::FailedPrecondition, "NOT_LOADABLE_YET")
             .hint(
-                "run sluiced compress CHECKPOINT --output FILE.sluice and load that, or choose standard, which is as \
+                "run sluice compress CHECKPOINT --output FILE.sluice and load that, or choose standard, which is as \
                  faithful, or moderate, which is smaller",
             ),
         PlanError::CacheFormat { number, .. } => Row::new(Code::FailedPrecondition, "CACHE_FORMAT")
@@ -426,7 +430,7 @@ fn text(error: &TextError) -> Row {
     }
 }
 
-fn checkpoint(error: &CheckpointError) -> Row {
+pub(super) fn checkpoint(error: &CheckpointError) -> Row {
     let broken = |reason| {
         Row::new(Code::FailedPrecondition, reason)
             .hint("the checkpoint is incomplete or damaged; fetch it again")
@@ -467,7 +471,7 @@ fn checkpoint(error: &CheckpointError) -> Row {
             .figure("expected_bytes", expected)
             .figure("found_bytes", found),
         CheckpointError::Changed { .. } => Row::new(Code::FailedPrecondition, "FILE_CHANGED")
-            .hint("leave a checkpoint's files alone while its model is loaded"),
+            .hint("leave a checkpoint's files alone while its model is loaded or coded"),
         CheckpointError::DuplicateTensor { tensor, .. } => {
             broken("TENSOR_TWICE").figure("tensor", tensor)
         }

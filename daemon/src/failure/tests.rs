@@ -1,5 +1,6 @@
 //! A walk over every variant: to a status and back, as a client reads it.
 
+mod job;
 mod library;
 
 use std::{collections::BTreeSet, io};
@@ -71,6 +72,10 @@ fn name(failure: &Failure) -> &'static str {
         F::TooManyPulls { .. } => "too many pulls",
         F::PullingAnother { .. } => "pulling another",
         F::PullCancelled { .. } => "pull cancelled",
+        F::Coding(error) => job::coding_name(error),
+        F::JobInProgress { .. } => "job in progress",
+        F::JobCancelled { .. } => "job cancelled",
+        F::UnknownJob { .. } => "unknown job",
         F::Draining => "draining",
         F::DeadlineExceeded { .. } => "deadline",
         F::UnknownRequest { .. } => "unknown request",
@@ -137,7 +142,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 110;
+const VARIANTS: usize = 136;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -341,6 +346,7 @@ async fn all() -> Vec<(Failure, Code)> {
     }
     let broken = broken_checkpoints().into_iter();
     all.extend(library::examples());
+    all.extend(job::examples());
     all.extend(broken.map(|error| (error.into(), FailedPrecondition)));
     let wrong = wrong_requests().into_iter();
     all.extend(wrong.map(|error| (error.into(), InvalidArgument)));

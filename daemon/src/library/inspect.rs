@@ -6,7 +6,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use sluice_engine::{
     EngineError, Settings,
-    checkpoint::Checkpoint,
+    checkpoint::{
+        Checkpoint,
+        coded::{self, Container},
+    },
     engine::Outline,
     plan::{BLOCK_DEFAULT, Machine, Workload},
 };
@@ -15,7 +18,7 @@ use sluice_proto::v1;
 use sluice_shared::{level::Level, units};
 
 use super::facts::{self, Group, small_text};
-use crate::models::ModelName;
+use crate::{models::ModelName, translate};
 
 /// Largest tokenizer that is looked into.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
@@ -66,21 +69,32 @@ pub(crate) fn inspect(
         model: Some(wire),
         ..Default::default()
     };
-    let gguf = path.filter(|path| is_gguf(path));
-    let groups = match (folder, gguf) {
+    let coded = coded::container_of(&model.source()).ok().flatten();
+    // A folder with a coded file in it is that file.
+    let coded_file = coded.as_ref().map(|coded| Path::new(coded.path()));
+    let file = path.filter(|path| is_gguf(path)).or(coded_file);
+    let groups = match (folder, file) {
         (Some(folder), None) => {
             answer.facts = facts_of(folder);
             facts::groups(folder)
         }
         // One file, or what lies inside the program.
-        (folder, gguf) => {
+        (folder, file) => {
             // What is wrong with it, the levels say.
             let checkpoint = Checkpoint::open(&model.source()).ok();
-            answer.facts = facts_of_checkpoint(checkpoint.as_ref(), gguf.zip(folder));
-            checkpoint.as_ref().map(groups_of).unwrap_or_default()
+            answer.facts = facts_of_checkpoint(checkpoint.as_ref(), file.zip(folder));
+            match &coded {
+                Some(coded) => groups_of_coded(coded),
+                None => checkpoint.as_ref().map(groups_of).unwrap_or_default(),
+            }
         }
     };
-    if let (Some(_), Some(wire)) = (gguf, &mut answer.model) {
+    if let (Some(coded), Some(wire)) = (&coded, &mut answer.model) {
+        wire.disk_bytes = coded.header().bytes;
+        wire.file_format = "sluice".to_owned();
+    }
+    answer.coded = coded.as_ref().map(translate::coded::contents);
+    if let (Some(_), Some(wire)) = (file, &mut answer.model) {
         let family = answer.facts.iter().find(|fact| fact.name == "family");
         wire.family = family.map(|fact| fact.value.clone()).unwrap_or_default();
         let parameters: u64 = groups.values().map(|group| group.parameters).sum();
@@ -241,6 +255,20 @@ fn groups_of(checkpoint: &Checkpoint) -> BTreeMap<String, Group> {
         group.tensors += 1;
         group.parameters += sizes.fold(1, u64::saturating_mul);
         group.bytes += bytes;
+    }
+    groups
+}
+
+/// The tensors of a coded file by what they are and how they are coded.
+fn groups_of_coded(coded: &Container) -> BTreeMap<String, Group> {
+    let mut groups: BTreeMap<String, Group> = BTreeMap::new();
+    for tensor in &coded.header().tensors {
+        let scheme = translate::coded::scheme(tensor);
+        let group = groups.entry(format!("{} {scheme}", tensor.number));
+        let group = group.or_default();
+        group.tensors += 1;
+        group.parameters += tensor.numbers().unwrap_or(0) as u64;
+        group.bytes += tensor.length;
     }
     groups
 }

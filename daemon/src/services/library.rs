@@ -2,7 +2,6 @@
 
 use std::{path::Path, sync::Arc};
 
-use futures_util::{StreamExt, stream};
 use sluice_hub::{Name, Pull, Token};
 use sluice_proto::{
     model::{InvalidField, Subject},
@@ -10,9 +9,12 @@ use sluice_proto::{
 };
 use sluice_shared::units;
 use tokio::{sync::watch, task::spawn_blocking};
-use tonic::Status;
 
-use super::{Daemon, requests::Answers};
+use super::{
+    Daemon,
+    following::{News, follow},
+    requests::Answers,
+};
 use crate::{
     failure::Failure,
     library::{self, PullStage, PullState},
@@ -121,27 +123,11 @@ impl Daemon {
         };
         let budget = self.engine.settings().budget_bytes;
         let budget = budget.unwrap_or_else(|| self.engine.budget_default());
-        let states = self.pulls.begin(pull, token, budget)?;
-        let told = Told {
-            states,
-            plan: false,
-            notices: 0,
-            is_first: true,
-        };
-        let answers = stream::unfold(Some(told), |told| async {
-            let mut told = told?;
-            // Who joins is told at once how far it is.
-            if !std::mem::take(&mut told.is_first) {
-                told.states.changed().await.ok()?;
-            }
-            let (answers, ended) = told.news();
-            Some((stream::iter(answers), (!ended).then_some(told)))
-        });
-        let answers = answers
-            .flatten()
-            .map(|kind| kind.map(|kind| v1::PullModelResponse { kind: Some(kind) }))
-            .take_until(self.closing.clone().cancelled_owned());
-        Ok(answers.boxed())
+        let mut states = self.pulls.begin(pull, token, budget)?;
+        // Who joins is told at once how far it is.
+        states.mark_changed();
+        let mut told = Told::default();
+        Ok(follow(states, &self.closing, move |state| told.news(state)))
     }
 
     pub(super) async fn remove(
@@ -230,40 +216,40 @@ pub(super) async fn record(
     }
 }
 
-/// A download, and what its caller has heard of it.
+/// What the caller of a download has heard of it.
+#[derive(Default)]
 struct Told {
-    states: watch::Receiver<PullState>,
     plan: bool,
     notices: usize,
-    is_first: bool,
 }
 
 impl Told {
-    /// What the caller has not heard, and whether that is all there will be.
-    fn news(&mut self) -> (Vec<Result<Kind, Status>>, bool) {
+    fn news(&mut self, state: PullState) -> News<v1::PullModelResponse> {
         let PullState {
             plan,
             notices,
             stage,
-        } = self.states.borrow_and_update().clone();
+        } = state;
         let mut answers = Vec::new();
         if let Some(plan) = plan.filter(|_| !self.plan) {
             self.plan = true;
             answers.push(Ok(Kind::Plan(plan)));
         }
         let told = std::mem::replace(&mut self.notices, notices.len());
-        answers.extend(
-            notices
-                .into_iter()
-                .skip(told)
-                .map(|text| Ok(Kind::Notice(text))),
-        );
-        let (answer, ended) = match stage {
+        let notices = notices.into_iter().skip(told);
+        answers.extend(notices.map(|text| Ok(Kind::Notice(text))));
+        let (answer, is_last) = match stage {
             PullStage::Going(progress) => (Ok(Kind::Progress(progress)), false),
             PullStage::Done(model) => (Ok(Kind::Model(*model)), true),
             PullStage::Failed(status) => (Err(status), true),
         };
         answers.push(answer);
-        (answers, ended)
+        let answers = answers.into_iter();
+        News {
+            answers: answers
+                .map(|kind| kind.map(|kind| v1::PullModelResponse { kind: Some(kind) }))
+                .collect(),
+            is_last,
+        }
     }
 }

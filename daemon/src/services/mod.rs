@@ -1,9 +1,11 @@
-//! What answers calls: the four services, health and reflection, behind bounds that keep
+//! What answers calls: the five services, health and reflection, behind bounds that keep
 //! any caller from taking the daemon's memory.
 
 mod deadline;
+mod following;
 mod generation;
 mod incoming;
+mod job;
 mod library;
 mod model;
 mod optimizer;
@@ -25,7 +27,7 @@ use sluice_proto::{
     FILE_DESCRIPTOR_SET,
     client::MESSAGE_BYTES_MAX,
     v1::{
-        generation_service_server::GenerationServiceServer,
+        generation_service_server::GenerationServiceServer, job_service_server::JobServiceServer,
         model_service_server::ModelServiceServer, optimizer_service_server::OptimizerServiceServer,
         telemetry_service_server::TelemetryServiceServer,
     },
@@ -38,6 +40,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use crate::{
     applies::Target,
     failure::Failure,
+    jobs::Jobs,
     library::{Library, Pulls},
     models::Models,
     registry::{Changes, Registry},
@@ -67,6 +70,8 @@ pub struct Daemon {
     pub library: Arc<Library>,
     /// Those on their way.
     pub pulls: Arc<Pulls>,
+    /// Work on files.
+    pub jobs: Arc<Jobs>,
     /// Requests.
     pub requests: Arc<Registry>,
     /// Told whenever one of the two changes.
@@ -115,6 +120,7 @@ impl Daemon {
             models: Arc::new(models),
             library,
             pulls: Arc::new(pulls),
+            jobs: Arc::new(Jobs::new(changes.clone())),
             requests: Arc::new(Registry::new(changes.clone())),
             changes,
             switch_target: Target::default(),
@@ -181,6 +187,7 @@ pub async fn serve(
     tokio::spawn(follow_health(reporter, daemon.clone()));
 
     let generation = GenerationServiceServer::new(generation::Service(daemon.clone()));
+    let job = JobServiceServer::new(job::Service(daemon.clone()));
     let model = ModelServiceServer::new(model::Service(daemon.clone()));
     let optimizer = OptimizerServiceServer::new(optimizer::Service(daemon.clone()));
     let telemetry = TelemetryServiceServer::new(telemetry::Service(daemon.clone()));
@@ -194,6 +201,7 @@ pub async fn serve(
                 .max_decoding_message_size(REQUEST_BYTES_MAX)
                 .max_encoding_message_size(MESSAGE_BYTES_MAX),
         )
+        .add_service(job.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(model.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(optimizer.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(telemetry.max_decoding_message_size(REQUEST_BYTES_MAX))
@@ -230,6 +238,7 @@ async fn report_health(reporter: &HealthReporter, daemon: &Daemon) {
     for (service, serving) in [
         ("", open),
         ("sluice.v1.GenerationService", generates),
+        ("sluice.v1.JobService", open),
         ("sluice.v1.ModelService", open),
         ("sluice.v1.OptimizerService", open),
         ("sluice.v1.TelemetryService", open),

@@ -1,19 +1,19 @@
 //! `ModelService`: what is loaded and what could be, loading, downloading, removing.
 
-use std::{pin::Pin, sync::Arc};
+use std::sync::Arc;
 
-use futures_util::{
-    StreamExt,
-    stream::{self, Stream},
-};
 use sluice_proto::{
     model::{Loading, Subject},
     v1::{self, load_model_response::Kind, model_service_server::ModelService},
 };
-use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::{Daemon, library, requests::Answers};
+use super::{
+    Daemon,
+    following::{News, follow},
+    library,
+    requests::Answers,
+};
 use crate::{
     failure::Failure,
     models::{self, AskedBy, LoadStage, LoadState},
@@ -24,8 +24,7 @@ pub(super) struct Service(pub(super) Arc<Daemon>);
 
 #[tonic::async_trait]
 impl ModelService for Service {
-    type LoadModelStream =
-        Pin<Box<dyn Stream<Item = Result<v1::LoadModelResponse, Status>> + Send>>;
+    type LoadModelStream = Answers<v1::LoadModelResponse>;
     type PullModelStream = Answers<v1::PullModelResponse>;
 
     async fn list_models(
@@ -61,18 +60,9 @@ impl ModelService for Service {
         if asked.make_default {
             tokio::spawn(library::record(self.0.clone(), name, states.clone()));
         }
-        // Loading goes on when the caller goes away; a watcher of the daemon sees its end.
-        let answers = stream::unfold(Some(Told::new(states)), |told| async {
-            let mut told = told?;
-            told.states.changed().await.ok()?;
-            let (answers, ended) = told.news();
-            Some((stream::iter(answers), (!ended).then_some(told)))
-        });
-        let answers = answers
-            .flatten()
-            .map(|kind| kind.map(|kind| v1::LoadModelResponse { kind: Some(kind) }))
-            .take_until(self.0.closing.clone().cancelled_owned());
-        Ok(Response::new(answers.boxed()))
+        let mut told = Told::default();
+        let answers = follow(states, &self.0.closing, move |state| told.news(state));
+        Ok(Response::new(answers))
     }
 
     async fn cancel_load(
@@ -127,29 +117,20 @@ impl ModelService for Service {
     }
 }
 
-/// A load, and what its caller has heard of it.
+/// What the caller of a load has heard of it.
+#[derive(Default)]
 struct Told {
-    states: watch::Receiver<LoadState>,
     plan: bool,
     notices: usize,
 }
 
 impl Told {
-    fn new(states: watch::Receiver<LoadState>) -> Self {
-        Self {
-            states,
-            plan: false,
-            notices: 0,
-        }
-    }
-
-    /// What the caller has not heard, and whether that is all there will be.
-    fn news(&mut self) -> (Vec<Result<Kind, Status>>, bool) {
+    fn news(&mut self, state: LoadState) -> News<v1::LoadModelResponse> {
         let LoadState {
             plan,
             notices,
             stage,
-        } = self.states.borrow_and_update().clone();
+        } = state;
         let mut answers = Vec::new();
         if let Some(plan) = plan.filter(|_| !self.plan) {
             self.plan = true;
@@ -158,13 +139,19 @@ impl Told {
         let told = std::mem::replace(&mut self.notices, notices.len());
         let notices = notices.into_iter().skip(told);
         answers.extend(notices.map(|text| Ok(Kind::Notice(text))));
-        let (answer, ended) = match stage {
+        let (answer, is_last) = match stage {
             LoadStage::Converting(conversion) => (Ok(Kind::Conversion(conversion)), false),
             LoadStage::Reading(progress) => (Ok(Kind::Progress(progress)), false),
             LoadStage::Ready(model) => (Ok(Kind::Model(*model)), true),
             LoadStage::Failed(status) => (Err(status), true),
         };
         answers.push(answer);
-        (answers, ended)
+        let answers = answers.into_iter();
+        News {
+            answers: answers
+                .map(|kind| kind.map(|kind| v1::LoadModelResponse { kind: Some(kind) }))
+                .collect(),
+            is_last,
+        }
     }
 }

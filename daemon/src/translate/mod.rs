@@ -3,6 +3,7 @@
 
 mod advice;
 pub mod card;
+pub mod coded;
 pub mod figures;
 pub mod plan;
 

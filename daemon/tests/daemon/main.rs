@@ -15,6 +15,7 @@ mod coded;
 mod configuration;
 mod fidelity;
 mod generating;
+mod jobs;
 mod library;
 mod planning;
 mod plans;

@@ -12,6 +12,7 @@ Examples:
   sluice chat
   sluice status
   sluice pull GSAI-ML/LLaDA-8B-Instruct
+  sluice compress GSAI-ML/LLaDA-8B-Instruct --output llada-8b.sluice
   sluice plan --preset llada-8b --level moderate --budget 4GiB
   sluice level moderate
   sluice fidelity stories.txt --level all
@@ -58,7 +59,42 @@ programs, or that somebody put beside the others, stays; the demonstration model
 pub(super) const INSPECT: &str = "\
 Examples:
   sluice inspect GSAI-ML/LLaDA-8B-Instruct
-  sluice inspect ~/models/LLaDA-8B-Instruct --json";
+  sluice inspect ~/models/LLaDA-8B-Instruct --json
+  sluice inspect llada-8b.sluice";
+
+pub(super) const COMPRESS: &str = "\
+Examples:
+  sluice compress ~/models/LLaDA-8B-Instruct --output llada-8b.sluice
+  sluice compress GSAI-ML/LLaDA-8B-Instruct --output llada-8b.sluice --bits 4.5
+
+One file is the model: weights, configuration, tokenizer. The daemon makes it, as the user that it runs
+as, beside what it generates, with half of the cores; one job runs at a time. The file has another name
+until it is whole, and one that exists is never replaced.
+
+Ctrl-C cancels the job; what is done is kept, and the same command goes on with it. With --detach, or when
+this program dies otherwise, the job goes on: `sluice jobs` shows it. `sluiced compress` does the same without
+a daemon.
+
+With --json each line is an object whose \"event\" is job, progress or done.";
+
+pub(super) const DECOMPRESS: &str = "\
+Example:
+  sluice decompress llada-8b.sluice --output LLaDA-8B-Instruct
+
+The very files that the coded one was made of, byte by byte, unless numbers were coded to a rate. Every
+checksum is compared on the way. Ctrl-C cancels the job, and nothing is left of it. `sluiced decompress` does the
+same without a daemon.
+
+With --json each line is an object whose \"event\" is job, progress or done.";
+
+pub(super) const VERIFY: &str = "\
+Example:
+  sluice verify llada-8b.sluice
+
+Every byte is compared with its checksums; damage is told with tensor and tile, and then the exit code is 1.
+Ctrl-C cancels the job. `sluiced verify` does the same without a daemon.
+
+With --json each line is an object whose \"event\" is job, progress or done.";
 
 pub(super) const BUDGET: &str = "\
 Examples:

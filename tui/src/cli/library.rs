@@ -39,7 +39,7 @@ pub struct Remove {
 #[derive(Debug, Args)]
 #[command(after_help = help::INSPECT)]
 pub struct Inspect {
-    /// A model as `sluice list` calls it, or a checkpoint's folder or file
+    /// A model as `sluice list` calls it, or a checkpoint's folder or file; of a .sluice file, all that is inside is told
     pub model: PathBuf,
     /// Print one JSON object
     #[arg(long)]

@@ -8,7 +8,7 @@ use sluice_shared::units;
 use tokio::signal::unix::Signal;
 use tonic::{Response, Status, Streaming};
 
-use super::{follow::interrupts, load::bar};
+use super::{advance::bar, follow::interrupts};
 use crate::{
     cli::{Budget, SetBudget, SetLevel},
     connection::Daemon,

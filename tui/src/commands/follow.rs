@@ -11,7 +11,7 @@ use sluice_shared::units;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::Status;
 
-use super::load::bar;
+use super::advance::bar;
 use crate::{
     canvas::{Canvas, ids_text},
     connection::Daemon,

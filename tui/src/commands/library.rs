@@ -3,13 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use sluice_proto::v1::{
-    InspectModelRequest, InspectModelResponse, RemoveModelRequest, UnloadModelRequest,
-    UnloadModelResponse,
+use sluice_proto::{
+    coded_table,
+    v1::{
+        InspectModelRequest, InspectModelResponse, RemoveModelRequest, UnloadModelRequest,
+        UnloadModelResponse,
+    },
 };
 use sluice_shared::units;
 
-use super::load::absolute;
+use super::{jobs, load::absolute};
 use crate::{
     cli::{Inspect, Remove},
     connection::Daemon,
@@ -102,7 +105,10 @@ pub(super) async fn inspect(
         Subject::Name(name) => (name, String::new()),
         Subject::Path(path) => (String::new(), path),
     };
-    let daemon = Daemon::connect(socket).await?;
+    let daemon = match jobs::is_coded_file(&arguments.model) {
+        true => jobs::connect(socket, "inspect FILE.sluice").await?,
+        false => Daemon::connect(socket).await?,
+    };
     let request = InspectModelRequest { name, path };
     let answer = daemon.models().inspect_model(request).await;
     let facts = answer
@@ -166,6 +172,10 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
     }
     if !facts.not_loadable.is_empty() {
         lines.push(format!("can't be loaded: {}", facts.not_loadable));
+    }
+    if let Some(coded) = &facts.coded {
+        lines.push(String::new());
+        lines.extend(coded_table::lines(coded));
     }
     lines
 }

@@ -14,6 +14,7 @@ use tokio::signal::unix::Signal;
 use tonic::{Code, Streaming};
 
 use super::{
+    advance::advance,
     follow::interrupts,
     library::{Subject, subject},
     models::describe,
@@ -94,17 +95,17 @@ async fn follow(
                 progress.clear();
                 dim(&prediction(&plan));
             }
-            Some(Kind::Conversion(step)) => progress.show(&format!(
-                "converting {} {} of {}",
-                bar(step.done_bytes, step.total_bytes),
-                units::bytes(step.done_bytes),
-                units::bytes(step.total_bytes)
+            Some(Kind::Conversion(step)) => progress.show(&advance(
+                "converting",
+                step.done_bytes,
+                step.total_bytes,
+                None,
             )),
-            Some(Kind::Progress(step)) => progress.show(&format!(
-                "loading {} {} of {}",
-                bar(step.loaded_bytes, step.total_bytes),
-                units::bytes(step.loaded_bytes),
-                units::bytes(step.total_bytes)
+            Some(Kind::Progress(step)) => progress.show(&advance(
+                "loading",
+                step.loaded_bytes,
+                step.total_bytes,
+                None,
             )),
             Some(Kind::Notice(text)) => {
                 progress.clear();
@@ -156,30 +157,9 @@ pub(super) fn absolute(dir: &Path) -> Result<String, Failure> {
     path.map_err(|_| Failure::new(format!("the path '{shown}' is not UTF-8")))
 }
 
-/// Columns of the bar.
-const BAR_COLUMNS: u64 = 24;
-
-/// How much of something is done.
-pub(super) fn bar(part: u64, whole: u64) -> String {
-    let filled = match whole {
-        0 => 0,
-        whole => (u128::from(part.min(whole)) * u128::from(BAR_COLUMNS) / u128::from(whole)) as u64,
-    };
-    let filled = "━".repeat(filled as usize);
-    format!("{filled:─<0$}", BAR_COLUMNS as usize)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_bar_has_one_width() {
-        assert_eq!(bar(0, 0).chars().count(), 24);
-        assert_eq!(bar(1, 2), "━".repeat(12) + &"─".repeat(12));
-        assert_eq!(bar(9, 2), "━".repeat(24));
-        assert_eq!(bar(u64::MAX, u64::MAX), "━".repeat(24));
-    }
 
     #[test]
     fn paths_become_absolute() {

@@ -1,5 +1,6 @@
 //! What each subcommand does.
 
+mod advance;
 mod apply;
 mod chat;
 mod edit;
@@ -7,6 +8,7 @@ mod fidelity;
 mod follow;
 mod generate;
 mod input;
+mod jobs;
 mod library;
 mod load;
 mod models;
@@ -66,6 +68,10 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
         Some(Command::Pull(arguments)) => pull::run(socket, &arguments, out).await,
         Some(Command::Rm(arguments)) => library::remove(socket, &arguments, out).await,
         Some(Command::Inspect(arguments)) => library::inspect(socket, &arguments, out).await,
+        Some(Command::Compress(arguments)) => jobs::compress(socket, &arguments, out).await,
+        Some(Command::Decompress(arguments)) => jobs::decompress(socket, &arguments, out).await,
+        Some(Command::Verify(arguments)) => jobs::verify(socket, &arguments, out).await,
+        Some(Command::Jobs(arguments)) => jobs::jobs(socket, &arguments, out).await,
         Some(Command::Load(arguments)) => load::run(socket, &arguments, out).await,
         Some(Command::Unload(arguments)) => {
             let daemon = Daemon::connect(socket).await?;

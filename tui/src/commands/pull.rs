@@ -14,7 +14,11 @@ use sluice_shared::units;
 use tokio::signal::unix::Signal;
 use tonic::{Code, Streaming};
 
-use super::{follow::interrupts, load::bar, models::describe};
+use super::{
+    advance::{Rate, advance},
+    follow::interrupts,
+    models::describe,
+};
 use crate::{
     cli::Pull,
     connection::Daemon,
@@ -24,8 +28,6 @@ use crate::{
 
 /// How long an interrupted client waits for the daemon to take the cancellation.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
-/// Over how long a rate is taken.
-const RATE_WINDOW: Duration = Duration::from_secs(5);
 
 /// Downloads a model, or joins the download under way.
 pub(super) async fn run(socket: PathBuf, arguments: &Pull, out: &mut Out) -> Result<(), Failure> {
@@ -145,72 +147,16 @@ fn planned(plan: &PullPlan) -> String {
 }
 
 fn pulling(step: &PullProgress, rate: Option<f64>) -> String {
-    let mut line = format!(
-        "pulling {} {} of {}",
-        bar(step.done_bytes, step.total_bytes),
-        units::bytes(step.done_bytes),
-        units::bytes(step.total_bytes)
-    );
-    if let Some(rate) = rate.filter(|rate| *rate >= 1.0) {
-        let left = step.total_bytes.saturating_sub(step.done_bytes) as f64 / rate;
-        line += &format!(
-            ", {}/s, {} left",
-            units::bytes(rate as u64),
-            units::about_ms(left * 1000.0)
-        );
-    }
+    let mut line = advance("pulling", step.done_bytes, step.total_bytes, rate);
     if !step.file.is_empty() {
         line += &format!(" · {}", step.file);
     }
     line
 }
 
-/// How fast bytes come, over the last seconds.
-#[derive(Default)]
-struct Rate {
-    seen: Vec<(Instant, u64)>,
-}
-
-impl Rate {
-    fn see(&mut self, now: Instant, bytes: u64) {
-        // A file that had to be begun anew has fewer than before.
-        if self.seen.last().is_some_and(|(_, last)| *last > bytes) {
-            self.seen.clear();
-        }
-        self.seen.push((now, bytes));
-        let first = self
-            .seen
-            .iter()
-            .position(|(at, _)| now.duration_since(*at) <= RATE_WINDOW);
-        self.seen.drain(..first.unwrap_or(0));
-    }
-
-    /// `None` until there is something to tell from.
-    fn bytes_per_second(&self) -> Option<f64> {
-        let ((begun, first), (now, last)) = (self.seen.first()?, self.seen.last()?);
-        let seconds = now.duration_since(*begun).as_secs_f64();
-        (seconds >= 0.5).then(|| (last - first) as f64 / seconds)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_rate_is_that_of_the_last_seconds() {
-        let start = Instant::now();
-        let mut rate = Rate::default();
-        let at = |seconds: u64| start + Duration::from_secs(seconds);
-        rate.see(at(0), 0);
-        assert_eq!(rate.bytes_per_second(), None);
-        for (second, bytes) in [(1, 1000), (10, 5000), (12, 7000)] {
-            rate.see(at(second), bytes);
-        }
-        assert_eq!(rate.bytes_per_second(), Some(1000.0));
-        rate.see(at(13), 0);
-        assert_eq!(rate.bytes_per_second(), None);
-    }
 
     #[test]
     fn a_download_fits_a_line() {

@@ -88,6 +88,9 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
     for request in &snapshot.requests {
         fact("", super::requests::row(request));
     }
+    for job in &snapshot.jobs {
+        fact("job", super::jobs::row(job));
+    }
     if let Some(totals) = &snapshot.totals {
         fact(
             "so far",

@@ -1,7 +1,10 @@
 //! Models on disk, and downloads of them.
 
 use serde_json::{Value, json};
-use sluice_proto::v1::{InspectModelResponse, PullProgress, pull_model_response::Kind};
+use sluice_proto::{
+    coded_table,
+    v1::{InspectModelResponse, PullProgress, pull_model_response::Kind},
+};
 
 use super::model;
 
@@ -66,5 +69,6 @@ pub fn inspection(facts: &InspectModelResponse) -> Value {
         "tensors": tensors.collect::<Vec<_>>(),
         "levels": levels.collect::<Vec<_>>(),
         "not_loadable": facts.not_loadable,
+        "coded": facts.coded.as_ref().map(coded_table::json),
     })
 }

@@ -16,6 +16,7 @@ use std::{
 
 use sluice_proto::v1::{
     generation_service_server::{GenerationService, GenerationServiceServer},
+    job_service_server::{JobService, JobServiceServer},
     model_service_server::{ModelService, ModelServiceServer},
     optimizer_service_server::{OptimizerService, OptimizerServiceServer},
     telemetry_service_server::{TelemetryService, TelemetryServiceServer},
@@ -72,13 +73,14 @@ pub enum Step {
     Die,
 }
 
-/// What the fake does when asked to load or download a model, or to change its level or budget.
+/// What the fake does when asked to load or download a model, for a job, or to change its level or budget.
 #[derive(Debug, Clone, Default)]
 pub struct Change {
     pub load: Vec<load_model_response::Kind>,
     pub pull: Vec<pull_model_response::Kind>,
     pub apply: Vec<apply_response::Kind>,
-    /// Never come to the end; a load or a download waits for its cancellation.
+    pub job: Vec<job_event::Kind>,
+    /// Never come to the end; a load, a download or a job waits for its cancellation.
     pub hangs: bool,
 }
 
@@ -101,6 +103,11 @@ pub struct Seen {
     pub pulls_cancelled: Vec<String>,
     pub removed: Vec<RemoveModelRequest>,
     pub inspected: Vec<InspectModelRequest>,
+    pub compressed: Vec<CompressRequest>,
+    pub decompressed: Vec<DecompressRequest>,
+    pub verified: Vec<VerifyRequest>,
+    pub watched: Vec<u64>,
+    pub jobs_cancelled: Vec<u64>,
     pub planned: Vec<PlanRequest>,
     pub applied: Vec<ApplyRequest>,
     pub restored: u32,
@@ -133,6 +140,7 @@ impl Fake {
         runtime.spawn(
             transport::Server::builder()
                 .add_service(GenerationServiceServer::new(service.clone()))
+                .add_service(JobServiceServer::new(service.clone()))
                 .add_service(ModelServiceServer::new(service.clone()))
                 .add_service(OptimizerServiceServer::new(service.clone()))
                 .add_service(TelemetryServiceServer::new(service))
@@ -373,7 +381,9 @@ impl ModelService for Service {
         request: Request<InspectModelRequest>,
     ) -> Result<Response<InspectModelResponse>, Status> {
         let mut seen = self.seen.lock().expect("no test panics with it");
-        seen.inspected.push(request.into_inner());
+        let request = request.into_inner();
+        let coded = request.path.ends_with(".sluice");
+        seen.inspected.push(request);
         Ok(Response::new(InspectModelResponse {
             model: Some(on_disk()),
             facts: vec![Fact {
@@ -398,8 +408,126 @@ impl ModelService for Service {
                     },
                 })
                 .into(),
+            coded: coded.then(contents),
             ..Default::default()
         }))
+    }
+}
+
+/// What a small coded file has in it.
+fn contents() -> CodedContents {
+    let sum = CodedSum {
+        scheme: "huffman".into(),
+        tensors: 1,
+        numbers: 1 << 20,
+        bytes: 11 << 17,
+        original_bytes: 1 << 21,
+    };
+    CodedContents {
+        path: "/models/m.sluice".into(),
+        bytes: (11 << 17) + 4096,
+        original_bytes: 1 << 21,
+        source_hash: "0123456789abcdef".into(),
+        tile: 256,
+        extents: 1,
+        tensors: vec![CodedTensor {
+            name: "wq\x1b[2J".into(),
+            shape: vec![1024, 1024],
+            number: "bf16".into(),
+            scheme: sum.scheme.clone(),
+            extent: "wq".into(),
+            bytes: sum.bytes,
+            original_bytes: sum.original_bytes,
+            ..Default::default()
+        }],
+        schemes: vec![sum],
+        files: vec![CodedFile {
+            name: "config.json".into(),
+            bytes: 1024,
+            ..Default::default()
+        }],
+    }
+}
+
+impl Service {
+    fn job(&self) -> Answers<JobEvent> {
+        let (sender, receiver) = tokio::sync::mpsc::channel(4);
+        let (change, cancelled) = (self.change.clone(), self.cancelled.clone());
+        tokio::spawn(async move {
+            let begun = job_event::Kind::Job(job());
+            for kind in [begun].iter().chain(&change.job) {
+                let kind = Some(kind.clone());
+                let _ = sender.send(Ok(JobEvent { kind })).await;
+            }
+            if change.hangs {
+                cancelled.notified().await;
+                let status = Status::cancelled("the job was cancelled; what is done is kept in /p");
+                let _ = sender.send(Err(status)).await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+#[tonic::async_trait]
+impl JobService for Service {
+    type CompressStream = ReceiverStream<Result<JobEvent, Status>>;
+    type DecompressStream = ReceiverStream<Result<JobEvent, Status>>;
+    type VerifyStream = ReceiverStream<Result<JobEvent, Status>>;
+    type WatchJobStream = ReceiverStream<Result<JobEvent, Status>>;
+
+    async fn compress(&self, request: Request<CompressRequest>) -> Answers<JobEvent> {
+        let mut seen = self.seen.lock().expect("no test panics with it");
+        seen.compressed.push(request.into_inner());
+        drop(seen);
+        self.job()
+    }
+
+    async fn decompress(&self, request: Request<DecompressRequest>) -> Answers<JobEvent> {
+        let mut seen = self.seen.lock().expect("no test panics with it");
+        seen.decompressed.push(request.into_inner());
+        drop(seen);
+        self.job()
+    }
+
+    async fn verify(&self, request: Request<VerifyRequest>) -> Answers<JobEvent> {
+        let mut seen = self.seen.lock().expect("no test panics with it");
+        seen.verified.push(request.into_inner());
+        drop(seen);
+        self.job()
+    }
+
+    async fn list_jobs(
+        &self,
+        _: Request<ListJobsRequest>,
+    ) -> Result<Response<ListJobsResponse>, Status> {
+        let failed = Job {
+            job_id: 2,
+            kind: JobKind::Verify.into(),
+            state: JobState::Failed.into(),
+            output: String::new(),
+            error: "it is gone\x1b[2J".into(),
+            ..job()
+        };
+        let jobs = vec![failed, job()];
+        Ok(Response::new(ListJobsResponse { jobs }))
+    }
+
+    async fn watch_job(&self, request: Request<WatchJobRequest>) -> Answers<JobEvent> {
+        let mut seen = self.seen.lock().expect("no test panics with it");
+        seen.watched.push(request.into_inner().job_id);
+        drop(seen);
+        self.job()
+    }
+
+    async fn cancel_job(
+        &self,
+        request: Request<CancelJobRequest>,
+    ) -> Result<Response<CancelJobResponse>, Status> {
+        let mut seen = self.seen.lock().expect("no test panics with it");
+        seen.jobs_cancelled.push(request.into_inner().job_id);
+        self.cancelled.notify_one();
+        Ok(Response::new(CancelJobResponse { was_running: true }))
     }
 }
 
@@ -527,6 +655,26 @@ fn snapshot() -> Snapshot {
             is_default_budget: true,
             ..Default::default()
         }),
+        jobs: vec![job()],
+        ..Default::default()
+    }
+}
+
+/// A job that is half done.
+fn job() -> Job {
+    Job {
+        job_id: 3,
+        kind: JobKind::Compress.into(),
+        state: JobState::Running.into(),
+        source: "/models/m".into(),
+        output: "/models/m.sluice".into(),
+        progress: Some(JobProgress {
+            tensor: "blocks.1.ff_out.weight".into(),
+            done_bytes: 1 << 30,
+            total_bytes: 2 << 30,
+        }),
+        elapsed_ms: 90_000.0,
+        threads: 2,
         ..Default::default()
     }
 }

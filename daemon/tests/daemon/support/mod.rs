@@ -15,7 +15,8 @@ use sluice_proto::{
     client::{self, CallError},
     v1::{
         self, generation_event::Kind, generation_service_client::GenerationServiceClient,
-        model_service_client::ModelServiceClient, optimizer_service_client::OptimizerServiceClient,
+        job_service_client::JobServiceClient, model_service_client::ModelServiceClient,
+        optimizer_service_client::OptimizerServiceClient,
         telemetry_service_client::TelemetryServiceClient,
     },
 };
@@ -136,6 +137,10 @@ impl Daemon {
     pub(crate) async fn generation(&self) -> GenerationServiceClient<Channel> {
         GenerationServiceClient::new(self.channel().await)
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
+    }
+
+    pub(crate) async fn jobs(&self) -> JobServiceClient<Channel> {
+        JobServiceClient::new(self.channel().await)
     }
 
     pub(crate) async fn models(&self) -> ModelServiceClient<Channel> {

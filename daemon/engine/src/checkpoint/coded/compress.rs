@@ -1,6 +1,10 @@
 //! A folder into a container.
 
-use std::{collections::HashMap, path::Path, sync::atomic::AtomicBool};
+use std::{
+    collections::HashMap,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use rayon::prelude::*;
 use sluice_codec::{
@@ -12,7 +16,7 @@ use sluice_codec::{
     encode, quantize,
 };
 
-use super::{BATCH_BYTES, CompressError, Progress, files::Files, pool, stop_if};
+use super::{Amount, BATCH_BYTES, CompressError, Progress, files::Files, pool, stop_if};
 use crate::{
     checkpoint::{Checkpoint, Source, TensorEntry, find::weight_files},
     format::Format,
@@ -105,12 +109,17 @@ pub fn compress(
         identity: identity(&checkpoint, options, &files)?,
         files: files.taken,
     };
+    let done = |done_bytes| Amount {
+        done_bytes,
+        total_bytes: original_bytes,
+    };
     let mut done_bytes = 0;
     let mut resumed = 0;
     let mut writer = Writer::begin(target, plan, cancel, &mut |whole| {
-        done_bytes += tensors[whole - 1].1.bytes;
+        let (name, entry) = tensors[whole - 1];
+        done_bytes += entry.bytes;
         resumed = whole;
-        progress(done_bytes, original_bytes);
+        progress(name, done(done_bytes));
     })?;
     let rules = Rules {
         keep: options.keep.clone(),
@@ -129,7 +138,7 @@ pub fn compress(
             writer: &mut writer,
             loss: &mut loss,
             cancel,
-            progress: &mut |bytes| progress(before + bytes, original_bytes),
+            progress: &mut |bytes| progress(name, done(before + bytes)),
         };
         let treatment = rules.treatment(name, &entry.shape, &number_name(entry));
         pool.install(|| work.write(treatment))?;
@@ -137,9 +146,9 @@ pub fn compress(
     }
     checkpoint.check_all_unchanged()?;
     stop_if(cancel)?;
-    let done = writer.finish(options.replace)?;
+    let made = writer.finish(options.replace)?;
     Ok(Compressed {
-        bytes: done.bytes,
+        bytes: made.bytes,
         original_bytes,
         resumed,
         left_out: files.left_out,
@@ -205,12 +214,17 @@ impl Work<'_> {
         let row_bytes = width * number.bytes();
         let chunk_bytes = CHUNK_ROWS * row_bytes;
         let batch_bytes = (BATCH_BYTES / chunk_bytes).max(1) * chunk_bytes;
-        let tile = self.options.tile;
+        let (tile, cancel) = (self.options.tile, self.cancel);
         let mut hasher = Hasher::default();
         let mut loss = Loss::default();
         self.each_piece(batch_bytes, |writer, bytes| {
-            let code =
-                |chunk: &[u8]| coder.code(number, chunk.len() / row_bytes, width, chunk, tile);
+            // To a rate, a piece takes seconds.
+            let code = |chunk: &[u8]| match cancel.load(Ordering::Relaxed) {
+                true => Err(Refusal::Container(ContainerError::Cancelled)),
+                false => coder
+                    .code(number, chunk.len() / row_bytes, width, chunk, tile)
+                    .map_err(Refusal::Encode),
+            };
             let (_, coded) = rayon::join(
                 || hasher.update(bytes),
                 || {
@@ -218,7 +232,7 @@ impl Work<'_> {
                     chunks.collect::<Result<Vec<_>, _>>()
                 },
             );
-            for (chunk, lost) in coded.map_err(Refusal::Encode)? {
+            for (chunk, lost) in coded? {
                 writer.chunk(&chunk.layout, &chunk.bytes)?;
                 loss.add(lost);
             }

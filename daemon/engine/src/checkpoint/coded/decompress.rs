@@ -13,7 +13,7 @@ use sluice_codec::{
     container::{Chunk, Container, ContainerError, Damage, FileRecord, Hasher, TensorRecord},
 };
 
-use super::{BATCH_BYTES, CompressError, Progress, pool, stop_if};
+use super::{Amount, BATCH_BYTES, CompressError, Progress, pool, stop_if};
 use crate::checkpoint::folder::{PartialFolder, free_target};
 
 /// What was made.
@@ -71,7 +71,11 @@ pub fn decompress(
             let mut write = |bytes: &[u8]| {
                 file.write_all_at(bytes, at)?;
                 at += bytes.len() as u64;
-                progress(done_bytes + (at - offset), original_bytes);
+                let done = Amount {
+                    done_bytes: done_bytes + (at - offset),
+                    total_bytes: original_bytes,
+                };
+                progress(&tensor.name, done);
                 Ok(())
             };
             let mut work = Work {

@@ -30,6 +30,14 @@ pub enum CompressError {
         /// The source.
         path: PathBuf,
     },
+    /// More beside the weights than belongs to a model.
+    #[error("the files beside the weights in {path} take more than {max_bytes} bytes", path = path.display())]
+    FilesTooLarge {
+        /// The source.
+        path: PathBuf,
+        /// What they may take.
+        max_bytes: usize,
+    },
     /// Something lies where the folder is to be.
     #[error("{path} exists and is no empty folder", path = path.display())]
     TargetExists {
@@ -116,6 +124,7 @@ impl CompressError {
             Self::Checkpoint(CheckpointError::Changed { .. }) => {
                 "run it again when nobody writes there any more"
             }
+            Self::FilesTooLarge { .. } => "move away what doesn't belong to the model",
             Self::TargetExists { .. } => "give the name of a folder that isn't there yet",
             Self::NoRoom { .. } => "make room, or name a folder on another disk",
             Self::Encode {

@@ -5,7 +5,10 @@ use std::fs;
 use sluice_codec::container::is_file_name;
 
 use super::CompressError;
-use crate::checkpoint::{CheckpointError, Source, TOKENIZER_BYTES_MAX, file::read_small};
+use crate::checkpoint::{
+    CheckpointError, Source, TOKENIZER_BYTES_MAX,
+    file::{describe, read_small},
+};
 
 /// Endings of files with weights of other programs, or with what was made of ours.
 const WEIGHTS: [&str; 14] = [
@@ -25,6 +28,9 @@ const WEIGHTS: [&str; 14] = [
     "partial",
 ];
 
+/// What all files may take together, since they wait in memory.
+const FILES_BYTES_MAX: usize = 512 << 20;
+
 /// Name and bytes of each file, and names of what was left out.
 #[derive(Debug, Default)]
 pub(super) struct Files {
@@ -36,6 +42,7 @@ impl Files {
     /// Of a folder, the files in it that are no weights, no larger than a tokenizer, and not hidden.
     pub(super) fn beside(source: &Source, shards: &[String]) -> Result<Self, CompressError> {
         let mut files = Self::default();
+        let mut taken_bytes = 0;
         for name in names(source)? {
             if shards.contains(&name) {
                 continue;
@@ -43,7 +50,16 @@ impl Files {
             let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
             let is_small_file = is_file_name(&name) && !WEIGHTS.contains(&ending);
             match is_small_file.then(|| read_small(source, &name, TOKENIZER_BYTES_MAX)) {
-                Some(Ok(Some(bytes))) => files.taken.push((name, bytes)),
+                Some(Ok(Some(bytes))) => {
+                    taken_bytes += bytes.len();
+                    if taken_bytes > FILES_BYTES_MAX {
+                        return Err(CompressError::FilesTooLarge {
+                            path: describe(source, "").into(),
+                            max_bytes: FILES_BYTES_MAX,
+                        });
+                    }
+                    files.taken.push((name, bytes));
+                }
                 Some(Err(error @ CheckpointError::Io { .. })) => return Err(error.into()),
                 // A folder, a pipe, or too large.
                 _ => files.left_out.push(name),

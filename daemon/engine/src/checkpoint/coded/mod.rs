@@ -7,9 +7,17 @@ mod compress;
 mod decompress;
 mod error;
 mod files;
+mod verify;
+
+use std::{fs, path::Path};
+
+use super::{
+    Source,
+    find::{is_container, weight_files},
+};
 
 pub use sluice_codec::{
-    Lossless, Scheme, Target,
+    EncodeError, Lossless, Scheme, Target,
     container::{
         Container, ContainerError, Damage, Glob, Hash, Header, TensorRecord, journal_of, partial_of,
     },
@@ -20,13 +28,53 @@ pub use self::{
     compress::{Compressed, Compression, How, compress},
     decompress::{Decompressed, decompress},
     error::CompressError,
+    verify::verify,
 };
 
-/// Is told the bytes of weights that are done, as they are or will be in a folder, and those in all.
-pub type Progress<'a> = &'a mut (dyn FnMut(u64, u64) + Send);
+/// Is told the name of the tensor that is at work, and how much is done.
+pub type Progress<'a> = &'a mut (dyn FnMut(&str, Amount) + Send);
+
+/// Bytes of weights, as they are or will be in a folder; of a container that is verified, its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Amount {
+    /// Those that are done.
+    pub done_bytes: u64,
+    /// All of them.
+    pub total_bytes: u64,
+}
 
 /// Bytes of rows that are read, coded by all threads, and written, in turn.
 const BATCH_BYTES: usize = 32 << 20;
+
+/// Opens a container for as long as it takes to work on it.
+///
+/// # Errors
+/// Says what is wrong with it.
+pub fn open(path: &Path) -> Result<Container, CompressError> {
+    // Opening a pipe waits for a writer, and nothing could cancel that.
+    match fs::metadata(path) {
+        Ok(metadata) if !metadata.is_file() => Err(ContainerError::NotAContainer {
+            path: path.display().to_string(),
+        }
+        .into()),
+        // What can't be looked at is told when it is opened.
+        _ => Ok(Container::open(path)?),
+    }
+}
+
+/// The container that a checkpoint is, where it is one.
+///
+/// # Errors
+/// When there is no checkpoint, or what is there can't be read.
+pub fn container_of(source: &Source) -> Result<Option<Container>, CompressError> {
+    let (folder, names) = weight_files(source)?;
+    match (folder, &names[..]) {
+        (Source::Folder(folder), [name]) if is_container(name) => {
+            Ok(Some(open(&folder.join(name))?))
+        }
+        _ => Ok(None),
+    }
+}
 
 /// The threads that code or decode; 0: one a core.
 fn pool(threads: usize) -> Result<rayon::ThreadPool, CompressError> {

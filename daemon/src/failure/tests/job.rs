@@ -1,0 +1,174 @@
+//! Examples of what jobs and coded files can fail with.
+
+use std::io;
+
+use sluice_engine::checkpoint::coded::{CompressError, ContainerError, Damage, EncodeError};
+
+use super::*;
+
+pub(super) fn coding_name(error: &CompressError) -> &'static str {
+    use CompressError as E;
+    use ContainerError as C;
+    match error {
+        E::Checkpoint(_) => "coding: checkpoint",
+        E::Container(C::Io { .. }) => "coded file: io",
+        E::Container(C::NotAContainer { .. }) => "coded file: none",
+        E::Container(C::Version { .. }) => "coded file: version",
+        E::Container(C::WrongLength { .. }) => "coded file: wrong length",
+        E::Container(C::HeaderDamaged { .. }) => "coded file: header damaged",
+        E::Container(C::Malformed { .. }) => "coded file: malformed",
+        E::Container(C::UnknownScheme { .. }) => "coded file: unknown scheme",
+        E::Container(C::Missing { .. }) => "coded file: missing",
+        E::Container(C::Damaged { .. }) => "coded file: damaged",
+        E::Container(C::Exists { .. }) => "coded file: exists",
+        E::Container(C::Busy { .. }) => "coded file: busy",
+        E::Container(C::Cancelled) => "coded file: cancelled",
+        E::Gguf { .. } => "coding: gguf",
+        E::Coded { .. } => "coding: coded",
+        E::FilesTooLarge { .. } => "coding: files too large",
+        E::TargetExists { .. } => "coding: target exists",
+        E::MountPoint { .. } => "coding: mount point",
+        E::NoRoom { .. } => "coding: no room",
+        E::Encode { .. } => "coding: encode",
+        E::Io { .. } => "coding: io",
+        E::Threads(_) => "coding: threads",
+        E::Cancelled => "coding: cancelled",
+    }
+}
+
+pub(super) fn examples() -> Vec<(Failure, Code)> {
+    use Code::{
+        AlreadyExists, Cancelled, DataLoss, FailedPrecondition, Internal, NotFound,
+        PermissionDenied, ResourceExhausted,
+    };
+    use CompressError as E;
+    use ContainerError as C;
+    let text = || "x".to_owned();
+    let path = || PathBuf::from("/x");
+    let file = |kind: io::ErrorKind| C::Io {
+        operation: "open",
+        path: text(),
+        cause: kind.into(),
+    };
+    let containers = [
+        (file(io::ErrorKind::NotFound), NotFound),
+        (file(io::ErrorKind::PermissionDenied), PermissionDenied),
+        (file(io::ErrorKind::StorageFull), ResourceExhausted),
+        (file(io::ErrorKind::Other), FailedPrecondition),
+        (C::NotAContainer { path: text() }, FailedPrecondition),
+        (
+            C::Version {
+                path: text(),
+                found: 9,
+            },
+            FailedPrecondition,
+        ),
+        (
+            C::WrongLength {
+                path: text(),
+                expected: 2,
+                found: 1,
+            },
+            DataLoss,
+        ),
+        (C::HeaderDamaged { path: text() }, DataLoss),
+        (
+            C::Malformed {
+                path: text(),
+                problem: text(),
+            },
+            DataLoss,
+        ),
+        (
+            C::UnknownScheme {
+                path: text(),
+                tensor: text(),
+                scheme: 9,
+            },
+            FailedPrecondition,
+        ),
+        (
+            C::Missing {
+                path: text(),
+                what: text(),
+            },
+            DataLoss,
+        ),
+        (
+            C::Damaged {
+                path: text(),
+                damage: Damage::Checks,
+            },
+            DataLoss,
+        ),
+        (C::Exists { path: text() }, AlreadyExists),
+        (C::Busy { path: text() }, FailedPrecondition),
+        (C::Cancelled, Cancelled),
+    ];
+    let coding = [
+        (E::Gguf { path: path() }, FailedPrecondition),
+        (E::Coded { path: path() }, FailedPrecondition),
+        (
+            E::FilesTooLarge {
+                path: path(),
+                max_bytes: 1,
+            },
+            FailedPrecondition,
+        ),
+        (E::TargetExists { path: path() }, AlreadyExists),
+        (E::MountPoint { path: path() }, FailedPrecondition),
+        (
+            E::NoRoom {
+                path: path(),
+                needed_bytes: 2,
+                free_bytes: 1,
+            },
+            ResourceExhausted,
+        ),
+        (
+            E::Encode {
+                tensor: text(),
+                cause: EncodeError::NotFinite(0),
+            },
+            FailedPrecondition,
+        ),
+        (
+            E::Io {
+                operation: "write",
+                path: path(),
+                cause: io::ErrorKind::ReadOnlyFilesystem.into(),
+            },
+            PermissionDenied,
+        ),
+        (E::Threads(text()), Internal),
+        (E::Cancelled, Cancelled),
+    ];
+    let missing = || CheckpointError::NotACheckpoint { path: path() };
+    let cancelled = |kept, by_shutdown| Failure::JobCancelled { kept, by_shutdown };
+    let containers = containers.map(|(error, code)| (E::Container(error), code));
+    let mut examples: Vec<_> = containers
+        .into_iter()
+        .chain(coding)
+        .map(|(error, code)| (Failure::Coding(error), code))
+        .collect();
+    examples.extend([
+        (
+            Failure::Coding(E::Checkpoint(missing())),
+            FailedPrecondition,
+        ),
+        (
+            Failure::JobInProgress {
+                id: 1,
+                kind: "compress",
+                path: text(),
+            },
+            ResourceExhausted,
+        ),
+        (cancelled(None, false), Cancelled),
+        (cancelled(None, true), Cancelled),
+        (cancelled(Some(path()), false), Cancelled),
+        (cancelled(Some(path()), true), Cancelled),
+        (Failure::UnknownJob { id: 1 }, NotFound),
+    ]);
+    examples
+}

@@ -1,0 +1,153 @@
+//! Jobs that code and decode checkpoints.
+
+use std::{
+    num::NonZero,
+    path::PathBuf,
+    sync::Arc,
+    thread::available_parallelism,
+    time::{Duration, Instant},
+};
+
+use sluice_engine::checkpoint::coded::{
+    self, Amount, CompressError, Compression, Glob, How, Lossless, Target, partial_of,
+};
+use sluice_proto::{
+    model::{self, Compressing, Decompressing, Verifying},
+    v1::{self, job_result::Kind},
+};
+use sluice_shared::coding::Coder;
+
+use super::{Facts, Job, Jobs};
+use crate::{failure::Failure, models::ModelName, translate::coded as wire};
+
+/// How often the state changes for progress alone.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+
+impl Jobs {
+    /// Begins to make a coded file of a model.
+    ///
+    /// # Errors
+    /// When no job can begin now.
+    pub fn compress(
+        self: &Arc<Self>,
+        model: &ModelName,
+        asked: Compressing,
+    ) -> Result<Arc<Job>, Failure> {
+        let threads = threads(asked.threads);
+        let facts = Facts {
+            kind: v1::JobKind::Compress,
+            source: match &model.path {
+                Some(path) => path.display().to_string(),
+                None => model.name.clone(),
+            },
+            output: asked.output.display().to_string(),
+            threads,
+        };
+        let options = Compression {
+            how: how(asked.how),
+            tile: asked.tile as usize,
+            keep: asked
+                .keep
+                .iter()
+                .map(|pattern| Glob::new(pattern))
+                .collect(),
+            all: asked.all,
+            threads,
+            replace: false,
+        };
+        let (source, output) = (model.source(), asked.output);
+        self.begin(facts, move |job| {
+            let mut report = reporter(job);
+            let made = coded::compress(&source, &output, &options, &job.cancel, &mut report);
+            let made = made.map_err(|error| failure(error, Some(partial_of(&output))))?;
+            Ok(Kind::Compressed(wire::compressed(&made)))
+        })
+    }
+
+    /// Begins to make a folder of a coded file.
+    ///
+    /// # Errors
+    /// When no job can begin now.
+    pub fn decompress(self: &Arc<Self>, asked: Decompressing) -> Result<Arc<Job>, Failure> {
+        let threads = threads(asked.threads);
+        let facts = Facts {
+            kind: v1::JobKind::Decompress,
+            source: asked.file.display().to_string(),
+            output: asked.output.display().to_string(),
+            threads,
+        };
+        self.begin(facts, move |job| {
+            let made = coded::open(&asked.file).and_then(|container| {
+                let mut report = reporter(job);
+                coded::decompress(&container, &asked.output, threads, &job.cancel, &mut report)
+            });
+            let made = made.map_err(|error| failure(error, None))?;
+            Ok(Kind::Decompressed(wire::decompressed(&made)))
+        })
+    }
+
+    /// Begins to compare a coded file with its checksums, by one thread.
+    ///
+    /// # Errors
+    /// When no job can begin now.
+    pub fn verify(self: &Arc<Self>, asked: Verifying) -> Result<Arc<Job>, Failure> {
+        let facts = Facts {
+            kind: v1::JobKind::Verify,
+            source: asked.file.display().to_string(),
+            output: String::new(),
+            threads: 1,
+        };
+        self.begin(facts, move |job| {
+            let container = coded::open(&asked.file).map_err(|error| failure(error, None))?;
+            let found = coded::verify(&container, &job.cancel, &mut reporter(job));
+            let found = found.map_err(|error| failure(error, None))?;
+            Ok(Kind::Verified(wire::verified(&container, &found)))
+        })
+    }
+}
+
+/// How numbers are coded, in the engine's words.
+pub(crate) fn how(how: model::How) -> How {
+    match how {
+        model::How::Bits(bits) => How::Rate(Target::Bits(bits)),
+        model::How::Lossless(Coder::Huffman) => How::Lossless(Lossless::Huffman),
+        model::How::Lossless(Coder::Palette) => How::Lossless(Lossless::Palette),
+    }
+}
+
+/// Half of the cores, so that generation has the rest; never more than there are.
+fn threads(asked: Option<u32>) -> usize {
+    let cores = available_parallelism().map_or(1, NonZero::get);
+    match asked {
+        Some(threads) => cores.min(threads as usize),
+        None => (cores / 2).max(1),
+    }
+}
+
+/// Takes progress into the job's state.
+fn reporter(job: &Job) -> impl FnMut(&str, Amount) + Send {
+    let mut told: Option<Instant> = None;
+    move |tensor, amount| {
+        if told.is_some_and(|told| told.elapsed() < PROGRESS_INTERVAL) {
+            return;
+        }
+        told = Some(Instant::now());
+        let progress = v1::JobProgress {
+            tensor: tensor.to_owned(),
+            done_bytes: amount.done_bytes,
+            total_bytes: amount.total_bytes,
+        };
+        job.state.send_modify(|state| state.progress = progress);
+    }
+}
+
+/// Why nothing was made; a job that was cancelled may have left what the next one goes on with.
+fn failure(error: CompressError, partial: Option<PathBuf>) -> Failure {
+    match error {
+        CompressError::Cancelled => Failure::JobCancelled {
+            kept: partial.filter(|partial| partial.exists()),
+            by_shutdown: false,
+        },
+        other => other.into(),
+    }
+}

@@ -1,0 +1,43 @@
+//! Streams about what goes on by itself: downloads, loads, jobs. Whoever listens gets the latest picture of it, at their own
+//! pace; that they go away, it doesn't notice.
+
+use futures_util::{StreamExt, stream};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use super::requests::Answers;
+
+/// What a listener has not heard yet.
+pub(super) struct News<A> {
+    pub(super) answers: Vec<Result<A, Status>>,
+    /// Whether that is all there will be.
+    pub(super) is_last: bool,
+}
+
+/// Tells what comes, each time that the state changes, until the last of it or the daemon's end.
+pub(super) fn follow<S, A>(
+    states: watch::Receiver<S>,
+    closing: &CancellationToken,
+    news: impl FnMut(S) -> News<A> + Send + 'static,
+) -> Answers<A>
+where
+    S: Clone + Send + Sync + 'static,
+    A: Send + 'static,
+{
+    let begun = Some((states, news, closing.clone()));
+    let answers = stream::unfold(begun, |told| async {
+        let (mut states, mut news, closing) = told?;
+        tokio::select! {
+            // First, so that an end that was just told is heard.
+            biased;
+            changed = states.changed() => changed.ok()?,
+            () = closing.cancelled() => return None,
+        }
+        let state = states.borrow_and_update().clone();
+        let News { answers, is_last } = news(state);
+        let rest = (!is_last).then_some((states, news, closing));
+        Some((stream::iter(answers), rest))
+    });
+    answers.flatten().boxed()
+}

@@ -1,0 +1,569 @@
+//! Coding and decoding as jobs of the daemon.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::process::Signal;
+use sluice_proto::{
+    client::CallError,
+    v1::{self, compress_request::How, job_event::Kind, job_result},
+};
+use tempfile::TempDir;
+use tonic::{Code, Response, Status, Streaming};
+
+use crate::support::{Daemon, checkpoints, done, generate, run, tokens, until, within};
+
+/// A daemon with the small fixture loaded, and a folder to work in.
+struct Setting {
+    daemon: Daemon,
+    folder: TempDir,
+}
+
+impl Setting {
+    async fn new() -> Self {
+        let model = checkpoints::fixture("llada-tiny");
+        Self {
+            daemon: Daemon::with_model(&model, &[]).await,
+            folder: TempDir::new().unwrap(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    /// A checkpoint that takes a while to code.
+    async fn large(&self) {
+        let arguments = [
+            "synth",
+            "--layers=10",
+            "--width=512",
+            "--heads=8",
+            "--mlp-width=1024",
+            "--vocabulary=600",
+            "source",
+        ];
+        let output = run(self.folder.path(), &arguments).await;
+        assert!(output.status.success(), "{output:?}");
+    }
+
+    /// Makes `output` of a folder here, slowly: to a rate.
+    fn slowly(&self, output: &str) -> v1::CompressRequest {
+        v1::CompressRequest {
+            path: self.text("source"),
+            output: self.text(output),
+            how: Some(How::Bits(4.5)),
+            threads: Some(1),
+            ..Default::default()
+        }
+    }
+
+    async fn compress(&self, request: v1::CompressRequest) -> Result<Vec<Kind>, CallError> {
+        all(self.daemon.jobs().await.compress(request).await).await
+    }
+
+    async fn decompress(&self, file: &str, output: &str) -> Result<Vec<Kind>, CallError> {
+        let request = v1::DecompressRequest {
+            path: self.text(file),
+            output: self.text(output),
+            threads: None,
+        };
+        all(self.daemon.jobs().await.decompress(request).await).await
+    }
+
+    async fn verify(&self, file: &str) -> Result<Vec<Kind>, CallError> {
+        let path = self.text(file);
+        let request = v1::VerifyRequest { path };
+        all(self.daemon.jobs().await.verify(request).await).await
+    }
+
+    /// Begins a job, and reads it until some of it is done.
+    async fn begun(&self, request: v1::CompressRequest) -> (u64, Streaming<v1::JobEvent>) {
+        let answer = self.daemon.jobs().await.compress(request).await;
+        let mut stream = answer.unwrap().into_inner();
+        let mut id = 0;
+        loop {
+            let event = within("progress", stream.message()).await.unwrap().unwrap();
+            match event.kind.unwrap() {
+                Kind::Job(job) => id = job.job_id,
+                Kind::Progress(step) if step.done_bytes > 0 => return (id, stream),
+                Kind::Progress(_) => {}
+                Kind::Result(result) => panic!("it ended too soon: {result:?}"),
+            }
+        }
+    }
+
+    async fn cancel(&self, job_id: u64) -> bool {
+        let request = v1::CancelJobRequest { job_id };
+        let answer = self.daemon.jobs().await.cancel_job(request).await;
+        answer.unwrap().into_inner().was_running
+    }
+
+    async fn list(&self) -> Vec<v1::Job> {
+        let request = v1::ListJobsRequest {};
+        let answer = self.daemon.jobs().await.list_jobs(request).await;
+        answer.unwrap().into_inner().jobs
+    }
+}
+
+/// All events of a job.
+async fn all(
+    answer: Result<Response<Streaming<v1::JobEvent>>, Status>,
+) -> Result<Vec<Kind>, CallError> {
+    rest(answer?.into_inner()).await
+}
+
+async fn rest(mut stream: Streaming<v1::JobEvent>) -> Result<Vec<Kind>, CallError> {
+    let mut events = Vec::new();
+    while let Some(event) = within("an event", stream.message()).await? {
+        events.extend(event.kind);
+    }
+    Ok(events)
+}
+
+/// The result that a job ended with.
+fn result(events: &[Kind]) -> &job_result::Kind {
+    match events.last() {
+        Some(Kind::Result(result)) => result.kind.as_ref().unwrap(),
+        other => panic!("the last event is {other:?}"),
+    }
+}
+
+/// Every file of a folder, by name.
+fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let files = fs::read_dir(folder).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        (name, fs::read(entry.path()).unwrap())
+    });
+    let mut files: Vec<_> = files.collect();
+    files.sort();
+    files
+}
+
+fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("model")
+}
+
+#[tokio::test]
+async fn a_model_goes_into_a_file_and_back() {
+    let setting = Setting::new().await;
+    let request = v1::CompressRequest {
+        path: demo().to_str().unwrap().to_owned(),
+        output: setting.text("a.sluice"),
+        all: true,
+        ..Default::default()
+    };
+    let events = setting.compress(request.clone()).await.unwrap();
+    let Kind::Job(job) = &events[0] else {
+        panic!("the job comes first: {events:?}")
+    };
+    assert_eq!((job.job_id, job.kind()), (1, v1::JobKind::Compress));
+    let cores = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(job.threads as usize, (cores / 2).max(1));
+    let job_result::Kind::Compressed(made) = result(&events) else {
+        panic!("{events:?}")
+    };
+    let length = fs::metadata(setting.path("a.sluice")).unwrap().len();
+    assert_eq!(made.bytes, length);
+    assert!(made.bytes < made.original_bytes && made.error.is_none());
+
+    // It isn't written twice.
+    let before = fs::read(setting.path("a.sluice")).unwrap();
+    let error = setting.compress(request).await.unwrap_err();
+    assert_eq!(
+        (error.code, error.reason.as_deref()),
+        (Code::AlreadyExists, Some("OUTPUT_EXISTS"))
+    );
+    assert!(fs::read(setting.path("a.sluice")).unwrap() == before);
+
+    let events = setting.verify("a.sluice").await.unwrap();
+    let job_result::Kind::Verified(found) = result(&events) else {
+        panic!("{events:?}")
+    };
+    assert_eq!((found.damaged_places, found.bytes), (0, length));
+
+    let events = setting.decompress("a.sluice", "back").await.unwrap();
+    assert!(matches!(result(&events), job_result::Kind::Decompressed(_)));
+    assert!(contents(&setting.path("back")) == contents(&demo()));
+    let error = setting.decompress("a.sluice", "back").await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("OUTPUT_EXISTS"));
+
+    let states: Vec<_> = setting.list().await.iter().map(v1::Job::state).collect();
+    use v1::JobState::{Done, Failed};
+    assert_eq!(states, [Done, Failed, Done, Done, Failed]);
+}
+
+#[tokio::test]
+async fn a_model_is_compressed_by_its_name_and_inspected() {
+    let setting = Setting::new().await;
+    let request = v1::CompressRequest {
+        name: "sluice-demo".to_owned(),
+        output: setting.text("demo.sluice"),
+        how: Some(How::Bits(5.0)),
+        tile: Some(128),
+        keep: vec!["*.0.*".to_owned()],
+        ..Default::default()
+    };
+    let events = setting.compress(request).await.unwrap();
+    let job_result::Kind::Compressed(made) = result(&events) else {
+        panic!("{events:?}")
+    };
+    assert!(made.error.is_some_and(|error| error < 0.2));
+
+    let request = v1::InspectModelRequest {
+        path: setting.text("demo.sluice"),
+        ..Default::default()
+    };
+    let answer = setting.daemon.models().await.inspect_model(request).await;
+    let answer = answer.unwrap().into_inner();
+    assert_eq!(answer.not_loadable, "");
+    let model = answer.model.unwrap();
+    assert_eq!(
+        (model.family.as_str(), model.parameters),
+        ("llada", Some(3_803_904))
+    );
+    assert_eq!(
+        (model.file_format.as_str(), model.disk_bytes),
+        ("sluice", made.bytes)
+    );
+    let coded = answer.coded.unwrap();
+    assert_eq!((coded.tile, coded.bytes), (128, made.bytes));
+    let schemes: Vec<_> = coded
+        .schemes
+        .iter()
+        .map(|sum| sum.scheme.as_str())
+        .collect();
+    assert_eq!(schemes, ["plain", "huffman", "rate"]);
+    let numbers: u64 = coded.schemes.iter().map(|sum| sum.numbers).sum();
+    assert_eq!(numbers, 3_803_904);
+    let is_kept = |tensor: &&v1::CodedTensor| tensor.name.contains(".0.");
+    assert!(
+        coded
+            .tensors
+            .iter()
+            .filter(is_kept)
+            .all(|tensor| tensor.scheme == "plain")
+    );
+    let has = |name: &str| coded.files.iter().any(|file| file.name == name);
+    assert!(has("config.json") && has("tokenizer.json") && has("model.safetensors"));
+    let facts: Vec<_> = answer.facts.iter().map(|fact| fact.name.as_str()).collect();
+    assert!(
+        facts.contains(&"layers") && facts.contains(&"tokenizer"),
+        "{facts:?}"
+    );
+}
+
+#[tokio::test]
+async fn damage_is_told_with_tensor_and_tile() {
+    let setting = Setting::new().await;
+    let request = v1::CompressRequest {
+        path: demo().to_str().unwrap().to_owned(),
+        output: setting.text("a.sluice"),
+        ..Default::default()
+    };
+    setting.compress(request).await.unwrap();
+    let path = setting.path("a.sluice");
+    let whole = fs::read(&path).unwrap();
+    let mut damaged = whole.clone();
+    let middle = damaged.len() / 2;
+    damaged[middle] ^= 1;
+    fs::write(&path, damaged).unwrap();
+    let events = setting.verify("a.sluice").await.unwrap();
+    let job_result::Kind::Verified(found) = result(&events) else {
+        panic!("{events:?}")
+    };
+    assert_eq!(found.damaged_places, 1);
+    let damage = &found.damage[0];
+    assert!(
+        damage.starts_with("tensor model.") && damage.contains("tile"),
+        "{damage}"
+    );
+    let error = setting.decompress("a.sluice", "back").await.unwrap_err();
+    assert_eq!(
+        (error.code, error.reason.as_deref()),
+        (Code::DataLoss, Some("CODED_FILE_DAMAGED"))
+    );
+    assert!(error.message.contains(damage.as_str()), "{}", error.message);
+    assert!(!setting.path("back").exists());
+
+    fs::write(&path, &whole[..middle]).unwrap();
+    let error = setting.verify("a.sluice").await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("CODED_FILE_DAMAGED"));
+    // A pipe would keep the job waiting.
+    let pipe = std::process::Command::new("mkfifo")
+        .arg(setting.path("pipe.sluice"))
+        .status();
+    assert!(pipe.unwrap().success());
+    let error = setting.verify("pipe.sluice").await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("NOT_A_CODED_FILE"));
+    let error = setting.verify("nothing.sluice").await.unwrap_err();
+    assert_eq!(
+        (error.code, error.reason.as_deref()),
+        (Code::NotFound, Some("FILE_NOT_FOUND"))
+    );
+}
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused_with_its_reason() {
+    let setting = Setting::new().await;
+    let request = || v1::CompressRequest {
+        path: demo().to_str().unwrap().to_owned(),
+        output: setting.text("a.sluice"),
+        ..Default::default()
+    };
+    let with = |change: fn(&mut v1::CompressRequest)| {
+        let mut request = request();
+        change(&mut request);
+        request
+    };
+    for (request, words) in [
+        (
+            with(|r| r.path = "model".to_owned()),
+            "path: must be absolute",
+        ),
+        (
+            with(|r| r.output = "a.sluice".to_owned()),
+            "output: must be absolute",
+        ),
+        (
+            with(|r| r.output = "/tmp/a.gguf".to_owned()),
+            "output: must end in NAME.sluice",
+        ),
+        (with(|r| r.output = String::new()), "output: is missing"),
+        (
+            with(|r| r.tile = Some(100)),
+            "tile: must be one of 128, 256, 512",
+        ),
+        (
+            with(|r| r.how = Some(How::Bits(9.0))),
+            "bits: must lie between 1 and 8",
+        ),
+        (with(|r| r.how = Some(How::Coder(7))), "coder: 7 is unknown"),
+        (with(|r| r.threads = Some(0)), "threads: must be at least 1"),
+        (
+            with(|r| r.keep = vec!["*".to_owned(); 65]),
+            "keep: has 65 patterns",
+        ),
+        (
+            with(|r| r.name = "sluice-demo".to_owned()),
+            "name: is given beside a path",
+        ),
+    ] {
+        let error = setting.compress(request).await.unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument);
+        assert_eq!(error.reason.as_deref(), Some("INVALID_FIELD"));
+        assert!(error.message.starts_with(words), "{}", error.message);
+    }
+    let nobody = v1::CompressRequest {
+        name: "nobody".to_owned(),
+        path: String::new(),
+        ..request()
+    };
+    let error = setting.compress(nobody).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("UNKNOWN_MODEL"));
+    assert!(setting.list().await.is_empty(), "none of them is a job");
+
+    // What only a look at the disk can tell, the job does.
+    for (request, code, reason) in [
+        (
+            with(|r| r.path = "/nowhere".to_owned()),
+            Code::NotFound,
+            "CHECKPOINT_NOT_FOUND",
+        ),
+        (
+            with(|r| r.output = "/nowhere/a.sluice".to_owned()),
+            Code::NotFound,
+            "FILE_NOT_FOUND",
+        ),
+    ] {
+        let error = setting.compress(request).await.unwrap_err();
+        assert_eq!((error.code, error.reason.as_deref()), (code, Some(reason)));
+    }
+    let mut jobs = setting.daemon.jobs().await;
+    let error = CallError::from(
+        jobs.watch_job(v1::WatchJobRequest { job_id: 99 })
+            .await
+            .unwrap_err(),
+    );
+    assert_eq!(
+        (error.code, error.reason.as_deref()),
+        (Code::NotFound, Some("UNKNOWN_JOB"))
+    );
+    let error = CallError::from(
+        jobs.cancel_job(v1::CancelJobRequest { job_id: 99 })
+            .await
+            .unwrap_err(),
+    );
+    assert_eq!(error.reason.as_deref(), Some("UNKNOWN_JOB"));
+}
+
+#[tokio::test]
+async fn a_cancelled_job_leaves_no_output_and_the_next_goes_on_with_it() {
+    let setting = Setting::new().await;
+    setting.large().await;
+    let source = contents(&setting.path("source"));
+    let (id, stream) = setting.begun(setting.slowly("a.sluice")).await;
+
+    // Others see it, and have to wait.
+    let running = setting.daemon.snapshot().await.jobs;
+    assert_eq!(running.len(), 1);
+    assert_eq!(
+        (running[0].job_id, &running[0].output),
+        (id, &setting.text("a.sluice"))
+    );
+    let error = setting.verify("a.sluice").await.unwrap_err();
+    assert_eq!(
+        (error.code, error.reason.as_deref()),
+        (Code::ResourceExhausted, Some("JOB_IN_PROGRESS"))
+    );
+
+    assert!(setting.cancel(id).await);
+    let error = rest(stream).await.unwrap_err();
+    assert_eq!(
+        (error.code, error.reason.as_deref()),
+        (Code::Cancelled, Some("JOB_CANCELLED"))
+    );
+    assert!(
+        error.message.contains("a.sluice.partial"),
+        "{}",
+        error.message
+    );
+    assert!(!setting.path("a.sluice").exists());
+    assert!(contents(&setting.path("source")) == source);
+    assert_eq!(setting.list().await[0].state(), v1::JobState::Cancelled);
+    assert!(setting.daemon.snapshot().await.jobs.is_empty());
+    assert!(!setting.cancel(id).await, "it has ended");
+
+    let events = setting.compress(setting.slowly("a.sluice")).await.unwrap();
+    let job_result::Kind::Compressed(made) = result(&events) else {
+        panic!("{events:?}")
+    };
+    assert!(made.resumed_tensors > 0);
+    setting.compress(setting.slowly("b.sluice")).await.unwrap();
+    let read = |name: &str| fs::read(setting.path(name)).unwrap();
+    assert!(read("a.sluice") == read("b.sluice"));
+}
+
+#[tokio::test]
+async fn a_job_outlives_its_caller_and_generation_goes_on_beside_it() {
+    let setting = Setting::new().await;
+    setting.large().await;
+    let (id, stream) = setting.begun(setting.slowly("a.sluice")).await;
+    drop(stream);
+    let events = generate(&setting.daemon, tokens(&[1, 2, 3], 16))
+        .await
+        .unwrap();
+    assert_eq!(done(&events).tokens.len(), 16);
+    assert_eq!(setting.list().await[0].state(), v1::JobState::Running);
+
+    let request = v1::WatchJobRequest { job_id: id };
+    let answer = setting.daemon.jobs().await.watch_job(request).await;
+    let events = all(answer).await.unwrap();
+    assert!(matches!(&events[0], Kind::Job(job) if job.job_id == id));
+    assert!(matches!(result(&events), job_result::Kind::Compressed(_)));
+    assert!(setting.path("a.sluice").exists());
+
+    // Its end is remembered.
+    let request = v1::WatchJobRequest { job_id: id };
+    let again = setting.daemon.jobs().await.watch_job(request).await;
+    assert_eq!(all(again).await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn the_end_of_the_daemon_cancels_a_job_cleanly() {
+    let mut setting = Setting::new().await;
+    setting.large().await;
+    let (_, stream) = setting.begun(setting.slowly("a.sluice")).await;
+    setting.daemon.signal(Signal::TERM);
+    let error = rest(stream).await.unwrap_err();
+    assert_eq!(
+        (error.code, error.reason.as_deref()),
+        (Code::Cancelled, Some("JOB_CANCELLED"))
+    );
+    assert!(
+        error.message.starts_with("sluiced is shutting down"),
+        "{}",
+        error.message
+    );
+    let (status, took, log) = setting.daemon.ended().await;
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    assert!(!setting.path("a.sluice").exists() && setting.path("a.sluice.partial").exists());
+
+    // Another daemon goes on with what it left.
+    let next = Setting {
+        daemon: Daemon::embedded().await,
+        folder: setting.folder,
+    };
+    let events = next.compress(next.slowly("a.sluice")).await.unwrap();
+    let job_result::Kind::Compressed(made) = result(&events) else {
+        panic!("{events:?}")
+    };
+    assert!(made.resumed_tensors > 0);
+    let events = next.verify("a.sluice").await.unwrap();
+    assert!(
+        matches!(result(&events), job_result::Kind::Verified(found) if found.damaged_places == 0)
+    );
+}
+
+#[tokio::test]
+async fn a_cancelled_way_back_leaves_nothing() {
+    let setting = Setting::new().await;
+    setting.large().await;
+    let request = v1::CompressRequest {
+        path: setting.text("source"),
+        output: setting.text("a.sluice"),
+        ..Default::default()
+    };
+    setting.compress(request).await.unwrap();
+    let request = v1::DecompressRequest {
+        path: setting.text("a.sluice"),
+        output: setting.text("back"),
+        threads: Some(1),
+    };
+    let answer = setting.daemon.jobs().await.decompress(request).await;
+    let mut stream = answer.unwrap().into_inner();
+    let first = within("the job", stream.message()).await.unwrap().unwrap();
+    let Some(Kind::Job(job)) = first.kind else {
+        panic!("the job comes first: {first:?}")
+    };
+    // It may be done already on a fast machine; then it is whole.
+    match setting.cancel(job.job_id).await {
+        true => match rest(stream).await {
+            Err(error) => assert!(
+                error.message.contains("nothing is left"),
+                "{}",
+                error.message
+            ),
+            Ok(_) => assert!(setting.path("back").exists()),
+        },
+        false => assert!(setting.path("back").exists()),
+    }
+    until("the end of it", || async {
+        setting.daemon.snapshot().await.jobs.is_empty()
+    })
+    .await;
+    let names: Vec<_> = names(setting.folder.path());
+    let expected = match setting.path("back").exists() {
+        true => vec!["a.sluice", "back", "source"],
+        false => vec!["a.sluice", "source"],
+    };
+    assert_eq!(names, expected);
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> = names
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}

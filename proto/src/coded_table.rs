@@ -1,0 +1,308 @@
+//! What coded files have in them, and what came of making them, as people and scripts read it.
+
+use serde_json::{Value, json};
+use sluice_shared::units;
+
+use crate::v1::{CodedContents, CodedSum, CodedTensor, Compressed, Decompressed, Verified};
+
+/// Bits a number, and what they were; none of no numbers.
+fn bits(numbers: u64, bytes: u64, original_bytes: u64) -> Option<(f64, f64)> {
+    let bits = |bytes: u64| bytes as f64 * 8.0 / numbers as f64;
+    (numbers > 0).then(|| (bits(bytes), bits(original_bytes)))
+}
+
+fn percent(part: u64, whole: u64) -> f64 {
+    match whole {
+        0 => 100.0,
+        _ => part as f64 * 100.0 / whole as f64,
+    }
+}
+
+impl CodedSum {
+    /// All of these together.
+    fn of(sums: &[Self]) -> Self {
+        let scheme = "in all".to_owned();
+        sums.iter().fold(
+            Self {
+                scheme,
+                ..Self::default()
+            },
+            |all, sum| Self {
+                tensors: all.tensors.saturating_add(sum.tensors),
+                numbers: all.numbers.saturating_add(sum.numbers),
+                bytes: all.bytes.saturating_add(sum.bytes),
+                original_bytes: all.original_bytes.saturating_add(sum.original_bytes),
+                ..all
+            },
+        )
+    }
+
+    fn bits(&self) -> Option<(f64, f64)> {
+        bits(self.numbers, self.bytes, self.original_bytes)
+    }
+}
+
+impl CodedTensor {
+    fn bits(&self) -> Option<(f64, f64)> {
+        let numbers = self
+            .shape
+            .iter()
+            .fold(1, |all: u64, size| all.saturating_mul(*size));
+        bits(numbers, self.bytes, self.original_bytes)
+    }
+}
+
+/// What a coded file has in it, in lines.
+#[must_use]
+pub fn lines(contents: &CodedContents) -> Vec<String> {
+    let all = CodedSum::of(&contents.schemes);
+    let mut lines = vec![
+        format!(
+            "{}: {}, {:.1} % of {}",
+            contents.path,
+            units::bytes(contents.bytes),
+            percent(contents.bytes, contents.original_bytes),
+            units::bytes(contents.original_bytes),
+        ),
+        format!(
+            "source {}, tiles of {} numbers, {} extents, {} files",
+            contents.source_hash,
+            contents.tile,
+            units::count(contents.extents.into()),
+            contents.files.iter().filter(|file| !file.is_header).count(),
+        ),
+        String::new(),
+    ];
+    let names = contents
+        .tensors
+        .iter()
+        .map(|tensor| tensor.name.chars().count());
+    let width = names.max().unwrap_or(0).clamp(6, 60);
+    let row =
+        |name: &str, shape: &str, number: &str, scheme: &str, bytes, bits: Option<(f64, f64)>| {
+            let bits = match bits {
+                Some((bits, original)) => format!("{bits:>6.2} of {original:>2.0}"),
+                None => String::new(),
+            };
+            let bytes = units::bytes(bytes);
+            format!("{name:<width$}  {shape:>15}  {number:<5} {scheme:<8} {bytes:>9} {bits}")
+                .trim_end()
+                .to_owned()
+        };
+    lines.push(format!(
+        "{:<width$}  {:>15}  {:<5} {:<8} {:>9} bits a number",
+        "tensor", "shape", "", "coded by", "bytes"
+    ));
+    for tensor in &contents.tensors {
+        let shape: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
+        lines.push(row(
+            &tensor.name,
+            &shape.join(" × "),
+            &tensor.number,
+            &tensor.scheme,
+            tensor.bytes,
+            tensor.bits(),
+        ));
+    }
+    let left = all.tensors.saturating_sub(contents.tensors.len() as u64);
+    if left > 0 {
+        lines.push(format!("and {} more", units::count(left)));
+    }
+    lines.push(String::new());
+    for sum in contents.schemes.iter().chain([&all]) {
+        let tensors = format!("{} tensors", units::count(sum.tensors));
+        lines.push(row(&tensors, "", "", &sum.scheme, sum.bytes, sum.bits()));
+    }
+    lines.push(String::new());
+    for file in &contents.files {
+        let what = if file.is_header { " (its header)" } else { "" };
+        lines.push(format!("{}{what}: {}", file.name, units::bytes(file.bytes)));
+    }
+    lines
+}
+
+/// What a coded file has in it, as an object.
+#[must_use]
+pub fn json(contents: &CodedContents) -> Value {
+    let rounded = |bits: Option<(f64, f64)>| bits.map(|(bits, _)| (bits * 1e4).round() / 1e4);
+    let all = CodedSum::of(&contents.schemes);
+    let schemes = contents.schemes.iter().map(|sum| {
+        json!({
+            "scheme": sum.scheme,
+            "tensors": sum.tensors,
+            "numbers": sum.numbers,
+            "bytes": sum.bytes,
+            "original_bytes": sum.original_bytes,
+            "bits": rounded(sum.bits()),
+        })
+    });
+    let tensors = contents.tensors.iter().map(|tensor| {
+        json!({
+            "name": tensor.name,
+            "shape": tensor.shape,
+            "number": tensor.number,
+            "scheme": tensor.scheme,
+            "extent": tensor.extent,
+            "bytes": tensor.bytes,
+            "original_bytes": tensor.original_bytes,
+            "bits": rounded(tensor.bits()),
+            "hash": tensor.hash,
+            "original_hash": tensor.original_hash,
+        })
+    });
+    let files = contents.files.iter().filter(|file| !file.is_header);
+    let files =
+        files.map(|file| json!({"name": file.name, "bytes": file.bytes, "hash": file.hash}));
+    json!({
+        "path": contents.path,
+        "bytes": contents.bytes,
+        "original_bytes": contents.original_bytes,
+        "numbers": all.numbers,
+        "bits": rounded(all.bits()),
+        "source_hash": contents.source_hash,
+        "tile": contents.tile,
+        "extents": contents.extents,
+        "schemes": schemes.collect::<Vec<_>>(),
+        "tensors": tensors.collect::<Vec<_>>(),
+        "files": files.collect::<Vec<_>>(),
+    })
+}
+
+/// What should be known of a file that was made, beside [`compressed`].
+#[must_use]
+pub fn notices(made: &Compressed) -> Vec<String> {
+    let mut notices: Vec<String> = made
+        .left_out
+        .iter()
+        .map(|name| format!("left out: {name}"))
+        .collect();
+    if made.resumed_tensors > 0 {
+        let resumed = units::count(made.resumed_tensors);
+        notices.push(format!("went on after {resumed} tensors of a run before"));
+    }
+    notices
+}
+
+/// A file that was made, in a line.
+#[must_use]
+pub fn compressed(path: &str, made: &Compressed, elapsed_ms: f64) -> String {
+    let loss = match made.error {
+        Some(error) => format!(", {:.1} dB", -20.0 * error.log10()),
+        None => String::new(),
+    };
+    format!(
+        "{path}: {size}, {percent:.1} % of {original}{loss}, coded in {took}",
+        size = units::bytes(made.bytes),
+        percent = percent(made.bytes, made.original_bytes),
+        original = units::bytes(made.original_bytes),
+        took = units::duration_ms(elapsed_ms),
+    )
+}
+
+/// A folder that was made, in a line.
+#[must_use]
+pub fn decompressed(path: &str, made: &Decompressed, elapsed_ms: f64) -> String {
+    format!(
+        "{path}: {size} in {files} files, decoded in {took}",
+        size = units::bytes(made.original_bytes),
+        files = units::count(made.files),
+        took = units::duration_ms(elapsed_ms),
+    )
+}
+
+/// A file that was compared with its checksums: a line, or what is wrong with it.
+///
+/// # Errors
+/// When it is damaged.
+pub fn verified(path: &str, found: &Verified) -> Result<String, String> {
+    match found.damaged_places {
+        0 => Ok(format!(
+            "{path}: {size}, {tensors} tensors, all as they were written",
+            size = units::bytes(found.bytes),
+            tensors = units::count(found.tensors),
+        )),
+        1 => Err(format!("{path} is damaged in 1 place")),
+        count => Err(format!(
+            "{path} is damaged in {} places",
+            units::count(count)
+        )),
+    }
+}
+
+/// What to do about a file that is damaged.
+pub const DAMAGED_HINT: &str =
+    "make it again from the checkpoint, or copy it again from where it is whole";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_of_all_tensors_where_only_some_are_told() {
+        let sum = |scheme: &str, tensors| CodedSum {
+            scheme: scheme.to_owned(),
+            tensors,
+            numbers: 1000 * tensors,
+            bytes: 1500 * tensors,
+            original_bytes: 2000 * tensors,
+        };
+        let contents = CodedContents {
+            path: "/a.sluice".to_owned(),
+            bytes: 4500,
+            original_bytes: 6000,
+            schemes: vec![sum("plain", 1), sum("huffman", 2)],
+            tensors: vec![CodedTensor {
+                name: "a".to_owned(),
+                shape: vec![10, 100],
+                number: "bf16".to_owned(),
+                scheme: "huffman".to_owned(),
+                bytes: 1500,
+                original_bytes: 2000,
+                ..Default::default()
+            }],
+            ..Default::default()
+        };
+        let lines = lines(&contents);
+        assert_eq!(lines[0], "/a.sluice: 4.39 KiB, 75.0 % of 5.86 KiB");
+        assert!(lines.contains(&"and 2 more".to_owned()), "{lines:?}");
+        let is_total = |line: &&String| line.contains("in all");
+        let total = lines.iter().find(is_total).unwrap();
+        assert!(
+            total.starts_with("3 tensors") && total.ends_with("12.00 of 16"),
+            "{total}"
+        );
+        let json = json(&contents);
+        assert_eq!(
+            (&json["bits"], &json["numbers"]),
+            (&12.0.into(), &3000.into())
+        );
+        assert_eq!(json["tensors"][0]["bits"], 12.0);
+    }
+
+    #[test]
+    fn results_are_a_line() {
+        let made = Compressed {
+            bytes: 2 << 20,
+            original_bytes: 3 << 20,
+            error: Some(0.01),
+            ..Default::default()
+        };
+        assert_eq!(
+            compressed("a", &made, 1500.0),
+            "a: 2.00 MiB, 66.7 % of 3.00 MiB, 40.0 dB, coded in 1.5 s"
+        );
+        let found = |damaged_places| Verified {
+            damaged_places,
+            ..Default::default()
+        };
+        assert!(verified("a", &found(0)).is_ok());
+        assert_eq!(
+            verified("a", &found(1)).unwrap_err(),
+            "a is damaged in 1 place"
+        );
+        assert_eq!(
+            verified("a", &found(1000)).unwrap_err(),
+            "a is damaged in 1,000 places"
+        );
+    }
+}
