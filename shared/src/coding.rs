@@ -47,7 +47,7 @@ impl FromStr for Coder {
 /// Numbers of a tile.
 pub const TILES: [u32; 3] = [128, 256, 512];
 /// The same where nobody says.
-pub const TILE_DEFAULT: u32 = 256;
+pub const TILE_DEFAULT: u32 = 512;
 /// Bits of a number that is coded to a rate.
 pub const BITS: RangeInclusive<f64> = 1.0..=8.0;
 /// Most patterns of tensors that stay as they are.

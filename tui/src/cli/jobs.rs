@@ -26,7 +26,7 @@ pub struct Compress {
     /// huffman takes the least space, palette is decoded the fastest [default: huffman]
     #[arg(long, value_name = "NAME")]
     pub coder: Option<Coder>,
-    /// Numbers that are coded together, and can be decoded alone: 128, 256 or 512 [default: 256]
+    /// Numbers that are coded together, and can be decoded alone: 128, 256 or 512 [default: 512]
     #[arg(long, value_name = "N", value_parser = parse_tile)]
     pub tile: Option<u32>,
     /// Tensors to leave as they are, by name, with * for any letters; may be given several times

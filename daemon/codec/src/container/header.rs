@@ -5,7 +5,7 @@ use std::{collections::HashSet, ops::Range};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ALIGN_BYTES, ContainerError, EXTENT_ALIGN_BYTES,
+    ALIGN_BYTES, CHUNK_NUMBERS_MAX, ContainerError, EXTENT_ALIGN_BYTES,
     hash::{Hash, Hasher},
 };
 use crate::{
@@ -212,6 +212,12 @@ impl TensorRecord {
         let (mut end, mut checks) = (self.offset, 0);
         for chunk in self.chunks(tile) {
             let chunk = chunk?;
+            let numbers = chunk.layout.numbers();
+            if numbers > CHUNK_NUMBERS_MAX {
+                return Err(format!(
+                    "has a chunk of {numbers} numbers; {CHUNK_NUMBERS_MAX} is the most"
+                ));
+            }
             end = chunk.end();
             checks += 1 + chunk.layout.tiles() as u64;
         }

@@ -44,6 +44,9 @@ pub const EXTENT_ALIGN_BYTES: u64 = 4096;
 /// Rows of a chunk that is written: so many of a layer's matrix are some hundred KiB to a few MiB.
 pub const CHUNK_ROWS: usize = 256;
 
+/// Most numbers of a chunk, which a few bytes may stand for: what a reader has memory for.
+pub const CHUNK_NUMBERS_MAX: usize = 1 << 26;
+
 /// Bytes before the header.
 const PREFIX_BYTES: u64 = 24;
 /// Longest header; one of 20,000 tensors has 8 MB.

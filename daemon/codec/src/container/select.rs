@@ -1,11 +1,16 @@
 //! Which tensors are coded, and which are kept as they are.
 
-use super::header::{matrix, number, numbers};
+use std::ops::RangeInclusive;
+
+use super::{
+    CHUNK_NUMBERS_MAX, CHUNK_ROWS,
+    header::{matrix, number, numbers},
+};
 
 /// Fewer numbers than this aren't worth a table.
 const NUMBERS_MIN: usize = 64 << 10;
-/// In shorter rows, what a row has beside its numbers would be much.
-const WIDTH_MIN: usize = 128;
+/// In shorter rows, what a row has beside its numbers would be much; longer ones make chunks that nobody reads.
+const WIDTHS: RangeInclusive<usize> = 128..=CHUNK_NUMBERS_MAX / CHUNK_ROWS;
 
 /// A name with `*` for any letters and `?` for any one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +85,7 @@ impl Rules {
     /// What becomes of a tensor of this name and shape, and of numbers that safetensors call so in small letters.
     #[must_use]
     pub fn treatment(&self, name: &str, shape: &[usize], numbers_name: &str) -> Treatment {
-        let is_large = matrix(shape).is_some_and(|(_, width)| width >= WIDTH_MIN)
+        let is_large = matrix(shape).is_some_and(|(_, width)| WIDTHS.contains(&width))
             && numbers(shape).is_some_and(|numbers| numbers >= NUMBERS_MIN);
         if !is_large
             || number(numbers_name).is_none()
@@ -187,6 +192,8 @@ mod tests {
             (layer, &[255, 256], "bf16", Treatment::Plain),
             (layer, &[4096, 127], "bf16", Treatment::Plain),
             (layer, &[1 << 20], "bf16", Treatment::Plain),
+            (layer, &[1, 1 << 18], "bf16", Treatment::Lossless),
+            (layer, &[1, 1 << 19], "bf16", Treatment::Plain),
             (layer, &[256, 256], "i64", Treatment::Plain),
             (layer, &[usize::MAX, usize::MAX], "bf16", Treatment::Plain),
             ("a.0.kept.w", &[256, 256], "f32", Treatment::Plain),

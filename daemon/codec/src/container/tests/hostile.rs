@@ -206,6 +206,11 @@ fn what_is_wrong_is_named() {
             json!([41, 130]),
             "its shape and coding say",
         ),
+        (
+            "/tensors/1/shape",
+            json!([40, 1 << 22]),
+            "has a chunk of 167772160 numbers",
+        ),
         ("/tensors/1/shape", json!(vec![1; 17]), "17 sizes"),
         (
             "/tensors/0/shape",
