@@ -74,7 +74,7 @@ enum Table {
     Plain,
     Huffman(huffman::Table),
     Palette([u8; PALETTE_BYTES]),
-    Rate(huffman::Table, Box<[f32; 256]>),
+    Rate(huffman::Table, rate::Levels),
 }
 
 impl<'a> Coded<'a> {
@@ -109,12 +109,9 @@ impl<'a> Coded<'a> {
             Scheme::Huffman => Table::Huffman(codes()?),
             Scheme::Palette => Table::Palette(*table.first_chunk().ok_or(DecodeError::Table)?),
             Scheme::Rate => {
-                let (levels, _) = table[CODE_LENGTHS_BYTES..].as_chunks::<4>();
-                let mut all = Box::new([0.; 256]);
-                for (to, level) in all.iter_mut().zip(levels) {
-                    *to = f32::from_le_bytes(*level);
-                }
-                Table::Rate(codes()?, all)
+                let (lengths, levels) = rate::table(table).ok_or(DecodeError::Table)?;
+                let codes = huffman::Table::new(&lengths).ok_or(DecodeError::Table)?;
+                Table::Rate(codes, levels)
             }
         };
         Ok(Self {
@@ -201,14 +198,15 @@ impl<'a> Coded<'a> {
                     self.path.fetch_to_write(out);
                     return;
                 };
-                let width = self.layout.width();
+                let (width, steps) = (self.layout.width(), self.layout.steps());
                 let (mut symbols, mut at) = (symbols, part.start);
                 while at < part.end {
                     let row = at / width;
                     let end = part.end.min((row + 1) * width);
                     let (now, later) = symbols.split_at(end - at);
                     let out = &mut out[at - first..end - first];
-                    rate::widen(self.path, levels, self.step(row), now, out);
+                    let step = self.bytes[steps.start + row];
+                    levels.widen(self.path, step, now, out);
                     (symbols, at) = (later, end);
                 }
             }),
@@ -231,6 +229,10 @@ impl<'a> Coded<'a> {
             end = place.at.end;
             let count = self.layout.tile_numbers(tile).len();
             let good = match &self.table {
+                Table::Rate(..) if place.whole => {
+                    let symbols = &self.bytes[self.layout.codes()][place.at.clone()];
+                    symbols.iter().all(|symbol| symbol & rate::SECOND == 0)
+                }
                 _ if place.whole => true,
                 Table::Huffman(table) | Table::Rate(table, _) => {
                     let codes = &self.bytes[self.layout.codes()];
@@ -384,6 +386,9 @@ impl<'a> Coded<'a> {
                         let symbols = &codes[place.at.clone()];
                         stage[..symbols.len()].copy_from_slice(symbols);
                     }
+                    if matches!(self.table, Table::Rate(..)) {
+                        rate::mark(self.path, &mut stage[..count]);
+                    }
                 }
             }
             Table::Palette(palette) => {
@@ -413,12 +418,6 @@ impl<'a> Coded<'a> {
     fn raw(&self, numbers: Range<usize>) -> &'a [u8] {
         let size = self.layout.number().raw_bytes();
         &self.bytes[self.layout.raw()][numbers.start * size..numbers.end * size]
-    }
-
-    /// Step of a row.
-    fn step(&self, row: usize) -> f32 {
-        let (steps, _) = self.bytes[self.layout.steps()].as_chunks::<4>();
-        f32::from_le_bytes(steps[row])
     }
 
     /// Where a strip begins.
