@@ -23,6 +23,8 @@ const TOLERANCE: f64 = 0.002;
 const ROUNDS_LEARNING: usize = 6;
 /// Steps that are tried in all.
 const ROUNDS: usize = 14;
+/// Tiles that costs are learned from, at least; of more, every fourth one.
+const TILES_LEARNING: usize = 512;
 /// Bits of a symbol that had no code.
 const BITS_RARE: u8 = huffman::BITS_MAX as u8 + 1;
 /// Tiles that a thread takes at a time.
@@ -52,14 +54,15 @@ impl Fitted {
         let mut trial = Self::first(rows, target);
         let mut best: Option<(f64, Self)> = None;
         for round in 0..ROUNDS {
-            let outcome = rows.outcome(&trial);
+            let learning = round + 1 < ROUNDS_LEARNING;
+            let few = learning && rows.tiles() >= 4 * TILES_LEARNING;
+            let outcome = rows.outcome(&trial, if few { 4 } else { 1 });
             // Rises with the step, by about one an octave.
             let beyond = match target {
                 Target::Bits(bits) => bits - beside_bits - outcome.bits,
                 Target::Error(error) => (outcome.error / error).log2(),
             };
             let off = beyond.abs();
-            let learning = round + 1 < ROUNDS_LEARNING;
             if !learning && best.as_ref().is_none_or(|(least, _)| off < *least) {
                 best = Some((off, trial.clone()));
             }
@@ -157,9 +160,10 @@ impl<'a> Rows<'a> {
         self.values.len().div_ceil(self.tile)
     }
 
-    fn outcome(&self, fitted: &Fitted) -> Outcome {
+    /// Of all tiles, or of some at equal distances.
+    fn outcome(&self, fitted: &Fitted, stride: usize) -> Outcome {
         let (part, steps) = self.steps(fitted);
-        let tiles: Vec<usize> = (0..self.tiles()).collect();
+        let tiles: Vec<usize> = (0..self.tiles()).step_by(stride).collect();
         let sums = tiles
             .par_chunks(TILES_TOGETHER)
             .map_init(Search::new, |search, tiles| {
@@ -186,7 +190,7 @@ impl<'a> Rows<'a> {
         Outcome {
             lengths,
             levels: Levels::new(means, 1.).in_steps(),
-            bits: bits as f64 / self.values.len().max(1) as f64,
+            bits: bits as f64 / sums.counts.iter().sum::<u64>().max(1) as f64,
             error: sums.error(means),
         }
     }

@@ -35,10 +35,12 @@ pub(crate) fn mark(path: Path, tile: &mut [u8]) {
             Path::Avx2(_) => unsafe { avx2::mark_word(word, &mut before) },
         }
     }
-    let mut last = [0; 64];
-    last[..rest.len()].copy_from_slice(rest);
-    mark_word(&mut last, &mut before);
-    rest.copy_from_slice(&last[..rest.len()]);
+    if !rest.is_empty() {
+        let mut last = [0; 64];
+        last[..rest.len()].copy_from_slice(rest);
+        mark_word(&mut last, &mut before);
+        rest.copy_from_slice(&last[..rest.len()]);
+    }
 }
 
 fn mark_word(symbols: &mut [u8; 64], before: &mut u64) {
