@@ -9,7 +9,11 @@
 //! what a level loses is weighed against the bits it takes, each level stands for the mean of the numbers that took it, and
 //! a step is found by which the whole has the size, or the error, that was asked for ([`fit`]).
 //!
-//! On Gaussian numbers of 4096 x 4096 it is within 0.NN dB of the rate-distortion bound.
+//! On Gaussian numbers, at 3, 3.5, 4 and 4.5 bits: 17.3, 20.3, 23.2 and 26.2 dB, where one quantizer had 15.9, 19.0, 22.0 and
+//! 25.1, and `q4_0` has 21.3 at 4.5 bits. The rate-distortion bound is 0.8 dB away; 0.3 of those are lengths of tiles, steps
+//! of rows and the table, the other 0.5 what more states would not do much about ([`trellis`]).
+//!
+//! It is made for rates of two to five bits. There are 128 symbols, so that beyond six levels don't get finer.
 
 mod fit;
 mod levels;

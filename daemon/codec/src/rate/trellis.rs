@@ -5,7 +5,9 @@
 //! sets"; Marcellin and Fischer, "Trellis coded quantization", have the idea). In polynomials over two elements, of the
 //! symbols' parities p and the quantizers q: `CHECK · q = FEED · p`. So with `past = p / CHECK` the quantizers are
 //! `FEED · past`, of which a word of 64 numbers takes a few shifts, whatever the number of states: that is all that decoding
-//! has to do, and why there can be many of them. Coding takes a Viterbi search through all states.
+//! has to do, and why there can be many of them. Coding takes a Viterbi search through all states. At 4 bits, on Gaussian
+//! numbers, 4 states gain 1.06 dB, 8 1.15, 16 1.21, 32 1.28, 64 1.32 and 256 1.40; 64 take 38 ns a number, of which the states
+//! are most.
 
 use super::levels::{LINEAR_MAX, SYMBOLS, candidate};
 use crate::path::Path;
