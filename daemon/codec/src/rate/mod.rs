@@ -3,15 +3,15 @@
 //! A uniform step with an entropy coder behind it is within a quarter of a bit of what any quantizer can do, and says any
 //! rate; formats of a fixed number of bits, scaled block by block, fit their scales to outliers instead (Gish and Pierce,
 //! "Asymptotically efficient quantizing", has the theory). Most of the quarter is the shape of the cells: intervals, that is
-//! cubes, where spheres would lose 1.53 dB less. A trellis gets to rounder ones ([`trellis`]): two quantizers of half as many
+//! cubes, where spheres would lose 1.53 dB less. A trellis gets to rounder ones (`trellis`): two quantizers of half as many
 //! levels take turns, by a rule that follows from the numbers before, and the coder chooses the numbers of a tile
-//! together. One table serves both, since their levels are each other's negatives ([`levels`]). Three things bring it closer:
+//! together. One table serves both, since their levels are each other's negatives (`levels`). Three things bring it closer:
 //! what a level loses is weighed against the bits it takes, each level stands for the mean of the numbers that took it, and
-//! a step is found by which the whole has the size, or the error, that was asked for ([`fit`]).
+//! a step is found by which the whole has the size, or the error, that was asked for (`fit`).
 //!
 //! On Gaussian numbers, at 3, 3.5, 4 and 4.5 bits: 17.3, 20.3, 23.2 and 26.2 dB, where one quantizer had 15.9, 19.0, 22.0 and
 //! 25.1, and `q4_0` has 21.3 at 4.5 bits. The rate-distortion bound is 0.8 dB away; 0.3 of those are lengths of tiles, steps
-//! of rows and the table, the other 0.5 what more states would not do much about ([`trellis`]).
+//! of rows and the table, the other 0.5 what more states would not do much about (`trellis`).
 //!
 //! It is made for rates of two to five bits. There are 128 symbols, so that beyond six levels don't get finer.
 
