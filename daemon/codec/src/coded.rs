@@ -77,7 +77,7 @@ enum Table {
     Plain,
     Huffman(huffman::Table),
     Palette([u8; PALETTE_BYTES]),
-    Rate(huffman::Table, Box<[f32; 256]>),
+    Rate(huffman::Table, rate::Levels),
 }
 
 impl<'a> Coded<'a> {
@@ -112,12 +112,9 @@ impl<'a> Coded<'a> {
             Scheme::Huffman => Table::Huffman(codes()?),
             Scheme::Palette => Table::Palette(*table.first_chunk().ok_or(DecodeError::Table)?),
             Scheme::Rate => {
-                let (levels, _) = table[CODE_LENGTHS_BYTES..].as_chunks::<4>();
-                let mut all = Box::new([0.; 256]);
-                for (to, level) in all.iter_mut().zip(levels) {
-                    *to = f32::from_le_bytes(*level);
-                }
-                Table::Rate(codes()?, all)
+                let (lengths, levels) = rate::table(table).ok_or(DecodeError::Table)?;
+                let codes = huffman::Table::new(&lengths).ok_or(DecodeError::Table)?;
+                Table::Rate(codes, levels)
             }
         };
         Ok(Self {
@@ -240,6 +237,7 @@ impl<'a> Coded<'a> {
                 widen(self.path, number, symbols, self.raw(part), out);
             }
             Table::Rate(_, levels) => {
+                let steps = &self.bytes[self.layout.steps()];
                 let (mut symbols, mut out) = (symbols, out);
                 for (row, columns) in self.split_by_row(part) {
                     let now = symbols
@@ -248,7 +246,7 @@ impl<'a> Coded<'a> {
                     let to = out
                         .split_off_mut(..columns.len())
                         .expect("as many as numbers");
-                    rate::widen(self.path, levels, self.step(row), now, to);
+                    levels.widen(self.path, steps[row], now, to);
                 }
             }
         }
@@ -292,6 +290,10 @@ impl<'a> Coded<'a> {
             end = place.at.end;
             let count = self.layout.tile_numbers(tile).len();
             let good = match &self.table {
+                Table::Rate(..) if place.whole => {
+                    let symbols = &self.bytes[self.layout.codes()][place.at.clone()];
+                    symbols.iter().all(|symbol| symbol & rate::SECOND == 0)
+                }
                 _ if place.whole => true,
                 Table::Huffman(table) | Table::Rate(table, _) => {
                     let codes = &self.bytes[self.layout.codes()];
@@ -417,10 +419,16 @@ impl<'a> Coded<'a> {
                 let starts = std::array::from_fn(|n| found[n].at.start);
                 table.decode(self.path, codes, starts, count, &mut stages);
             }
-            for ((tile, place), stage) in group.zip(found).zip(&stages) {
+            for ((tile, place), stage) in group.zip(found).zip(&mut stages) {
                 let all = self.layout.tile_numbers(tile);
                 let part = all.start.max(numbers.start)..all.end.min(numbers.end);
-                let symbols = if place.whole { &codes[place.at] } else { stage };
+                let symbols = &mut stage[..all.len()];
+                if place.whole {
+                    symbols.copy_from_slice(&codes[place.at]);
+                }
+                if matches!(self.table, Table::Rate(..)) {
+                    rate::mark(self.path, symbols);
+                }
                 let symbols = &symbols[part.start - all.start..part.end - all.start];
                 sink(Some(symbols), part);
             }
@@ -494,12 +502,6 @@ impl<'a> Coded<'a> {
     fn raw(&self, numbers: Range<usize>) -> &'a [u8] {
         let size = self.layout.number().raw_bytes();
         &self.bytes[self.layout.raw()][numbers.start * size..numbers.end * size]
-    }
-
-    /// Step of a row.
-    fn step(&self, row: usize) -> f32 {
-        let (steps, _) = self.bytes[self.layout.steps()].as_chunks::<4>();
-        f32::from_le_bytes(steps[row])
     }
 
     /// Where a strip begins.

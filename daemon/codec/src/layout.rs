@@ -4,8 +4,8 @@
 //!
 //! | part | huffman | palette | rate | plain |
 //! | --- | --- | --- | --- | --- |
-//! | table | 256 code lengths, 4 bits each | 16 symbols, the last one unused | as huffman, and 256 `f32` levels | |
-//! | steps | | | an `f32` a row | |
+//! | table | 256 code lengths, 4 bits each | 16 symbols, the last one unused | 128 code lengths, 64 means, an `f32` step | |
+//! | steps | | | a byte a row | |
 //! | offsets | a `u32` a strip of 32 tiles and one more, into codes | the same, into escapes | as huffman | |
 //! | lengths | a byte a tile, in units of [`Layout::unit_bytes`] | a byte a tile, escapes | as huffman | |
 //! | codes | bit streams, padded | 4 bits a number | as huffman | the numbers as they are |
@@ -20,7 +20,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::number::Number;
+use crate::{number::Number, rate};
 
 /// Parts begin at multiples of this.
 pub const ALIGN_BYTES: usize = 64;
@@ -37,8 +37,6 @@ pub const TILES: [usize; 3] = [128, 256, 512];
 pub(crate) const CODE_LENGTHS_BYTES: usize = 128;
 /// Bytes of a palette.
 pub(crate) const PALETTE_BYTES: usize = 16;
-/// Bytes of the levels of rate-coded numbers.
-pub(crate) const LEVELS_BYTES: usize = 256 * 4;
 
 /// How a matrix is coded. The ids are in files, and stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -51,7 +49,7 @@ pub enum Scheme {
     Huffman = 1,
     /// Without loss, at a fixed rate: symbols by four bits each, rare ones beside.
     Palette = 2,
-    /// To a chosen rate: multiples of a step, by Huffman codes.
+    /// To a chosen rate: levels of a step, by Huffman codes.
     Rate = 3,
 }
 
@@ -176,14 +174,10 @@ impl Layout {
                 Scheme::Plain => 0,
                 Scheme::Huffman => CODE_LENGTHS_BYTES,
                 Scheme::Palette => PALETTE_BYTES,
-                Scheme::Rate => CODE_LENGTHS_BYTES + LEVELS_BYTES,
+                Scheme::Rate => rate::TABLE_BYTES,
             },
             // Rows without numbers are as many as a header likes.
-            if scheme == Scheme::Rate {
-                rows.checked_mul(4).ok_or(too_large.clone())?
-            } else {
-                0
-            },
+            if scheme == Scheme::Rate { rows } else { 0 },
             if tiled {
                 (tiles.div_ceil(STRIP_TILES) + 1) * 4
             } else {
@@ -310,7 +304,7 @@ impl Layout {
         self.parts[6].end
     }
 
-    /// Lengths of Huffman codes, or the palette; then the levels.
+    /// Lengths of Huffman codes, or the palette; of rate-coded numbers what levels follow from, too.
     #[must_use]
     pub fn table(&self) -> Range<usize> {
         self.parts[0].clone()
@@ -401,7 +395,7 @@ mod tests {
             }
         }
         assert!(layout(Scheme::Rate, usize::MAX, 0, 128, 0, 0).is_err());
-        assert!(layout(Scheme::Rate, isize::MAX as usize / 4, 0, 128, 0, 0).is_err());
+        assert!(layout(Scheme::Rate, isize::MAX as usize, 0, 128, 0, 0).is_err());
         assert!(layout(Scheme::Huffman, 2, 8, 128, 17, 0).is_err());
         assert!(layout(Scheme::Huffman, 2, 8, 128, 16, 1).is_err());
         assert!(layout(Scheme::Palette, 2, 8, 128, 9, 0).is_err());

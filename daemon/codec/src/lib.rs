@@ -22,4 +22,4 @@ pub use coded::{Coded, DecodeError};
 pub use encode::{EncodeError, Encoded, Lossless, encode};
 pub use layout::{Layout, LayoutError, Scheme};
 pub use number::Number;
-pub use rate::{Quantized, Target, quantize};
+pub use rate::{Quantized, Quantizer, Target, quantize};

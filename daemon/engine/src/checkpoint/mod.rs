@@ -149,6 +149,11 @@ impl Checkpoint {
         self.tensors.get(name)
     }
 
+    /// The names of all tensors, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
     /// All tensors, in the order of their names, each with its bytes.
     pub fn tensors(&self) -> impl Iterator<Item = (&TensorEntry, u64)> {
         self.tensors.values().map(|entry| (entry, entry.bytes))

@@ -8,12 +8,13 @@ use std::{
 
 use rayon::prelude::*;
 use sluice_codec::{
-    Coded, EncodeError, Encoded, Lossless, Number, Scheme, Target,
+    Coded, EncodeError, Encoded, Lossless, Number, Quantizer, Scheme, Target,
     container::{
         CHUNK_ROWS, ContainerError, Glob, Hash, Hasher, Plan, PlannedTensor, Rules, Treatment,
         Writer, extent_name,
     },
-    encode, quantize,
+    encode,
+    layout::TILES,
 };
 
 use super::{Amount, BATCH_BYTES, CompressError, Progress, files::Files, pool, stop_if};
@@ -23,7 +24,11 @@ use crate::{
 };
 
 /// Changes when the same options come to lead to other bytes, so that nothing is made of two halves.
-const REVISION: u32 = 1;
+const REVISION: u32 = 2;
+/// Numbers by which a tensor's rate is found, at most,
+const SAMPLE_NUMBERS: u64 = 1 << 20;
+/// in parts of this many: rows differ more than parts of one.
+const SAMPLE_PART: u64 = 1024;
 
 /// What to make.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,7 +52,7 @@ pub struct Compression {
 pub enum How {
     /// Without loss.
     Lossless(Lossless),
-    /// To a rate, each chunk alike.
+    /// To a rate, each tensor alike.
     Rate(Target),
 }
 
@@ -189,13 +194,21 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn write(&mut self, treatment: Treatment) -> Result<(), CompressError> {
+        let number = number(self.entry);
+        let quantizer;
         let coder = match (treatment, self.options.how) {
             (Treatment::Plain, _) | (_, How::Lossless(Lossless::Plain)) => None,
             (_, How::Lossless(lossless)) => Some(Coder::Lossless(lossless)),
-            (Treatment::Rate, How::Rate(target)) => Some(Coder::Rate(target)),
+            (Treatment::Rate, How::Rate(target)) => {
+                quantizer = match number {
+                    Some(number) => Some(self.quantizer(number, target)?),
+                    None => None,
+                };
+                quantizer.as_ref().map(Coder::Rate)
+            }
             (Treatment::Lossless, How::Rate(_)) => Some(Coder::Lossless(Lossless::Huffman)),
         };
-        if let (Some(coder), Some(number)) = (coder, number(self.entry)) {
+        if let (Some(coder), Some(number)) = (coder, number) {
             let original_hash = self.write_coded(number, coder)?;
             // Numbers without a pattern get longer by what belongs to a code.
             if self.writer.tensor_bytes() < self.entry.bytes {
@@ -206,10 +219,40 @@ impl Work<'_> {
         Ok(self.writer.end_tensor(original_hash)?)
     }
 
-    fn write_coded(&mut self, number: Number, coder: Coder) -> Result<Hash, CompressError> {
+    /// What brings the whole tensor to a target, by parts of rows at equal distances. Each row's part begins elsewhere.
+    fn quantizer(&self, number: Number, target: Target) -> Result<Quantizer, CompressError> {
+        let (width, size) = (self.width(), number.bytes() as u64);
+        let rows = self.entry.bytes / size / width as u64;
+        let part = SAMPLE_PART.min(width as u64);
+        let count = (SAMPLE_NUMBERS / part).min(rows);
+        let mut bytes = vec![0; (count * part * size) as usize];
+        let each = bytes.chunks_exact_mut((part * size) as usize);
+        for (index, bytes) in (0..count).zip(each) {
+            let row = index * rows / count;
+            let place = index * part % (width as u64 - part + 1);
+            let start = (row * width as u64 + place) * size;
+            self.checkpoint
+                .read_part(self.entry, start..start + part * size, bytes)?;
+        }
+        let sample = widened(number, part as usize, &bytes);
+        let chunk = (rows.min(CHUNK_ROWS as u64) as usize, width);
+        Quantizer::fit(chunk, (part as usize, &sample), target, self.options.tile).map_err(
+            |cause| CompressError::Encode {
+                tensor: self.name.to_owned(),
+                cause,
+            },
+        )
+    }
+
+    fn width(&self) -> usize {
         let &[.., width] = &self.entry.shape[..] else {
             unreachable!("only matrices are coded");
         };
+        width
+    }
+
+    fn write_coded(&mut self, number: Number, coder: Coder<'_>) -> Result<Hash, CompressError> {
+        let width = self.width();
         self.writer.begin_tensor(coder.scheme())?;
         let row_bytes = width * number.bytes();
         let chunk_bytes = CHUNK_ROWS * row_bytes;
@@ -285,12 +328,12 @@ impl Work<'_> {
 
 /// How a tensor is coded.
 #[derive(Debug, Clone, Copy)]
-enum Coder {
+enum Coder<'a> {
     Lossless(Lossless),
-    Rate(Target),
+    Rate(&'a Quantizer),
 }
 
-impl Coder {
+impl Coder<'_> {
     fn scheme(self) -> Scheme {
         match self {
             Self::Lossless(Lossless::Plain) => Scheme::Plain,
@@ -309,20 +352,15 @@ impl Coder {
         bytes: &[u8],
         tile: usize,
     ) -> Result<(Encoded, Loss), EncodeError> {
-        let target = match self {
+        let quantizer = match self {
             Self::Lossless(lossless) => {
                 let coded = encode(number, rows, width, bytes, lossless, tile)?;
                 return Ok((coded, Loss::default()));
             }
-            Self::Rate(target) => target,
+            Self::Rate(quantizer) => quantizer,
         };
-        // Plain numbers are widened by the codec itself.
-        let plain = encode(number, rows, width, bytes, Lossless::Plain, tile)?;
-        let mut values = vec![0.0; rows * width];
-        Coded::new(plain.layout, &plain.bytes)
-            .and_then(|plain| plain.widen_rows(0..rows, &mut values))
-            .expect("plain numbers are never damaged");
-        let made = quantize(number, rows, width, &values, target, tile)?;
+        let values = widened(number, width, bytes);
+        let made = quantizer.quantize(number, rows, width, &values)?;
         let all = values
             .iter()
             .map(|&value| f64::from(value).powi(2))
@@ -330,6 +368,18 @@ impl Coder {
         let lost = made.error.powi(2) * all;
         Ok((made.encoded, Loss { lost, all }))
     }
+}
+
+/// Rows of plain numbers, widened by the codec itself.
+fn widened(number: Number, width: usize, bytes: &[u8]) -> Vec<f32> {
+    let rows = bytes.len() / number.bytes() / width;
+    let mut values = vec![0.0; rows * width];
+    let plain = encode(number, rows, width, bytes, Lossless::Plain, TILES[0]);
+    let plain = plain.expect("there are as many bytes as numbers need");
+    Coded::new(plain.layout, &plain.bytes)
+        .and_then(|plain| plain.widen_rows(0..rows, &mut values))
+        .expect("plain numbers are never damaged");
+    values
 }
 
 /// Why a piece wasn't written.

@@ -374,8 +374,8 @@ fn a_rate_is_kept_to_and_the_head_loses_nothing() {
         for tensor in &container.header().tensors {
             if tensor.scheme() == Some(Scheme::Rate) {
                 let found = tensor.length as f64 * 8.0 / tensor.numbers().unwrap() as f64;
-                // A table of its own is a part of a matrix as small as these.
-                assert!((bits - 0.1..bits + 0.3).contains(&found), "{found}");
+                // Of large tensors, half a percent; of these, rows and tiles are few.
+                assert!((found / bits - 1.0).abs() < 0.02, "{found}");
                 assert!(all || tensor.name.contains("blocks"));
             }
         }

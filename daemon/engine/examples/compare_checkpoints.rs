@@ -1,0 +1,379 @@
+//! How close other checkpoints of a model come to it, which differ in the weights of its layers alone: a container, the
+//! weights coded to so many bits, or rounded to a block format. Prints of each the bits a weight of those that are coded,
+//! their error, the mean Kullback-Leibler divergence, how often the most likely token is the same, and the likelihood of
+//! the text.
+//!
+//! ```sh
+//! cargo run -p sluice-engine --example compare_checkpoints -- TEXT MODEL SEEDS OTHER...
+//! ```
+//!
+//! Of the text, 64 lines are taken; where a model fills masks, each seed masks other tokens, and the figures are means. Another checkpoint is a path, a number of bits (`3.9`), or the name of a format
+//! (`q4_k`), whose blocks go on from row to row, so that rows of any width have them.
+
+use std::{
+    error::Error,
+    fs,
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use safetensors::{Dtype, tensor::TensorView};
+use sluice_codec::{
+    Target,
+    container::{Container, Rules, Treatment},
+};
+use sluice_engine::{
+    Compare, ModelId,
+    checkpoint::{
+        Checkpoint, Source, TensorEntry,
+        coded::{Compression, How, compress},
+    },
+    decode::compare::{Reading, rows, samples},
+    device::{Device, Profile},
+    format::Format,
+    ledger::Ledger,
+    model::{
+        family::ModelConfig,
+        transformer::{Interrupt, Transformer},
+    },
+    ops::{Activation, Ops},
+    plan::{self, Machine, Plan, Question, Working, Workload},
+    residency::{LoadOutcome, Part, Reader, Residency},
+    text::Text,
+};
+use sluice_shared::level::{Choices, Level};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const SAMPLES: usize = 64;
+const SAMPLE_TOKENS_MAX: usize = 256;
+/// Numbers of a tile.
+const TILE: usize = 512;
+/// Rows of a causal model that go through the layers together.
+const ROWS: usize = 64;
+const BLOCK_FORMATS: [Format; 10] = [
+    Format::Q8_0,
+    Format::Q6K,
+    Format::Q5K,
+    Format::Q5_1,
+    Format::Q5_0,
+    Format::Q4K,
+    Format::Q4_1,
+    Format::Q4_0,
+    Format::Q3K,
+    Format::Q2K,
+];
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [text, model, seeds, others @ ..] = &arguments[..] else {
+        return Err("a text, a model, a number of seeds, and what to compare are needed".into());
+    };
+    let seeds: u64 = seeds.parse()?;
+    let ops = Ops::new(Device::cpu(0)?, Ledger::default())?;
+    let model_path = Path::new(model);
+    let original = Loaded::new(model_path, &ops)?;
+    let samples = samples_of(&fs::read_to_string(text)?, model_path, &original.config)?;
+    let compare = |seed| Compare {
+        model: ModelId(0),
+        level: None,
+        samples: samples.clone(),
+        seed,
+    };
+    let texts: Vec<Compare> = (1..=seeds).map(compare).collect();
+    let theirs = texts.iter().map(|texts| original.rows(texts, &ops));
+    let theirs: Vec<Activation> = theirs.collect::<Result<_>>()?;
+    println!(
+        "{:28} {:>7} {:>7} {:>9} {:>8} {:>10}",
+        "", "bits", "dB", "KL", "same top", "likelihood"
+    );
+    for other in others {
+        let format = BLOCK_FORMATS.iter().find(|format| format.name() == other);
+        let folder = tempfile::tempdir()?;
+        let container = folder.path().join("model.sluice");
+        let path = if let Some(format) = format {
+            round(model_path, *format, folder.path())?;
+            folder.path()
+        } else if let Ok(bits) = other.parse() {
+            code(model_path, bits, &container)?;
+            &container
+        } else {
+            Path::new(other)
+        };
+        let loss = Loss::of(model_path, path)?;
+        let bits = format.map_or(loss.bits(), |format| format.bytes(256) as f64 * 8.0 / 256.0);
+        let loaded = Loaded::new(path, &ops)?;
+        let mut found = Found::default();
+        for (texts, theirs) in texts.iter().zip(&theirs) {
+            let ours = loaded.rows(texts, &ops)?;
+            found.add(&original.compare(&loaded, [theirs, &ours], texts, &ops)?);
+        }
+        let name = Path::new(other).file_name().unwrap_or_default();
+        println!(
+            "{:28} {bits:7.3} {:7.2} {:9.5} {:6.2} % {:10.4}",
+            name.to_string_lossy(),
+            loss.decibels(),
+            found.kl / seeds as f64,
+            100.0 * found.same_top / seeds as f64,
+            found.likelihood / seeds as f64
+        );
+    }
+    Ok(())
+}
+
+/// Lines at equal distances, as tokens.
+fn samples_of(text: &str, model: &Path, config: &ModelConfig) -> Result<Vec<Vec<u32>>> {
+    let files = Checkpoint::open(&source(model))?.tokenizer()?;
+    let files = files.ok_or("the model has no tokenizer")?;
+    let tokenizer = Text::new(&files.tokenizer, files.config.as_deref())?;
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    let count = SAMPLES.min(lines.len());
+    let mut samples = Vec::new();
+    for index in 0..count {
+        let mut ids = tokenizer.encode(lines[index * lines.len() / count])?;
+        ids.truncate(SAMPLE_TOKENS_MAX.min(config.shape.context_length));
+        if ids.len() > 1 {
+            samples.push(ids);
+        }
+    }
+    Ok(samples)
+}
+
+fn source(path: &Path) -> Source {
+    Source::Folder(path.to_owned())
+}
+
+/// A model with all its weights.
+struct Loaded {
+    config: ModelConfig,
+    model: Transformer,
+    weights: Residency,
+}
+
+/// How far one is from the other.
+#[derive(Default)]
+struct Found {
+    kl: f64,
+    same_top: f64,
+    likelihood: f64,
+}
+
+impl Found {
+    fn add(&mut self, other: &Self) {
+        self.kl += other.kl;
+        self.same_top += other.same_top;
+        self.likelihood += other.likelihood;
+    }
+}
+
+impl Loaded {
+    fn new(path: &Path, ops: &Ops) -> Result<Self> {
+        let checkpoint = Checkpoint::open(&source(path))?;
+        let config = checkpoint.model()?;
+        let sources = plan::sources(&checkpoint, config.shape.tensors())?;
+        let plan = Plan::new(&Question {
+            shape: &config.shape,
+            sources: &sources,
+            choices: Choices::from(Level::Off),
+            budget_bytes: u64::MAX,
+            workload: Workload::default(),
+            working: Working::default(),
+            machine: &Machine::unmeasured(Profile::cpu(ops.device().threads()), u64::MAX),
+        })?;
+        let reader = Arc::new(Reader::new(Arc::new(checkpoint), &sources));
+        let never = AtomicBool::new(false);
+        let (device, ledger) = (ops.device(), ops.ledger());
+        let LoadOutcome::Done(weights) =
+            Residency::load(&plan, reader, device, ledger, &never, &mut |_| {})?
+        else {
+            unreachable!("nobody cancels");
+        };
+        Ok(Self {
+            model: Transformer::new(config.clone(), ops)?,
+            config,
+            weights,
+        })
+    }
+
+    /// What it makes of the texts, before the head.
+    fn rows(&self, texts: &Compare, ops: &Ops) -> Result<Activation> {
+        let samples = samples(texts, self.config.mask);
+        let count = samples.iter().map(|sample| sample.rows.len()).sum();
+        let shape = &self.config.shape;
+        let reading = shape.causal.then(|| Reading {
+            cache: shape.cache(Format::F32),
+            rows: ROWS,
+        });
+        let never = AtomicBool::new(false);
+        let mut kept = ops.keep(count, shape.width)?;
+        let mut at = 0;
+        for sample in &samples {
+            let model = (&self.model, &self.weights);
+            let result = rows(sample, ops, model, reading, &never, &mut |rows| {
+                ops.set_rows(&mut kept, at, rows)?;
+                at += rows.len();
+                Ok(())
+            });
+            result.map_err(|interrupt| match interrupt {
+                Interrupt::Failed(error) => error,
+                Interrupt::Cancelled => unreachable!("nobody cancels"),
+            })?;
+        }
+        Ok(kept)
+    }
+
+    /// This one's rows and head, and the other's.
+    fn compare(
+        &self,
+        other: &Self,
+        rows: [&Activation; 2],
+        texts: &Compare,
+        ops: &Ops,
+    ) -> Result<Found> {
+        let samples = samples(texts, self.config.mask);
+        let targets: Vec<u32> = samples
+            .iter()
+            .flat_map(|sample| sample.targets.iter().copied())
+            .collect();
+        let mut comparison = ops.start_comparison(&targets, self.weights.head_part_rows())?;
+        for (unit, first) in self.weights.head_parts() {
+            let heads = [self.weights.acquire(unit)?, other.weights.acquire(unit)?];
+            let [one, two] = heads.each_ref().map(|head| head.weight(Part::Head));
+            ops.compare_heads(&mut comparison, rows, [&one, &two], first)?;
+        }
+        let all = comparison.divergences()?;
+        let mean = |value: &dyn Fn(usize) -> f64| {
+            (0..all.len()).map(value).sum::<f64>() / all.len() as f64
+        };
+        Ok(Found {
+            kl: mean(&|row| all[row].kl),
+            same_top: mean(&|row| f64::from(u8::from(all[row].same_top))),
+            likelihood: -mean(&|row| all[row].target[1]),
+        })
+    }
+}
+
+/// Whether a container would code a tensor to a rate.
+fn is_coded(name: &str, entry: &TensorEntry) -> bool {
+    let rules = Rules {
+        keep: Vec::new(),
+        is_rate: true,
+        all: false,
+    };
+    let number = entry.format.as_ref().map_or("", |format| format.name());
+    rules.treatment(name, &entry.shape, number) == Treatment::Rate
+}
+
+fn entries(checkpoint: &Checkpoint) -> impl Iterator<Item = (&str, &TensorEntry)> {
+    let names = checkpoint.names();
+    names.filter_map(|name| Some((name, checkpoint.tensor(name)?)))
+}
+
+fn widened(checkpoint: &Checkpoint, entry: &TensorEntry) -> Result<Vec<f32>> {
+    let format = entry.format.clone()?;
+    let numbers: usize = entry.shape.iter().product();
+    let mut bytes = vec![0; format.bytes(numbers)];
+    let length = bytes.len() as u64;
+    checkpoint.read_part(entry, 0..length, &mut bytes)?;
+    let mut values = vec![0.0; numbers];
+    format.widen(&bytes, &mut values);
+    Ok(values)
+}
+
+/// What coded tensors lose, and what they take.
+struct Loss {
+    lost: f64,
+    all: f64,
+    numbers: f64,
+    coded_bytes: f64,
+}
+
+impl Loss {
+    fn of(model: &Path, other: &Path) -> Result<Self> {
+        let (model, checkpoint) = (
+            Checkpoint::open(&source(model))?,
+            Checkpoint::open(&source(other))?,
+        );
+        let container = checkpoint.is_container().then(|| Container::open(other));
+        let container = container.transpose()?;
+        let mut loss = Self {
+            lost: 0.0,
+            all: 0.0,
+            numbers: 0.0,
+            coded_bytes: 0.0,
+        };
+        for (name, entry) in entries(&model).filter(|(name, entry)| is_coded(name, entry)) {
+            let theirs = widened(&model, entry)?;
+            let same = checkpoint.tensor(name).ok_or("a tensor is missing")?;
+            let ours = widened(&checkpoint, same)?;
+            let square = |value: f32| f64::from(value).powi(2);
+            let pairs = theirs.iter().zip(&ours);
+            loss.lost += pairs.map(|(a, b)| square(a - b)).sum::<f64>();
+            loss.all += theirs.iter().map(|value| square(*value)).sum::<f64>();
+            loss.numbers += theirs.len() as f64;
+            if let Some(container) = &container {
+                let mut tensors = container.header().tensors.iter();
+                let tensor = tensors.find(|tensor| tensor.name == name);
+                loss.coded_bytes += tensor.map_or(0, |tensor| tensor.length) as f64;
+            }
+        }
+        Ok(loss)
+    }
+
+    fn decibels(&self) -> f64 {
+        10.0 * (self.all / self.lost).log10()
+    }
+
+    fn bits(&self) -> f64 {
+        self.coded_bytes * 8.0 / self.numbers
+    }
+}
+
+/// The same model with its layers at so many bits a weight.
+fn code(model: &Path, bits: f64, to: &Path) -> Result<()> {
+    let options = Compression {
+        how: How::Rate(Target::Bits(bits)),
+        tile: TILE,
+        keep: Vec::new(),
+        all: false,
+        threads: 0,
+        replace: false,
+    };
+    let (never, source) = (AtomicBool::new(false), source(model));
+    compress(&source, to, &options, &never, &mut |_, _| {})?;
+    Ok(())
+}
+
+/// The same model with coded tensors as a format has them.
+fn round(model: &Path, format: Format, to: &Path) -> Result<()> {
+    for file in fs::read_dir(model)? {
+        let file = file?.path();
+        if file.is_file() && file.extension().is_none_or(|kind| kind != "safetensors") {
+            fs::copy(&file, to.join(file.file_name().unwrap_or_default()))?;
+        }
+    }
+    let checkpoint = Checkpoint::open(&source(model))?;
+    let mut tensors = Vec::new();
+    for (name, entry) in entries(&checkpoint) {
+        let mut values = widened(&checkpoint, entry)?;
+        if is_coded(name, entry) {
+            let mut blocks = vec![0; format.bytes(values.len())];
+            format.store(&values, &mut blocks);
+            format.widen(&blocks, &mut values);
+        }
+        let bytes: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        tensors.push((name, entry.shape.clone(), bytes));
+    }
+    let views: Vec<_> = tensors
+        .iter()
+        .map(|(name, shape, bytes)| Ok((name, TensorView::new(Dtype::F32, shape.clone(), bytes)?)))
+        .collect::<Result<_>>()?;
+    safetensors::serialize_to_file(views, None, &to.join("model.safetensors"))?;
+    Ok(())
+}
