@@ -11,7 +11,7 @@ use std::{
 
 use half::bf16;
 use rustix::fs::MemfdFlags;
-use sluice_codec::{Coded, Lossless, Number, Scheme, encode};
+use sluice_codec::{Coded, Encoded, Lossless, Number, Scheme, Target, encode, quantize};
 use sluice_cuda::CudaError;
 
 use super::{DeviceBuffer, Gpu};
@@ -68,6 +68,8 @@ const SMALL_SIDE: usize = 1024;
 const DECODE_ROWS: usize = 64;
 const DECODE_WIDTH: usize = 1024;
 const DECODE_TILE: usize = 512;
+/// Of those that are coded to a rate.
+const DECODE_BITS: f64 = 4.0;
 /// Rows that are decoded at a time.
 const DECODE_PIECE: usize = 16;
 /// A sound number in every format, as element, scale and code alike.
@@ -104,14 +106,9 @@ impl Rates {
         self.linear.iter().find(|rate| rate.format == format)
     }
 
-    /// Seconds that one thread takes to decode a number. Rate-coded ones are symbols of the same code as those coded without
-    /// loss.
+    /// Seconds that one thread takes to decode a number.
     #[must_use]
     pub fn decode_s(&self, scheme: Scheme) -> Option<f64> {
-        let scheme = match scheme {
-            Scheme::Rate => Scheme::Huffman,
-            scheme => scheme,
-        };
         let mut known = self.decode.iter();
         known.find_map(|(known, seconds)| (*known == scheme).then_some(*seconds))
     }
@@ -208,36 +205,39 @@ fn measure_decode() -> Vec<(Scheme, f64)> {
     let weights: Vec<bf16> = (0..(DECODE_ROWS * DECODE_WIDTH) as u64)
         .map(|place| bf16::from_f32((0..4).map(|draw| uniform(4 * place + draw)).sum()))
         .collect();
-    // As a multiply does it, in pieces that stay in the cache.
-    let mut out = vec![0.0; DECODE_PIECE * DECODE_WIDTH];
-    let mut measure = |scheme: Lossless| {
+    let (rows, width, tile) = (DECODE_ROWS, DECODE_WIDTH, DECODE_TILE);
+    let encoded = |scheme| {
+        let lossless = match scheme {
+            Scheme::Plain => Lossless::Plain,
+            Scheme::Huffman => Lossless::Huffman,
+            Scheme::Palette => Lossless::Palette,
+            Scheme::Rate => {
+                let values: Vec<f32> = weights.iter().map(|weight| weight.to_f32()).collect();
+                let bits = Target::Bits(DECODE_BITS);
+                return quantize(Number::Bf16, rows, width, &values, bits, tile)
+                    .map(|quantized| quantized.encoded);
+            }
+        };
         let bytes = bytemuck::cast_slice(&weights);
-        let encoded = encode(
-            Number::Bf16,
-            DECODE_ROWS,
-            DECODE_WIDTH,
-            bytes,
-            scheme,
-            DECODE_TILE,
-        )
-        .ok()?;
-        let coded = Coded::new(encoded.layout, &encoded.bytes).ok()?;
+        encode(Number::Bf16, rows, width, bytes, lossless, tile)
+    };
+    // As a multiply does it, in pieces that stay in the cache.
+    let mut out = vec![0.0; DECODE_PIECE * width];
+    let mut measure = |scheme: Scheme| {
+        let Encoded { layout, bytes } = encoded(scheme).ok()?;
+        let coded = Coded::new(layout, &bytes).ok()?;
         let mut fastest = f64::INFINITY;
         for _ in 0..COPIES {
             let start = Instant::now();
-            for row in (0..DECODE_ROWS).step_by(DECODE_PIECE) {
+            for row in (0..rows).step_by(DECODE_PIECE) {
                 coded.widen_rows(row..row + DECODE_PIECE, &mut out).ok()?;
             }
             fastest = fastest.min(seconds_since(start));
         }
-        Some(fastest / weights.len() as f64)
+        Some((scheme, fastest / weights.len() as f64))
     };
-    let schemes = [
-        (Scheme::Huffman, Lossless::Huffman),
-        (Scheme::Palette, Lossless::Palette),
-    ];
-    let measured = schemes.map(|(scheme, lossless)| Some((scheme, measure(lossless)?)));
-    measured.into_iter().flatten().collect()
+    let measured = Scheme::ALL.into_iter().map(&mut measure);
+    measured.flatten().collect()
 }
 
 fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, EngineError> {
