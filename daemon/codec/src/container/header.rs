@@ -5,7 +5,8 @@ use std::{collections::HashSet, ops::Range};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ALIGN_BYTES, CHUNK_NUMBERS_MAX, ContainerError, EXTENT_ALIGN_BYTES,
+    ALIGN_BYTES, CHUNK_NUMBERS_MAX, ContainerError, EXTENT_ALIGN_BYTES, FILE_BYTES_MAX,
+    FILES_BYTES_MAX,
     hash::{Hash, Hasher},
 };
 use crate::{
@@ -201,6 +202,7 @@ impl TensorRecord {
         }
         let (rows, _) = self
             .matrix()
+            .filter(|_| numbers > 0)
             .ok_or_else(|| format!("is coded, and no matrix: {:?}", self.shape))?;
         if self.chunk_rows == 0 || rows.div_ceil(self.chunk_rows) != self.chunks.len() {
             return Err(format!(
@@ -357,7 +359,7 @@ impl Header {
                 self.tile
             )));
         }
-        self.check_names().map_err(malformed)?;
+        self.check_names_and_files().map_err(malformed)?;
         for tensor in &self.tensors {
             if tensor.scheme().is_none() {
                 return Err(ContainerError::UnknownScheme {
@@ -373,7 +375,7 @@ impl Header {
         self.check_places(start).map_err(malformed)
     }
 
-    fn check_names(&self) -> Result<(), String> {
+    fn check_names_and_files(&self) -> Result<(), String> {
         let mut names = HashSet::new();
         for tensor in &self.tensors {
             if !is_tensor_name(&tensor.name) {
@@ -391,6 +393,20 @@ impl Header {
             if !names.insert(&file.name) {
                 return Err(format!("file {} stands twice", shown(&file.name)));
             }
+            // Whoever reads it takes memory for all of it.
+            if file.length > FILE_BYTES_MAX {
+                return Err(format!(
+                    "file {} has {} bytes; {FILE_BYTES_MAX} is the most",
+                    shown(&file.name),
+                    file.length
+                ));
+            }
+        }
+        let all: u64 = self.files.iter().map(|file| file.length).sum();
+        if all > FILES_BYTES_MAX {
+            return Err(format!(
+                "its files have {all} bytes; {FILES_BYTES_MAX} is the most"
+            ));
         }
         Ok(())
     }

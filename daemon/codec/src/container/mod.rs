@@ -47,6 +47,11 @@ pub const CHUNK_ROWS: usize = 256;
 /// Most numbers of a chunk, which a few bytes may stand for: what a reader has memory for.
 pub const CHUNK_NUMBERS_MAX: usize = 1 << 26;
 
+/// Longest file inside, or header of a shard: a tokenizer of half a million entries has 35 MB.
+pub const FILE_BYTES_MAX: u64 = 256 << 20;
+/// Bytes of all files inside.
+pub const FILES_BYTES_MAX: u64 = 512 << 20;
+
 /// Bytes before the header.
 const PREFIX_BYTES: u64 = 24;
 /// Longest header; one of 20,000 tensors has 8 MB.

@@ -139,10 +139,11 @@ impl<'a> Rows<'a> {
         deviation.max(f64::from(f32::MIN_POSITIVE))
     }
 
-    /// The nearest step by which numbers have levels: neither all of them none, nor all of them too large for any.
-    fn possible(&self, step: f64) -> f64 {
+    /// The nearest step by which numbers have levels: neither all of them none, nor so many of them too large for those that
+    /// are equally far apart that a smaller step would take fewer bits, and lose more.
+    pub(super) fn possible(&self, step: f64) -> f64 {
         let same = self.deviation().log2() * (1. - self.exponent);
-        step.max(same - 10.).min(same + 13.)
+        step.max(same - 4.).min(same + 13.)
     }
 
     /// A part of the matrix's step, and by that step those of rows as bytes.

@@ -13,7 +13,8 @@
 //! 25.1, and `q4_0` has 21.3 at 4.5 bits. The rate-distortion bound is 0.8 dB away; 0.3 of those are lengths of tiles, steps
 //! of rows and the table, the other 0.5 what more states would not do much about (`trellis`).
 //!
-//! It is made for rates of two to five bits. There are 128 symbols, so that beyond six levels don't get finer.
+//! It is made for rates of two to five bits. There are 128 symbols: a step is no less than a sixteenth of a standard
+//! deviation, which takes six bits, since below that more and more numbers would be beyond those of equal distance.
 
 mod fit;
 mod levels;
@@ -118,7 +119,10 @@ impl Quantizer {
             return Err(EncodeError::NotFinite(at));
         }
         let matrix = Rows::new(width, self.tile, values, self.fitted.exponent);
-        let (part, mut steps) = matrix.steps(&self.fitted);
+        let mut fitted = self.fitted.clone();
+        // The sample may have been of other sizes.
+        fitted.step = matrix.possible(fitted.step);
+        let (part, mut steps) = matrix.steps(&fitted);
         // Rows without numbers have steps too.
         steps.resize(rows, 0);
         let tiles: Vec<usize> = (0..matrix.tiles()).collect();
@@ -128,11 +132,10 @@ impl Quantizer {
                 let mut symbols = Vec::with_capacity(tiles.len() * self.tile);
                 let mut sums = Sums::default();
                 for tile in tiles {
-                    let fitted = &self.fitted;
                     matrix.choose(
                         *tile,
                         (part, &steps),
-                        fitted,
+                        &fitted,
                         search,
                         &mut symbols,
                         &mut sums,
@@ -283,6 +286,56 @@ mod tests {
                 assert!(found > 17.1 + 5.95 * (bits - 3.));
                 assert!(found > blocks + 6. * (bits - 4.) + 1.8);
             }
+        }
+    }
+
+    #[test]
+    fn more_bits_lose_less() {
+        for (spread, student) in [(0., false), (0.5, true)] {
+            let values = weights(256, 1024, spread, student);
+            let mut before = 0.;
+            for bits in [1.5, 2., 3., 4., 5., 5.5, 6.] {
+                let target = Target::Bits(bits);
+                let quantized = quantize(Number::Bf16, 256, 1024, &values, target, 512).unwrap();
+
+                let found = decibels(&values, &back(&quantized));
+                println!("{found:.2} dB at {:.3} bits for {bits}", quantized.bits);
+                // With rows of many sizes, what is far off costs at six bits what the others gain.
+                assert!(
+                    found > before - 0.25 && quantized.bits < bits + 0.05,
+                    "{bits}"
+                );
+                before = found;
+            }
+            // Nothing breaks where no step takes as much.
+            for bits in [7., 16.] {
+                let target = Target::Bits(bits);
+                let quantized = quantize(Number::Bf16, 256, 1024, &values, target, 512).unwrap();
+                assert!(
+                    decibels(&values, &back(&quantized)) > before - 0.5,
+                    "{bits}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn rows_that_no_sample_has_are_near_what_they_were() {
+        let (rows, width) = (64, 1024);
+        let values = weights(rows, width, 0., false);
+        for size in [0., 1e-6, 1e6] {
+            let sample: Vec<f32> = values.iter().map(|value| value * size).collect();
+            let target = Target::Bits(4.);
+            let quantizer = Quantizer::fit((rows, width), (width, &sample), target, 256).unwrap();
+
+            let quantized = quantizer
+                .quantize(Number::Bf16, rows, width, &values)
+                .unwrap();
+            let found = decibels(&values, &back(&quantized));
+            assert!(
+                found > if size > 1. { -0.1 } else { 20. },
+                "{size}: {found}"
+            );
         }
     }
 

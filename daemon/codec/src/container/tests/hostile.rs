@@ -211,6 +211,16 @@ fn what_is_wrong_is_named() {
             json!([40, 1 << 22]),
             "has a chunk of 167772160 numbers",
         ),
+        (
+            "/tensors/1/shape",
+            json!([40, 0]),
+            "is coded, and no matrix",
+        ),
+        (
+            "/files/0/length",
+            json!((256_u64 << 20) + 1),
+            "has 268435457 bytes; 268435456 is the most",
+        ),
         ("/tensors/1/shape", json!(vec![1; 17]), "17 sizes"),
         (
             "/tensors/0/shape",
@@ -270,7 +280,7 @@ fn what_is_wrong_is_named() {
         ("/files/0/offset", json!(1), "no multiple of 64"),
         ("/files/0/offset", json!(0), "overlaps"),
         ("/files/0/length", json!(1 << 20), "overlaps"),
-        ("/files/0/length", max.clone(), "file config.json overlaps"),
+        ("/files/0/length", max.clone(), "file config.json has"),
         ("/extents/1/offset", json!(4096), "layers.0"),
         ("/extents/1/length", max.clone(), "overlaps with the checks"),
         ("/extents/0/offset", json!(4097), "wte.weight"),
