@@ -5,7 +5,7 @@ use std::{collections::HashSet, ops::Range};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ALIGN_BYTES, CHUNK_NUMBERS_MAX, ContainerError, EXTENT_ALIGN_BYTES, FILE_BYTES_MAX,
+    ALIGN_BYTES, CHUNK_NUMBERS_MAX, CHUNKS_MAX, ContainerError, EXTENT_ALIGN_BYTES, FILE_BYTES_MAX,
     FILES_BYTES_MAX,
     hash::{Hash, Hasher},
 };
@@ -375,7 +375,8 @@ impl Header {
         self.check_places(start).map_err(malformed)
     }
 
-    fn check_names_and_files(&self) -> Result<(), String> {
+    /// Whether names, sizes and files are such that it can be read, wherever they are.
+    pub(super) fn check_names_and_files(&self) -> Result<(), String> {
         let mut names = HashSet::new();
         for tensor in &self.tensors {
             if !is_tensor_name(&tensor.name) {
@@ -384,6 +385,17 @@ impl Header {
             if !names.insert(&tensor.name) {
                 return Err(format!("tensor {} stands twice", shown(&tensor.name)));
             }
+            if tensor.shape.len() > SIZES_MAX {
+                return Err(format!(
+                    "tensor {} has {} sizes",
+                    shown(&tensor.name),
+                    tensor.shape.len()
+                ));
+            }
+        }
+        let chunks = self.tensors.iter().map(|tensor| tensor.chunks.len());
+        if chunks.sum::<usize>() > CHUNKS_MAX {
+            return Err(format!("it has more than {CHUNKS_MAX} chunks"));
         }
         names.clear();
         for file in self.shards.iter().chain(&self.files) {
@@ -412,9 +424,6 @@ impl Header {
     }
 
     fn check_tensor(&self, tensor: &TensorRecord) -> Result<(), String> {
-        if tensor.shape.len() > SIZES_MAX {
-            return Err(format!("has {} sizes", tensor.shape.len()));
-        }
         let checks = tensor.check_coding(self.tile)?;
         let is_letters =
             |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';

@@ -10,6 +10,7 @@ use std::{
 use super::{
     hash::{Hash, Hasher},
     header::TensorRecord,
+    own,
 };
 
 /// Longest line: a name, and a chunk's length of some 10,000.
@@ -41,7 +42,7 @@ impl Found {
 impl Journal {
     /// What the journal at `path` says, if it is one of a run of the same `identity`.
     pub(super) fn read(path: &Path, identity: &str) -> io::Result<Option<Found>> {
-        let file = match File::open(path) {
+        let file = match own::open(path, OpenOptions::new().read(true)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file?,
         };
@@ -72,11 +73,9 @@ impl Journal {
 
     /// Begins a journal anew.
     pub(super) fn begin(path: &Path, identity: &str) -> io::Result<Self> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .open(path)?;
+        let mut options = OpenOptions::new();
+        let file = own::open(path, options.write(true).create(true).truncate(false))?;
+        file.set_len(0)?;
         let mut journal = Self {
             file,
             chain: Hash::default(),
@@ -91,7 +90,7 @@ impl Journal {
             None => (found.start, found.start_chain),
             Some(last) => (found.lines[last].1, found.lines[last].2),
         };
-        let mut file = OpenOptions::new().write(true).open(path)?;
+        let mut file = own::open(path, OpenOptions::new().write(true))?;
         file.set_len(end)?;
         file.seek(SeekFrom::End(0))?;
         Ok(Self { file, chain })

@@ -18,6 +18,7 @@ mod error;
 mod hash;
 mod header;
 mod journal;
+mod own;
 mod read;
 mod select;
 mod tiles;
@@ -51,6 +52,9 @@ pub const CHUNK_NUMBERS_MAX: usize = 1 << 26;
 pub const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Bytes of all files inside.
 pub const FILES_BYTES_MAX: u64 = 512 << 20;
+
+/// Most chunks of a container, each of which takes some memory as long as it is open; a model of 8 B parameters has 30,000.
+pub const CHUNKS_MAX: usize = 1 << 20;
 
 /// Bytes before the header.
 const PREFIX_BYTES: u64 = 24;

@@ -9,11 +9,13 @@ use std::{
 };
 
 use super::{
-    ALIGN_BYTES, CHUNK_ROWS, ContainerError, EXTENT_ALIGN_BYTES, MAGIC, PREFIX_BYTES, VERSION,
+    ALIGN_BYTES, CHUNK_ROWS, ContainerError, EXTENT_ALIGN_BYTES, HEADER_BYTES_MAX, MAGIC,
+    PREFIX_BYTES, VERSION,
     error::{beside, shown},
     hash::{Hash, Hasher},
     header::{Extent, FileRecord, Header, Section, TensorRecord, matrix, number, varying},
     journal::{Found, Journal},
+    own,
     read::stop_if,
     tiles,
 };
@@ -128,8 +130,32 @@ impl Writer {
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, ContainerError> {
         let partial = partial_of(target);
+        let longest = longest(&plan);
+        let header_bytes = serde_json::to_vec(&longest)
+            .expect("names and numbers make JSON")
+            .len() as u64;
+        let checked = longest.check_names_and_files().and_then(|()| {
+            if header_bytes > HEADER_BYTES_MAX {
+                return Err(format!(
+                    "its header may come to {header_bytes} bytes; {HEADER_BYTES_MAX} is the most"
+                ));
+            }
+            Ok(())
+        });
+        checked.map_err(|problem| ContainerError::Malformed {
+            path: shown(target),
+            problem,
+        })?;
         let file = open_locked(&partial)?;
         let journal_path = journal_of(target);
+        let is_empty = file.metadata().map(|facts| facts.len() == 0);
+        let is_empty = is_empty.map_err(ContainerError::io("read", &partial))?;
+        // Every run has a journal before it writes anything else.
+        if !is_empty && journal_path.symlink_metadata().is_err() {
+            let cause = "no interrupted run left it; move it away";
+            let cause = io::Error::new(io::ErrorKind::AlreadyExists, cause);
+            return Err(ContainerError::io("write", &partial)(cause));
+        }
         let mut header = Header {
             source_hash: Hash::default(),
             bytes: u64::MAX,
@@ -140,7 +166,7 @@ impl Writer {
             files: Vec::new(),
             checks: Section::default(),
         };
-        let room = (PREFIX_BYTES + widest(&plan)).next_multiple_of(EXTENT_ALIGN_BYTES);
+        let room = (PREFIX_BYTES + header_bytes).next_multiple_of(EXTENT_ALIGN_BYTES);
         let mut end = room;
         let groups = [
             (&plan.shards, &mut header.shards),
@@ -478,10 +504,13 @@ impl Writer {
         self.header.bytes = offset + checks.len() as u64;
         self.header.source_hash = self.header.expected_source_hash();
         let text = serde_json::to_vec(&self.header).expect("names and numbers make JSON");
+        let header_end = PREFIX_BYTES + text.len() as u64;
         assert!(
-            PREFIX_BYTES + text.len() as u64 <= self.room,
+            header_end <= self.room,
             "room was left for the longest header"
         );
+        // What couldn't be read is never called finished.
+        self.header.check(&shown(&self.partial), header_end)?;
         let mut start = Vec::with_capacity(self.room as usize);
         start.extend_from_slice(&MAGIC);
         start.extend_from_slice(&VERSION.to_le_bytes());
@@ -498,13 +527,18 @@ impl Writer {
             writer.file.write_all_at(&start, 0)?;
             writer.file.sync_all()
         })?;
-        if !replace && self.target.symlink_metadata().is_ok() {
-            return Err(ContainerError::Exists {
-                path: shown(&self.target),
-            });
+        let renamed = match replace {
+            true => fs::rename(&self.partial, &self.target),
+            false => own::rename_new(&self.partial, &self.target),
+        };
+        match renamed {
+            Err(error) if !replace && error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(ContainerError::Exists {
+                    path: shown(&self.target),
+                });
+            }
+            renamed => renamed.map_err(ContainerError::io("write", &self.target))?,
         }
-        let renamed = fs::rename(&self.partial, &self.target);
-        renamed.map_err(ContainerError::io("write", &self.target))?;
         // The name is to last as the bytes do.
         let folder = match self.target.parent() {
             Some(folder) if folder != Path::new("") => folder,
@@ -541,13 +575,10 @@ impl Writer {
 /// The unfinished file, which nobody else writes.
 fn open_locked(partial: &Path) -> Result<File, ContainerError> {
     loop {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(partial)
-            .map_err(ContainerError::io("write", partial))?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = own::open(partial, &mut options);
+        let file = file.map_err(ContainerError::io("write", partial))?;
         match file.try_lock() {
             // Where a file system has no locks, two runs at once are the user's to avoid.
             Ok(()) | Err(TryLockError::Error(_)) => {}
@@ -566,15 +597,15 @@ fn open_locked(partial: &Path) -> Result<File, ContainerError> {
     }
 }
 
-/// Bytes of the longest header that such a plan may come to.
-fn widest(plan: &Plan) -> u64 {
-    let record = |name: &String| FileRecord {
+/// The longest header that such a plan may come to.
+fn longest(plan: &Plan) -> Header {
+    let record = |(name, bytes): &(String, Vec<u8>)| FileRecord {
         name: name.clone(),
         offset: u64::MAX,
-        length: u64::MAX,
+        length: bytes.len() as u64,
         hash: Hash::default(),
     };
-    let header = Header {
+    Header {
         source_hash: Hash::default(),
         bytes: u64::MAX,
         tile: plan.tile,
@@ -606,15 +637,12 @@ fn widest(plan: &Plan) -> u64 {
                 checks: u64::MAX,
             })
             .collect(),
-        shards: plan.shards.iter().map(|(name, _)| record(name)).collect(),
-        files: plan.files.iter().map(|(name, _)| record(name)).collect(),
+        shards: plan.shards.iter().map(record).collect(),
+        files: plan.files.iter().map(record).collect(),
         checks: Section {
             offset: u64::MAX,
             length: u64::MAX,
             hash: Hash::default(),
         },
-    };
-    serde_json::to_vec(&header)
-        .expect("names and numbers make JSON")
-        .len() as u64
+    }
 }

@@ -30,9 +30,6 @@ pub(crate) enum Via {
     Disk,
 }
 
-/// Most chunks of a container, each of which takes some memory as long as it is open; a model of 8 B parameters has 30,000.
-const CHUNKS_MAX: usize = 1 << 20;
-
 /// The files inside a container.
 #[derive(Debug)]
 pub(super) struct Inside {
@@ -110,10 +107,6 @@ impl Inside {
             path: path.clone(),
             cause,
         };
-        let chunks = header.tensors.iter().map(|record| record.chunks.len());
-        if chunks.sum::<usize>() > CHUNKS_MAX {
-            return Err(malformed(format!("it has more than {CHUNKS_MAX} chunks")));
-        }
         // Chunks are read whole: larger ones would take memory that nobody reckons with.
         let is_odd = |record: &&TensorRecord| {
             record.scheme() != Some(Scheme::Plain) && record.chunk_rows != CHUNK_ROWS

@@ -1,6 +1,8 @@
 //! Runs that were interrupted anywhere, and what the next one makes of what they left.
 
-use std::{fs, io::Write, sync::atomic::AtomicBool};
+use std::{fs, io::Write, os::unix::fs::symlink, sync::atomic::AtomicBool};
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
 
@@ -173,4 +175,70 @@ fn taking_up_can_be_cancelled() {
     );
     assert!(matches!(cancelled, Err(ContainerError::Cancelled)));
     assert_eq!(resumed(&model, &folder, &model.container()), 5);
+}
+
+#[test]
+fn what_no_run_left_is_not_written_to() {
+    let model = Model::new();
+    let folder = Folder::new();
+    let target = folder.target();
+    let partial = partial_of(&target);
+    let journal = journal_of(&target);
+    let begin = || {
+        let never = AtomicBool::new(false);
+        Writer::begin(&target, model.plan(), &never, &mut |_| {}).map(drop)
+    };
+    let other = target.with_file_name("other");
+    fs::write(&other, b"precious").unwrap();
+
+    // A file of that name, a link of that name, and one of the journal's; a second name; a pipe.
+    fs::write(&partial, b"precious").unwrap();
+    let error = begin().unwrap_err().to_string();
+    assert!(error.contains("no interrupted run left it"), "{error}");
+    assert_eq!(fs::read(&partial).unwrap(), b"precious");
+    fs::remove_file(&partial).unwrap();
+    for name in [&partial, &journal] {
+        symlink(&other, name).unwrap();
+        begin().unwrap_err();
+        fs::remove_file(name).unwrap();
+        fs::hard_link(&other, name).unwrap();
+        begin().unwrap_err();
+        fs::remove_file(name).unwrap();
+        mknodat(CWD, name, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        begin().unwrap_err();
+        fs::remove_file(name).unwrap();
+        let _ = fs::remove_file(&partial);
+    }
+    assert_eq!(fs::read(&other).unwrap(), b"precious");
+}
+
+#[test]
+fn what_could_not_be_read_is_not_begun() {
+    let model = Model::new();
+    let folder = Folder::new();
+    let refusal = |change: &dyn Fn(&mut Plan)| {
+        let mut plan = model.plan();
+        change(&mut plan);
+        let never = AtomicBool::new(false);
+        let begun = Writer::begin(&folder.target(), plan, &never, &mut |_| {});
+        begun.map(drop).unwrap_err().to_string()
+    };
+    let long = "x".repeat(2000);
+    let changes: [(&str, &dyn Fn(&mut Plan)); 4] = [
+        ("no name of a tensor", &|plan| {
+            plan.tensors[1].name.clone_from(&long);
+        }),
+        ("17 sizes", &|plan| plan.tensors[1].shape = vec![1; 17]),
+        ("no name of a file", &|plan| {
+            plan.shards[0].0 = ".hidden.safetensors".to_owned();
+        }),
+        ("stands twice", &|plan| {
+            plan.tensors[0].name = plan.tensors[1].name.clone();
+        }),
+    ];
+    for (problem, change) in changes {
+        let found = refusal(change);
+        assert!(found.contains(problem), "{found}");
+    }
+    assert!(!partial_of(&folder.target()).exists());
 }
