@@ -167,7 +167,8 @@ struct Columns {
     adds: bool,
 }
 
-// SAFETY: tiles write disjoint columns, through `multiply_tile` alone.
+// SAFETY: tiles are disjoint rows of weights, so that `multiply_tile` and `dot_tile`, which alone write, write disjoint
+// columns.
 unsafe impl Sync for Columns {}
 
 /// `x · tileᵀ` into the columns from `column` on.
@@ -248,7 +249,7 @@ mod tests {
     use crate::{
         checkpoint::{
             Checkpoint, CodedTensor, Source,
-            coded::{Compression, Container, How, Lossless, Scheme, compress},
+            coded::{Compression, Container, How, Lossless, Scheme, Target, compress},
         },
         device::Device,
         format::Format,
@@ -380,6 +381,9 @@ mod tests {
         }
     }
 
+    /// What the matrix in a container is called: of a layer, or it wouldn't be coded to a rate.
+    const NAME: &str = "layers.0.w";
+
     /// A matrix, in a container of its own.
     struct InContainer {
         tensor: Arc<CodedTensor>,
@@ -387,15 +391,15 @@ mod tests {
     }
 
     impl InContainer {
-        fn new(bytes: &[u8], shape: [usize; 2], scheme: Lossless, tile: usize) -> Self {
+        fn new(bytes: &[u8], shape: [usize; 2], how: How, tile: usize) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let tensor = TensorView::new(Dtype::BF16, shape.to_vec(), bytes).unwrap();
             let source = folder.path().join("model.safetensors");
-            safetensors::serialize_to_file([("w", tensor)], None, &source).unwrap();
+            safetensors::serialize_to_file([(NAME, tensor)], None, &source).unwrap();
             std::fs::write(folder.path().join("config.json"), "{}").unwrap();
             let target = folder.path().join("model.sluice");
             let options = Compression {
-                how: How::Lossless(scheme),
+                how,
                 tile,
                 keep: Vec::new(),
                 all: true,
@@ -412,7 +416,7 @@ mod tests {
             let place = record.offset as usize..(record.offset + record.length) as usize;
             let checkpoint = Checkpoint::open(&Source::Folder(target)).unwrap();
             Self {
-                tensor: checkpoint.coded("w").unwrap(),
+                tensor: checkpoint.coded(NAME).unwrap(),
                 bytes: bytes[place].to_vec(),
             }
         }
@@ -433,9 +437,13 @@ mod tests {
             let mut plain = vec![0_u64; width * outputs / 4];
             Format::Bf16.store(&values, bytemuck::cast_slice_mut(&mut plain));
             let uncoded = weight(&plain, outputs, width, Format::Bf16);
-            for scheme in [Lossless::Huffman, Lossless::Palette] {
+            for how in [
+                How::Lossless(Lossless::Huffman),
+                How::Lossless(Lossless::Palette),
+                How::Rate(Target::Bits(4.0)),
+            ] {
                 let bytes = bytemuck::cast_slice(&plain);
-                let container = InContainer::new(bytes, [outputs, width], scheme, tile);
+                let container = InContainer::new(bytes, [outputs, width], how, tile);
                 let coded = Weight {
                     data: Data::Coded(CodedRows {
                         tensor: &container.tensor,
@@ -445,12 +453,24 @@ mod tests {
                     }),
                     ..uncoded
                 };
+                // What it is decoded to: the same, or near it.
+                let mut decoded = vec![0.0; outputs * width];
+                coded.widen(&mut decoded);
+                let decoded = Weight {
+                    format: Format::F32,
+                    data: Data::Host(bytemuck::cast_slice(&decoded)),
+                    ..uncoded
+                };
+                let expected = match how {
+                    How::Lossless(_) => uncoded,
+                    How::Rate(_) => decoded,
+                };
                 for rows in [1, 2, SQUARE + 1, FEW_ROWS + 1] {
                     let mut x = ops.pool.take(rows, width, Number::F32).unwrap();
                     x.values_mut().copy_from_slice(&numbers(rows * width, 1));
-                    let all = [uncoded, coded].map(|weight| ops.linear(&x, &weight).unwrap());
+                    let all = [expected, coded].map(|weight| ops.linear(&x, &weight).unwrap());
                     assert_eq!(all[0].values(), all[1].values(), "{rows} rows of {width}");
-                    let part = [uncoded, coded].map(|weight| {
+                    let part = [expected, coded].map(|weight| {
                         let mut out = ops.linear(&x, &weight.rows(7, 290)).unwrap();
                         ops.linear_add(&mut out, 0, &x, &weight.rows(9, 292))
                             .unwrap();
