@@ -158,10 +158,10 @@ impl Planning {
         let budget = budget.or_else(|| memory.free_bytes.map(device::default_budget));
         let workload = translate::plan::workload(&asked, outline.context_length())?;
         let choices = Choices {
-            level: self.level,
             embedding: self.embedding,
             auto_factor: self.auto_factor.unwrap_or(AUTO_FACTOR),
             kv: self.kv,
+            ..Choices::from(self.level)
         };
         let plan = outline.plan(choices, budget.unwrap_or(u64::MAX), workload)?;
         let mut plan = translate::plan::plan(&plan, &name);

@@ -143,6 +143,9 @@ pub struct Choices {
     pub auto_factor: f64,
     /// How a causal model's keys and values are kept.
     pub kv: Kv,
+    /// Whether units that are coded without loss are decoded once and for all, where there is room and that pays. So it is
+    /// under [`Level::Auto`], whatever level that comes to.
+    pub decodes: bool,
 }
 
 impl From<Level> for Choices {
@@ -152,6 +155,7 @@ impl From<Level> for Choices {
             embedding: Embedding::Auto,
             auto_factor: AUTO_FACTOR,
             kv: Kv::Auto,
+            decodes: level == Level::Auto,
         }
     }
 }

@@ -155,11 +155,12 @@ impl Daemon {
             .or(settings.budget_bytes)
             .unwrap_or_else(|| self.engine.budget_default());
         let workload = translate::plan::workload(&asked, outline.context_length())?;
+        let level = asked.level.unwrap_or(settings.level);
         let choices = Choices {
-            level: asked.level.unwrap_or(settings.level),
             embedding: asked.embedding.unwrap_or(settings.embedding),
             auto_factor: asked.auto_factor.unwrap_or(settings.auto_factor),
             kv: asked.kv.unwrap_or(settings.kv),
+            ..Choices::from(level)
         };
         let plan = outline.plan(choices, budget_bytes, workload)?;
         Ok(translate::plan::plan(&plan, &name))

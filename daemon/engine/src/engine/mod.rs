@@ -138,10 +138,10 @@ impl Settings {
     #[must_use]
     pub fn choices(&self) -> Choices {
         Choices {
-            level: self.level,
             embedding: self.embedding,
             auto_factor: self.auto_factor,
             kv: self.kv,
+            ..Choices::from(self.level)
         }
     }
 

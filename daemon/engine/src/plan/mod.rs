@@ -275,7 +275,7 @@ impl Plan {
             &mut units,
         );
         let slots = place(question, &mut units)?;
-        Ok(Self {
+        let mut plan = Self {
             level,
             budget_bytes: question.budget_bytes,
             workload: question.workload,
@@ -283,7 +283,11 @@ impl Plan {
             units,
             slots,
             working: question.working,
-        })
+        };
+        if question.choices.decodes {
+            plan.decode_where_it_pays(question);
+        }
+        Ok(plan)
     }
 
     /// Has units that are coded without loss decoded once and for all, as far as there is room for that and a pass gets
@@ -513,10 +517,7 @@ fn auto(question: &Question<'_>) -> Result<Plan, PlanError> {
             choices,
             ..*question
         }) {
-            Ok(mut plan) if plan.check_loadable().is_ok() => {
-                plan.decode_where_it_pays(question);
-                plans.push(plan);
-            }
+            Ok(plan) if plan.check_loadable().is_ok() => plans.push(plan),
             Ok(_) => {}
             // The last is that of the level that needs least.
             Err(error) => refused = Some(error),
