@@ -279,6 +279,30 @@ fn a_cancelled_run_goes_on_from_any_tensor() {
 }
 
 #[test]
+fn a_run_into_the_source_itself_goes_on_too() {
+    let folder = TempDir::new().unwrap();
+    let folder = synthetic(folder.path(), Element::Bf16);
+    let before = contents(&folder);
+    let source = Source::Folder(folder.clone());
+    let target = folder.join("a.sluice");
+    let cancel = AtomicBool::new(false);
+    let seen = AtomicUsize::new(0);
+    let result = compress(&source, &target, &options(), &cancel, &mut |_, _| {
+        if seen.fetch_add(1, Ordering::Relaxed) == 20 {
+            cancel.store(true, Ordering::Relaxed);
+        }
+    });
+    assert!(matches!(result, Err(CompressError::Cancelled)));
+    assert!(journal_of(&target).exists());
+
+    let made = make(&folder, &target, &options()).unwrap();
+    assert_eq!(made.resumed, 21);
+    let back = folder.join("back");
+    restore(&target, &back).unwrap();
+    assert!(contents(&back) == before);
+}
+
+#[test]
 fn what_cannot_be_is_refused() {
     let folder = TempDir::new().unwrap();
     let source = repository("engine/tests/fixtures/llada-tiny");
