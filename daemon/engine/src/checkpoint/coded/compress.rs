@@ -2,7 +2,9 @@
 
 use std::{
     collections::HashMap,
-    path::Path,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -102,6 +104,8 @@ pub fn compress(
     }
     let pool = pool(options.threads)?;
     let files = Files::beside(&folder, &shards)?;
+    let taken = files.taken.iter().map(|(name, _)| name);
+    check_target(target, &folder, shards.iter().chain(taken))?;
     let tensors = in_order(&checkpoint);
     let original_bytes = tensors.iter().map(|(_, entry)| entry.bytes).sum();
     let plan = Plan {
@@ -159,6 +163,31 @@ pub fn compress(
         left_out: files.left_out,
         error: loss.share(),
     })
+}
+
+/// Found out before hours of work: what may not be replaced, or can't be.
+fn check_target<'a>(
+    target: &Path,
+    source: &Source,
+    mut names: impl Iterator<Item = &'a String>,
+) -> Result<(), CompressError> {
+    // What can't be looked at is told when it is written to.
+    let Ok(there) = fs::metadata(target) else {
+        return Ok(());
+    };
+    let is_there = |path: PathBuf| {
+        let found = fs::metadata(path).map(|found| (found.dev(), found.ino()));
+        found.is_ok_and(|found| found == (there.dev(), there.ino()))
+    };
+    let problem = match source {
+        _ if !there.is_file() => "it is no regular file",
+        Source::Folder(folder) if names.any(|name| is_there(folder.join(name))) => {
+            "it is part of the checkpoint"
+        }
+        _ => return Ok(()),
+    };
+    let cause = io::Error::new(io::ErrorKind::InvalidInput, problem);
+    Err(CompressError::io("replace", target)(cause))
 }
 
 /// What numbers lose, and what there was of them: sums of squares.

@@ -348,6 +348,37 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
+fn no_part_of_the_source_is_replaced() {
+    let folder = TempDir::new().unwrap();
+    let source = synthetic(folder.path(), Element::Bf16);
+    let before = contents(&source);
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(source.join("config.json"), &link).unwrap();
+    for (target, words) in [
+        (source.join("model.safetensors"), "part of the checkpoint"),
+        (
+            source.join("../synthetic/config.json"),
+            "part of the checkpoint",
+        ),
+        (link, "part of the checkpoint"),
+        (source.clone(), "no regular file"),
+        ("/dev/null".into(), "no regular file"),
+    ] {
+        let options = Compression {
+            replace: true,
+            ..options()
+        };
+        let error = make(&source, &target, &options).unwrap_err().to_string();
+        assert!(
+            error.starts_with("can't replace") && error.contains(words),
+            "{error}"
+        );
+        assert!(!partial_of(&target).exists());
+    }
+    assert!(contents(&source) == before);
+}
+
+#[test]
 fn damage_is_told_with_its_place_and_leaves_no_folder() {
     let folder = TempDir::new().unwrap();
     let source = synthetic(folder.path(), Element::Bf16);
