@@ -69,7 +69,8 @@ pub struct Compressed {
     pub resumed: usize,
     /// Files beside the weights that aren't in it.
     pub left_out: Vec<String>,
-    /// Where numbers were coded to a rate by this run, the root of their squared error, as a share of that of the numbers.
+    /// Where numbers were coded to a rate, the root of their squared error, as a share of that of the numbers. Nobody knows that
+    /// of tensors that a run before this one coded, so there is none then.
     pub error: Option<f64>,
 }
 
@@ -161,7 +162,7 @@ pub fn compress(
         original_bytes,
         resumed,
         left_out: files.left_out,
-        error: loss.share(),
+        error: loss.share().filter(|_| resumed == 0),
     })
 }
 
