@@ -48,9 +48,9 @@ pub fn decompress(
         .iter()
         .map(TensorRecord::original_bytes)
         .sum();
+    let partial = PartialFolder::create(&target, "decompress")?;
     check_room(&target, original_bytes)?;
     let pool = pool(threads)?;
-    let partial = PartialFolder::create(&target, "decompress")?;
     for file in &header.files {
         let path = partial.path(&file.name);
         let bytes = container.read_file(file)?;
