@@ -136,6 +136,12 @@ pub fn compress(
         is_rate: matches!(options.how, How::Rate(_)),
         all: options.all,
     };
+    for (name, entry) in writer.next().map_or(&[][..], |next| &tensors[next..]) {
+        if rules.treatment(name, &entry.shape, &number_name(entry)) == Treatment::Rate {
+            progress(name, done(done_bytes));
+            pool.install(|| check_numbers(&checkpoint, name, entry, cancel))?;
+        }
+    }
     let mut loss = Loss::default();
     while let Some(next) = writer.next() {
         let (name, entry) = tensors[next];
@@ -333,27 +339,85 @@ impl Work<'_> {
         piece_bytes: usize,
         mut each: impl FnMut(&mut Writer, &[u8]) -> Result<(), Refusal>,
     ) -> Result<(), CompressError> {
-        let bytes = self.entry.bytes;
-        let mut buffer = vec![0; bytes.min(piece_bytes as u64) as usize];
+        let (name, writer, progress) = (self.name, &mut *self.writer, &mut *self.progress);
         let mut done = 0;
-        while done < bytes {
-            stop_if(self.cancel)?;
-            let count = (bytes - done).min(piece_bytes as u64);
-            let buffer = &mut buffer[..count as usize];
-            self.checkpoint
-                .read_part(self.entry, done..done + count, buffer)?;
-            each(self.writer, buffer).map_err(|refusal| match refusal {
-                Refusal::Container(error) => error.into(),
-                Refusal::Encode(cause) => CompressError::Encode {
-                    tensor: self.name.to_owned(),
-                    cause,
-                },
-            })?;
-            done += count;
-            (self.progress)(done);
-        }
-        Ok(())
+        read_pieces(
+            self.checkpoint,
+            self.entry,
+            piece_bytes,
+            self.cancel,
+            |bytes| {
+                each(writer, bytes).map_err(|refusal| match refusal {
+                    Refusal::Container(error) => error.into(),
+                    Refusal::Encode(cause) => CompressError::Encode {
+                        tensor: name.to_owned(),
+                        cause,
+                    },
+                })?;
+                done += bytes.len() as u64;
+                progress(done);
+                Ok(())
+            },
+        )
     }
+}
+
+/// Reads a tensor piece by piece.
+fn read_pieces(
+    checkpoint: &Checkpoint,
+    entry: &TensorEntry,
+    piece_bytes: usize,
+    cancel: &AtomicBool,
+    mut each: impl FnMut(&[u8]) -> Result<(), CompressError>,
+) -> Result<(), CompressError> {
+    let bytes = entry.bytes;
+    let mut buffer = vec![0; bytes.min(piece_bytes as u64) as usize];
+    let mut done = 0;
+    while done < bytes {
+        stop_if(cancel)?;
+        let count = (bytes - done).min(piece_bytes as u64);
+        let buffer = &mut buffer[..count as usize];
+        checkpoint.read_part(entry, done..done + count, buffer)?;
+        each(buffer)?;
+        done += count;
+    }
+    Ok(())
+}
+
+/// Finds out before hours of work what can't be coded to a rate: a run that keeps it begins anew.
+fn check_numbers(
+    checkpoint: &Checkpoint,
+    name: &str,
+    entry: &TensorEntry,
+    cancel: &AtomicBool,
+) -> Result<(), CompressError> {
+    let Some(number) = number(entry) else {
+        return Ok(());
+    };
+    let mut before = 0;
+    read_pieces(checkpoint, entry, BATCH_BYTES, cancel, |bytes| {
+        let numbers = bytes.par_chunks_exact(number.bytes());
+        if let Some(at) = numbers.position_first(|bytes| !is_finite(number, bytes)) {
+            return Err(CompressError::Encode {
+                tensor: name.to_owned(),
+                cause: EncodeError::NotFinite(before + at),
+            });
+        }
+        before += bytes.len() / number.bytes();
+        Ok(())
+    })
+}
+
+/// What is infinite or none has all bits of the exponent, which is in the last two bytes.
+fn is_finite(number: Number, bytes: &[u8]) -> bool {
+    let exponent = match number {
+        Number::Bf16 | Number::F32 => 0x7f80,
+        Number::F16 => 0x7c00,
+    };
+    let last = bytes
+        .last_chunk()
+        .map_or(0, |last| u16::from_le_bytes(*last));
+    last & exponent != exponent
 }
 
 /// How a tensor is coded.

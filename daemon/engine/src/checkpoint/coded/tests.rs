@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::{
     checkpoint::{
-        Source,
+        Checkpoint, Source,
         synth::{Element, Synthesis},
     },
     model::shape::{Naming, Shape},
@@ -376,6 +376,46 @@ fn no_part_of_the_source_is_replaced() {
         assert!(!partial_of(&target).exists());
     }
     assert!(contents(&source) == before);
+}
+
+#[test]
+fn what_is_no_number_is_told_before_any_work() {
+    let folder = TempDir::new().unwrap();
+    let source = synthetic(folder.path(), Element::F32);
+    let path = source.join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let entry = |name: &str| {
+        let checkpoint = Checkpoint::open(&Source::Folder(source.clone())).unwrap();
+        checkpoint.tensor(name).unwrap().offset as usize
+    };
+    // In the last layer.
+    let name = "model.transformer.blocks.10.ff_out.weight";
+    let at = entry(name) + 70_000 * 4;
+    bytes[at..at + 4].copy_from_slice(&f32::NEG_INFINITY.to_le_bytes());
+    fs::write(&path, &bytes).unwrap();
+
+    let target = folder.path().join("a.sluice");
+    let options = Compression {
+        how: How::Rate(Target::Bits(4.)),
+        ..options()
+    };
+    let mut done_bytes = 0;
+    let source = Source::Folder(source);
+    let made = compress(&source, &target, &options, &GO_ON, &mut |_, done| {
+        done_bytes = done.done_bytes;
+    });
+    let said = made.unwrap_err().to_string();
+    assert!(
+        said.contains(name) && said.contains("number 70000"),
+        "{said}"
+    );
+    assert_eq!(done_bytes, 0);
+
+    let options = Compression {
+        keep: vec![Glob::new(name)],
+        ..options
+    };
+    compress(&source, &target, &options, &GO_ON, &mut |_, _| {}).unwrap();
 }
 
 #[test]
