@@ -106,7 +106,7 @@ pub fn decompress(
 }
 
 /// A file of weights to be written.
-struct Shard<'a> {
+pub(super) struct Shard<'a> {
     record: &'a FileRecord,
     /// Its first bytes.
     header: Vec<u8>,
@@ -115,7 +115,7 @@ struct Shard<'a> {
 }
 
 /// The files of weights, whose own headers say what is where: each tensor of the container in one of them, and no others.
-fn shards<'a>(
+pub(super) fn shards<'a>(
     container: &'a Container,
     cancel: &AtomicBool,
 ) -> Result<Vec<Shard<'a>>, CompressError> {
