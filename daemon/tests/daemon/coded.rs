@@ -42,16 +42,17 @@ fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-async fn synthetic(folder: &Path, layers: &str) {
+async fn synthetic(folder: &Path, name: &str, layers: u32, width: u32) {
     let layers = format!("--layers={layers}");
+    let width = format!("--width={width}");
     let arguments = [
         "synth",
         &layers,
-        "--width=512",
+        &width,
         "--heads=8",
         "--mlp-width=1024",
         "--vocabulary=600",
-        "source",
+        name,
     ];
     let output = run(folder, &arguments).await;
     assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
@@ -111,7 +112,7 @@ async fn a_model_goes_into_a_file_and_back() {
 #[tokio::test]
 async fn what_is_wrong_with_a_file_is_said_with_its_place() {
     let folder = TempDir::new().unwrap();
-    synthetic(folder.path(), "2").await;
+    synthetic(folder.path(), "source", 2, 512).await;
     let output = run(folder.path(), &["compress", "source", "-o", "a.sluice"]).await;
     assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
     let path = folder.path().join("a.sluice");
@@ -197,18 +198,19 @@ impl Moments {
 #[tokio::test]
 async fn a_killed_run_leaves_the_source_and_nothing_that_looks_finished() {
     let folder = TempDir::new().unwrap();
-    synthetic(folder.path(), "8").await;
+    synthetic(folder.path(), "source", 8, 512).await;
+    // Coding to a rate takes longer.
+    synthetic(folder.path(), "small", 1, 256).await;
     let path = |name: &str| folder.path().join(name);
-    let source = contents(&path("source"));
+    let before = ["source", "small"].map(|name| contents(&path(name)));
     let mut moments = Moments(7);
     // Into the source's folder, too, which the next run then looks through.
-    for (turns, target, more) in [
-        (26, "a.sluice", None),
-        (12, "source/b.sluice", None),
-        (12, "c.sluice", Some("--bits=4")),
+    for (turns, source, target, how) in [
+        (28, "source", "a.sluice", "--lossless"),
+        (12, "source", "source/b.sluice", "--lossless"),
+        (10, "small", "c.sluice", "--bits=4"),
     ] {
-        let mut arguments = vec!["compress", "source", "-o", target];
-        arguments.extend(more);
+        let arguments = ["compress", source, "-o", target, how];
         let begun = Instant::now();
         let output = run(folder.path(), &arguments).await;
         assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
@@ -251,13 +253,13 @@ async fn a_killed_run_leaves_the_source_and_nothing_that_looks_finished() {
         assert!(!path(&partial).exists() && !path(&journal).exists());
     }
     fs::remove_file(path("source/b.sluice")).unwrap();
-    assert!(contents(&path("source")) == source);
+    assert!(["source", "small"].map(|name| contents(&path(name))) == before);
 }
 
 #[tokio::test]
 async fn a_killed_way_back_leaves_nothing_that_stays() {
     let folder = TempDir::new().unwrap();
-    synthetic(folder.path(), "8").await;
+    synthetic(folder.path(), "source", 8, 512).await;
     let path = |name: &str| folder.path().join(name);
     let source = contents(&path("source"));
     let output = run(folder.path(), &["compress", "source", "-o", "a.sluice"]).await;
