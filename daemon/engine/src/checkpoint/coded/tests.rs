@@ -279,6 +279,26 @@ fn a_cancelled_run_goes_on_from_any_tensor() {
 }
 
 #[test]
+fn a_resumed_run_knows_no_error_of_all_numbers() {
+    let folder = TempDir::new().unwrap();
+    let source = Source::Folder(synthetic(folder.path(), Element::Bf16));
+    let target = folder.path().join("a.sluice");
+    let options = Compression {
+        how: How::Rate(Target::Bits(4.)),
+        ..options()
+    };
+    let cancel = AtomicBool::new(false);
+    let result = compress(&source, &target, &options, &cancel, &mut |_, amount| {
+        let is_half = amount.done_bytes > amount.total_bytes / 2;
+        cancel.store(is_half, Ordering::Relaxed);
+    });
+    assert!(matches!(result, Err(CompressError::Cancelled)));
+    let made = compress(&source, &target, &options, &GO_ON, &mut |_, _| {}).unwrap();
+    assert!(made.resumed > 0);
+    assert_eq!(made.error, None);
+}
+
+#[test]
 fn a_run_into_the_source_itself_goes_on_too() {
     let folder = TempDir::new().unwrap();
     let folder = synthetic(folder.path(), Element::Bf16);
