@@ -38,11 +38,27 @@ fuzz_target!(|input: &[u8]| {
         return;
     };
     drop(coded.check());
+    let checked = coded.check_places();
     // All rows, and some.
     for rows in [0..rows, rows / 3..rows - rows / 4] {
         let numbers = rows.len() * width;
         drop(coded.decode_rows(rows.clone(), &mut vec![0; numbers * number.bytes()]));
-        drop(coded.widen_rows(rows, &mut vec![0.; numbers]));
+        let mut values = vec![0.; numbers];
+        let widened = coded.widen_rows(rows.clone(), &mut values);
+        let first = rows.start;
+        let in_pieces = coded.widen_pieces(rows, |row, column, piece| {
+            let start = (row - first) * width + column;
+            let bits = |values: &[f32]| {
+                values
+                    .iter()
+                    .map(|value| value.to_bits())
+                    .collect::<Vec<_>>()
+            };
+            assert!(widened.is_err() || bits(piece) == bits(&values[start..start + piece.len()]));
+        });
+        assert_eq!(widened, in_pieces);
+        // Whoever multiplies from coded bytes relies on it.
+        assert!(checked.is_err() || widened.is_ok());
     }
     for tile in 0..=coded.layout().tiles() {
         if let Ok(parts) = coded.tile_bytes(tile) {

@@ -1,15 +1,21 @@
 //! Any bytes as a `.sluice` container: once as they are, once as the header of a container whose checksum matches, so that
 //! more than the checksum is met. It may be refused; nothing may panic, run on, or take more memory than the file could mean.
+//! The same of the engine, which reads it as a checkpoint.
 
 #![no_main]
 
-use std::sync::atomic::AtomicBool;
+use std::{slice, sync::atomic::AtomicBool};
 
 use libfuzzer_sys::fuzz_target;
 use sluice_codec::container::{Container, Hash, MAGIC, VERSION};
+use sluice_engine::checkpoint::{Checkpoint, Source};
 
 /// Bytes behind the header, for tensors to be in.
 const REST_BYTES: usize = 16 << 10;
+/// Longest tensor that is read; a part of it takes all ways through the code that the whole does.
+const READ_BYTES_MAX: u64 = 1 << 20;
+
+type File = (&'static str, &'static [u8]);
 
 fuzz_target!(|bytes: &[u8]| {
     check(bytes);
@@ -38,5 +44,33 @@ fn check(bytes: &[u8]) {
     let header = container.header();
     for file in header.files.iter().chain(&header.shards) {
         drop(container.read_file(file));
+    }
+    // An index names a file that may have any ending.
+    let index: File = (
+        "model.safetensors.index.json",
+        br#"{"weight_map": {"any": "model.sluice"}}"#,
+    );
+    // SAFETY: files inside a program are for ever, these for as long as `load` runs: it takes them by a name that hides how
+    // long, and leaves nothing behind that has them.
+    let bytes: &'static [u8] = unsafe { slice::from_raw_parts(bytes.as_ptr(), bytes.len()) };
+    let files = [index, ("model.sluice", bytes)];
+    // SAFETY: as above.
+    load(unsafe { slice::from_raw_parts(files.as_ptr(), files.len()) });
+}
+
+/// What the engine does with it.
+fn load(files: &'static [File]) {
+    let Ok(checkpoint) = Checkpoint::open(&Source::Embedded(files)) else {
+        return;
+    };
+    drop(checkpoint.model());
+    drop(checkpoint.tokenizer());
+    for (entry, bytes) in checkpoint.tensors() {
+        let end = bytes.min(READ_BYTES_MAX);
+        // From within a row to within another.
+        for part in [0..end, end / 3..end - end / 5] {
+            let mut out = vec![0; (part.end - part.start) as usize];
+            drop(checkpoint.read_part(entry, part, &mut out));
+        }
     }
 }

@@ -42,16 +42,17 @@ fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-async fn synthetic(folder: &Path, layers: &str) {
+async fn synthetic(folder: &Path, name: &str, layers: u32, width: u32) {
     let layers = format!("--layers={layers}");
+    let width = format!("--width={width}");
     let arguments = [
         "synth",
         &layers,
-        "--width=512",
+        &width,
         "--heads=8",
         "--mlp-width=1024",
         "--vocabulary=600",
-        "source",
+        name,
     ];
     let output = run(folder, &arguments).await;
     assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
@@ -111,7 +112,7 @@ async fn a_model_goes_into_a_file_and_back() {
 #[tokio::test]
 async fn what_is_wrong_with_a_file_is_said_with_its_place() {
     let folder = TempDir::new().unwrap();
-    synthetic(folder.path(), "2").await;
+    synthetic(folder.path(), "source", 2, 512).await;
     let output = run(folder.path(), &["compress", "source", "-o", "a.sluice"]).await;
     assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
     let path = folder.path().join("a.sluice");
@@ -184,66 +185,123 @@ async fn killed_after(folder: &Path, arguments: &[&str], time: Duration, signal:
     status.unwrap().success()
 }
 
+/// Times between 0 and somewhat more than a run takes: anywhere in a run, and now and then just after it.
+struct Moments(u32);
+
+impl Moments {
+    fn next(&mut self, takes: Duration) -> Duration {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        takes.mul_f64(f64::from(self.0 >> 8) / f64::from(1 << 24) * 1.1)
+    }
+}
+
 #[tokio::test]
 async fn a_killed_run_leaves_the_source_and_nothing_that_looks_finished() {
     let folder = TempDir::new().unwrap();
-    synthetic(folder.path(), "8").await;
+    synthetic(folder.path(), "source", 8, 512).await;
+    // Coding to a rate takes longer.
+    synthetic(folder.path(), "small", 1, 256).await;
+    let path = |name: &str| folder.path().join(name);
+    let before = ["source", "small"].map(|name| contents(&path(name)));
+    let mut moments = Moments(7);
+    // Into the source's folder, too, which the next run then looks through.
+    for (turns, source, target, how) in [
+        (28, "source", "a.sluice", "--lossless"),
+        (12, "source", "source/b.sluice", "--lossless"),
+        (10, "small", "c.sluice", "--bits=4"),
+    ] {
+        let arguments = ["compress", source, "-o", target, how];
+        let begun = Instant::now();
+        let output = run(folder.path(), &arguments).await;
+        assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+        let takes = begun.elapsed();
+        let whole = fs::read(path(target)).unwrap();
+        fs::remove_file(path(target)).unwrap();
+
+        let (partial, journal) = (
+            format!("{target}.partial"),
+            format!("{target}.partial.journal"),
+        );
+        let (mut killed, mut ended) = (0, 0);
+        for turn in 0..turns {
+            let signal = match turn % 4 {
+                0 => Signal::INT,
+                _ => Signal::KILL,
+            };
+            let time = moments.next(takes);
+            killed_after(folder.path(), &arguments, time, signal).await;
+            match fs::read(path(target)) {
+                // What has the name is whole, whether or not the process had its time to say so.
+                Ok(found) => {
+                    assert!(found == whole);
+                    fs::remove_file(path(target)).unwrap();
+                    ended += 1;
+                }
+                Err(_) => killed += 1,
+            }
+            // Half the runs go on with what those before them left.
+            if turn % 2 == 0 {
+                for rest in [&partial, &journal] {
+                    drop(fs::remove_file(path(rest)));
+                }
+            }
+        }
+        assert!(killed > 2, "{killed} were killed, {ended} ended");
+        let output = run(folder.path(), &arguments).await;
+        assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+        assert!(fs::read(path(target)).unwrap() == whole);
+        assert!(!path(&partial).exists() && !path(&journal).exists());
+    }
+    fs::remove_file(path("source/b.sluice")).unwrap();
+    assert!(["source", "small"].map(|name| contents(&path(name))) == before);
+}
+
+#[tokio::test]
+async fn a_killed_way_back_leaves_nothing_that_stays() {
+    let folder = TempDir::new().unwrap();
+    synthetic(folder.path(), "source", 8, 512).await;
     let path = |name: &str| folder.path().join(name);
     let source = contents(&path("source"));
-    let begun = Instant::now();
-    let output = run(folder.path(), &["compress", "source", "-o", "whole.sluice"]).await;
-    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
-    let takes = begun.elapsed();
-    let whole = fs::read(path("whole.sluice")).unwrap();
-
-    let mut state = 7u32;
-    let (mut killed, mut ended) = (0, 0);
-    for turn in 0..50 {
-        // Anywhere in a run, and now and then just after it.
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let time = takes.mul_f64(f64::from(state >> 8) / f64::from(1 << 24) * 1.1);
-        let signal = match turn % 4 {
-            0 => Signal::INT,
-            _ => Signal::KILL,
-        };
-        let arguments = ["compress", "source", "-o", "a.sluice"];
-        killed_after(folder.path(), &arguments, time, signal).await;
-        match fs::read(path("a.sluice")) {
-            // What has the name is whole, whether or not the process had its time to say so.
-            Ok(found) => {
-                assert!(found == whole);
-                fs::remove_file(path("a.sluice")).unwrap();
-                ended += 1;
-            }
-            Err(_) => killed += 1,
-        }
-        // Half the runs go on with what those before them left.
-        if turn % 2 == 0 {
-            for rest in ["a.sluice.partial", "a.sluice.partial.journal"] {
-                drop(fs::remove_file(path(rest)));
-            }
-        }
-    }
-    assert!(killed > 5, "{killed} were killed, {ended} ended");
     let output = run(folder.path(), &["compress", "source", "-o", "a.sluice"]).await;
     assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
-    assert!(fs::read(path("a.sluice")).unwrap() == whole);
-    assert!(contents(&path("source")) == source);
-    assert!(!path("a.sluice.partial").exists());
+    let arguments = ["decompress", "a.sluice", "-o", "back"];
+    // Those of runs that were killed so that they couldn't clear up.
+    let left = || {
+        let names = fs::read_dir(folder.path()).unwrap();
+        let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with(".sluice-")).count()
+    };
+    let took_back = || {
+        assert!(contents(&path("back")) == source);
+        fs::remove_dir_all(path("back")).unwrap();
+    };
+    let begun = Instant::now();
+    let output = run(folder.path(), &arguments).await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+    let takes = begun.elapsed();
+    took_back();
 
-    // The same for the way back.
-    for turn in 0..10u32 {
-        let arguments = ["decompress", "a.sluice", "-o", "back"];
-        let time = takes.mul_f64(f64::from(turn) / 20.0);
-        let signal = if turn % 2 == 0 {
-            Signal::TERM
-        } else {
-            Signal::KILL
+    let mut moments = Moments(11);
+    let mut killed = 0;
+    for turn in 0..16 {
+        let signal = match turn % 4 {
+            0 => Signal::TERM,
+            _ => Signal::KILL,
         };
+        let before = left();
+        let time = moments.next(takes);
         killed_after(folder.path(), &arguments, time, signal).await;
-        if path("back").exists() {
-            assert!(contents(&path("back")) == source);
-            fs::remove_dir_all(path("back")).unwrap();
+        match path("back").exists() {
+            true => took_back(),
+            false => killed += 1,
         }
+        // A run takes away what others left before it leaves something itself; one that was killed early did neither.
+        let limit = if signal == Signal::KILL { 1 } else { before };
+        assert!(left() <= limit, "{} are left", left());
     }
+    assert!(killed > 2, "{killed} were killed");
+    let output = run(folder.path(), &arguments).await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+    took_back();
+    assert_eq!(left(), 0);
 }

@@ -1,9 +1,11 @@
 //! A new folder for a checkpoint, under another name until it is whole.
 
 use std::{
-    fs, io,
+    fs::{self, File, TryLockError},
+    io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    process,
 };
 
 /// Why there is no such folder.
@@ -57,22 +59,44 @@ pub(super) fn free_target(target: &Path) -> Result<PathBuf, FolderError> {
     Ok(path)
 }
 
-/// A folder that goes away unless it was kept.
+/// A folder that goes away unless it was kept. It is locked as long as it is open, so that whoever clears up leaves it.
+#[derive(Debug)]
 pub(super) struct PartialFolder {
     folder: PathBuf,
+    file: File,
     kept: bool,
 }
 
 impl PartialFolder {
-    /// In the target's folder, since only there a rename is no copy; hidden, and named after the work.
+    /// In the target's folder, since only there a rename is no copy; hidden, and named after the work. What was left there by
+    /// runs of the same that were killed goes away: it may take the room that this one needs.
     pub(super) fn create(target: &Path, work: &str) -> Result<Self, FolderError> {
-        let name = format!(".sluice-{work}-{}", std::process::id());
-        let folder = target.with_file_name(name);
-        fs::create_dir(&folder).map_err(|cause| FolderError::io("create", &folder, cause))?;
-        Ok(Self {
-            folder,
-            kept: false,
-        })
+        let prefix = format!(".sluice-{work}-");
+        clear_up(target, &prefix);
+        let mut attempt = 0;
+        loop {
+            let folder = target.with_file_name(format!("{prefix}{}-{attempt}", process::id()));
+            attempt += 1;
+            let refused = |cause| FolderError::io("create", &folder, cause);
+            match fs::create_dir(&folder) {
+                // Processes in containers all have the same number.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                created => created.map_err(refused)?,
+            }
+            let file = match File::open(&folder) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                file => file.map_err(refused)?,
+            };
+            // Somebody who clears up may have met it before it was locked. Not every file system has locks.
+            let is_held = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+            if !is_held && is_at(&file, &folder) {
+                return Ok(Self {
+                    folder,
+                    file,
+                    kept: false,
+                });
+            }
+        }
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -80,10 +104,17 @@ impl PartialFolder {
     }
 
     pub(super) fn keep_as(mut self, target: &Path) -> Result<(), FolderError> {
-        fs::rename(&self.folder, target)
-            .map_err(|cause| FolderError::io("move the checkpoint to", target, cause))?;
+        let refused = |cause| FolderError::io("move the checkpoint to", target, cause);
+        // Names are to last as the bytes do: those in the folder, and its own.
+        self.file.sync_all().map_err(refused)?;
+        fs::rename(&self.folder, target).map_err(refused)?;
         self.kept = true;
-        Ok(())
+        match target.parent() {
+            Some(around) => File::open(around)
+                .and_then(|around| around.sync_all())
+                .map_err(refused),
+            None => Ok(()),
+        }
     }
 }
 
@@ -93,5 +124,88 @@ impl Drop for PartialFolder {
             // The failure that led here is what matters.
             drop(fs::remove_dir_all(&self.folder));
         }
+    }
+}
+
+/// Removes folders beside `target` that nobody works in any more. One that can't be looked at or removed is left alone.
+fn clear_up(target: &Path, prefix: &str) {
+    let around = target.parent().and_then(|around| fs::read_dir(around).ok());
+    for entry in around.into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let ours = name.to_str().and_then(|name| name.strip_prefix(prefix));
+        let parts = ours.and_then(|rest| rest.split_once('-'));
+        let is_number = |part: &str| part.parse::<u32>().is_ok();
+        // Not followed: a link is nothing that was made here.
+        let is_partial = parts
+            .is_some_and(|(process, attempt)| is_number(process) && is_number(attempt))
+            && entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let path = entry.path();
+        let Some(file) = is_partial.then(|| File::open(&path).ok()).flatten() else {
+            continue;
+        };
+        if file.try_lock().is_ok() && is_at(&file, &path) {
+            drop(fs::remove_dir_all(&path));
+        }
+    }
+}
+
+/// Whether this is what has the name now.
+fn is_at(file: &File, path: &Path) -> bool {
+    let place = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    let found = fs::symlink_metadata(path).map(place);
+    found.is_ok_and(|found| file.metadata().map(place).is_ok_and(|place| place == found))
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_a_killed_run_left_goes_away_and_what_is_at_work_stays() {
+        let around = TempDir::new().unwrap();
+        let target = around.path().join("target");
+        let left = format!(".sluice-test-{}-0", process::id());
+        let others = [".sluice-other-1-0", ".sluice-test-mine", "sluice-test-1-0"];
+        for name in others
+            .iter()
+            .copied()
+            .chain([&left[..], ".sluice-test-1-7"])
+        {
+            fs::create_dir(around.path().join(name)).unwrap();
+            fs::write(around.path().join(name).join("large"), "weights").unwrap();
+        }
+        let first = PartialFolder::create(&target, "test").unwrap();
+        let second = PartialFolder::create(&target, "test").unwrap();
+        assert_eq!(first.path(""), around.path().join(&left).join(""));
+        fs::write(first.path("new"), "weights").unwrap();
+        first.keep_as(&target).unwrap();
+        assert!(second.path("").exists());
+        drop(second);
+
+        let mut expected = others.to_vec();
+        expected.push("target");
+        assert_eq!(names(around.path()), expected);
+        assert_eq!(names(&target), ["new"]);
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_no_obstacle() {
+        let around = TempDir::new().unwrap();
+        let taken = format!(".sluice-test-{}-0", process::id());
+        fs::write(around.path().join(&taken), "a file").unwrap();
+        let target = around.path().join("target");
+        let made = PartialFolder::create(&target, "test").unwrap();
+        made.keep_as(&target).unwrap();
+        assert_eq!(names(around.path()), [&taken, "target"]);
     }
 }

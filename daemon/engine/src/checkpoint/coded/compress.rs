@@ -2,7 +2,9 @@
 
 use std::{
     collections::HashMap,
-    path::Path,
+    fs, io,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
 };
 
@@ -67,7 +69,8 @@ pub struct Compressed {
     pub resumed: usize,
     /// Files beside the weights that aren't in it.
     pub left_out: Vec<String>,
-    /// Where numbers were coded to a rate by this run, the root of their squared error, as a share of that of the numbers.
+    /// Where numbers were coded to a rate, the root of their squared error, as a share of that of the numbers. Nobody knows that
+    /// of tensors that a run before this one coded, so there is none then.
     pub error: Option<f64>,
 }
 
@@ -102,6 +105,8 @@ pub fn compress(
     }
     let pool = pool(options.threads)?;
     let files = Files::beside(&folder, &shards)?;
+    let taken = files.taken.iter().map(|(name, _)| name);
+    check_target(target, &folder, shards.iter().chain(taken))?;
     let tensors = in_order(&checkpoint);
     let original_bytes = tensors.iter().map(|(_, entry)| entry.bytes).sum();
     let plan = Plan {
@@ -131,6 +136,12 @@ pub fn compress(
         is_rate: matches!(options.how, How::Rate(_)),
         all: options.all,
     };
+    for (name, entry) in writer.next().map_or(&[][..], |next| &tensors[next..]) {
+        if rules.treatment(name, &entry.shape, &number_name(entry)) == Treatment::Rate {
+            progress(name, done(done_bytes));
+            pool.install(|| check_numbers(&checkpoint, name, entry, cancel))?;
+        }
+    }
     let mut loss = Loss::default();
     while let Some(next) = writer.next() {
         let (name, entry) = tensors[next];
@@ -157,8 +168,33 @@ pub fn compress(
         original_bytes,
         resumed,
         left_out: files.left_out,
-        error: loss.share(),
+        error: loss.share().filter(|_| resumed == 0),
     })
+}
+
+/// Found out before hours of work: what may not be replaced, or can't be.
+fn check_target<'a>(
+    target: &Path,
+    source: &Source,
+    mut names: impl Iterator<Item = &'a String>,
+) -> Result<(), CompressError> {
+    // What can't be looked at is told when it is written to.
+    let Ok(there) = fs::metadata(target) else {
+        return Ok(());
+    };
+    let is_there = |path: PathBuf| {
+        let found = fs::metadata(path).map(|found| (found.dev(), found.ino()));
+        found.is_ok_and(|found| found == (there.dev(), there.ino()))
+    };
+    let problem = match source {
+        _ if !there.is_file() => "it is no regular file",
+        Source::Folder(folder) if names.any(|name| is_there(folder.join(name))) => {
+            "it is part of the checkpoint"
+        }
+        _ => return Ok(()),
+    };
+    let cause = io::Error::new(io::ErrorKind::InvalidInput, problem);
+    Err(CompressError::io("replace", target)(cause))
 }
 
 /// What numbers lose, and what there was of them: sums of squares.
@@ -303,27 +339,85 @@ impl Work<'_> {
         piece_bytes: usize,
         mut each: impl FnMut(&mut Writer, &[u8]) -> Result<(), Refusal>,
     ) -> Result<(), CompressError> {
-        let bytes = self.entry.bytes;
-        let mut buffer = vec![0; bytes.min(piece_bytes as u64) as usize];
+        let (name, writer, progress) = (self.name, &mut *self.writer, &mut *self.progress);
         let mut done = 0;
-        while done < bytes {
-            stop_if(self.cancel)?;
-            let count = (bytes - done).min(piece_bytes as u64);
-            let buffer = &mut buffer[..count as usize];
-            self.checkpoint
-                .read_part(self.entry, done..done + count, buffer)?;
-            each(self.writer, buffer).map_err(|refusal| match refusal {
-                Refusal::Container(error) => error.into(),
-                Refusal::Encode(cause) => CompressError::Encode {
-                    tensor: self.name.to_owned(),
-                    cause,
-                },
-            })?;
-            done += count;
-            (self.progress)(done);
-        }
-        Ok(())
+        read_pieces(
+            self.checkpoint,
+            self.entry,
+            piece_bytes,
+            self.cancel,
+            |bytes| {
+                each(writer, bytes).map_err(|refusal| match refusal {
+                    Refusal::Container(error) => error.into(),
+                    Refusal::Encode(cause) => CompressError::Encode {
+                        tensor: name.to_owned(),
+                        cause,
+                    },
+                })?;
+                done += bytes.len() as u64;
+                progress(done);
+                Ok(())
+            },
+        )
     }
+}
+
+/// Reads a tensor piece by piece.
+fn read_pieces(
+    checkpoint: &Checkpoint,
+    entry: &TensorEntry,
+    piece_bytes: usize,
+    cancel: &AtomicBool,
+    mut each: impl FnMut(&[u8]) -> Result<(), CompressError>,
+) -> Result<(), CompressError> {
+    let bytes = entry.bytes;
+    let mut buffer = vec![0; bytes.min(piece_bytes as u64) as usize];
+    let mut done = 0;
+    while done < bytes {
+        stop_if(cancel)?;
+        let count = (bytes - done).min(piece_bytes as u64);
+        let buffer = &mut buffer[..count as usize];
+        checkpoint.read_part(entry, done..done + count, buffer)?;
+        each(buffer)?;
+        done += count;
+    }
+    Ok(())
+}
+
+/// Finds out before hours of work what can't be coded to a rate: a run that keeps it begins anew.
+fn check_numbers(
+    checkpoint: &Checkpoint,
+    name: &str,
+    entry: &TensorEntry,
+    cancel: &AtomicBool,
+) -> Result<(), CompressError> {
+    let Some(number) = number(entry) else {
+        return Ok(());
+    };
+    let mut before = 0;
+    read_pieces(checkpoint, entry, BATCH_BYTES, cancel, |bytes| {
+        let numbers = bytes.par_chunks_exact(number.bytes());
+        if let Some(at) = numbers.position_first(|bytes| !is_finite(number, bytes)) {
+            return Err(CompressError::Encode {
+                tensor: name.to_owned(),
+                cause: EncodeError::NotFinite(before + at),
+            });
+        }
+        before += bytes.len() / number.bytes();
+        Ok(())
+    })
+}
+
+/// What is infinite or none has all bits of the exponent, which is in the last two bytes.
+fn is_finite(number: Number, bytes: &[u8]) -> bool {
+    let exponent = match number {
+        Number::Bf16 | Number::F32 => 0x7f80,
+        Number::F16 => 0x7c00,
+    };
+    let last = bytes
+        .last_chunk()
+        .map_or(0, |last| u16::from_le_bytes(*last));
+    last & exponent != exponent
 }
 
 /// How a tensor is coded.

@@ -1,7 +1,12 @@
 //! A container into a folder: the very files that it was made of.
 
 use std::{
-    collections::HashSet, fs::File, io, os::unix::fs::FileExt, path::Path, sync::atomic::AtomicBool,
+    collections::{HashMap, HashSet},
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::atomic::AtomicBool,
 };
 
 use half::{bf16, f16};
@@ -42,15 +47,15 @@ pub fn decompress(
 ) -> Result<Decompressed, CompressError> {
     let target = free_target(target)?;
     let header = container.header();
-    let shards = shards(container)?;
+    let shards = shards(container, cancel)?;
     let original_bytes = header
         .tensors
         .iter()
         .map(TensorRecord::original_bytes)
         .sum();
+    let partial = PartialFolder::create(&target, "decompress")?;
     check_room(&target, original_bytes)?;
     let pool = pool(threads)?;
-    let partial = PartialFolder::create(&target, "decompress")?;
     for file in &header.files {
         let path = partial.path(&file.name);
         let bytes = container.read_file(file)?;
@@ -101,7 +106,7 @@ pub fn decompress(
 }
 
 /// A file of weights to be written.
-struct Shard<'a> {
+pub(super) struct Shard<'a> {
     record: &'a FileRecord,
     /// Its first bytes.
     header: Vec<u8>,
@@ -110,11 +115,17 @@ struct Shard<'a> {
 }
 
 /// The files of weights, whose own headers say what is where: each tensor of the container in one of them, and no others.
-fn shards(container: &Container) -> Result<Vec<Shard<'_>>, CompressError> {
+pub(super) fn shards<'a>(
+    container: &'a Container,
+    cancel: &AtomicBool,
+) -> Result<Vec<Shard<'a>>, CompressError> {
     let malformed = |record: &FileRecord, problem: String| ContainerError::Malformed {
         path: container.path().to_owned(),
         problem: format!("{}: {problem}", record.name),
     };
+    let records = container.header().tensors.iter();
+    let records: HashMap<&str, &TensorRecord> =
+        records.map(|record| (&record.name[..], record)).collect();
     let mut seen = HashSet::new();
     let mut shards = Vec::new();
     for record in &container.header().shards {
@@ -122,9 +133,10 @@ fn shards(container: &Container) -> Result<Vec<Shard<'_>>, CompressError> {
         let metadata = metadata(&header).map_err(|problem| malformed(record, problem))?;
         let mut tensors = Vec::new();
         for (name, info) in metadata.tensors() {
+            stop_if(cancel)?;
             let about = |problem: &str| malformed(record, format!("tensor {name:?} {problem}"));
-            let tensor = container
-                .tensor(&name)
+            let &tensor = records
+                .get(&name[..])
                 .ok_or_else(|| about("isn't in the container"))?;
             let (from, to) = info.data_offsets;
             if format!("{:?}", info.dtype).to_lowercase() != tensor.number
@@ -136,7 +148,8 @@ fn shards(container: &Container) -> Result<Vec<Shard<'_>>, CompressError> {
             if !seen.insert(name.clone()) {
                 return Err(about("stands twice").into());
             }
-            tensors.push((tensor, (header.len() + from) as u64));
+            let offset = (header.len() as u64).checked_add(from as u64);
+            tensors.push((tensor, offset.ok_or_else(|| about("lies beyond any file"))?));
         }
         tensors.sort_unstable_by_key(|&(_, offset)| offset);
         shards.push(Shard {
@@ -246,15 +259,17 @@ impl Work<'_> {
         let (mut bytes, mut out) = (Vec::new(), Vec::new());
         while let Some(first) = chunks.next() {
             stop_if(self.cancel)?;
+            let start = end;
             let mut originals = first.layout.plain_bytes();
             let mut batch = vec![first];
-            while let Some(next) =
-                chunks.next_if(|chunk| originals + chunk.layout.plain_bytes() <= BATCH_BYTES)
-            {
+            // Coded bytes may be more than what they mean.
+            while let Some(next) = chunks.next_if(|chunk| {
+                originals + chunk.layout.plain_bytes() <= BATCH_BYTES
+                    && chunk.end() - start <= BATCH_BYTES as u64
+            }) {
                 originals += next.layout.plain_bytes();
                 batch.push(next);
             }
-            let start = end;
             end = batch.last().expect("there is a first one").end();
             bytes.resize((end - start) as usize, 0);
             let from = start - self.tensor.offset;

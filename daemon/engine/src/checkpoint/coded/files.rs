@@ -11,7 +11,7 @@ use crate::checkpoint::{
 };
 
 /// Endings of files with weights of other programs, or with what was made of ours.
-const WEIGHTS: [&str; 14] = [
+const WEIGHTS: [&str; 15] = [
     "safetensors",
     "gguf",
     "bin",
@@ -26,6 +26,7 @@ const WEIGHTS: [&str; 14] = [
     "tflite",
     "sluice",
     "partial",
+    "partial.journal",
 ];
 
 /// What all files may take together, since they wait in memory.
@@ -47,8 +48,11 @@ impl Files {
             if shards.contains(&name) {
                 continue;
             }
-            let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
-            let is_small_file = is_file_name(&name) && !WEIGHTS.contains(&ending);
+            let ends_with = |ending: &&str| {
+                let stem = name.strip_suffix(ending);
+                stem.is_some_and(|stem| stem.ends_with('.'))
+            };
+            let is_small_file = is_file_name(&name) && !WEIGHTS.iter().any(ends_with);
             match is_small_file.then(|| read_small(source, &name, TOKENIZER_BYTES_MAX)) {
                 Some(Ok(Some(bytes))) => {
                     taken_bytes += bytes.len();

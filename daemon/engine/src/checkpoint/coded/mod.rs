@@ -94,4 +94,6 @@ fn stop_if(cancel: &std::sync::atomic::AtomicBool) -> Result<(), CompressError> 
 }
 
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod tests;

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::{
     checkpoint::{
-        Source,
+        Checkpoint, Source,
         synth::{Element, Synthesis},
     },
     model::shape::{Naming, Shape},
@@ -279,6 +279,50 @@ fn a_cancelled_run_goes_on_from_any_tensor() {
 }
 
 #[test]
+fn a_resumed_run_knows_no_error_of_all_numbers() {
+    let folder = TempDir::new().unwrap();
+    let source = Source::Folder(synthetic(folder.path(), Element::Bf16));
+    let target = folder.path().join("a.sluice");
+    let options = Compression {
+        how: How::Rate(Target::Bits(4.)),
+        ..options()
+    };
+    let cancel = AtomicBool::new(false);
+    let result = compress(&source, &target, &options, &cancel, &mut |_, amount| {
+        let is_half = amount.done_bytes > amount.total_bytes / 2;
+        cancel.store(is_half, Ordering::Relaxed);
+    });
+    assert!(matches!(result, Err(CompressError::Cancelled)));
+    let made = compress(&source, &target, &options, &GO_ON, &mut |_, _| {}).unwrap();
+    assert!(made.resumed > 0);
+    assert_eq!(made.error, None);
+}
+
+#[test]
+fn a_run_into_the_source_itself_goes_on_too() {
+    let folder = TempDir::new().unwrap();
+    let folder = synthetic(folder.path(), Element::Bf16);
+    let before = contents(&folder);
+    let source = Source::Folder(folder.clone());
+    let target = folder.join("a.sluice");
+    let cancel = AtomicBool::new(false);
+    let seen = AtomicUsize::new(0);
+    let result = compress(&source, &target, &options(), &cancel, &mut |_, _| {
+        if seen.fetch_add(1, Ordering::Relaxed) == 20 {
+            cancel.store(true, Ordering::Relaxed);
+        }
+    });
+    assert!(matches!(result, Err(CompressError::Cancelled)));
+    assert!(journal_of(&target).exists());
+
+    let made = make(&folder, &target, &options()).unwrap();
+    assert_eq!(made.resumed, 21);
+    let back = folder.join("back");
+    restore(&target, &back).unwrap();
+    assert!(contents(&back) == before);
+}
+
+#[test]
 fn what_cannot_be_is_refused() {
     let folder = TempDir::new().unwrap();
     let source = repository("engine/tests/fixtures/llada-tiny");
@@ -321,6 +365,77 @@ fn what_cannot_be_is_refused() {
     make(&source, &target, &replaced).unwrap();
     assert_eq!(Container::open(&target).unwrap().header().tile, 128);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn no_part_of_the_source_is_replaced() {
+    let folder = TempDir::new().unwrap();
+    let source = synthetic(folder.path(), Element::Bf16);
+    let before = contents(&source);
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(source.join("config.json"), &link).unwrap();
+    for (target, words) in [
+        (source.join("model.safetensors"), "part of the checkpoint"),
+        (
+            source.join("../synthetic/config.json"),
+            "part of the checkpoint",
+        ),
+        (link, "part of the checkpoint"),
+        (source.clone(), "no regular file"),
+        ("/dev/null".into(), "no regular file"),
+    ] {
+        let options = Compression {
+            replace: true,
+            ..options()
+        };
+        let error = make(&source, &target, &options).unwrap_err().to_string();
+        assert!(
+            error.starts_with("can't replace") && error.contains(words),
+            "{error}"
+        );
+        assert!(!partial_of(&target).exists());
+    }
+    assert!(contents(&source) == before);
+}
+
+#[test]
+fn what_is_no_number_is_told_before_any_work() {
+    let folder = TempDir::new().unwrap();
+    let source = synthetic(folder.path(), Element::F32);
+    let path = source.join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let entry = |name: &str| {
+        let checkpoint = Checkpoint::open(&Source::Folder(source.clone())).unwrap();
+        checkpoint.tensor(name).unwrap().offset as usize
+    };
+    // In the last layer.
+    let name = "model.transformer.blocks.10.ff_out.weight";
+    let at = entry(name) + 70_000 * 4;
+    bytes[at..at + 4].copy_from_slice(&f32::NEG_INFINITY.to_le_bytes());
+    fs::write(&path, &bytes).unwrap();
+
+    let target = folder.path().join("a.sluice");
+    let options = Compression {
+        how: How::Rate(Target::Bits(4.)),
+        ..options()
+    };
+    let mut done_bytes = 0;
+    let source = Source::Folder(source);
+    let made = compress(&source, &target, &options, &GO_ON, &mut |_, done| {
+        done_bytes = done.done_bytes;
+    });
+    let said = made.unwrap_err().to_string();
+    assert!(
+        said.contains(name) && said.contains("number 70000"),
+        "{said}"
+    );
+    assert_eq!(done_bytes, 0);
+
+    let options = Compression {
+        keep: vec![Glob::new(name)],
+        ..options
+    };
+    compress(&source, &target, &options, &GO_ON, &mut |_, _| {}).unwrap();
 }
 
 #[test]
