@@ -196,7 +196,7 @@ mod tests {
         let asked = Compressing::try_from(compress()).unwrap();
         assert_eq!(asked.source, Subject::Path("/m".to_owned()));
         assert_eq!(asked.how, How::Lossless(Coder::Huffman));
-        assert_eq!((asked.tile, asked.threads), (256, None));
+        assert_eq!((asked.tile, asked.threads), (TILE_DEFAULT, None));
     }
 
     #[test]

@@ -159,7 +159,7 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
     }
     for level in &facts.levels {
         let fits = match (level.not_loadable.is_empty(), level.fits) {
-            (false, _) => "this version can plan it, but not load it",
+            (false, _) => &level.not_loadable[..],
             (true, true) => "fits the budget",
             (true, false) => "more than the budget: streamed",
         };
