@@ -166,7 +166,7 @@ fn row(failure: &Failure) -> Row {
         | Failure::TooManyPulls { .. }
         | Failure::PullingAnother { .. }
         | Failure::PullCancelled { .. } => library::of(failure),
-        Failure::Coding(_)
+        Failure::Coding { .. }
         | Failure::JobInProgress { .. }
         | Failure::JobCancelled { .. }
         | Failure::UnknownJob { .. } => job::of(failure),
