@@ -149,7 +149,7 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
     let mut examples: Vec<_> = containers
         .into_iter()
         .chain(coding)
-        .map(|(error, code)| (error.into(), code))
+        .map(|(error, code)| (Failure::from(error), code))
         .collect();
     examples.extend([
         (
