@@ -32,8 +32,8 @@ pub struct Arguments {
     #[command(subcommand)]
     pub command: Option<Command>,
 
-    /// Checkpoint to serve: a Hugging Face folder, a .safetensors file in one, or a .gguf file [default:
-    /// the small demonstration model inside this program] [env: SLUICE_MODEL]
+    /// Checkpoint to serve: a Hugging Face folder, a .safetensors file in one, or a .gguf or .sluice file
+    /// [default: the small demonstration model inside this program] [env: SLUICE_MODEL]
     #[arg(long, value_name = "DIR|FILE")]
     pub model: Option<PathBuf>,
 

@@ -5,20 +5,25 @@ use std::{
     path::PathBuf,
 };
 
-use clap::Args;
+use clap::{
+    Args,
+    builder::{PathBufValueParser, TypedValueParser},
+};
 use sluice_engine::checkpoint::{
     CheckpointError, Source,
-    coded::{self, CompressError, Compression, Glob, partial_of},
+    coded::{self, CompressError, Compression, Glob},
 };
 use sluice_proto::{coded_table, model::How};
 use sluice_shared::{
-    coding::{Coder, TILE_DEFAULT, parse_bits, parse_tile},
+    coding::{
+        Coder, DAMAGED_HINT, TILE_DEFAULT, coded_file, parse_bits, parse_pattern, parse_tile,
+    },
     exit,
 };
 
 use crate::{
     config::limits,
-    jobs::coding::how,
+    jobs::coding::{how, kept},
     offline::{ProgressLine, SystemError, until_signalled},
     translate::coded as wire,
 };
@@ -31,14 +36,14 @@ pub struct Compress {
     source: PathBuf,
 
     /// File to write, such as llada-8b.sluice
-    #[arg(long, short, value_name = "FILE")]
+    #[arg(long, short, value_name = "FILE.sluice", value_parser = PathBufValueParser::new().try_map(coded_file))]
     output: PathBuf,
 
     /// Keep every number as it is, bit for bit; this is what happens anyway
     #[arg(long)]
     lossless: bool,
 
-    /// Bits that a number takes, on average, such as 4.5; the head and embeddings stay without loss
+    /// Bits that a number takes, on average, from 1.5 to 6; the head and embeddings stay without loss
     #[arg(long, value_name = "B", value_parser = parse_bits, conflicts_with_all = ["lossless", "coder"])]
     bits: Option<f64>,
 
@@ -51,7 +56,7 @@ pub struct Compress {
     tile: u32,
 
     /// Tensors to leave as they are, by name, with * for any letters; may be given several times
-    #[arg(long, value_name = "GLOB")]
+    #[arg(long, value_name = "GLOB", value_parser = parse_pattern)]
     keep: Vec<String>,
 
     /// Code embeddings, too, whose single rows are read from the file otherwise; with --bits, the head as well
@@ -120,7 +125,7 @@ impl Failure {
         match self {
             Self::System(_) => None,
             Self::Work(error) => error.hint(),
-            Self::Damaged(_) => Some(coded_table::DAMAGED_HINT),
+            Self::Damaged(_) => Some(DAMAGED_HINT),
         }
     }
 }
@@ -172,12 +177,11 @@ impl Compress {
         });
         line.clear();
         let made = result?;
-        if matches!(made, Err(CompressError::Cancelled)) {
-            let partial = partial_of(&self.output);
-            if partial.exists() {
-                let partial = partial.display();
-                eprintln!("what is done is kept in {partial}; the same command goes on with it");
-            }
+        if let Err(error) = &made
+            && let Some(kept) = kept(error, &self.output)
+        {
+            let kept = kept.display();
+            eprintln!("what is done is kept in {kept}; the same command goes on with it");
         }
         let made = wire::compressed(&made?);
         for notice in coded_table::notices(&made) {

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_shared::units;
+use sluice_shared::{rate::Rate, units};
 use tokio::signal::unix::{SignalKind, signal};
 
 /// How often the progress line changes.
@@ -55,6 +55,7 @@ pub(crate) struct ProgressLine {
     terminal: bool,
     begun: Instant,
     shown: Option<Instant>,
+    rate: Rate,
 }
 
 impl ProgressLine {
@@ -64,6 +65,7 @@ impl ProgressLine {
             terminal: io::stderr().is_terminal(),
             begun: Instant::now(),
             shown: None,
+            rate: Rate::default(),
         }
     }
 
@@ -79,15 +81,18 @@ impl ProgressLine {
         if !self.terminal || fresh {
             return;
         }
-        self.shown = Some(Instant::now());
-        let rate = done as f64 / self.begun.elapsed().as_secs_f64().max(0.001);
-        let line = format!(
-            "{} {} of {}, {}/s",
+        let now = Instant::now();
+        self.shown = Some(now);
+        self.rate.see(now, done);
+        let mut line = format!(
+            "{} {} of {}",
             self.verb,
             units::bytes(done),
-            units::bytes(total),
-            units::bytes(rate as u64)
+            units::bytes(total)
         );
+        if let Some(rate) = self.rate.bytes_per_second() {
+            line += &format!(", {}/s", units::bytes(rate as u64));
+        }
         // A terminal that went away is no reason to stop.
         let _ = write!(io::stderr(), "\r{line}\x1b[K");
     }

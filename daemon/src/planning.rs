@@ -90,7 +90,7 @@ struct Subject {
     #[arg(long, value_name = "NAME", value_parser = presets())]
     preset: Option<&'static Preset>,
 
-    /// Checkpoint: a Hugging Face folder, a .safetensors file in one, or a .gguf file
+    /// Checkpoint: a Hugging Face folder, a .safetensors file in one, or a .gguf or .sluice file
     #[arg(long, value_name = "DIR|FILE")]
     model: Option<PathBuf>,
 }

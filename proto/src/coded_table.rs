@@ -187,7 +187,8 @@ pub fn notices(made: &Compressed) -> Vec<String> {
 #[must_use]
 pub fn compressed(path: &str, made: &Compressed, elapsed_ms: f64) -> String {
     let loss = match made.error {
-        Some(error) => format!(", {:.1} dB", -20.0 * error.log10()),
+        Some(0.0) => ", no error".to_owned(),
+        Some(error) => format!(", error {:.1} dB", 20.0 * error.log10()),
         None => String::new(),
     };
     format!(
@@ -228,10 +229,6 @@ pub fn verified(path: &str, found: &Verified) -> Result<String, String> {
         )),
     }
 }
-
-/// What to do about a file that is damaged.
-pub const DAMAGED_HINT: &str =
-    "make it again from the checkpoint, or copy it again from where it is whole";
 
 #[cfg(test)]
 mod tests {
@@ -281,16 +278,21 @@ mod tests {
 
     #[test]
     fn results_are_a_line() {
-        let made = Compressed {
-            bytes: 2 << 20,
-            original_bytes: 3 << 20,
-            error: Some(0.01),
-            ..Default::default()
+        let told = |error| {
+            let made = Compressed {
+                bytes: 2 << 20,
+                original_bytes: 3 << 20,
+                error,
+                ..Default::default()
+            };
+            compressed("a", &made, 1500.0)
         };
         assert_eq!(
-            compressed("a", &made, 1500.0),
-            "a: 2.00 MiB, 66.7 % of 3.00 MiB, 40.0 dB, coded in 1.5 s"
+            told(Some(0.01)),
+            "a: 2.00 MiB, 66.7 % of 3.00 MiB, error -40.0 dB, coded in 1.5 s"
         );
+        assert!(told(Some(0.0)).contains(" MiB, no error, coded"));
+        assert!(told(None).contains(" MiB, coded"));
         let found = |damaged_places| Verified {
             damaged_places,
             ..Default::default()

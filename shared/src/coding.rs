@@ -1,6 +1,12 @@
 //! How a checkpoint's weights are coded, as people ask for it: names and limits.
 
-use std::{fmt, ops::RangeInclusive, str::FromStr};
+use std::{
+    ffi::OsStr,
+    fmt,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 /// A coder that keeps every bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,11 +55,37 @@ pub const TILES: [u32; 3] = [128, 256, 512];
 /// The same where nobody says.
 pub const TILE_DEFAULT: u32 = 512;
 /// Bits of a number that is coded to a rate.
-pub const BITS: RangeInclusive<f64> = 1.0..=8.0;
+pub const BITS: RangeInclusive<f64> = 1.5..=6.0;
 /// Most patterns of tensors that stay as they are.
 pub const KEEP_MAX: usize = 64;
 /// Longest of them.
 pub const KEEP_BYTES_MAX: usize = 256;
+/// How the name of a coded file ends.
+const ENDING: &str = "sluice";
+
+/// What to do about a coded file that is damaged.
+pub const DAMAGED_HINT: &str =
+    "make it again from the checkpoint, or copy it again from where it is whole";
+
+/// Whether a path is that of a coded file, by its name.
+#[must_use]
+pub fn is_coded_file(path: &Path) -> bool {
+    path.extension() == Some(OsStr::new(ENDING))
+}
+
+/// A coded file to write, by its name.
+///
+/// # Errors
+/// When that ends otherwise.
+pub fn coded_file(path: PathBuf) -> Result<PathBuf, String> {
+    match is_coded_file(&path) {
+        true => Ok(path),
+        false => Err(format!(
+            "must end in NAME.{ENDING}, not '{}'",
+            path.display()
+        )),
+    }
+}
 
 /// A tile's size, checked.
 ///
@@ -101,6 +133,31 @@ pub fn parse_bits(text: &str) -> Result<f64, String> {
     check_bits(bits.map_err(|_| format!("{text:?} is not a number, such as 4.5"))?)
 }
 
+/// A pattern of tensors that stay as they are, checked.
+///
+/// # Errors
+/// When it is empty or too long.
+pub fn parse_pattern(pattern: &str) -> Result<String, String> {
+    match pattern.len() {
+        0 => Err("has a pattern without letters".to_owned()),
+        bytes if bytes > KEEP_BYTES_MAX => Err(format!(
+            "has a pattern of {bytes} bytes; {KEEP_BYTES_MAX} at most"
+        )),
+        _ => Ok(pattern.to_owned()),
+    }
+}
+
+/// So many patterns, checked.
+///
+/// # Errors
+/// When there are too many.
+pub fn check_pattern_count(count: usize) -> Result<(), String> {
+    match count > KEEP_MAX {
+        true => Err(format!("has {count} patterns; {KEEP_MAX} at most")),
+        false => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,12 +172,39 @@ mod tests {
     }
 
     #[test]
+    fn coded_files_are_known_by_their_names() {
+        for right in ["a.sluice", "/m/llada-8b.q4.sluice"] {
+            assert_eq!(coded_file(right.into()), Ok(right.into()));
+        }
+        for wrong in [
+            "a",
+            ".sluice",
+            "/m/.sluice",
+            "a.sluice/..",
+            "a.gguf",
+            "/",
+            "",
+        ] {
+            assert!(coded_file(wrong.into()).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn patterns_are_few_and_short() {
+        assert_eq!(parse_pattern("*.wte.*").as_deref(), Ok("*.wte.*"));
+        assert!(parse_pattern("").is_err());
+        assert!(parse_pattern(&"*".repeat(KEEP_BYTES_MAX + 1)).is_err());
+        assert!(check_pattern_count(KEEP_MAX).is_ok());
+        assert!(check_pattern_count(KEEP_MAX + 1).is_err());
+    }
+
+    #[test]
     fn tiles_and_rates_are_held_to_what_there_is() {
         assert_eq!(parse_tile("512"), Ok(512));
         assert!(parse_tile("100").unwrap_err().contains("128, 256, 512"));
         assert!(parse_tile("-1").is_err());
         assert_eq!(parse_bits("4.5"), Ok(4.5));
-        for wrong in ["0.9", "8.1", "NaN", "inf", "many"] {
+        for wrong in ["1.4", "6.1", "NaN", "inf", "many"] {
             assert!(parse_bits(wrong).is_err(), "{wrong}");
         }
     }

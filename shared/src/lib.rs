@@ -6,6 +6,7 @@ pub mod address;
 pub mod coding;
 pub mod level;
 pub mod policy;
+pub mod rate;
 pub mod sampling;
 pub mod units;
 

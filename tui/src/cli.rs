@@ -259,8 +259,8 @@ pub struct Plain {
 #[derive(Debug, Args)]
 #[command(after_help = help::LOAD)]
 pub struct Load {
-    /// A model as `sluice list` calls it, or a checkpoint's folder or .gguf file, which the daemon's
-    /// user must be able to read; requests that wait are refused. Where the budget has no room for
+    /// A model as `sluice list` calls it, or a checkpoint's folder, .gguf or .sluice file, which the
+    /// daemon's user must be able to read; requests that wait are refused. Where the budget has no room for
     /// both, the present model goes first. Left out: the model that ships inside the daemon
     pub model: Option<PathBuf>,
     /// Load it at every start of the daemon, too, where its configuration names no model

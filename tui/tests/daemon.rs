@@ -203,7 +203,7 @@ fn the_model_goes_into_a_file_and_back() {
     assert_eq!(code(&output), 1);
     assert!(
         stderr(&output)
-            .ends_with("exists\nhint: give another name, or delete what is there first\n"),
+            .ends_with("exists\nhint: give another name, or delete what is there first (sluiced compress: --force)\n"),
         "{}",
         stderr(&output)
     );

@@ -2,7 +2,12 @@
 
 mod support;
 
-use std::{process::Output, time::Duration};
+use std::{
+    os::unix::fs::symlink,
+    path::Path,
+    process::{Command, Output},
+    time::Duration,
+};
 
 use sluice_proto::v1::{
     Coder, Compressed, Decompressed, JobProgress, JobResult, Verified, compress_request::How,
@@ -75,6 +80,8 @@ fn a_file_is_asked_for_as_it_was_written_and_its_size_is_told() {
         "job 3: compress /models/m → /models/m.sluice, 2 of the daemon's threads",
         "left out: notes.txt",
         "went on after 7 tensors of a run before",
+        "note: /models/m.sluice is not there as you see it: the daemon has folders of its own, as a service its own /tmp; \
+         name a place below /var/lib/sluice, or run `sluiced` yourself",
     ] {
         assert!(
             told.lines().any(|found| found == line),
@@ -121,7 +128,7 @@ fn a_job_for_scripts_is_a_line_an_event() {
         (&lines[2]["bytes"], &lines[2]["ms"]),
         (&(2_u64 << 30).into(), &1500.0.into())
     );
-    assert_eq!(stderr(&output), "");
+    assert!(stderr(&output).starts_with("note: /models/m.sluice is not there"));
 }
 
 #[test]
@@ -235,6 +242,54 @@ fn an_interrupt_cancels_a_job_of_ones_own_and_leaves_others_alone() {
 }
 
 #[test]
+fn an_interrupt_ends_the_wait_for_a_daemon_that_says_nothing() {
+    let change = Change {
+        silent: true,
+        ..Default::default()
+    };
+    let fake = Fake::with_changes(Vec::new(), change);
+    let arguments = ["verify", "m.sluice"];
+    let output = interrupted(&fake, &arguments, |seen| !seen.verified.is_empty());
+    assert_eq!(code(&output), 1);
+    let told = stderr(&output);
+    assert!(told.contains("has not confirmed"), "{told}");
+}
+
+#[test]
+fn without_a_daemon_the_program_beside_this_one_does_the_work() {
+    let program = Path::new(env!("CARGO_BIN_EXE_sluice"));
+    let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
+    let client = folder.path().join("sluice");
+    std::fs::hard_link(program, &client).unwrap();
+    symlink("/bin/echo", folder.path().join("sluiced")).unwrap();
+    for (arguments, words) in [
+        ("compress /m -o /a.sluice", "compress /m --output=/a.sluice"),
+        (
+            "compress /m -o /a.sluice --bits 4.5 --tile 128 --keep a --keep -b --all --threads 3",
+            "compress /m --output=/a.sluice --bits=4.5 --tile=128 --keep=a --keep=-b --all --threads=3",
+        ),
+        (
+            "compress /m -o /a.sluice --lossless --coder palette",
+            "compress /m --output=/a.sluice --lossless --coder=palette",
+        ),
+        (
+            "decompress /a.sluice -o /m --threads 2",
+            "decompress /a.sluice --output=/m --threads=2",
+        ),
+        ("verify /a.sluice", "verify /a.sluice"),
+        ("inspect /a.sluice", "inspect /a.sluice"),
+    ] {
+        let arguments = arguments.replace("--keep -b", "--keep=-b");
+        let output = Command::new(&client)
+            .args(["--socket", "/nonexistent/sluice.sock"])
+            .args(arguments.split(' '))
+            .output()
+            .unwrap();
+        assert_eq!(stdout(&output), format!("{words}\n"), "{}", stderr(&output));
+    }
+}
+
+#[test]
 fn jobs_are_listed_stopped_and_shown_with_the_status() {
     let fake = working(None);
     let output = fake.output(&["jobs"]);
@@ -252,7 +307,11 @@ fn jobs_are_listed_stopped_and_shown_with_the_status() {
         serde_json::from_str(&stdout(&fake.output(&["jobs", "--json"]))).unwrap();
     assert_eq!(json["jobs"][1]["progress"]["total_bytes"], 2_u64 << 30);
     let output = fake.output(&["jobs", "cancel", "3"]);
-    assert_eq!(stdout(&output), "cancelled job 3\n");
+    assert_eq!(
+        stdout(&output),
+        "job 3: the job was cancelled; what is done is kept in /p\n"
+    );
+    assert_eq!(fake.seen.lock().unwrap().watched, [3]);
 
     let status = stdout(&fake.output(&["status"]));
     assert!(status.contains("/models/m → /models/m.sluice"), "{status}");
@@ -304,6 +363,10 @@ fn wrong_usage_and_an_absent_daemon_are_told_apart() {
             "compress", "m", "-o", "a.sluice", "--bits", "4", "--coder", "huffman",
         ],
         &["compress", "m", "-o", "a.sluice", "--coder", "zip"],
+        &["compress", "m", "-o", "a.gguf"],
+        &["compress", "m", "-o", "a.sluice", "--keep", ""],
+        &["compress", "m", "-o", "a.sluice", "--threads", "0"],
+        &["decompress", "a.sluice", "-o", "m", "--threads", "0"],
         &["decompress", "a.sluice"],
         &["verify"],
         &["jobs", "cancel", "all"],
@@ -311,17 +374,24 @@ fn wrong_usage_and_an_absent_daemon_are_told_apart() {
         let output = sluice(arguments).output().unwrap();
         assert_eq!(code(&output), 64, "{arguments:?}");
     }
+    let mut patterns = vec!["compress", "m", "-o", "a.sluice"];
+    patterns.extend(["--keep=*"; 65]);
+    let output = sluice(&patterns).output().unwrap();
+    assert_eq!(code(&output), 64);
     for (arguments, offline) in [
         (
             &["compress", "m", "-o", "a.sluice"][..],
             "`sluiced compress DIR --output FILE.sluice`",
         ),
         (
-            &["decompress", "a.sluice", "-o", "m"],
+            &["decompress", "a.sluice", "-o", "m", "--detach"],
             "`sluiced decompress FILE --output DIR`",
         ),
-        (&["verify", "a.sluice"], "`sluiced verify FILE`"),
-        (&["inspect", "a.sluice"], "`sluiced inspect FILE.sluice`"),
+        (&["verify", "a.sluice", "--json"], "`sluiced verify FILE`"),
+        (
+            &["inspect", "a.sluice", "--json"],
+            "`sluiced inspect FILE.sluice --json`",
+        ),
     ] {
         let absent = ["--socket", "/nonexistent/sluice.sock"];
         let output = sluice(&[&absent[..], arguments].concat()).output().unwrap();

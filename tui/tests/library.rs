@@ -146,7 +146,7 @@ fn models_are_removed_inspected_and_unloaded_by_name() {
         "o/m (available)",
         "  path             /models/o/m",
         "  BF16                 12 with 1,500,000,000 parameters, 2.79 GiB",
-        "  mild             2.00 GiB, of it weights 1.00 GiB; this version can plan it, but not load it",
+        "  mild             2.00 GiB, of it weights 1.00 GiB; not yet",
         "  moderate         2.00 GiB, of it weights 1.00 GiB; fits the budget",
     ] {
         assert!(

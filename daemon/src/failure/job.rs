@@ -3,7 +3,6 @@
 use std::io;
 
 use sluice_engine::checkpoint::coded::{CompressError, ContainerError};
-use sluice_proto::coded_table::DAMAGED_HINT;
 use tonic::Code;
 
 use super::{
@@ -14,7 +13,7 @@ use super::{
 /// Rows of jobs; others have none here.
 pub(super) fn of(failure: &Failure) -> Row {
     match failure {
-        Failure::Coding(error) => coding(error),
+        Failure::Coding { error, .. } => coding(error),
         Failure::JobInProgress { id, .. } => Row::new(Code::ResourceExhausted, "JOB_IN_PROGRESS")
             .hint(format!(
                 "`sluice jobs` shows how far it is, `sluice jobs cancel {id}` stops it; `sluiced compress` and its like work \
@@ -41,8 +40,8 @@ pub(super) fn of(failure: &Failure) -> Row {
 
 fn coding(error: &CompressError) -> Row {
     let row = match error {
-        CompressError::Checkpoint(error) => return checkpoint(error),
-        CompressError::Container(error) => return container(error),
+        CompressError::Checkpoint(error) => checkpoint(error),
+        CompressError::Container(error) => container(error),
         CompressError::Gguf { .. } => Row::new(Code::FailedPrecondition, "SOURCE_IS_GGUF"),
         CompressError::Coded { .. } => Row::new(Code::FailedPrecondition, "SOURCE_IS_CODED"),
         CompressError::FilesTooLarge { .. } => {
@@ -62,11 +61,11 @@ fn coding(error: &CompressError) -> Row {
         CompressError::Encode { tensor, .. } => {
             Row::new(Code::FailedPrecondition, "NOT_CODABLE").figure("tensor", tensor)
         }
-        CompressError::Io { path, cause, .. } => return io(cause).figure("path", path.display()),
-        CompressError::Threads(_) => Row::new(Code::Internal, "NO_THREADS")
-            .hint("the system refused; a smaller --threads may help"),
+        CompressError::Io { path, cause, .. } => io(cause).figure("path", path.display()),
+        CompressError::Threads(_) => Row::new(Code::Internal, "NO_THREADS"),
         CompressError::Cancelled => Row::new(Code::Cancelled, "JOB_CANCELLED"),
     };
+    // The program alone says the same.
     match error.hint() {
         Some(hint) => row.hint(hint),
         None => row,
@@ -74,22 +73,17 @@ fn coding(error: &CompressError) -> Row {
 }
 
 fn container(error: &ContainerError) -> Row {
-    let damaged = || Row::new(Code::DataLoss, "CODED_FILE_DAMAGED").hint(DAMAGED_HINT);
+    let damaged = || Row::new(Code::DataLoss, "CODED_FILE_DAMAGED");
     match error {
         ContainerError::Io { path, cause, .. } => io(cause).figure("path", path),
         ContainerError::NotAContainer { .. } => {
             Row::new(Code::FailedPrecondition, "NOT_A_CODED_FILE")
-                .hint("name a .sluice file; `sluice compress` makes one")
         }
         ContainerError::Version { found, .. } => {
-            Row::new(Code::FailedPrecondition, "CODED_FILE_VERSION")
-                .hint("a later version of sluiced reads it")
-                .figure("version", found)
+            Row::new(Code::FailedPrecondition, "CODED_FILE_VERSION").figure("version", found)
         }
         ContainerError::UnknownScheme { tensor, .. } => {
-            Row::new(Code::FailedPrecondition, "UNKNOWN_SCHEME")
-                .hint("a later version of sluiced reads it")
-                .figure("tensor", tensor)
+            Row::new(Code::FailedPrecondition, "UNKNOWN_SCHEME").figure("tensor", tensor)
         }
         ContainerError::WrongLength {
             expected, found, ..
@@ -100,12 +94,12 @@ fn container(error: &ContainerError) -> Row {
         | ContainerError::Damaged { .. }
         | ContainerError::Malformed { .. }
         | ContainerError::Missing { .. } => damaged(),
-        ContainerError::Exists { path } => Row::new(Code::AlreadyExists, "OUTPUT_EXISTS")
-            .hint("give another name, or delete what is there first")
-            .figure("path", path),
-        ContainerError::Busy { path } => Row::new(Code::FailedPrecondition, "OUTPUT_BUSY")
-            .hint("wait for that process to end, or give another name")
-            .figure("path", path),
+        ContainerError::Exists { path } => {
+            Row::new(Code::AlreadyExists, "OUTPUT_EXISTS").figure("path", path)
+        }
+        ContainerError::Busy { path } => {
+            Row::new(Code::FailedPrecondition, "OUTPUT_BUSY").figure("path", path)
+        }
         ContainerError::Cancelled => Row::new(Code::Cancelled, "JOB_CANCELLED"),
     }
 }
@@ -113,19 +107,13 @@ fn container(error: &ContainerError) -> Row {
 /// What the system refused, of files that a client named.
 fn io(cause: &io::Error) -> Row {
     match cause.kind() {
-        io::ErrorKind::NotFound => Row::new(Code::NotFound, "FILE_NOT_FOUND")
-            .hint("check the path, and that the folder for what is written is there"),
+        io::ErrorKind::NotFound => Row::new(Code::NotFound, "FILE_NOT_FOUND"),
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            Row::new(Code::PermissionDenied, "FILE_REFUSED").hint(
-                "the user that sluiced runs as has to be allowed to read and write there; `sluiced compress` and its like \
-                 run as you",
-            )
+            Row::new(Code::PermissionDenied, "FILE_REFUSED")
         }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             Row::new(Code::ResourceExhausted, "NO_SPACE")
-                .hint("make room on that disk, or name a place on another one")
         }
-        _ => Row::new(Code::FailedPrecondition, "FILE_FAILED")
-            .hint("the disk or the file system refused; the system's log may say more"),
+        _ => Row::new(Code::FailedPrecondition, "FILE_FAILED"),
     }
 }

@@ -201,8 +201,19 @@ pub enum Failure {
         model: String,
     },
     /// A coded file can't be read or made.
-    #[error(transparent)]
-    Coding(CompressError),
+    #[error(
+        "{error}{}",
+        match .kept {
+            Some(kept) => format!("; what is done is kept in {}, and the same command goes on with it", kept.display()),
+            None => String::new(),
+        }
+    )]
+    Coding {
+        /// Why.
+        error: CompressError,
+        /// What the next one goes on with.
+        kept: Option<PathBuf>,
+    },
     /// One job at a time.
     #[error("job {id} runs: {kind} {path}; one runs at a time")]
     JobInProgress {
@@ -288,7 +299,7 @@ impl From<CompressError> for Failure {
     fn from(error: CompressError) -> Self {
         match error {
             CompressError::Checkpoint(error) => error.into(),
-            other => Self::Coding(other),
+            error => Self::Coding { error, kept: None },
         }
     }
 }

@@ -166,7 +166,7 @@ fn row(failure: &Failure) -> Row {
         | Failure::TooManyPulls { .. }
         | Failure::PullingAnother { .. }
         | Failure::PullCancelled { .. } => library::of(failure),
-        Failure::Coding(_)
+        Failure::Coding { .. }
         | Failure::JobInProgress { .. }
         | Failure::JobCancelled { .. }
         | Failure::UnknownJob { .. } => job::of(failure),
@@ -449,11 +449,11 @@ pub(super) fn checkpoint(error: &CheckpointError) -> Row {
         },
         CheckpointError::NotACheckpoint { .. } => {
             Row::new(Code::FailedPrecondition, "NOT_A_CHECKPOINT")
-                .hint("name a folder that holds config.json and model.safetensors, or a .gguf file")
+                .hint("name a folder that holds config.json and model.safetensors, or a .gguf or .sluice file")
         }
         CheckpointError::MissingFile { .. } => broken("FILE_MISSING"),
         CheckpointError::NoWeights { .. } => Row::new(Code::FailedPrecondition, "NO_WEIGHTS").hint(
-            "name a checkpoint's folder, or a .gguf file; one without weights is incomplete, fetch it again",
+            "name a checkpoint's folder, or a .gguf or .sluice file; one without weights is incomplete, fetch it again",
         ),
         CheckpointError::SeveralModels { count, .. } => {
             Row::new(Code::FailedPrecondition, "SEVERAL_MODELS")

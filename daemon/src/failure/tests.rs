@@ -72,7 +72,7 @@ fn name(failure: &Failure) -> &'static str {
         F::TooManyPulls { .. } => "too many pulls",
         F::PullingAnother { .. } => "pulling another",
         F::PullCancelled { .. } => "pull cancelled",
-        F::Coding(error) => job::coding_name(error),
+        F::Coding { error, .. } => job::coding_name(error),
         F::JobInProgress { .. } => "job in progress",
         F::JobCancelled { .. } => "job cancelled",
         F::UnknownJob { .. } => "unknown job",

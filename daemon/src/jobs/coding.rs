@@ -2,14 +2,15 @@
 
 use std::{
     num::NonZero,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     thread::available_parallelism,
     time::{Duration, Instant},
 };
 
 use sluice_engine::checkpoint::coded::{
-    self, Amount, CompressError, Compression, Glob, How, Lossless, Target, partial_of,
+    self, Amount, CompressError, Compression, ContainerError, Glob, How, Lossless, Target,
+    partial_of,
 };
 use sluice_proto::{
     model::{self, Compressing, Decompressing, Verifying},
@@ -59,7 +60,10 @@ impl Jobs {
         self.begin(facts, move |job| {
             let mut report = reporter(job);
             let made = coded::compress(&source, &output, &options, &job.cancel, &mut report);
-            let made = made.map_err(|error| failure(error, Some(partial_of(&output))))?;
+            let made = made.map_err(|error| {
+                let kept = kept(&error, &output);
+                failure(error, kept)
+            })?;
             Ok(Kind::Compressed(wire::compressed(&made)))
         })
     }
@@ -141,13 +145,59 @@ fn reporter(job: &Job) -> impl FnMut(&str, Amount) + Send {
     }
 }
 
-/// Why nothing was made; a job that was cancelled may have left what the next one goes on with.
-fn failure(error: CompressError, partial: Option<PathBuf>) -> Failure {
-    match error {
-        CompressError::Cancelled => Failure::JobCancelled {
-            kept: partial.filter(|partial| partial.exists()),
+/// What a run that came to nothing leaves for the next one of the same: its unfinished file. Of other failures, none was theirs.
+pub(crate) fn kept(error: &CompressError, output: &Path) -> Option<PathBuf> {
+    let may_be_resumed = matches!(
+        error,
+        CompressError::Cancelled
+            | CompressError::Checkpoint(_)
+            | CompressError::Container(ContainerError::Io { .. })
+            | CompressError::Encode { .. }
+            | CompressError::Io { .. }
+            | CompressError::NoRoom { .. }
+    );
+    let partial = partial_of(output);
+    (may_be_resumed && partial.exists()).then_some(partial)
+}
+
+/// Why nothing was made, and what is left of it.
+fn failure(error: CompressError, kept: Option<PathBuf>) -> Failure {
+    match (error, kept) {
+        (CompressError::Cancelled, kept) => Failure::JobCancelled {
+            kept,
             by_shutdown: false,
         },
-        other => other.into(),
+        (error, None) => error.into(),
+        (error, kept) => Failure::Coding { error, kept },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_names_what_it_leaves() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("a.sluice");
+        let full = || CompressError::Io {
+            operation: "write",
+            path: output.clone(),
+            cause: std::io::ErrorKind::StorageFull.into(),
+        };
+        assert_eq!(kept(&full(), &output), None);
+        std::fs::write(partial_of(&output), "").unwrap();
+        let kept_path = kept(&full(), &output);
+        assert_eq!(kept_path, Some(partial_of(&output)));
+        let said = failure(full(), kept_path).to_string();
+        assert!(
+            said.ends_with("a.sluice.partial, and the same command goes on with it"),
+            "{said}"
+        );
+        // Another's work, or none.
+        let exists = CompressError::Container(ContainerError::Exists {
+            path: String::new(),
+        });
+        assert_eq!(kept(&exists, &output), None);
     }
 }

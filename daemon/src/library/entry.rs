@@ -8,9 +8,11 @@ use std::{
 
 use sluice_hub::{Manifest, PARTIAL, label_of};
 use sluice_proto::v1;
+use sluice_shared::coding::is_coded_file;
 
 use super::{
     facts::{self, Facts},
+    inspect::is_gguf,
     is_hidden,
 };
 
@@ -20,9 +22,9 @@ const FOLDERS_MAX: usize = 2048;
 /// A model on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// `OWNER/NAME`, with `:LABEL` where there are several; or a folder's own name.
+    /// `OWNER/NAME`, with `:LABEL` where there are several; or the own name of a folder or a coded file.
     pub name: String,
-    /// What is loaded: a folder, or a GGUF file.
+    /// What is loaded: a folder, or a GGUF or coded file.
     pub path: PathBuf,
     /// The folder that it lies in.
     pub folder: PathBuf,
@@ -32,12 +34,29 @@ pub struct Entry {
     pub is_partial: bool,
     /// Bytes of its files.
     pub disk_bytes: u64,
-    /// `safetensors` or `gguf`.
+    /// `safetensors`, `gguf` or `sluice`.
     pub file_format: &'static str,
     /// As its files say; may be empty.
     pub family: String,
     /// The hub's commit; empty where it is not known.
     pub commit: String,
+}
+
+impl Entry {
+    /// One that somebody put there.
+    fn new(name: String, path: PathBuf, folder: &Path, facts: Facts) -> Self {
+        Self {
+            name,
+            path,
+            folder: folder.to_owned(),
+            origin: Origin::Local,
+            is_partial: false,
+            disk_bytes: facts.disk_bytes,
+            file_format: facts.file_format,
+            family: facts.family,
+            commit: String::new(),
+        }
+    }
 }
 
 /// Where a model is from.
@@ -61,7 +80,7 @@ impl Origin {
     }
 }
 
-/// The models in our folder: `NAME` or `OWNER/NAME`, and those on their way.
+/// The models in our folder: `NAME` or `OWNER/NAME`, coded files beside them, and those on their way.
 pub(super) fn of_folder(models: &Path) -> Vec<Entry> {
     let mut entries = Vec::new();
     for (first, folder) in folders(models) {
@@ -72,6 +91,13 @@ pub(super) fn of_folder(models: &Path) -> Vec<Entry> {
         }
         for (second, folder) in folders(&folder) {
             entries.extend(of_model_folder(&folder, &format!("{first}/{second}")));
+        }
+    }
+    for file in files(models).into_iter().filter(|file| is_coded_file(file)) {
+        let name = file.file_stem().and_then(OsStr::to_str).unwrap_or_default();
+        if !is_hidden(name) && !entries.iter().any(|known: &Entry| known.name == name) {
+            let facts = Facts::of_file(&file);
+            entries.push(Entry::new(name.to_owned(), file.clone(), models, facts));
         }
     }
     entries.extend(partial(&models.join(PARTIAL)));
@@ -105,7 +131,7 @@ pub(super) fn of_hub_cache(cache: &Path) -> Vec<Entry> {
     entries
 }
 
-/// The models in one folder: weights in safetensors, and each in GGUF.
+/// The models in one folder: weights in safetensors, and each in a file of its own.
 fn of_model_folder(folder: &Path, name: &str) -> Vec<Entry> {
     let manifest = Manifest::read(folder);
     // Others may have put a model of theirs beside the one that was pulled.
@@ -114,29 +140,35 @@ fn of_model_folder(folder: &Path, name: &str) -> Vec<Entry> {
         files.into_iter().any(|file| is_of_model(&file.name))
     };
     let is_brought = |file: &Path| has_brought(&|name| file.file_name() == Some(OsStr::new(name)));
-    let entry = |name: String, path: PathBuf, is_pulled: bool, facts: Facts| Entry {
-        name,
-        path,
-        folder: folder.to_owned(),
-        origin: match is_pulled {
-            true => Origin::Pulled,
-            false => Origin::Local,
-        },
-        is_partial: false,
-        disk_bytes: facts.disk_bytes,
-        file_format: facts.file_format,
-        family: facts.family,
-        commit: match &manifest {
-            Some(manifest) if is_pulled => manifest.commit.clone(),
-            _ => String::new(),
-        },
+    let entry = |name: String, path: PathBuf, is_pulled: bool, facts: Facts| {
+        let local = Entry::new(name, path, folder, facts);
+        match &manifest {
+            Some(manifest) if is_pulled => Entry {
+                origin: Origin::Pulled,
+                commit: manifest.commit.clone(),
+                ..local
+            },
+            _ => local,
+        }
     };
     let mut entries = Vec::new();
     if let Some(facts) = Facts::of_folder(folder) {
         let is_pulled = has_brought(&|name| name.ends_with(".safetensors"));
         entries.push(entry(name.to_owned(), folder.to_owned(), is_pulled, facts));
     }
-    let mut files = ggufs(folder);
+    let mut files = files(folder);
+    // A folder with nothing but a coded file is that file.
+    if let ([file], true) = (&files[..], entries.is_empty())
+        && is_coded_file(file)
+    {
+        let facts = Facts::of_file(file);
+        return vec![entry(
+            name.to_owned(),
+            folder.to_owned(),
+            is_brought(file),
+            facts,
+        )];
+    }
     // Where they share a name, it is that of the one that was pulled.
     files.sort_by_key(|file| !is_brought(file));
     for file in files {
@@ -147,25 +179,22 @@ fn of_model_folder(folder: &Path, name: &str) -> Vec<Entry> {
             false => format!("{name}:{}", label_of(stem)),
         };
         if !entries.iter().any(|known: &Entry| known.name == name) {
-            let (is_pulled, facts) = (is_brought(&file), Facts::of_gguf(&file));
+            let (is_pulled, facts) = (is_brought(&file), Facts::of_file(&file));
             entries.push(entry(name, file, is_pulled, facts));
         }
     }
     entries
 }
 
-/// The GGUF files of a folder, in order, so that of a split one the first comes first.
-fn ggufs(folder: &Path) -> Vec<PathBuf> {
+/// The files of a folder that are models, in order, so that of a split GGUF the first comes first.
+fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<_> = fs::read_dir(folder)
         .into_iter()
         .flatten()
         .take(FOLDERS_MAX)
         .flatten()
         .map(|entry| entry.path())
-        .filter(|path| {
-            path.extension()
-                .is_some_and(|extension| extension == "gguf")
-        })
+        .filter(|path| is_gguf(path) || is_coded_file(path))
         .collect();
     files.sort_unstable();
     files

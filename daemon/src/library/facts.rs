@@ -9,6 +9,7 @@ use std::{
 
 use safetensors::tensor::Metadata;
 use serde_json::{Map, Value};
+use sluice_shared::coding::is_coded_file;
 
 /// Largest `config.json`.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
@@ -51,11 +52,14 @@ impl Facts {
         })
     }
 
-    /// Of a GGUF file: its size alone.
-    pub(super) fn of_gguf(file: &Path) -> Self {
+    /// Of a file that is a model: its size alone.
+    pub(super) fn of_file(file: &Path) -> Self {
         Self {
             disk_bytes: fs::metadata(file).map_or(0, |facts| facts.len()),
-            file_format: "gguf",
+            file_format: match is_coded_file(file) {
+                true => "sluice",
+                false => "gguf",
+            },
             family: String::new(),
         }
     }

@@ -196,7 +196,7 @@ fn facts_of(folder: &Path) -> Vec<v1::Fact> {
     facts.0
 }
 
-fn is_gguf(path: &Path) -> bool {
+pub(super) fn is_gguf(path: &Path) -> bool {
     path.extension()
         .is_some_and(|extension| extension == "gguf")
 }

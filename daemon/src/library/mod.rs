@@ -244,7 +244,8 @@ impl Entry {
         model
     }
 
-    /// As its headers say, which are read for that. A GGUF file is not looked into: its header has all of its vocabulary.
+    /// As its headers say, which are read for that. One that is a file is not looked into: its header has all of its vocabulary, or of
+    /// its checks.
     #[must_use]
     pub fn parameters(&self) -> Option<u64> {
         let groups = match self.file_format {

@@ -54,18 +54,42 @@ fn models_are_found_by_name_whatever_else_lies_about() {
     put(&models.join("o/pickle"), "config.json", b"{}");
     put(&models.join(".hidden/m"), "x.gguf", b"");
     put(models, "file", b"");
+    put(models, "coded.sluice", b"SLUICE");
+    put(models, "plain.sluice", b"the folder has the name");
+    put(models, "unfinished.sluice.partial", b"");
+    put(&models.join("o/only"), "m.sluice", b"SLUICE");
+    put(&models.join("o/g"), "g.sluice", b"SLUICE");
     let library = library(models);
     assert_eq!(
         names(&library),
-        ["o/g:Q4_K_M", "o/g:Q8_0", "o/m", "o/one:Q4_K_M", "plain"]
+        [
+            "coded",
+            "o/g:Q4_K_M",
+            "o/g:Q8_0",
+            "o/g:g",
+            "o/m",
+            "o/one:Q4_K_M",
+            "o/only",
+            "plain"
+        ]
     );
+    let found = library.find("coded").unwrap();
+    assert_eq!(found.path, models.join("coded.sluice"));
+    assert_eq!((found.file_format, found.disk_bytes), ("sluice", 6));
+    assert!(matches!(
+        library.remove("coded"),
+        Err(Failure::NotOurs { .. })
+    ));
+    assert_eq!(library.find("o/only").unwrap().path, models.join("o/only"));
+    let plain = library.find("plain").unwrap();
+    assert_eq!(plain.path, models.join("plain"));
     let found = library.find("O/G:q8_0").unwrap();
     assert_eq!(found.path, models.join("o/g/g-Q8_0.gguf"));
     assert_eq!((found.file_format, found.disk_bytes), ("gguf", 4));
     let found = library.find("o/m").unwrap();
     assert_eq!((found.family.as_str(), found.parameters()), ("llada", None));
     assert!(
-        matches!(library.find("o/g"), Err(Failure::UnknownModel { alike, .. }) if alike.len() == 2)
+        matches!(library.find("o/g"), Err(Failure::UnknownModel { alike, .. }) if alike.len() == 3)
     );
     assert_eq!(library.model(EMBEDDED_NAME).unwrap(), ModelName::embedded());
     let removed = library.remove(EMBEDDED_NAME);

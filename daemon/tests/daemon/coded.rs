@@ -104,7 +104,7 @@ async fn a_model_goes_into_a_file_and_back() {
     let arguments = ["compress", source, "-o", "a.sluice", "--bits=5", "--force"];
     let output = run(folder.path(), &arguments).await;
     assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
-    assert!(stdout(&output).contains(" dB"), "{}", stdout(&output));
+    assert!(stdout(&output).contains(", error -"), "{}", stdout(&output));
     let output = run(folder.path(), &["decompress", "a.sluice", "-o", "back"]).await;
     assert!(stderr(&output).contains("exists and is no empty folder"));
 }
@@ -149,9 +149,9 @@ async fn what_is_wrong_with_a_file_is_said_with_its_place() {
         (&["verify", "source/config.json"][..], "is no .sluice file"),
         (&["verify", "source"], "is no .sluice file"),
         (&["verify", "nothing"], "can't open nothing"),
-        (&["compress", "nothing", "-o", "b"], "can't read"),
+        (&["compress", "nothing", "-o", "b.sluice"], "can't read"),
         (
-            &["compress", "a.sluice", "-o", "b"],
+            &["compress", "a.sluice", "-o", "b.sluice"],
             "is a .sluice file already",
         ),
     ] {
@@ -161,10 +161,19 @@ async fn what_is_wrong_with_a_file_is_said_with_its_place() {
     }
     for arguments in [
         &["compress", "source"][..],
-        &["compress", "source", "-o", "b", "--tile=100"],
-        &["compress", "source", "-o", "b", "--bits=9"],
-        &["compress", "source", "-o", "b", "--bits=4", "--lossless"],
-        &["compress", "source", "-o", "b", "--coder=zip"],
+        &["compress", "source", "-o", "b"],
+        &["compress", "source", "-o", "b.sluice", "--keep="],
+        &["compress", "source", "-o", "b.sluice", "--tile=100"],
+        &["compress", "source", "-o", "b.sluice", "--bits=9"],
+        &[
+            "compress",
+            "source",
+            "-o",
+            "b.sluice",
+            "--bits=4",
+            "--lossless",
+        ],
+        &["compress", "source", "-o", "b.sluice", "--coder=zip"],
         &["decompress", "a.sluice"],
         &["verify"],
     ] {

@@ -344,7 +344,7 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
         ),
         (
             with(|r| r.how = Some(How::Bits(9.0))),
-            "bits: must lie between 1 and 8",
+            "bits: must lie between 1.5 and 6",
         ),
         (with(|r| r.how = Some(How::Coder(7))), "coder: 7 is unknown"),
         (with(|r| r.threads = Some(0)), "threads: must be at least 1"),

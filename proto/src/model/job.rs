@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use sluice_shared::coding::{
-    Coder, KEEP_BYTES_MAX, KEEP_MAX, TILE_DEFAULT, check_bits, check_tile,
+    self, Coder, TILE_DEFAULT, check_bits, check_pattern_count, check_tile, parse_pattern,
 };
 
 use super::{InvalidField, Subject, at_least_one, invalid};
@@ -11,8 +11,6 @@ use crate::v1;
 
 /// Longest path, as the system has it.
 const PATH_BYTES_MAX: usize = 4096;
-/// How the name of a coded file ends.
-const ENDING: &str = ".sluice";
 
 /// A checked [`v1::CompressRequest`].
 #[derive(Debug, Clone, PartialEq)]
@@ -143,38 +141,14 @@ fn absolute(field: &'static str, path: &str) -> Result<PathBuf, InvalidField> {
 }
 
 fn coded_file(field: &'static str, path: &str) -> Result<PathBuf, InvalidField> {
-    let path = absolute(field, path)?;
-    let name = path.file_name().and_then(|name| name.to_str());
-    match name.and_then(|name| name.strip_suffix(ENDING)) {
-        Some(stem) if !stem.is_empty() => Ok(path),
-        _ => Err(invalid(
-            field,
-            format!("must end in NAME{ENDING}, not '{}'", path.display()),
-        )),
-    }
+    coding::coded_file(absolute(field, path)?).map_err(|problem| invalid(field, problem))
 }
 
 fn patterns(keep: Vec<String>) -> Result<Vec<String>, InvalidField> {
-    if keep.len() > KEEP_MAX {
-        let problem = format!("has {} patterns; {KEEP_MAX} at most", keep.len());
-        return Err(invalid("keep", problem));
-    }
-    match keep
-        .iter()
-        .find(|pattern| pattern.is_empty() || pattern.len() > KEEP_BYTES_MAX)
-    {
-        Some(pattern) if pattern.is_empty() => {
-            Err(invalid("keep", "has a pattern without letters"))
-        }
-        Some(pattern) => Err(invalid(
-            "keep",
-            format!(
-                "has a pattern of {} bytes; {KEEP_BYTES_MAX} at most",
-                pattern.len()
-            ),
-        )),
-        None => Ok(keep),
-    }
+    let refused = |problem| invalid("keep", problem);
+    check_pattern_count(keep.len()).map_err(refused)?;
+    let each = keep.iter().map(|pattern| parse_pattern(pattern));
+    each.collect::<Result<_, _>>().map_err(refused)
 }
 
 #[cfg(test)]
@@ -196,7 +170,7 @@ mod tests {
         let asked = Compressing::try_from(compress()).unwrap();
         assert_eq!(asked.source, Subject::Path("/m".to_owned()));
         assert_eq!(asked.how, How::Lossless(Coder::Huffman));
-        assert_eq!((asked.tile, asked.threads), (256, None));
+        assert_eq!((asked.tile, asked.threads), (TILE_DEFAULT, None));
     }
 
     #[test]

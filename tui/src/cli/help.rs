@@ -72,8 +72,8 @@ as, beside what it generates, with half of the cores; one job runs at a time. Th
 until it is whole, and one that exists is never replaced.
 
 Ctrl-C cancels the job; what is done is kept, and the same command goes on with it. With --detach, or when
-this program dies otherwise, the job goes on: `sluice jobs` shows it. `sluiced compress` does the same without
-a daemon.
+this program dies otherwise, the job goes on: `sluice jobs` shows it. Where no daemon runs, `sluiced compress`
+does the same as you.
 
 With --json each line is an object whose \"event\" is job, progress or done.";
 
@@ -82,8 +82,8 @@ Example:
   sluice decompress llada-8b.sluice --output LLaDA-8B-Instruct
 
 The very files that the coded one was made of, byte by byte, unless numbers were coded to a rate. Every
-checksum is compared on the way. Ctrl-C cancels the job, and nothing is left of it. `sluiced decompress` does the
-same without a daemon.
+checksum is compared on the way. Ctrl-C cancels the job, and nothing is left of it. Where no daemon runs,
+`sluiced decompress` does the same as you.
 
 With --json each line is an object whose \"event\" is job, progress or done.";
 
@@ -92,7 +92,7 @@ Example:
   sluice verify llada-8b.sluice
 
 Every byte is compared with its checksums; damage is told with tensor and tile, and then the exit code is 1.
-Ctrl-C cancels the job. `sluiced verify` does the same without a daemon.
+Ctrl-C cancels the job. Where no daemon runs, `sluiced verify` does the same as you.
 
 With --json each line is an object whose \"event\" is job, progress or done.";
 

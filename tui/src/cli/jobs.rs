@@ -2,8 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
-use sluice_shared::coding::{Coder, parse_bits, parse_tile};
+use clap::{
+    Args, Subcommand,
+    builder::{PathBufValueParser, TypedValueParser},
+    value_parser,
+};
+use sluice_shared::coding::{Coder, coded_file, parse_bits, parse_pattern, parse_tile};
 
 use super::help;
 
@@ -15,12 +19,12 @@ pub struct Compress {
     #[arg(value_name = "DIR|NAME")]
     pub model: PathBuf,
     /// File to write, whose name ends in .sluice
-    #[arg(long, short, value_name = "FILE.sluice")]
+    #[arg(long, short, value_name = "FILE.sluice", value_parser = PathBufValueParser::new().try_map(coded_file))]
     pub output: PathBuf,
     /// Keep every number as it is, bit for bit; this is what happens anyway
     #[arg(long)]
     pub lossless: bool,
-    /// Bits that a number takes, on average, such as 4.5; the head and embeddings stay without loss
+    /// Bits that a number takes, on average, from 1.5 to 6; the head and embeddings stay without loss
     #[arg(long, value_name = "B", value_parser = parse_bits, conflicts_with_all = ["lossless", "coder"])]
     pub bits: Option<f64>,
     /// huffman takes the least space, palette is decoded the fastest [default: huffman]
@@ -30,13 +34,13 @@ pub struct Compress {
     #[arg(long, value_name = "N", value_parser = parse_tile)]
     pub tile: Option<u32>,
     /// Tensors to leave as they are, by name, with * for any letters; may be given several times
-    #[arg(long, value_name = "GLOB")]
+    #[arg(long, value_name = "GLOB", value_parser = parse_pattern)]
     pub keep: Vec<String>,
     /// Code embeddings, too, whose single rows are read from the file otherwise; with --bits, the head as well
     #[arg(long)]
     pub all: bool,
     /// Threads that code [default: half as many as the daemon's machine has cores]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
     /// How to follow it.
     #[command(flatten)]
@@ -53,7 +57,7 @@ pub struct Decompress {
     #[arg(long, short, value_name = "DIR")]
     pub output: PathBuf,
     /// Threads that decode [default: half as many as the daemon's machine has cores]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
     /// How to follow it.
     #[command(flatten)]
@@ -105,7 +109,7 @@ pub enum JobsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Stops a job
+    /// Stops a job, and tells what is left of it
     Cancel {
         /// The job, as `sluice jobs` numbers it
         id: u64,

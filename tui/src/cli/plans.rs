@@ -14,7 +14,7 @@ use super::help;
 #[derive(Debug, Args)]
 #[command(after_long_help = help::plan())]
 pub struct Plan {
-    /// A model as `sluice list` calls it, or a checkpoint's folder or .gguf file; only its headers are read
+    /// A model as `sluice list` calls it, or a checkpoint's folder, .gguf or .sluice file; only its headers are read
     #[arg(long, value_name = "NAME|DIR", conflicts_with = "preset")]
     pub model: Option<PathBuf>,
     /// A published shape, such as llada-8b; needs no weights

@@ -1,6 +1,7 @@
 //! `sluice compress`, `decompress`, `verify` and `jobs`: work on files that the daemon does.
 
 use std::{
+    io,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -15,15 +16,20 @@ use sluice_proto::{
         compress_request::How, job_event::Kind, job_result,
     },
 };
-use sluice_shared::{coding::Coder, exit, units};
-use tokio::signal::unix::Signal;
-use tonic::{Response, Status, Streaming};
+use sluice_shared::{
+    coding::{Coder, DAMAGED_HINT, check_pattern_count},
+    rate::Rate,
+    units,
+};
+use tonic::{Code, Response, Status, Streaming};
 
 use super::{
-    advance::{Rate, advance},
+    advance::advance,
     follow::interrupts,
     library::{Subject, subject},
     load::absolute,
+    offline::{self, flag},
+    usage,
 };
 use crate::{
     cli::{Compress, Decompress, Following, Jobs, JobsCommand, Verify},
@@ -35,6 +41,8 @@ use crate::{
 
 /// How long an interrupted client waits for the daemon to take the cancellation.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
+/// How long `sluice jobs cancel` waits for the job's end: what is at work is finished and written to the disk first.
+const END_WAIT: Duration = Duration::from_secs(60);
 
 /// Has a coded file made of a checkpoint.
 pub(super) async fn compress(
@@ -42,6 +50,8 @@ pub(super) async fn compress(
     arguments: &Compress,
     out: &mut Out,
 ) -> Result<(), Failure> {
+    check_pattern_count(arguments.keep.len())
+        .map_err(|problem| usage(&format!("--keep {problem}")))?;
     let (name, path) = match subject(&arguments.model)? {
         Subject::Name(name) => (name, String::new()),
         Subject::Path(path) => (String::new(), path),
@@ -64,10 +74,33 @@ pub(super) async fn compress(
         all: arguments.all,
         threads: arguments.threads,
     };
-    let daemon = connect(socket, "compress DIR --output FILE.sluice").await?;
-    let interrupts = interrupts()?;
-    let answer = daemon.jobs().compress(request).await;
-    follow_own(&daemon, answer, &arguments.following, interrupts, out).await
+    let command = "compress DIR --output FILE.sluice";
+    let alone = match request.path.is_empty() {
+        true => Err(offline_hint(command)),
+        false => alone(&arguments.following, command, || {
+            compress_words(&request, arguments)
+        }),
+    };
+    let daemon = offline::daemon(socket, alone).await?;
+    let mut client = daemon.jobs();
+    let call = client.compress(request);
+    follow_own(&daemon, call, &arguments.following, out).await
+}
+
+/// The arguments of `sluiced compress`.
+fn compress_words(request: &CompressRequest, arguments: &Compress) -> Vec<String> {
+    let mut words = vec!["compress".to_owned(), request.path.clone()];
+    words.extend(flag("--output", Some(&request.output)));
+    words.extend(arguments.lossless.then(|| "--lossless".to_owned()));
+    words.extend(flag("--bits", arguments.bits));
+    words.extend(flag("--coder", arguments.coder));
+    words.extend(flag("--tile", arguments.tile));
+    for pattern in &arguments.keep {
+        words.extend(flag("--keep", Some(pattern)));
+    }
+    words.extend(arguments.all.then(|| "--all".to_owned()));
+    words.extend(flag("--threads", arguments.threads));
+    words
 }
 
 /// Has a coded file made into a folder.
@@ -81,10 +114,17 @@ pub(super) async fn decompress(
         output: absolute(&arguments.output)?,
         threads: arguments.threads,
     };
-    let daemon = connect(socket, "decompress FILE --output DIR").await?;
-    let interrupts = interrupts()?;
-    let answer = daemon.jobs().decompress(request).await;
-    follow_own(&daemon, answer, &arguments.following, interrupts, out).await
+    let command = "decompress FILE --output DIR";
+    let alone = alone(&arguments.following, command, || {
+        let mut words = vec!["decompress".to_owned(), request.path.clone()];
+        words.extend(flag("--output", Some(&request.output)));
+        words.extend(flag("--threads", request.threads));
+        words
+    });
+    let daemon = offline::daemon(socket, alone).await?;
+    let mut client = daemon.jobs();
+    let call = client.decompress(request);
+    follow_own(&daemon, call, &arguments.following, out).await
 }
 
 /// Has a coded file compared with its checksums.
@@ -96,10 +136,13 @@ pub(super) async fn verify(
     let request = VerifyRequest {
         path: absolute(&arguments.file)?,
     };
-    let daemon = connect(socket, "verify FILE").await?;
-    let interrupts = interrupts()?;
-    let answer = daemon.jobs().verify(request).await;
-    follow_own(&daemon, answer, &arguments.following, interrupts, out).await
+    let alone = alone(&arguments.following, "verify FILE", || {
+        vec!["verify".to_owned(), request.path.clone()]
+    });
+    let daemon = offline::daemon(socket, alone).await?;
+    let mut client = daemon.jobs();
+    let call = client.verify(request);
+    follow_own(&daemon, call, &arguments.following, out).await
 }
 
 /// Jobs of anybody.
@@ -108,30 +151,65 @@ pub(super) async fn jobs(socket: PathBuf, arguments: &Jobs, out: &mut Out) -> Re
     match arguments.command {
         None => list(&daemon, arguments.json, out).await,
         Some(JobsCommand::Watch { id, json }) => watch(&daemon, id, json, out).await,
-        Some(JobsCommand::Cancel { id }) => {
-            let answer = daemon
-                .jobs()
-                .cancel_job(CancelJobRequest { job_id: id })
-                .await;
-            let answer = answer.map_err(|status| daemon.failure(status))?;
-            match answer.into_inner().was_running {
-                true => out.line(&format!("cancelled job {id}")),
-                false => out.line(&format!("job {id} had already ended")),
-            }
-        }
+        Some(JobsCommand::Cancel { id }) => cancel(&daemon, id, out).await,
     }
 }
 
-/// The daemon; where there is none, the same work can be done without.
-pub(super) async fn connect(socket: PathBuf, offline: &str) -> Result<Daemon, Failure> {
-    Daemon::connect(socket).await.map_err(|failure| {
-        match failure.code() {
-            exit::UNREACHABLE => failure.with_hint(format!(
-                "start it with `sluiced` (or `systemctl start sluice`); or do it without a daemon: `sluiced {offline}`"
-            )),
-            _ => failure,
-        }
-    })
+/// Stops a job and waits for its end, so that another can begin.
+async fn cancel(daemon: &Daemon, job_id: u64, out: &mut Out) -> Result<(), Failure> {
+    let request = CancelJobRequest { job_id };
+    let answer = daemon.jobs().cancel_job(request).await;
+    let answer = answer.map_err(|status| daemon.failure(status))?;
+    if !answer.into_inner().was_running {
+        return out.line(&format!("job {job_id} had already ended"));
+    }
+    let end = tokio::time::timeout(END_WAIT, ended(daemon, job_id)).await;
+    let end = end.map_err(|_| {
+        Failure::new(format!(
+            "job {job_id} was told to stop, but has not ended yet"
+        ))
+        .with_hint(format!(
+            "`sluice jobs watch {job_id}` follows it to its end"
+        ))
+    })?;
+    match end {
+        Ok(()) => out.line(&format!("job {job_id} was done before it could be stopped")),
+        Err(status) if status.code() == Code::Cancelled => out.line(&sanitise_line(&format!(
+            "job {job_id}: {}",
+            status.message()
+        ))),
+        Err(status) => Err(daemon.failure(status)),
+    }
+}
+
+/// Returns once a job has ended; the status is what it failed with.
+async fn ended(daemon: &Daemon, job_id: u64) -> Result<(), Status> {
+    let mut client = daemon.jobs();
+    let mut stream = client
+        .watch_job(WatchJobRequest { job_id })
+        .await?
+        .into_inner();
+    while stream.message().await?.is_some() {}
+    Ok(())
+}
+
+/// How `sluiced` does the work where no daemon runs; it leaves nothing to anybody, and has no events.
+fn alone(
+    following: &Following,
+    command: &str,
+    words: impl FnOnce() -> Vec<String>,
+) -> Result<Vec<String>, String> {
+    match following.detach || following.json {
+        true => Err(offline_hint(command)),
+        false => Ok(words()),
+    }
+}
+
+/// What to do where no daemon runs and its work can't be done in its place.
+pub(super) fn offline_hint(command: &str) -> String {
+    format!(
+        "start it with `sluiced` (or `systemctl start sluice`); or do it without a daemon: `sluiced {command}`"
+    )
 }
 
 async fn list(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
@@ -210,17 +288,21 @@ async fn watch(daemon: &Daemon, job_id: u64, json: bool, out: &mut Out) -> Resul
 /// stream tells.
 async fn follow_own(
     daemon: &Daemon,
-    answer: Result<Response<Streaming<JobEvent>>, Status>,
+    call: impl Future<Output = Result<Response<Streaming<JobEvent>>, Status>>,
     following: &Following,
-    mut interrupts: Signal,
     out: &mut Out,
 ) -> Result<(), Failure> {
-    let mut stream = answer
-        .map_err(|status| daemon.failure(status))?
-        .into_inner();
+    let mut interrupts = interrupts()?;
     let mut shown = Shown::new(following.json, following.detach);
-    let Some(job_id) = shown.begin(daemon, &mut stream, out).await? else {
-        return Err(no_result());
+    let begun = async {
+        let answer = call.await.map_err(|status| daemon.failure(status))?;
+        let mut stream = answer.into_inner();
+        let job_id = shown.begin(daemon, &mut stream, out).await?;
+        Ok::<_, Failure>((job_id.ok_or_else(no_result)?, stream))
+    };
+    let (job_id, stream) = tokio::select! {
+        begun = begun => begun?,
+        _ = interrupts.recv() => return Err(unconfirmed()),
     };
     if following.detach {
         return Ok(());
@@ -395,23 +477,32 @@ impl Shown {
             },
         };
         let Some(damage) = damage else {
-            return match self.json {
-                true => Ok(()),
-                false => out.line(&sanitise_line(&line)),
-            };
+            if !self.json {
+                out.line(&sanitise_line(&line))?;
+            }
+            if let Some(notice) = astray(&self.job.output) {
+                dim(&notice);
+            }
+            return Ok(());
         };
         if !self.json {
             for place in damage {
                 say(&format!("damaged: {}", sanitise_line(place)));
             }
         }
-        Err(Failure::new(sanitise_line(&line)).with_hint(coded_table::DAMAGED_HINT))
+        Err(Failure::new(sanitise_line(&line)).with_hint(DAMAGED_HINT))
     }
 }
 
-/// Whether an argument is a coded file, by its name.
-pub(super) fn is_coded_file(argument: &Path) -> bool {
-    argument
-        .extension()
-        .is_some_and(|ending| ending == "sluice")
+/// What to say of an output that the daemon wrote and that isn't there: a service sees other folders than its callers.
+fn astray(output: &str) -> Option<String> {
+    let found = Path::new(output).symlink_metadata();
+    let is_absent = found.is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    (is_absent && !output.is_empty()).then(|| {
+        format!(
+            "note: {} is not there as you see it: the daemon has folders of its own, as a service its own /tmp; \
+             name a place below /var/lib/sluice, or run `sluiced` yourself",
+            sanitise_line(output)
+        )
+    })
 }

@@ -10,9 +10,9 @@ use sluice_proto::{
         UnloadModelResponse,
     },
 };
-use sluice_shared::units;
+use sluice_shared::{coding::is_coded_file, units};
 
-use super::{jobs, load::absolute};
+use super::{jobs, load::absolute, offline};
 use crate::{
     cli::{Inspect, Remove},
     connection::Daemon,
@@ -30,10 +30,12 @@ pub(super) enum Subject {
     Name(String),
 }
 
-/// A path where there is one, or where it looks like one; else a name.
+/// A path where there is one, or where it looks like one, as names of files do; else a name.
 pub(super) fn subject(argument: &Path) -> Result<Subject, Failure> {
     let text = argument.to_string_lossy();
-    let looks_like_path = text.starts_with(['/', '.', '~']) || text.ends_with('/');
+    let is_file =
+        argument.extension().is_some_and(|ending| ending == "gguf") || is_coded_file(argument);
+    let looks_like_path = is_file || text.starts_with(['/', '.', '~']) || text.ends_with('/');
     match argument.exists() || looks_like_path {
         true => absolute(argument).map(Subject::Path),
         false => Ok(Subject::Name(text.into_owned())),
@@ -105,8 +107,13 @@ pub(super) async fn inspect(
         Subject::Name(name) => (name, String::new()),
         Subject::Path(path) => (String::new(), path),
     };
-    let daemon = match jobs::is_coded_file(&arguments.model) {
-        true => jobs::connect(socket, "inspect FILE.sluice").await?,
+    let daemon = match is_coded_file(&arguments.model) {
+        // What scripts read is the daemon's alone.
+        true if arguments.json => {
+            let hint = jobs::offline_hint("inspect FILE.sluice --json");
+            offline::daemon(socket, Err(hint)).await?
+        }
+        true => offline::daemon(socket, Ok(vec!["inspect".to_owned(), path.clone()])).await?,
         false => Daemon::connect(socket).await?,
     };
     let request = InspectModelRequest { name, path };
@@ -159,7 +166,7 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
     }
     for level in &facts.levels {
         let fits = match (level.not_loadable.is_empty(), level.fits) {
-            (false, _) => "this version can plan it, but not load it",
+            (false, _) => &level.not_loadable[..],
             (true, true) => "fits the budget",
             (true, false) => "more than the budget: streamed",
         };
@@ -194,7 +201,7 @@ mod tests {
         );
         assert_eq!(meant("a/b:Q4_K_M"), name("a/b:Q4_K_M"));
         assert_eq!(meant("/nowhere"), Ok(Subject::Path("/nowhere".to_owned())));
-        for path in ["./nowhere", "src", "nowhere/"] {
+        for path in ["./nowhere", "src", "nowhere/", "llada.sluice", "m/q4.gguf"] {
             assert!(matches!(meant(path), Ok(Subject::Path(_))), "{path}");
         }
     }

@@ -12,6 +12,7 @@ mod jobs;
 mod library;
 mod load;
 mod models;
+mod offline;
 mod plan;
 mod pull;
 mod requests;

@@ -1,22 +1,18 @@
 //! `sluice plan`: what a level and a budget would lead to.
 
-use std::{
-    env, io,
-    os::unix::process::CommandExt as _,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::path::PathBuf;
 
 use sluice_proto::{
     plan_table,
     v1::{PlanRequest, plan_request::Model},
 };
-use sluice_shared::exit;
 
-use super::library::{Subject, subject};
+use super::{
+    library::{Subject, subject},
+    offline,
+};
 use crate::{
     cli::Plan,
-    connection::Daemon,
     output::{Failure, Out},
 };
 
@@ -29,21 +25,16 @@ pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Res
         }),
         (None, preset) => preset.clone().map(Model::Preset),
     };
-    let daemon = match Daemon::connect(socket).await {
-        Ok(daemon) => daemon,
-        Err(failure) if failure.code() == exit::UNREACHABLE => {
-            return match model {
-                Some(Model::Name(_)) => Err(failure.with_hint(
-                    "start it with `sluiced`: it knows where models of that name lie; a path needs no daemon",
-                )),
-                Some(model) => Err(in_our_place(&model, arguments)),
-                None => Err(failure.with_hint(
-                    "start it with `sluiced`, or name a model with --model or --preset, which needs no daemon",
-                )),
-            };
-        }
-        Err(failure) => return Err(failure),
+    let alone = match &model {
+        Some(Model::Name(_)) => Err(
+            "start it with `sluiced`: it knows where models of that name lie; a path needs no daemon".to_owned(),
+        ),
+        Some(model) => Ok(words(model, arguments)),
+        None => Err(
+            "start it with `sluiced`, or name a model with --model or --preset, which needs no daemon".to_owned(),
+        ),
     };
+    let daemon = offline::daemon(socket, alone).await?;
     let request = PlanRequest {
         model,
         level: arguments.wish.level.map(|level| level.name().to_owned()),
@@ -70,39 +61,10 @@ pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Res
     Ok(())
 }
 
-/// Lets `sluiced` take the place of this process, so that its output, exit code and signals are its own. Returns only
-/// when that failed.
-fn in_our_place(model: &Model, arguments: &Plan) -> Failure {
-    let program = sibling(env::current_exe());
-    let error = Command::new(&program).args(words(model, arguments)).exec();
-    let shown = program.display();
-    let failure = match error.kind() {
-        io::ErrorKind::NotFound => Failure::new(format!("no daemon runs, and there is no {shown}")),
-        _ => Failure::new(format!(
-            "no daemon runs, and {shown} can't be started: {error}"
-        )),
-    };
-    failure.with_hint(
-        "start the daemon with `sluiced`, or put that program beside `sluice` or on the PATH",
-    )
-}
-
-/// `sluiced` beside this program, else the one on the `PATH`.
-fn sibling(own: io::Result<PathBuf>) -> PathBuf {
-    let beside = own.map(|own| own.with_file_name("sluiced"));
-    match beside {
-        Ok(path) if path.is_file() => path,
-        _ => Path::new("sluiced").to_owned(),
-    }
-}
-
 /// The arguments of `sluiced plan`.
 fn words(model: &Model, arguments: &Plan) -> Vec<String> {
     let mut words = vec!["plan".to_owned()];
-    let mut flag = |name: &str, value: Option<String>| {
-        // One word each, so that a value can't be taken for a flag.
-        words.extend(value.map(|value| format!("{name}={value}")));
-    };
+    let mut flag = |name, value| words.extend(offline::flag(name, value));
     match model {
         Model::Preset(name) => flag("--preset", Some(name.clone())),
         Model::Path(path) | Model::Name(path) => flag("--model", Some(path.clone())),
@@ -183,15 +145,5 @@ mod tests {
                 "--json"
             ]
         );
-    }
-
-    #[test]
-    fn without_a_program_beside_this_one_the_path_is_searched() {
-        let folder = tempfile::tempdir().unwrap();
-        let own = || Ok(folder.path().join("sluice"));
-        assert_eq!(sibling(own()), Path::new("sluiced"));
-        std::fs::write(folder.path().join("sluiced"), "").unwrap();
-        assert_eq!(sibling(own()), folder.path().join("sluiced"));
-        assert_eq!(sibling(Err(io::Error::other("x"))), Path::new("sluiced"));
     }
 }

@@ -10,15 +10,11 @@ use sluice_proto::v1::{
     CancelPullRequest, PullModelRequest, PullModelResponse, PullPlan, PullProgress,
     pull_model_response::Kind,
 };
-use sluice_shared::units;
+use sluice_shared::{rate::Rate, units};
 use tokio::signal::unix::Signal;
 use tonic::{Code, Streaming};
 
-use super::{
-    advance::{Rate, advance},
-    follow::interrupts,
-    models::describe,
-};
+use super::{advance::advance, follow::interrupts, models::describe};
 use crate::{
     cli::Pull,
     connection::Daemon,

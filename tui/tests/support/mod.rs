@@ -80,6 +80,8 @@ pub struct Change {
     pub pull: Vec<pull_model_response::Kind>,
     pub apply: Vec<apply_response::Kind>,
     pub job: Vec<job_event::Kind>,
+    /// Nothing of a job comes, not even its beginning.
+    pub silent: bool,
     /// Never come to the end; a load, a download or a job waits for its cancellation.
     pub hangs: bool,
 }
@@ -454,6 +456,9 @@ impl Service {
         let (sender, receiver) = tokio::sync::mpsc::channel(4);
         let (change, cancelled) = (self.change.clone(), self.cancelled.clone());
         tokio::spawn(async move {
+            if change.silent {
+                return sender.closed().await;
+            }
             let begun = job_event::Kind::Job(job());
             for kind in [begun].iter().chain(&change.job) {
                 let kind = Some(kind.clone());

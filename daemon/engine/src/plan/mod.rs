@@ -220,7 +220,7 @@ pub enum PlanError {
     /// The checkpoint's weights are not coded.
     #[error(
         "level {level} can be planned, but not loaded: it takes weights that are coded without loss; make a .sluice file of the \
-         checkpoint first (sluiced compress)"
+         checkpoint first (sluice compress)"
     )]
     NotLoadable {
         /// Which.

@@ -149,11 +149,14 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
     let mut examples: Vec<_> = containers
         .into_iter()
         .chain(coding)
-        .map(|(error, code)| (Failure::Coding(error), code))
+        .map(|(error, code)| (Failure::from(error), code))
         .collect();
     examples.extend([
         (
-            Failure::Coding(E::Checkpoint(missing())),
+            Failure::Coding {
+                error: E::Checkpoint(missing()),
+                kept: Some(path()),
+            },
             FailedPrecondition,
         ),
         (

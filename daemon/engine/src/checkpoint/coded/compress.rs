@@ -13,13 +13,15 @@ use sluice_codec::{
     Coded, EncodeError, Encoded, Lossless, Number, Quantizer, Scheme, Target,
     container::{
         CHUNK_ROWS, ContainerError, Glob, Hash, Hasher, Plan, PlannedTensor, Rules, Treatment,
-        Writer, extent_name,
+        Writer, extent_name, partial_of,
     },
     encode,
     layout::TILES,
 };
 
-use super::{Amount, BATCH_BYTES, CompressError, Progress, files::Files, pool, stop_if};
+use super::{
+    Amount, BATCH_BYTES, CompressError, Progress, check_room, files::Files, pool, stop_if,
+};
 use crate::{
     checkpoint::{Checkpoint, Source, TensorEntry, find::weight_files},
     format::Format,
@@ -119,6 +121,21 @@ pub fn compress(
         identity: identity(&checkpoint, options, &files)?,
         files: files.taken,
     };
+    let rules = Rules {
+        keep: options.keep.clone(),
+        is_rate: matches!(options.how, How::Rate(_)),
+        all: options.all,
+    };
+    let least = tensors.iter().map(|(name, entry)| {
+        least_bytes(
+            rules.treatment(name, &entry.shape, &number_name(entry)),
+            options.how,
+            entry,
+        )
+    });
+    // What an unfinished file has is taken up, or written over.
+    let unfinished = fs::metadata(partial_of(target)).map_or(0, |partial| partial.len());
+    check_room(target, least.sum::<u64>().saturating_sub(unfinished))?;
     let done = |done_bytes| Amount {
         done_bytes,
         total_bytes: original_bytes,
@@ -131,11 +148,6 @@ pub fn compress(
         resumed = whole;
         progress(name, done(done_bytes));
     })?;
-    let rules = Rules {
-        keep: options.keep.clone(),
-        is_rate: matches!(options.how, How::Rate(_)),
-        all: options.all,
-    };
     for (name, entry) in writer.next().map_or(&[][..], |next| &tensors[next..]) {
         if rules.treatment(name, &entry.shape, &number_name(entry)) == Treatment::Rate {
             progress(name, done(done_bytes));
@@ -195,6 +207,19 @@ fn check_target<'a>(
     };
     let cause = io::Error::new(io::ErrorKind::InvalidInput, problem);
     Err(CompressError::io("replace", target)(cause))
+}
+
+/// What a tensor takes at least, before anything is known of its numbers: without loss, sign and mantissa stay, which is half
+/// of a bf16 and more of others.
+fn least_bytes(treatment: Treatment, how: How, entry: &TensorEntry) -> u64 {
+    match (treatment, how, number(entry)) {
+        (Treatment::Rate, How::Rate(Target::Bits(bits)), Some(number)) => {
+            (entry.bytes as f64 / number.bytes() as f64 * bits / 8.0) as u64
+        }
+        (Treatment::Rate, How::Rate(Target::Error(_)), _) => 0,
+        (Treatment::Plain, ..) | (_, How::Lossless(Lossless::Plain), _) => entry.bytes,
+        _ => entry.bytes / 2,
+    }
 }
 
 /// What numbers lose, and what there was of them: sums of squares.

@@ -11,14 +11,13 @@ use std::{
 
 use half::{bf16, f16};
 use rayon::prelude::*;
-use rustix::fs::statvfs;
 use safetensors::tensor::Metadata;
 use sluice_codec::{
     Coded, DecodeError, Number, Scheme,
     container::{Chunk, Container, ContainerError, Damage, FileRecord, Hasher, TensorRecord},
 };
 
-use super::{Amount, BATCH_BYTES, CompressError, Progress, pool, stop_if};
+use super::{Amount, BATCH_BYTES, CompressError, Progress, check_room, pool, stop_if};
 use crate::checkpoint::folder::{PartialFolder, free_target};
 
 /// What was made.
@@ -179,23 +178,6 @@ fn metadata(header: &[u8]) -> Result<Metadata, String> {
         return Err("its safetensors header has another length".to_owned());
     }
     serde_json::from_slice(text).map_err(|error| error.to_string())
-}
-
-/// Found out before minutes of work.
-fn check_room(target: &Path, needed_bytes: u64) -> Result<(), CompressError> {
-    // What is wrong with the folder is told when it is written to.
-    let Some(free) = target.parent().and_then(|folder| statvfs(folder).ok()) else {
-        return Ok(());
-    };
-    let free_bytes = free.f_bavail.saturating_mul(free.f_frsize);
-    match free_bytes < needed_bytes {
-        true => Err(CompressError::NoRoom {
-            path: target.to_owned(),
-            needed_bytes,
-            free_bytes,
-        }),
-        false => Ok(()),
-    }
 }
 
 /// One tensor on its way.

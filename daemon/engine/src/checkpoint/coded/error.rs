@@ -6,6 +6,7 @@ use std::{
 };
 
 use sluice_codec::{EncodeError, container::ContainerError};
+use sluice_shared::coding::DAMAGED_HINT;
 
 use crate::checkpoint::{CheckpointError, folder::FolderError};
 
@@ -51,7 +52,7 @@ pub enum CompressError {
         path: PathBuf,
     },
     /// Too little room, found out before any work.
-    #[error("{path} needs {needed_bytes} bytes, but only {free_bytes} are free there", path = path.display())]
+    #[error("{path} needs at least {needed_bytes} bytes, but only {free_bytes} are free there", path = path.display())]
     NoRoom {
         /// The target.
         path: PathBuf,
@@ -96,27 +97,12 @@ impl CompressError {
         }
     }
 
-    /// What to do about it, where there is something.
+    /// What to do about it, where there is something: for the program alone as for a job of the daemon.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
-            Self::Container(ContainerError::Exists { .. }) => {
-                "give another name, or --force to replace it"
-            }
-            Self::Container(
-                ContainerError::WrongLength { .. }
-                | ContainerError::HeaderDamaged { .. }
-                | ContainerError::Damaged { .. },
-            ) => "make it again from the checkpoint, or copy it again from where it is whole",
-            Self::Container(ContainerError::NotAContainer { .. }) => {
-                "sluiced compress makes one of a checkpoint's folder"
-            }
-            Self::Container(
-                ContainerError::Version { .. } | ContainerError::UnknownScheme { .. },
-            ) => "a later version of sluiced reads it",
-            Self::Container(ContainerError::Busy { .. }) => {
-                "wait for that process to end, or give another name"
-            }
+            Self::Container(error) => return container_hint(error),
+            Self::Io { cause, .. } => io_hint(cause),
             Self::Gguf { .. } => "its weights are coded already, and are used as they are",
             Self::Checkpoint(CheckpointError::NotACheckpoint { .. }) => {
                 "give a folder with safetensors"
@@ -126,13 +112,51 @@ impl CompressError {
             }
             Self::FilesTooLarge { .. } => "move away what doesn't belong to the model",
             Self::TargetExists { .. } => "give the name of a folder that isn't there yet",
-            Self::NoRoom { .. } => "make room, or name a folder on another disk",
+            Self::NoRoom { .. } => NO_ROOM_HINT,
             Self::Encode {
                 cause: EncodeError::NotFinite(_),
                 ..
             } => "leave it as it is with --keep NAME, or code without loss",
+            Self::Threads(_) => "the system refused; a smaller --threads may help",
             _ => return None,
         })
+    }
+}
+
+const NO_ROOM_HINT: &str = "make room on that disk, or name a place on another one";
+
+fn container_hint(error: &ContainerError) -> Option<&'static str> {
+    Some(match error {
+        ContainerError::Io { cause, .. } => io_hint(cause),
+        ContainerError::NotAContainer { .. } => "name a .sluice file; `sluice compress` makes one",
+        ContainerError::Version { .. } | ContainerError::UnknownScheme { .. } => {
+            "a later version of sluiced reads it"
+        }
+        ContainerError::WrongLength { .. }
+        | ContainerError::HeaderDamaged { .. }
+        | ContainerError::Damaged { .. }
+        | ContainerError::Malformed { .. }
+        | ContainerError::Missing { .. } => DAMAGED_HINT,
+        ContainerError::Exists { .. } => {
+            "give another name, or delete what is there first (sluiced compress: --force)"
+        }
+        ContainerError::Busy { .. } => "wait for that process to end, or give another name",
+        ContainerError::Cancelled => return None,
+    })
+}
+
+/// What the system refused, of files that somebody named.
+fn io_hint(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::NotFound => {
+            "check the path, and that the folder for what is written is there"
+        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "a daemon works as its own user, who has to be allowed to read and write there; `sluiced compress` and its like \
+             run as you"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => NO_ROOM_HINT,
+        _ => "the disk or the file system refused; the system's log may say more",
     }
 }
 

@@ -11,6 +11,8 @@ mod verify;
 
 use std::{fs, path::Path};
 
+use rustix::fs::statvfs;
+
 use super::{
     Source,
     find::{is_container, weight_files},
@@ -83,6 +85,25 @@ fn pool(threads: usize) -> Result<rayon::ThreadPool, CompressError> {
         .thread_name(|index| format!("sluice-codec-{index}"))
         .build()
         .map_err(|error| CompressError::Threads(error.to_string()))
+}
+
+/// Found out before minutes of work.
+fn check_room(target: &Path, needed_bytes: u64) -> Result<(), CompressError> {
+    // What is wrong with the folder is told when it is written to.
+    let absolute = std::path::absolute(target).ok();
+    let folder = absolute.as_deref().and_then(Path::parent);
+    let Some(free) = folder.and_then(|folder| statvfs(folder).ok()) else {
+        return Ok(());
+    };
+    let free_bytes = free.f_bavail.saturating_mul(free.f_frsize);
+    match free_bytes < needed_bytes {
+        true => Err(CompressError::NoRoom {
+            path: target.to_owned(),
+            needed_bytes,
+            free_bytes,
+        }),
+        false => Ok(()),
+    }
 }
 
 /// Stops when somebody said so; relaxed, since nothing is read on its account.

@@ -1,0 +1,72 @@
+//! Work that the program `sluiced` does alone where no daemon runs.
+
+use std::{
+    env, io,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use sluice_shared::exit;
+
+use crate::{connection::Daemon, output::Failure};
+
+/// The daemon. Where none runs, `sluiced` does the work with the arguments that it has `alone`; else there is a hint why it can't.
+pub(super) async fn daemon(
+    socket: PathBuf,
+    alone: Result<Vec<String>, String>,
+) -> Result<Daemon, Failure> {
+    Daemon::connect(socket)
+        .await
+        .map_err(|failure| match alone {
+            _ if failure.code() != exit::UNREACHABLE => failure,
+            Ok(words) => in_our_place(&words),
+            Err(hint) => failure.with_hint(hint),
+        })
+}
+
+/// A flag and its value in one word, so that the value can't be taken for a flag.
+pub(super) fn flag(name: &str, value: Option<impl std::fmt::Display>) -> Option<String> {
+    value.map(|value| format!("{name}={value}"))
+}
+
+/// Lets `sluiced` take the place of this process, so that its output, exit code and signals are its own. Returns only
+/// when that failed.
+fn in_our_place(words: &[String]) -> Failure {
+    let program = sibling(env::current_exe());
+    let error = Command::new(&program).args(words).exec();
+    let shown = program.display();
+    let failure = match error.kind() {
+        io::ErrorKind::NotFound => Failure::new(format!("no daemon runs, and there is no {shown}")),
+        _ => Failure::new(format!(
+            "no daemon runs, and {shown} can't be started: {error}"
+        )),
+    };
+    failure.with_hint(
+        "start the daemon with `sluiced`, or put that program beside `sluice` or on the PATH",
+    )
+}
+
+/// `sluiced` beside this program, else the one on the `PATH`.
+fn sibling(own: io::Result<PathBuf>) -> PathBuf {
+    let beside = own.map(|own| own.with_file_name("sluiced"));
+    match beside {
+        Ok(path) if path.is_file() => path,
+        _ => Path::new("sluiced").to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_program_beside_this_one_the_path_is_searched() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = || Ok(folder.path().join("sluice"));
+        assert_eq!(sibling(own()), Path::new("sluiced"));
+        std::fs::write(folder.path().join("sluiced"), "").unwrap();
+        assert_eq!(sibling(own()), folder.path().join("sluiced"));
+        assert_eq!(sibling(Err(io::Error::other("x"))), Path::new("sluiced"));
+    }
+}
