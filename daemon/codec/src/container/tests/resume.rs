@@ -224,7 +224,8 @@ fn what_could_not_be_read_is_not_begun() {
         begun.map(drop).unwrap_err().to_string()
     };
     let long = "x".repeat(2000);
-    let changes: [(&str, &dyn Fn(&mut Plan)); 4] = [
+    type Change<'a> = &'a dyn Fn(&mut Plan);
+    let changes: [(&str, Change<'_>); 4] = [
         ("no name of a tensor", &|plan| {
             plan.tensors[1].name.clone_from(&long);
         }),
