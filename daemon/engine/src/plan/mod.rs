@@ -296,15 +296,19 @@ impl Plan {
         let time = |unit: &UnitPlan| {
             time::compute_s(unit, question.shape, &question.workload, question.machine)
         };
-        for index in 0..self.units.len() {
-            let unit = &self.units[index];
+        let mut room = self.budget_bytes.saturating_sub(self.peak_bytes());
+        for unit in &mut self.units {
             let decoded = recipe::decoded(unit);
-            let room = self.budget_bytes.saturating_sub(self.peak_bytes()) + unit.resident_bytes();
-            let is_shorter = time(&decoded)
-                .zip(time(unit))
-                .is_none_or(|(now, before)| now < before);
-            if decoded != *unit && decoded.resident_bytes() <= room && is_shorter {
-                self.units[index] = decoded;
+            let more = decoded
+                .resident_bytes()
+                .saturating_sub(unit.resident_bytes());
+            if decoded == *unit || more > room {
+                continue;
+            }
+            let times = time(&decoded).zip(time(unit));
+            if times.is_none_or(|(now, before)| now < before) {
+                room -= more;
+                *unit = decoded;
             }
         }
         self.pass = self.time(question.shape, &question.workload, question.machine);
