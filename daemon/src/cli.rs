@@ -4,13 +4,16 @@ use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand, error::ErrorKind};
 use sluice_shared::{
+    dial::Dial,
     exit,
     level::{Embedding, Kv, Level},
 };
 
 use crate::{
     coded::{Compress, Decompress, Inspect, Verify},
-    config::{AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, limits},
+    config::{
+        AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, ReadLimit, limits,
+    },
     gpu::Gpu,
     planning::Planning,
     synth::Synth,
@@ -72,6 +75,11 @@ pub struct Arguments {
     #[arg(long, value_name = "BYTES", allow_negative_numbers = true)]
     pub budget: Option<Budget>,
 
+    /// Most bytes a second that passes read of streamed weights, such as 500MB/s, or none: others need the disk
+    /// [default: none] [env: SLUICE_READ_LIMIT]
+    #[arg(long, value_name = "RATE|none", allow_negative_numbers = true)]
+    pub read_limit: Option<ReadLimit>,
+
     /// Where the embedding's rows are: host, device, or auto for the host at all levels but off
     /// [default: auto] [env: SLUICE_EMBEDDING]
     #[arg(long, value_name = "PLACE")]
@@ -86,6 +94,11 @@ pub struct Arguments {
     /// in [default: auto] [env: SLUICE_KV]
     #[arg(long, value_name = "FORMAT")]
     pub kv: Option<Kv>,
+
+    /// How much of the reference requests give up for speed that say nothing of it: exact, quality, balanced,
+    /// fast or auto; `sluice generate --help` tells what each stands for [default: exact] [env: SLUICE_DIAL]
+    #[arg(long, value_name = "DIAL")]
+    pub dial: Option<Dial>,
 
     /// Folder for converted copies of checkpoints, which streaming at some levels reads from
     /// [default: $CACHE_DIRECTORY, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice]

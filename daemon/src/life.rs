@@ -109,6 +109,7 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
         threads: config.threads.value,
         queue_max: config.queue.value,
         parallel: config.parallel.value,
+        read_limit_bytes_per_s: config.read_limit.value.bytes_per_s(),
         settings: Settings {
             level: config.level.value,
             budget_bytes: config.budget.value.bytes(),
@@ -127,7 +128,8 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
         config.hub_cache.clone(),
         config.hub.clone(),
     );
-    let daemon = Arc::new(Daemon::new(engine, library, listening.path.clone()));
+    let socket = listening.path.clone();
+    let daemon = Arc::new(Daemon::new(engine, library, socket, config.dial.value));
     load_configured_model(&daemon, config);
     let listener = listening
         .take_listener()

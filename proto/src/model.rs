@@ -4,16 +4,15 @@
 //! invariants hold, or names the field that breaks them. The daemon reads
 //! [`Generation`], [`Scoring`], [`Planning`], [`Adjustment`], [`Loading`] and [`Compressing`] this way.
 
+mod decoding;
 mod job;
 mod optimizer;
 
 pub use sluice_shared::sampling::{Cache, EosPolicy, Remasking, Sampling};
-use sluice_shared::{
-    policy::PolicyChoice,
-    sampling::{STOP_BYTES_MAX, STOPS_MAX},
-};
+use sluice_shared::sampling::{STOP_BYTES_MAX, STOPS_MAX};
 
 pub use self::{
+    decoding::{Caching, DecodingChoice, Dial, Growth, Speculation},
     job::{Compressing, Decompressing, How, Verifying},
     optimizer::{Adjustment, Loading, Measuring, Planned, Planning, Samples, Subject},
 };
@@ -140,10 +139,8 @@ pub struct Generation {
     pub eos: Option<EosPolicy>,
     /// Fixed tokens.
     pub pins: Vec<Pin>,
-    /// Which positions a pass commits.
-    pub policy: PolicyChoice,
-    /// What is kept between passes.
-    pub cache: Cache,
+    /// How to decode.
+    pub decoding: DecodingChoice,
     /// What of a causal model's tokens may be drawn; every setting makes sense.
     pub sampling: Sampling,
     /// Strings that end a causal model's text, none of them empty; few and short.
@@ -187,12 +184,7 @@ impl TryFrom<v1::GenerateRequest> for Generation {
             v1::EosPolicy::Suppress => Some(EosPolicy::Suppress),
             v1::EosPolicy::Keep => Some(EosPolicy::Keep),
         };
-        let cache = match known("cache", wire.cache)? {
-            v1::Cache::Unspecified | v1::Cache::None => Cache::None,
-            v1::Cache::Prefix => Cache::Prefix,
-            v1::Cache::Dual => Cache::Dual,
-            v1::Cache::Vicinity => Cache::Vicinity,
-        };
+        let decoding = DecodingChoice::read(&wire)?;
         let length = at_least_one("length", wire.length)?;
         let sampling = sampling(&wire)?;
         let prompt = |prompt| Input::Prompt { prompt, length };
@@ -219,8 +211,7 @@ impl TryFrom<v1::GenerateRequest> for Generation {
             remasking,
             eos,
             pins: wire.pins.into_iter().map(pin).collect::<Result<_, _>>()?,
-            policy: policy(wire.policy)?,
-            cache,
+            decoding,
             sampling,
             stops: stops(wire.stop)?,
             seed: wire.seed,
@@ -388,18 +379,6 @@ fn pin(wire: v1::Pin) -> Result<Pin, InvalidField> {
     })
 }
 
-fn policy(wire: Option<v1::Policy>) -> Result<PolicyChoice, InvalidField> {
-    let Some(policy) = wire else {
-        return Ok(PolicyChoice::default());
-    };
-    let parameters = policy
-        .parameters
-        .iter()
-        .map(|(key, value)| (key.as_str(), *value));
-    PolicyChoice::new(&policy.name, parameters)
-        .map_err(|error| invalid("policy", error.to_string()))
-}
-
 /// A value that this side knows; a newer client's must not be taken for the default.
 fn known<T: TryFrom<i32>>(field: &'static str, value: i32) -> Result<T, InvalidField> {
     T::try_from(value).map_err(|_| invalid(field, format!("has no value {value}")))
@@ -419,18 +398,6 @@ fn not_negative(field: &'static str, value: Option<f64>) -> Result<f64, InvalidF
         return Err(invalid(field, problem));
     }
     Ok(value)
-}
-
-impl From<&PolicyChoice> for v1::Policy {
-    fn from(choice: &PolicyChoice) -> Self {
-        Self {
-            name: choice.name().to_owned(),
-            parameters: choice
-                .parameters()
-                .map(|(key, value)| (key.to_owned(), value))
-                .collect(),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -459,7 +426,7 @@ mod tests {
         let checked = Generation::try_from(chat("hello")).unwrap();
         assert_eq!(checked.temperature, 0.0);
         assert_eq!(checked.eos, None);
-        assert_eq!(checked.policy, PolicyChoice::default());
+        assert_eq!(checked.decoding, DecodingChoice::default());
     }
 
     #[test]
@@ -512,7 +479,8 @@ mod tests {
                     ..Default::default()
                 });
             }),
-            "policy: unknown policy 'hasty'; known are reference, threshold, factor, dream"
+            "policy: unknown policy 'hasty'; known are reference, threshold, factor, dream, margin, \
+             decay, hierarchical, local, entropy, klass, credit, revoke"
         );
     }
 

@@ -4,6 +4,8 @@
 
 pub mod address;
 pub mod coding;
+pub mod decoding;
+pub mod dial;
 pub mod level;
 pub mod policy;
 pub mod rate;

@@ -16,6 +16,8 @@ pub struct PolicyInfo {
     pub parameters: &'static [ParameterInfo],
     /// The committed tokens are those of the reference sampler.
     pub exact: bool,
+    /// Committed tokens of the open block may become masks again.
+    pub takes_back: bool,
 }
 
 /// One number that a policy takes.
@@ -40,6 +42,7 @@ pub const POLICIES: &[PolicyInfo] = &[
         summary: "the schedule of the LLaDA reference: a fixed number of tokens each pass",
         parameters: &[],
         exact: true,
+        takes_back: false,
     },
     PolicyInfo {
         name: "threshold",
@@ -52,6 +55,7 @@ pub const POLICIES: &[PolicyInfo] = &[
             max: 1.0,
         }],
         exact: false,
+        takes_back: false,
     },
     PolicyInfo {
         name: "factor",
@@ -64,6 +68,7 @@ pub const POLICIES: &[PolicyInfo] = &[
             max: 1e6,
         }],
         exact: false,
+        takes_back: false,
     },
     PolicyInfo {
         name: "dream",
@@ -76,6 +81,207 @@ pub const POLICIES: &[PolicyInfo] = &[
             max: 0.5,
         }],
         exact: true,
+        takes_back: false,
+    },
+    PolicyInfo {
+        name: "margin",
+        summary: "every token so much more probable than the next one, and always the best",
+        parameters: &[ParameterInfo {
+            name: "m",
+            summary: "least margin",
+            default: 0.8,
+            min: 0.0,
+            max: 1.0,
+        }],
+        exact: false,
+        takes_back: false,
+    },
+    PolicyInfo {
+        name: "decay",
+        summary: "a threshold that falls as the block fills (Streaming-dLLM)",
+        parameters: &[
+            ParameterInfo {
+                name: "t",
+                summary: "least confidence in an empty block",
+                default: 0.9,
+                min: 0.0,
+                max: 1.0,
+            },
+            ParameterInfo {
+                name: "alpha",
+                summary: "share of it that is let go until the block is full",
+                default: 0.3,
+                min: 0.0,
+                max: 1.0,
+            },
+        ],
+        exact: false,
+        takes_back: false,
+    },
+    PolicyInfo {
+        name: "hierarchical",
+        summary: "every token at least this confident, and the best of each run of masks (dInfer)",
+        parameters: &[
+            ParameterInfo {
+                name: "high",
+                summary: "least confidence",
+                default: 0.92,
+                min: 0.0,
+                max: 1.0,
+            },
+            ParameterInfo {
+                name: "low",
+                summary: "least confidence of a run's best",
+                default: 0.62,
+                min: 0.0,
+                max: 1.0,
+            },
+        ],
+        exact: false,
+        takes_back: false,
+    },
+    PolicyInfo {
+        name: "local",
+        summary: "a threshold, and a lower one beside what is certain (LocalLeap)",
+        parameters: &[
+            ParameterInfo {
+                name: "t",
+                summary: "least confidence",
+                default: 0.9,
+                min: 0.0,
+                max: 1.0,
+            },
+            ParameterInfo {
+                name: "relaxed",
+                summary: "least confidence beside what is certain",
+                default: 0.75,
+                min: 0.0,
+                max: 1.0,
+            },
+            ParameterInfo {
+                name: "radius",
+                summary: "positions that count as beside",
+                default: 4.0,
+                min: 0.0,
+                max: 1024.0,
+            },
+        ],
+        exact: false,
+        takes_back: false,
+    },
+    PolicyInfo {
+        name: "entropy",
+        summary: "the most certain positions while their entropies fit a budget (EB-Sampler)",
+        parameters: &[ParameterInfo {
+            name: "gamma",
+            summary: "entropy that a pass may spend",
+            default: 0.1,
+            min: 0.0,
+            max: 1e3,
+        }],
+        exact: false,
+        takes_back: false,
+    },
+    PolicyInfo {
+        name: "klass",
+        summary: "every token this confident whose distribution has stopped moving (KLASS)",
+        parameters: &[
+            ParameterInfo {
+                name: "t",
+                summary: "least confidence",
+                default: 0.9,
+                min: 0.0,
+                max: 1.0,
+            },
+            ParameterInfo {
+                name: "eps",
+                summary: "divergence from one pass to the next",
+                default: 0.01,
+                min: 0.0,
+                max: 1e3,
+            },
+            ParameterInfo {
+                name: "n",
+                summary: "passes for which it is small",
+                default: 2.0,
+                min: 1.0,
+                max: 64.0,
+            },
+        ],
+        exact: false,
+        takes_back: false,
+    },
+    PolicyInfo {
+        name: "credit",
+        summary: "a threshold, with a bonus for what was favoured in passes before (CreditDecoding)",
+        parameters: &[
+            ParameterInfo {
+                name: "t",
+                summary: "least confidence",
+                default: 0.9,
+                min: 0.0,
+                max: 1.0,
+            },
+            ParameterInfo {
+                name: "decay",
+                summary: "share of its credit that a token keeps each pass",
+                default: 0.8,
+                min: 0.0,
+                max: 1.0,
+            },
+            ParameterInfo {
+                name: "power",
+                summary: "of the favourite's probability, which is its new credit",
+                default: 0.2,
+                min: 0.0,
+                max: 10.0,
+            },
+            ParameterInfo {
+                name: "weight",
+                summary: "of the credit beside the logit",
+                default: 0.7,
+                min: 0.0,
+                max: 10.0,
+            },
+        ],
+        exact: false,
+        takes_back: false,
+    },
+    PolicyInfo {
+        name: "revoke",
+        summary: "commits widely and takes back what a second look doubts (WINO)",
+        parameters: &[
+            ParameterInfo {
+                name: "t",
+                summary: "least confidence",
+                default: 0.6,
+                min: 0.0,
+                max: 1.0,
+            },
+            ParameterInfo {
+                name: "keep",
+                summary: "least confidence at the second look",
+                default: 0.9,
+                min: 0.0,
+                max: 1.0,
+            },
+            ParameterInfo {
+                name: "share",
+                summary: "of the masks that a pass may commit",
+                default: 0.7,
+                min: 0.0,
+                max: 1.0,
+            },
+            ParameterInfo {
+                name: "most",
+                summary: "tokens that a pass may commit",
+                default: 20.0,
+                min: 1.0,
+                max: 1e6,
+            },
+        ],
+        exact: false,
+        takes_back: true,
     },
 ];
 
@@ -263,7 +469,8 @@ mod tests {
         let error = |text: &str| text.parse::<PolicyChoice>().unwrap_err().to_string();
         assert_eq!(
             error("fast"),
-            "unknown policy 'fast'; known are reference, threshold, factor, dream"
+            "unknown policy 'fast'; known are reference, threshold, factor, dream, margin, decay, hierarchical, local, \
+             entropy, klass, credit, revoke"
         );
         assert_eq!(error("factor:t=1"), "policy 'factor' has no parameter 't'");
         assert_eq!(

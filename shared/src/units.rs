@@ -61,6 +61,17 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
+/// Reads how many bytes a second as people write it: `500MB/s`, `1.5 GiB/s`, or without the `/s`.
+///
+/// # Errors
+/// What is wrong with it, and an example.
+pub fn parse_rate(text: &str) -> Result<u64, String> {
+    let trimmed = text.trim();
+    let amount = trimmed.strip_suffix("/s").unwrap_or(trimmed);
+    let wrong = |_| format!("{text:?} is no rate; write it like 500MB/s or 1GiB/s");
+    parse_bytes(amount).map_err(wrong)
+}
+
 /// Reads a time as people write it: `90s`, `15m`, `1.5h`, `2d`.
 ///
 /// # Errors
@@ -164,6 +175,20 @@ mod tests {
         }
         for wrong in ["", "15", "m", "-1m", "1w", "1e9h", "1.2.3s", "9999d"] {
             assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn rates_are_read_as_people_write_them() {
+        for (text, bytes) in [
+            ("500MB/s", 500_000_000),
+            (" 1.5 GiB/s ", 3 << 29),
+            ("2g", 2 << 30),
+        ] {
+            assert_eq!(parse_rate(text), Ok(bytes));
+        }
+        for wrong in ["", "/s", "fast", "500MB/h", "-1MB/s"] {
+            assert!(parse_rate(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! The command line: names, defaults and the help that teaches them.
 
+mod bench;
 mod help;
 mod jobs;
 mod library;
@@ -9,9 +10,14 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use sluice_proto::v1;
-use sluice_shared::policy::PolicyChoice;
+use sluice_proto::{model::DecodingChoice, v1};
+use sluice_shared::{
+    decoding::{Caching, Growth, Speculation},
+    dial::Dial,
+    policy::PolicyChoice,
+};
 
+pub use bench::Bench;
 pub use jobs::{Compress, Decompress, Following, Jobs, JobsCommand, Verify};
 pub use library::{Inspect, Pull, Remove};
 pub use plans::{Budget, Fidelity, Levels, Plan, Restore, SetBudget, SetLevel, Wish};
@@ -43,6 +49,8 @@ pub enum Command {
     Edit(Edit),
     /// Estimates how likely an answer is
     Score(Score),
+    /// Measures how fast the loaded model answers, at one or more positions of the dial
+    Bench(Bench),
     /// Shows the daemon, its memory, model and queue
     Status(Plain),
     /// Lists models: loaded, on disk and on their way
@@ -126,8 +134,20 @@ pub struct Generate {
 
 /// How to decode; the daemon knows the defaults and the limits.
 #[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Decoding")]
 pub struct Sampling {
+    /// How much of the reference is given up for speed: exact, quality, balanced, fast or auto
+    /// [default: the daemon's, which is exact unless it was told another]
+    #[arg(long, value_name = "DIAL", help_heading = "Decoding")]
+    pub dial: Option<Dial>,
+    /// All else.
+    #[command(flatten)]
+    pub details: Details,
+}
+
+/// How to decode, in detail. What is given takes the place of what the dial says.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Decoding")]
+pub struct Details {
     /// Positions decoded together, left to right [default: 32]
     #[arg(long, value_name = "N")]
     pub block: Option<u32>,
@@ -146,12 +166,21 @@ pub struct Sampling {
     /// What an end-of-sequence token does [default: stop; in an edit, suppress]
     #[arg(long, value_name = "WHAT")]
     pub eos: Option<Eos>,
-    /// Which positions a pass commits [default: reference]
+    /// Which positions a pass commits [default: the dial's]
     #[arg(long, value_name = "NAME[:k=v,…]")]
     pub policy: Option<PolicyChoice>,
-    /// Keys and values kept between passes [default: none]
-    #[arg(long, value_name = "WHICH")]
-    pub cache: Option<Cache>,
+    /// Keys and values kept between passes [default: the dial's]
+    #[arg(long, value_name = "WHICH[:k=v,…]")]
+    pub cache: Option<Caching>,
+    /// Masks behind the open block that a pass computes, besides the last position [default: the dial's]
+    #[arg(long, value_name = "N")]
+    pub window: Option<u32>,
+    /// How long the canvas is: fixed, append or insert [default: the dial's]
+    #[arg(long, value_name = "HOW")]
+    pub grow: Option<Growth>,
+    /// Orders that are tried beside each other in a pass [default: the dial's]
+    #[arg(long, value_name = "HOW[:k=v]")]
+    pub speculate: Option<Speculation>,
     /// Same seed, same text [default: drawn by the daemon, and reported]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
@@ -174,7 +203,7 @@ pub struct Sampling {
 
 /// `sluice chat`.
 #[derive(Debug, Args)]
-#[command(after_long_help = help::policies())]
+#[command(after_long_help = help::decoding())]
 pub struct Chat {
     /// Instructions that come before the conversation
     #[arg(long, value_name = "TEXT")]
@@ -313,22 +342,25 @@ pub enum Eos {
     Keep,
 }
 
-/// Spelling of [`v1::Cache`].
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub enum Cache {
-    /// Every pass computes the whole canvas
-    None,
-    /// Those before the block
-    Prefix,
-    /// Those before and after the block
-    Dual,
-    /// Those away from the block
-    Vicinity,
-}
-
 impl Sampling {
     /// Writes the choices into a request.
     pub fn apply(&self, request: &mut v1::GenerateRequest) {
+        self.details.apply(self.dial, request);
+    }
+}
+
+impl Details {
+    /// Writes the choices into a request, with the dial's position.
+    pub fn apply(&self, dial: Option<Dial>, request: &mut v1::GenerateRequest) {
+        let choice = DecodingChoice {
+            dial,
+            policy: self.policy,
+            caching: self.cache,
+            window: self.window,
+            growth: self.grow,
+            speculation: self.speculate,
+        };
+        choice.write(request);
         request.block_length = self.block;
         request.steps = self.steps;
         request.temperature = self.temperature;
@@ -339,7 +371,6 @@ impl Sampling {
         request.min_p = self.min_p;
         request.repetition_penalty = self.repetition_penalty;
         request.stop.clone_from(&self.stop);
-        request.policy = self.policy.as_ref().map(v1::Policy::from);
         if let Some(remasking) = self.remasking {
             request.set_remasking(match remasking {
                 Remasking::LowConfidence => v1::Remasking::LowConfidence,
@@ -353,14 +384,6 @@ impl Sampling {
                 Eos::Stop => v1::EosPolicy::Stop,
                 Eos::Suppress => v1::EosPolicy::Suppress,
                 Eos::Keep => v1::EosPolicy::Keep,
-            });
-        }
-        if let Some(cache) = self.cache {
-            request.set_cache(match cache {
-                Cache::None => v1::Cache::None,
-                Cache::Prefix => v1::Cache::Prefix,
-                Cache::Dual => v1::Cache::Dual,
-                Cache::Vicinity => v1::Cache::Vicinity,
             });
         }
     }
@@ -436,6 +459,11 @@ mod tests {
         assert!(usage_error(&["generate", "x", "--tokens", "1"]).contains("cannot be used"));
         assert!(usage_error(&["generate", "x", "--length", "-3"]).contains("-3"));
         assert!(usage_error(&["generate", "x", "--policy", "fast"]).contains("known are"));
+        assert!(usage_error(&["generate", "x", "--cache", "both"]).contains("known are none"));
+        assert!(usage_error(&["generate", "x", "--dial", "slow"]).contains("known are exact"));
+        assert!(usage_error(&["generate", "x", "--grow", "up"]).contains("known are fixed"));
+        assert!(usage_error(&["generate", "x", "--speculate", "draft:branches=0"]).contains("15"));
+        assert!(usage_error(&["bench", "--concurrent", "0"]).contains("1..=64"));
         assert!(usage_error(&["generate", "x", "--pin", "0"]).contains("POS:TEXT"));
         assert!(usage_error(&["edit", "x"]).contains("--replace"));
         assert!(usage_error(&["level", "fast"]).contains("known are off, standard"));

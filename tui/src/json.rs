@@ -3,6 +3,7 @@
 //! Field names are those of the schema; enums are their short names in lower case; bytes are
 //! read as UTF-8, with U+FFFD where they are not.
 
+mod bench;
 mod jobs;
 mod library;
 mod weights;
@@ -18,6 +19,7 @@ use sluice_proto::{
     },
 };
 
+pub use bench::bench;
 pub use jobs::{job, job_event};
 pub use library::{inspection, pull};
 pub use weights::{applying, fidelity};
@@ -64,6 +66,11 @@ fn started(started: &Started) -> Value {
         "level": started.level,
         "warnings": started.warnings,
         "estimated_ms": started.estimated_ms,
+        "dial": started.dial,
+        "cache": started.cache,
+        "window": started.window,
+        "growth": started.growth,
+        "speculation": started.speculation,
     })
 }
 
@@ -138,11 +145,18 @@ fn done(done: &Done) -> Value {
         "text": done.text,
         "text_tokens": done.text_tokens,
         "passes": done.passes,
+        "tokens_per_pass": tokens_per_pass(done),
         "ms": done.elapsed_ms,
         "peak_device_bytes": done.peak_device_bytes,
         "seed": done.seed,
         "exact": done.exact,
     })
+}
+
+/// Tokens of the text over passes; unknown where there was none.
+#[must_use]
+pub fn tokens_per_pass(done: &Done) -> Option<f64> {
+    (done.passes > 0).then(|| f64::from(done.text_tokens) / f64::from(done.passes))
 }
 
 /// The result of a scoring.
@@ -373,7 +387,7 @@ mod tests {
         let line = value.to_string();
         assert_eq!(
             line,
-            r#"{"event":"done","request_id":3,"finish_reason":"eos","tokens":[5,6],"text":null,"text_tokens":0,"passes":0,"ms":1.5,"peak_device_bytes":0,"seed":18446744073709551615,"exact":false}"#
+            r#"{"event":"done","request_id":3,"finish_reason":"eos","tokens":[5,6],"text":null,"text_tokens":0,"passes":0,"tokens_per_pass":null,"ms":1.5,"peak_device_bytes":0,"seed":18446744073709551615,"exact":false}"#
         );
     }
 

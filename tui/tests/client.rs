@@ -5,7 +5,8 @@ mod support;
 use std::{io::Read, process::Stdio, time::Duration};
 
 use sluice_proto::v1::{
-    Done, Notice, Pass, Queued, generate_request::Input, generation_event::Kind,
+    CanvasToken, Dial, Done, Notice, Pass, Queued, Started, TokenState, generate_request::Input,
+    generation_event::Kind,
 };
 use support::{Fake, Step, code, eventually, run_with_input, sluice, stderr, stdout, story};
 use tonic::{Code, Status};
@@ -146,6 +147,87 @@ fn an_error_is_told_with_its_hint() {
             "error: the queue is full\nhint: try later\n"
         );
     }
+}
+
+/// An answer of two tokens, the second of which is sure a pass later.
+fn measured() -> Vec<Step> {
+    let token = |position, state: TokenState| CanvasToken {
+        position,
+        state: state.into(),
+        ..Default::default()
+    };
+    let pass = |second| {
+        Step::Send(Kind::Pass(Pass {
+            tokens: vec![token(0, TokenState::Committed), token(1, second)],
+            rows: 40,
+            head_rows: 2,
+            pass_ms: 20.0,
+            waited_ms: 5.0,
+            ..Default::default()
+        }))
+    };
+    vec![
+        Step::Send(Kind::Started(Started {
+            dial: "fast".into(),
+            ..Default::default()
+        })),
+        pass(TokenState::Masked),
+        pass(TokenState::Committed),
+        Step::Send(Kind::Done(Done {
+            tokens: vec![5, 6, 1],
+            text_tokens: 2,
+            passes: 2,
+            peak_device_bytes: 64 << 20,
+            ..Default::default()
+        })),
+    ]
+}
+
+#[test]
+fn a_bench_has_a_row_for_each_position_of_the_dial() {
+    let fake = Fake::start(measured());
+    let output = fake.output(&["bench", "--dial", "exact,fast", "--repeat", "2"]);
+    assert_eq!((code(&output), &*stderr(&output)), (0, ""));
+    let table = stdout(&output);
+    let lines: Vec<Vec<&str>> = table
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(lines.len(), 3, "{table}");
+    for (line, same) in [(&lines[1], &["-"][..]), (&lines[2], &["100.0", "%"])] {
+        assert_eq!(line[0], "fast");
+        let passes = [
+            "16", "1.00", "20.0", "20.0", "25", "%", "40", "2", "64.0", "MiB",
+        ];
+        assert_eq!(line[2..12], passes, "{table}");
+        assert!(line.ends_with(same), "{table}");
+    }
+    // One that doesn't count, and four prompts twice.
+    let seen = fake.seen.lock().unwrap();
+    let dials: Vec<Dial> = seen.generate.iter().map(|request| request.dial()).collect();
+    assert_eq!(dials[..9], [Dial::Exact; 9]);
+    assert_eq!(dials[9..], [Dial::Fast; 9]);
+}
+
+#[test]
+fn a_bench_has_a_json_form_and_tells_what_went_wrong() {
+    let fake = Fake::start(measured());
+    let arguments = ["bench", "--tokens", "1,2", "--warmup", "0", "--json"];
+    let output = fake.output(&arguments);
+    let row: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one object");
+    assert_eq!(row["tokens"], 2);
+    assert_eq!(row["waited_share"], 0.25);
+    assert_eq!(row["same_tokens"], serde_json::Value::Null);
+    assert_eq!(fake.seen.lock().unwrap().generate.len(), 1);
+
+    let refused = Step::Fail(Status::resource_exhausted("the queue is full"));
+    let output = Fake::start(vec![refused]).output(&arguments);
+    assert_eq!((code(&output), &*stdout(&output)), (1, ""));
+    assert_eq!(stderr(&output), "error: the queue is full\n");
+    let output = sluice(&["--socket", "/nonexistent/s", "bench"]).output();
+    assert_eq!(code(&output.unwrap()), 69);
+    let output = run_with_input(fake.sluice(&["bench", "-"]), b"\n \n");
+    assert!(stderr(&output).contains("standard input holds no prompt"));
 }
 
 #[test]
@@ -362,6 +444,7 @@ fn exit_codes_tell_wrong_usage_from_an_absent_daemon() {
         &["generate", "--help"],
         &["plan", "--help"],
         &["level", "--help"],
+        &["bench", "--help"],
         &["man"],
     ] {
         let output = run(fine);

@@ -88,6 +88,46 @@ impl Drop for Daemon {
 }
 
 #[test]
+fn a_bench_tells_what_the_dial_buys() {
+    let daemon = Daemon::start();
+    let output = daemon.run(&[
+        "bench",
+        "--dial",
+        "exact,fast",
+        "--length",
+        "64",
+        "--warmup",
+        "0",
+        "--json",
+    ]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    let text = stdout(&output);
+    let rows: Vec<Value> = (text.lines())
+        .map(|line| serde_json::from_str(line).expect("an object"))
+        .collect();
+    let [exact, fast] = &rows[..] else {
+        panic!("two rows: {text}");
+    };
+    assert_eq!(
+        (&exact["dial"], &fast["dial"]),
+        (&"exact".into(), &"fast".into())
+    );
+    assert_eq!(
+        (&exact["cache"], &exact["exact"]),
+        (&"none".into(), &true.into())
+    );
+    assert_eq!(
+        (&fast["cache"], &fast["exact"]),
+        (&"dual:behind=32".into(), &false.into())
+    );
+    let figure = |row: &Value, key: &str| row[key].as_f64().expect("a number");
+    assert!(figure(fast, "passes") < figure(exact, "passes"));
+    assert!(figure(fast, "rows_per_pass") < figure(exact, "rows_per_pass"));
+    assert!((0.0..=1.0).contains(&figure(fast, "same_tokens")));
+    assert!(exact["same_tokens"].is_null());
+}
+
+#[test]
 fn a_prompt_is_answered() {
     let daemon = Daemon::start();
     let output = daemon.run(&[
@@ -148,7 +188,10 @@ fn what_the_daemon_refuses_is_explained_and_does_it_no_harm() {
             &["generate", "hi", "--length", "8", "--block", "64"],
             "block",
         ),
-        (&["generate", "hi", "--cache", "prefix"], "cache"),
+        (
+            &["generate", "hi", "--cache", "dual:keep=0.5,behind=3"],
+            "keep",
+        ),
         (&["generate", "--tokens", "4294967295"], "4294967295"),
         (&["edit", "abc", "--span", "2..9"], "outside"),
         (&["watch", "999999"], "999999"),

@@ -123,7 +123,7 @@ fn a_canvas_resolves_in_place_and_leaves_the_text() {
         "hostile text got through: {screen:?}"
     );
     assert!(
-        screen.contains("4 passes · 4 tokens · 100 ms · 40.0 tokens/s"),
+        screen.contains("4 passes · 4 tokens · 100 ms · 1.00 tokens a pass · 40.0 tokens/s"),
         "{screen:?}"
     );
 }

@@ -52,8 +52,9 @@ pub enum Event {
     Started {
         /// Blocks of the canvas.
         blocks: usize,
-        /// What is kept of earlier positions, if anything is, has all the precision that it was computed with.
-        keeps_precision: bool,
+        /// Nothing is approximated besides what the policy does and the weights are: what passes leave out changes no token,
+        /// and what is kept of earlier positions has all the precision that it was computed with.
+        is_exact: bool,
     },
     /// A pass is done; a full picture of the open block.
     Pass(PassReport),

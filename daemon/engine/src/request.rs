@@ -1,13 +1,17 @@
 //! What the engine is asked to do, in token ids, and the checks a request must pass.
 
 use sluice_shared::{
+    decoding::{BRANCHES_MAX, Decoding, Growth, Speculation},
     level::Level,
     policy::PolicyChoice,
-    sampling::{EosPolicy, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling},
+    sampling::{Cache, EosPolicy, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling},
 };
 
 use crate::{
-    decode::compare::ROWS_PER_SAMPLE_MAX, error::RequestError, model::ModelInfo, plan::Workload,
+    decode::{self, compare::ROWS_PER_SAMPLE_MAX, policy::policy},
+    error::RequestError,
+    model::ModelInfo,
+    plan::Workload,
 };
 
 /// Which loading of a model a request was made for. Ids mean nothing to another model.
@@ -49,6 +53,8 @@ pub struct Generate {
     pub eos: EosPolicy,
     /// Which positions a pass commits.
     pub policy: PolicyChoice,
+    /// What passes compute.
+    pub decoding: Decoding,
     /// What may be drawn; for causal models alone.
     pub sampling: Sampling,
     /// Strings that end the text where they begin; for causal models alone.
@@ -73,6 +79,7 @@ impl Generate {
             remasking: Remasking::default(),
             eos: EosPolicy::Keep,
             policy: PolicyChoice::default(),
+            decoding: Decoding::default(),
             sampling: Sampling::default(),
             stops: Vec::new(),
             seed: 0,
@@ -147,11 +154,7 @@ impl Work {
         let requests = |guidance: f64| if guidance > 0.0 { 2 } else { 1 };
         let longest = |samples: &[Vec<u32>]| samples.iter().map(Vec::len).max();
         match self {
-            Self::Generate(request) => Workload::new(
-                request.prompt.len() + request.canvas.len(),
-                request.block_length,
-                requests(request.guidance),
-            ),
+            Self::Generate(request) => request.workload(requests(request.guidance)),
             Self::Score(request) => Workload::new(
                 request.prompt.len() + request.answer.len(),
                 request.answer.len(),
@@ -187,6 +190,41 @@ impl Generate {
         last_pin.map_or(0, |position| position + 1)
     }
 
+    /// What its passes are like, of so many canvases that differ in what is masked of the prompt.
+    fn workload(&self, canvases: usize) -> Workload {
+        let Decoding {
+            caching,
+            growth,
+            speculation,
+            ..
+        } = self.decoding;
+        let block = match growth {
+            Growth::Fixed | Growth::Append => self.block_length,
+            Growth::Insert => decode::diffusion::head_rows(self.block_length),
+        };
+        let canvas = self.prompt.len() + self.canvas.len();
+        let workload = Workload::new(canvas, block, canvases * speculation.canvases() as usize)
+            .computing(decode::most_rows(self))
+            .comparing(self.compared_rows());
+        let workload = match caching.kind {
+            Cache::None => workload,
+            _ => workload.keeping(),
+        };
+        match policy(&self.policy).needs().checks {
+            true => workload.checking(),
+            false => workload,
+        }
+    }
+
+    /// Positions whose distributions its policy wants to compare with those of the pass before: those of a block.
+    #[must_use]
+    pub fn compared_rows(&self) -> usize {
+        match policy(&self.policy).needs().divergence {
+            true => self.block_length,
+            false => 0,
+        }
+    }
+
     fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
         check_lengths(&self.prompt, self.canvas.len(), model)?;
         if self.block_length == 0 {
@@ -206,7 +244,10 @@ impl Generate {
         check_scale("temperature", self.temperature)?;
         check_scale("guidance", self.guidance)?;
         match model.mask {
-            Some(_) => self.check_masked()?,
+            Some(mask) => {
+                self.check_masked()?;
+                self.check_decoding(model, mask.shifted)?;
+            }
             None => self.check_causal()?,
         }
         let pinned = self.canvas.iter().filter_map(|slot| match slot {
@@ -233,10 +274,89 @@ impl Generate {
             ("repetition_penalty", repetition_penalty.is_some()),
             ("stop", !self.stops.is_empty()),
         ];
-        match asked.into_iter().find(|(_, is_asked)| *is_asked) {
-            Some((what, _)) => Err(RequestError::OnlyCausal { what }),
-            None => Ok(()),
+        if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
+            return Err(RequestError::OnlyCausal { what });
         }
+        if self.remasking != Remasking::default() && policy(&self.policy).needs().ranking.is_some()
+        {
+            let name = self.policy.name();
+            return Err(RequestError::Sampling {
+                what: "remasking",
+                problem: format!("policy '{name}' ranks positions by itself"),
+            });
+        }
+        Ok(())
+    }
+
+    /// What passes leave out or try must go together.
+    fn check_decoding(&self, model: &ModelInfo, is_shifted: bool) -> Result<(), RequestError> {
+        let Decoding {
+            caching,
+            growth,
+            speculation,
+            ..
+        } = self.decoding;
+        let refused = |what, problem: String| Err(RequestError::Sampling { what, problem });
+        if let Some((what, problem)) = caching.problem() {
+            return refused(what, problem);
+        }
+        let keeps = caching.kind != Cache::None;
+        if caching.keep < 1.0 && (caching.kind != Cache::Dual || caching.behind.is_some()) {
+            let problem = "a share of the keys is kept with the dual cache, all of which is computed anew when a block opens";
+            return refused("keep", problem.to_owned());
+        }
+        if caching.keep < 1.0 && self.prompt.len() + self.canvas.len() > KEEP_CANVAS_MAX {
+            let problem =
+                format!("keys are chosen from canvases of at most {KEEP_CANVAS_MAX} positions");
+            return refused("keep", problem);
+        }
+        let policy = policy(&self.policy);
+        let speculates = speculation != Speculation::None;
+        let branches = speculation.canvases() - 1;
+        if speculates && !(1..=BRANCHES_MAX).contains(&branches) {
+            let problem = format!("1 to {BRANCHES_MAX} canvases go beside the first");
+            return refused("speculation", problem);
+        }
+        if speculates && (keeps || growth == Growth::Insert) {
+            let problem = "several canvases in a pass go with no cache and no insertion; leave one of them out";
+            return refused("speculation", problem.to_owned());
+        }
+        if speculates && !policy.is_stateless() {
+            let problem = format!(
+                "policy '{}', which remembers earlier passes, goes with one canvas alone",
+                self.policy.name()
+            );
+            return refused("speculation", problem);
+        }
+        if policy.needs().checks && (keeps || speculates || is_shifted) {
+            let problem = format!(
+                "policy '{}' looks at what it has committed, which goes with no cache, no speculation and no model whose \
+                 logits are shifted",
+                self.policy.name()
+            );
+            return refused("policy", problem);
+        }
+        if policy.needs().divergence && self.block_length > COMPARED_ROWS_MAX {
+            let problem = format!(
+                "policy '{}' keeps what each position of a block was distributed like; blocks of at most {COMPARED_ROWS_MAX} go",
+                self.policy.name()
+            );
+            return refused("policy", problem);
+        }
+        if growth == Growth::Insert && !policy.is_stateless() {
+            let problem = format!(
+                "policy '{}' remembers places, which move when masks are put in",
+                self.policy.name()
+            );
+            return refused("growth", problem);
+        }
+        let is_pinned = self.canvas.iter().any(|slot| *slot != Slot::Masked);
+        if growth == Growth::Insert && (is_pinned || model.eos_token_ids.is_empty()) {
+            let problem =
+                "a canvas is lengthened where nothing is pinned and the model has an end token";
+            return refused("growth", problem.to_owned());
+        }
+        Ok(())
     }
 
     /// And the other way round.
@@ -246,6 +366,13 @@ impl Generate {
             ("guidance", self.guidance > 0.0),
             ("remasking", self.remasking != Remasking::default()),
             ("policy", self.policy != PolicyChoice::default()),
+            ("cache", self.decoding.caching.kind != Cache::None),
+            ("window", self.decoding.window.is_some()),
+            ("growth", self.decoding.growth != Growth::Fixed),
+            (
+                "speculation",
+                self.decoding.speculation != Speculation::None,
+            ),
         ];
         if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
             return Err(RequestError::OnlyMasked { what });
@@ -308,6 +435,12 @@ impl Compare {
     }
 }
 
+/// Longest canvas of which a share of the keys can be kept: a thread's scratch has room for as many scores.
+const KEEP_CANVAS_MAX: usize = 1 << 17;
+
+/// Longest block of a policy that compares distributions, each of which is as long as the vocabulary.
+const COMPARED_ROWS_MAX: usize = 1024;
+
 /// Most texts of one comparison: a thousand rows measure a level to a few percent.
 pub const COMPARE_SAMPLES_MAX: usize = 256;
 
@@ -365,4 +498,31 @@ fn check_ids<'a>(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_that_ranks_by_itself_is_not_told_how() {
+        let refused = |policy: &str, remasking: Remasking| {
+            let request = Generate {
+                policy: policy.parse().unwrap(),
+                remasking,
+                ..Generate::greedy(ModelId(1), vec![5], 4)
+            };
+            request.check_masked().err().map(|error| error.to_string())
+        };
+        for policy in ["margin", "entropy", "credit"] {
+            assert_eq!(refused(policy, Remasking::LowConfidence), None);
+            assert_eq!(
+                refused(policy, Remasking::Random),
+                Some(format!(
+                    "remasking: policy '{policy}' ranks positions by itself"
+                ))
+            );
+        }
+        assert_eq!(refused("klass", Remasking::Random), None);
+    }
 }

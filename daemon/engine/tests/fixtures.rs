@@ -1,5 +1,5 @@
 //! Against the reference implementations' outputs: logits within 5e-4, every token list and every number of passes equal.
-//! `tests/fixtures` holds the checkpoints; caches come later.
+//! `tests/fixtures` holds the checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -107,7 +107,7 @@ fn check_tokens(name: &str, cases: usize) {
 
 #[test]
 fn tokens_shifted_logits_and_dream_s_rankings() {
-    check_tokens("dream-tiny", 6);
+    check_tokens("dream-tiny", 10);
 }
 
 #[test]
@@ -118,10 +118,10 @@ fn tokens_causal() {
 
 #[test]
 fn tokens_multi_head_f32() {
-    check_tokens("llada-tiny", 17);
+    check_tokens("llada-tiny", 31);
 }
 
 #[test]
 fn tokens_grouped_heads_bf16_shards() {
-    check_tokens("llada-tiny-bf16", 17);
+    check_tokens("llada-tiny-bf16", 30);
 }

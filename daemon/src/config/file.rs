@@ -6,11 +6,14 @@ use std::{
 };
 
 use serde::Deserialize;
-use sluice_shared::level::{Embedding, Kv, Level};
+use sluice_shared::{
+    dial::Dial,
+    level::{Embedding, Kv, Level},
+};
 
 use super::{
     AutoFactor, Budget, CacheLimit, Compute, ConfigError, Device, Environment, Filter, IdleUnload,
-    values::from_text,
+    ReadLimit, values::from_text,
 };
 
 /// What a file may say.
@@ -28,10 +31,14 @@ pub(super) struct FileLayer {
     #[serde(default, deserialize_with = "from_text")]
     pub(super) budget: Option<Budget>,
     #[serde(default, deserialize_with = "from_text")]
+    pub(super) read_limit: Option<ReadLimit>,
+    #[serde(default, deserialize_with = "from_text")]
     pub(super) embedding: Option<Embedding>,
     pub(super) auto_factor: Option<AutoFactor>,
     #[serde(default, deserialize_with = "from_text")]
     pub(super) kv: Option<Kv>,
+    #[serde(default, deserialize_with = "from_text")]
+    pub(super) dial: Option<Dial>,
     pub(super) cache: Option<PathBuf>,
     pub(super) keep_converted: Option<bool>,
     #[serde(default, deserialize_with = "from_text")]

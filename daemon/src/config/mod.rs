@@ -11,10 +11,15 @@ use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf};
 
 use sluice_engine::PARALLEL_DEFAULT;
 use sluice_hub::Access;
-use sluice_shared::level::{Embedding, Kv, Level};
+use sluice_shared::{
+    dial::Dial,
+    level::{Embedding, Kv, Level},
+};
 
 use self::layers::Layers;
-pub use self::values::{AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload};
+pub use self::values::{
+    AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, ReadLimit,
+};
 use crate::cli::Arguments;
 
 /// Everything the daemon can be told, checked.
@@ -34,12 +39,16 @@ pub struct Config {
     pub level: Setting<Level>,
     /// Most bytes of the device's memory.
     pub budget: Setting<Budget>,
+    /// Most bytes a second that are read of weights that are streamed.
+    pub read_limit: Setting<ReadLimit>,
     /// Where the embedding is.
     pub embedding: Setting<Embedding>,
     /// How much longer a pass may take at level `auto` than the fastest level's.
     pub auto_factor: Setting<AutoFactor>,
     /// How a causal model's keys and values are kept.
     pub kv: Setting<Kv>,
+    /// How much requests give up for speed that say nothing of it.
+    pub dial: Setting<Dial>,
     /// Folder for converted copies of checkpoints; `None`: nowhere.
     pub cache: Setting<Option<PathBuf>>,
     /// Whether a converted copy is written even when nothing is streamed from it.
@@ -251,6 +260,13 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             |file| file.budget,
             Budget::default(),
         )?,
+        read_limit: layers.value(
+            ("--read-limit", arguments.read_limit),
+            "read_limit",
+            "SLUICE_READ_LIMIT",
+            |file| file.read_limit,
+            ReadLimit::default(),
+        )?,
         embedding: layers.value(
             ("--embedding", arguments.embedding),
             "embedding",
@@ -271,6 +287,13 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             "SLUICE_KV",
             |file| file.kv,
             Kv::Auto,
+        )?,
+        dial: layers.value(
+            ("--dial", arguments.dial),
+            "dial",
+            "SLUICE_DIAL",
+            |file| file.dial,
+            Dial::default(),
         )?,
         cache: layers.cache(arguments.cache.as_deref()),
         keep_converted: layers.value(

@@ -33,12 +33,15 @@ impl fmt::Display for Config {
         key(f, "level", &self.level, &quoted(self.level.value.name()))?;
         let budget = quoted(&self.budget.value.to_string());
         key(f, "budget", &self.budget, &budget)?;
+        let read_limit = quoted(&self.read_limit.value.to_string());
+        key(f, "read_limit", &self.read_limit, &read_limit)?;
         let embedding = quoted(self.embedding.value.name());
         key(f, "embedding", &self.embedding, &embedding)?;
         // With its point: a number without one is none of TOML's fractions.
         let factor = format!("{:?}", self.auto_factor.value.0);
         key(f, "auto_factor", &self.auto_factor, &factor)?;
         key(f, "kv", &self.kv, &quoted(self.kv.value.name()))?;
+        key(f, "dial", &self.dial, &quoted(self.dial.value.name()))?;
         match &self.cache.value {
             Some(path) => key(f, "cache", &self.cache, &quoted(&path.to_string_lossy()))?,
             None => {

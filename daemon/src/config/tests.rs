@@ -120,6 +120,24 @@ fn a_wrong_file_is_named_with_line_and_column() {
 }
 
 #[test]
+fn the_dial_is_exact_unless_somebody_says_otherwise() {
+    let dial = |fixture: Fixture, line: &[&str]| fixture.resolve(line).map(|config| config.dial);
+    assert_eq!(
+        dial(Fixture::new(), &[]),
+        Ok(set(Dial::Exact, Source::Default))
+    );
+    let variable = Fixture::new().variable("SLUICE_DIAL", "fast");
+    let source = Source::Variable("SLUICE_DIAL");
+    assert_eq!(dial(variable, &[]), Ok(set(Dial::Fast, source)));
+    let file = Fixture::new().file("system.toml", "dial = \"quick\"");
+    let error = dial(file, &[]).unwrap_err();
+    assert!(
+        error.contains("unknown dial 'quick'; known are exact"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_wrong_value_names_its_layer() {
     let fixture = Fixture::new().variable("SLUICE_QUEUE", "many");
     let error = fixture.resolve(&[]).unwrap_err();
@@ -299,6 +317,37 @@ fn the_limit_of_the_cache_is_an_amount_or_none() {
     assert_eq!(limit(&fixture, &[]).bytes(), Some(5 << 30));
     let fixture = fixture.variable("SLUICE_CACHE_LIMIT", "0");
     assert_eq!(limit(&fixture, &[]).bytes(), Some(0), "those in use stay");
+}
+
+#[test]
+fn the_limit_of_reads_is_a_rate_or_none() {
+    let limit = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().read_limit.value;
+    let fixture = Fixture::new();
+    assert_eq!(limit(&fixture, &[]).bytes_per_s(), None);
+    let fixture = fixture.file("system.toml", "read_limit = \"1GiB/s\"\n");
+    assert_eq!(limit(&fixture, &[]).to_string(), "1GiB/s");
+    let fixture = fixture.variable("SLUICE_READ_LIMIT", "500MB/s");
+    assert_eq!(limit(&fixture, &[]).bytes_per_s(), Some(500_000_000));
+    // As it is shown it is read.
+    assert_eq!(limit(&fixture, &[]).to_string(), "500000000/s");
+    let line = ["--read-limit", "500000000/s"];
+    assert_eq!(limit(&fixture, &line), limit(&fixture, &[]));
+    assert_eq!(
+        limit(&fixture, &["--read-limit", "none"]).to_string(),
+        "none"
+    );
+    for (wrong, words) in [
+        ("0", "lets nothing be read"),
+        ("fast", "write it like 500MB/s"),
+    ] {
+        let fixture = Fixture::new().variable("SLUICE_READ_LIMIT", wrong);
+        let error = fixture.resolve(&[]).unwrap_err();
+        assert!(
+            error.starts_with("read_limit (from $SLUICE_READ_LIMIT)"),
+            "{error}"
+        );
+        assert!(error.contains(words), "{error}");
+    }
 }
 
 #[test]

@@ -171,6 +171,43 @@ impl<'de> Deserialize<'de> for AutoFactor {
     }
 }
 
+/// Most bytes a second that are read of weights that are streamed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReadLimit(Option<u64>);
+
+impl ReadLimit {
+    /// The bytes a second; `None`: any.
+    #[must_use]
+    pub fn bytes_per_s(self) -> Option<u64> {
+        self.0
+    }
+}
+
+impl FromStr for ReadLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim() == "none" {
+            return Ok(Self(None));
+        }
+        match units::parse_rate(text)? {
+            0 => Err(format!(
+                "{text:?} lets nothing be read; \"none\" is no limit"
+            )),
+            bytes => Ok(Self(Some(bytes))),
+        }
+    }
+}
+
+impl fmt::Display for ReadLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("none"),
+            Some(bytes) => write!(f, "{}/s", exactly(bytes)),
+        }
+    }
+}
+
 /// After how long without requests the model is let go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IdleUnload(Option<Duration>);

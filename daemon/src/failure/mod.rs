@@ -74,12 +74,6 @@ pub enum Failure {
         /// Positions to fill.
         length: usize,
     },
-    /// Keys and values can't be kept yet.
-    #[error("the cache '{cache}' is not built yet; only 'none' is")]
-    CacheUnimplemented {
-        /// What was asked for.
-        cache: &'static str,
-    },
     /// A model is on its way, none is here.
     #[error("the model {model} is still loading")]
     ModelLoading {

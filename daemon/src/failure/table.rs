@@ -118,11 +118,6 @@ fn row(failure: &Failure) -> Row {
             .hint("move or shorten one of the pins")
             .figure("position", position)
             .figure("length", length),
-        Failure::CacheUnimplemented { cache } => {
-            Row::new(Code::Unimplemented, "CACHE_UNIMPLEMENTED")
-                .hint("leave the cache at none")
-                .figure("cache", cache)
-        }
         Failure::ModelLoading { model } => Row::new(Code::Unavailable, "MODEL_LOADING")
             .hint("try again in a moment; sluice models shows the progress")
             .figure("model", model)

@@ -51,7 +51,6 @@ fn name(failure: &Failure) -> &'static str {
         F::TooLong { .. } => "too long",
         F::PinOutside { .. } => "pin outside",
         F::PinTwice { .. } => "pin twice",
-        F::CacheUnimplemented { .. } => "cache",
         F::ModelLoading { .. } => "model loading",
         F::ModelFailed { .. } => "model failed",
         F::LoadInProgress { .. } => "load in progress",
@@ -142,13 +141,13 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 136;
+const VARIANTS: usize = 135;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
     use Code::{
         Aborted, Cancelled, DataLoss, DeadlineExceeded, FailedPrecondition, Internal,
-        InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, Unavailable, Unimplemented,
+        InvalidArgument, NotFound, PermissionDenied, ResourceExhausted, Unavailable,
     };
     use Failure as F;
     let text = || "text".to_owned();
@@ -302,7 +301,6 @@ async fn all() -> Vec<(Failure, Code)> {
             },
             InvalidArgument,
         ),
-        (F::CacheUnimplemented { cache: "dual" }, Unimplemented),
         (F::ModelLoading { model: text() }, Unavailable),
         (
             F::ModelFailed {

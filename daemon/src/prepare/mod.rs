@@ -2,12 +2,16 @@
 //! figures, pins and edits become a canvas.
 
 mod canvas;
+mod dial;
 mod samples;
 
-use sluice_engine::{EngineError, Generate, RequestError, Score, Slot, model::family::Family};
-use sluice_proto::model::{
-    Cache, EosPolicy, Generation, Input, InvalidField, PinContent, Prompt, Scoring, Turn,
+use sluice_engine::{
+    EngineError, Generate, RequestError, Score, Slot, Work, model::family::Family,
 };
+use sluice_proto::model::{
+    Dial, EosPolicy, Generation, Input, InvalidField, PinContent, Prompt, Scoring, Turn,
+};
+use sluice_shared::{decoding::Decoding, policy::PolicyChoice};
 
 pub use self::samples::measuring;
 use crate::{failure::Failure, models::Serving};
@@ -24,16 +28,36 @@ const BLOCK_LENGTH_DEFAULT: usize = 32;
 /// Draws of an estimate when nobody says how many.
 const DRAWS_DEFAULT: usize = 128;
 
+/// A generation as the engine takes it.
+#[derive(Debug)]
+pub struct Prepared {
+    /// What is asked of the engine.
+    pub work: Generate,
+    /// The dial that it was made with; none is for causal models.
+    pub dial: Option<Dial>,
+}
+
 /// Turns a checked request into the engine's. Tokenizing takes time: not for async code.
+///
+/// Where the request names no dial, `default_dial` is meant. `is_bus_bound` tells of a request whether it can be done
+/// and its passes wait for streamed weights longer than they compute; only some dials ask.
 ///
 /// # Errors
 /// What the request asks for that can't be done with this model.
-pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Failure> {
+pub fn generation(
+    request: Generation,
+    serving: &Serving,
+    default_dial: Dial,
+    is_bus_bound: impl Fn(&Work) -> bool,
+) -> Result<Prepared, Failure> {
     let info = &serving.loaded.info;
-    match info.mask {
-        Some(_) => check_cache(request.cache)?,
-        None => check_causal(&request, serving)?,
-    }
+    let default_dial = match info.mask {
+        Some(_) => default_dial,
+        None => {
+            check_causal(&request, serving)?;
+            Dial::Exact
+        }
+    };
     check_size(&request)?;
     let is_edit = matches!(request.input, Input::Edit { .. });
     let (prompt, canvas) = match request.input {
@@ -77,7 +101,7 @@ pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Fa
         }
     };
     let masked = canvas.iter().filter(|slot| **slot == Slot::Masked).count();
-    Ok(Generate {
+    let mut work = Generate {
         model: serving.loaded.id,
         prompt,
         block_length: request.block_length.map_or_else(
@@ -94,10 +118,22 @@ pub fn generation(request: Generation, serving: &Serving) -> Result<Generate, Fa
         } else {
             EosPolicy::Stop
         }),
-        policy: request.policy,
+        policy: PolicyChoice::default(),
+        decoding: Decoding::default(),
         sampling: request.sampling,
         stops: request.stops.into_iter().map(String::into_bytes).collect(),
         seed: request.seed.map_or_else(draw_seed, Ok)?,
+    };
+    let dial = dial::settle(
+        &mut work,
+        &request.decoding,
+        request.steps.is_some(),
+        default_dial,
+        is_bus_bound,
+    );
+    Ok(Prepared {
+        work,
+        dial: info.mask.map(|_| dial),
     })
 }
 
@@ -204,7 +240,13 @@ fn empty(field: &'static str, problem: &str) -> InvalidField {
 fn check_causal(request: &Generation, serving: &Serving) -> Result<(), Failure> {
     let asked = [
         ("steps", request.steps.is_some()),
-        ("cache", request.cache != Cache::None),
+        (
+            "dial",
+            request
+                .decoding
+                .dial
+                .is_some_and(|dial| dial != Dial::Exact),
+        ),
     ];
     if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
         return Err(EngineError::from(RequestError::OnlyMasked { what }).into());
@@ -213,16 +255,6 @@ fn check_causal(request: &Generation, serving: &Serving) -> Result<(), Failure> 
         true => Ok(()),
         false => serving.text().map(drop),
     }
-}
-
-fn check_cache(cache: Cache) -> Result<(), Failure> {
-    let cache = match cache {
-        Cache::None => return Ok(()),
-        Cache::Prefix => "prefix",
-        Cache::Dual => "dual",
-        Cache::Vicinity => "vicinity",
-    };
-    Err(Failure::CacheUnimplemented { cache })
 }
 
 /// What a request carries.
@@ -301,4 +333,4 @@ fn draw_seed() -> Result<u64, Failure> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -14,7 +14,7 @@ use crate::models::ModelName;
 
 pub(super) const CONTEXT: usize = 200;
 
-pub(super) fn serving(with_text: bool) -> Serving {
+pub(crate) fn serving(with_text: bool) -> Serving {
     let text = Text::new(
         include_bytes!("../../model/tokenizer.json"),
         Some(include_bytes!("../../model/tokenizer_config.json")),
@@ -58,7 +58,12 @@ fn tokens(count: usize) -> v1::GenerateRequest {
 }
 
 fn prepared(request: v1::GenerateRequest) -> Result<Generate, Failure> {
-    generation(Generation::try_from(request).unwrap(), &serving(true))
+    generate(request, &serving(true)).map(|prepared| prepared.work)
+}
+
+fn generate(request: v1::GenerateRequest, serving: &Serving) -> Result<Prepared, Failure> {
+    let checked = Generation::try_from(request).unwrap();
+    generation(checked, serving, Dial::Fast, |_| false)
 }
 
 fn edit(text: &str, span: std::ops::Range<usize>) -> v1::GenerateRequest {
@@ -151,11 +156,9 @@ fn an_edit_of_nothing_is_refused() {
 #[test]
 fn text_needs_a_tokenizer_and_ids_do_not() {
     let plain = serving(false);
-    let checked = Generation::try_from(edit("text", 0..2)).unwrap();
-    let error = generation(checked, &plain).unwrap_err();
+    let error = generate(edit("text", 0..2), &plain).unwrap_err();
     assert!(matches!(error, Failure::NoTokenizer { .. }));
-    let checked = Generation::try_from(tokens(2)).unwrap();
-    assert!(generation(checked, &plain).is_ok());
+    assert!(generate(tokens(2), &plain).is_ok());
 }
 
 #[test]
@@ -171,9 +174,27 @@ fn too_much_is_refused_before_it_is_tokenized() {
 }
 
 #[test]
-fn caches_are_refused_by_name() {
-    let mut request = tokens(2);
-    request.cache = v1::Cache::Dual.into();
-    let message = prepared(request).unwrap_err().to_string();
-    assert!(message.contains("'dual'"), "{message}");
+fn a_causal_model_knows_no_dial() {
+    let mut causal = serving(true);
+    let mut info = causal.loaded.info.clone();
+    info.mask = None;
+    causal.loaded = Arc::new(LoadedModel {
+        id: ModelId(1),
+        info,
+        text: causal.loaded.text.clone(),
+    });
+    let with = |dial: v1::Dial| {
+        let mut request = tokens(2);
+        request.set_dial(dial);
+        generate(request, &causal)
+    };
+    // The daemon's own is for other models.
+    for dial in [v1::Dial::Unspecified, v1::Dial::Exact] {
+        let Prepared { work, dial } = with(dial).unwrap();
+        assert!(dial.is_none() && work.decoding.is_exact() && work.policy.info().exact);
+    }
+    for dial in [v1::Dial::Fast, v1::Dial::Auto] {
+        let message = with(dial).unwrap_err().to_string();
+        assert!(message.contains("dial"), "{message}");
+    }
 }

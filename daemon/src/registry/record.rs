@@ -17,6 +17,10 @@ pub const NOTICES_MAX: usize = 16;
 
 /// Something that readers get.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all items are of generations"
+)]
 pub enum Item {
     /// Of a generation.
     Generation(v1::GenerationEvent),

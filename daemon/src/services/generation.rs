@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
-use sluice_engine::{Change, Work};
+use sluice_engine::{Change, Engine, RequestError, Work, plan::Plan};
 use sluice_proto::{
     model::{Generation, Scoring},
     v1::{self, generation_service_server::GenerationService},
@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     failure::Failure,
+    models::Serving,
     prepare,
     registry::{Facts, Item, Reader, Record},
     translate,
@@ -129,17 +130,25 @@ impl Daemon {
         let checked = Generation::try_from(message)?;
         let serving = self.models.serving()?;
         let engine = self.engine.clone();
-        let ((work, expected), serving) = self
+        let dial = self.dial;
+        let ((prepared, expected), serving) = self
             .prepare(serving, move |serving| {
-                let work = prepare::generation(checked, serving)?;
-                let asked = Work::Generate(work.clone());
-                // What is planned is rehearsed, so no canvas beyond the model's context.
-                asked.check(&serving.loaded.info)?;
-                // Only for advice: without a plan the request goes on.
-                let expected = engine.plan(&Change::default(), asked.workload()).ok();
-                Ok((work, expected))
+                let streams = streams(&engine);
+                let is_bus_bound = |work: &Work| {
+                    if !streams {
+                        return false;
+                    }
+                    let plan = expected(&engine, work, serving).ok().flatten();
+                    let pass = plan.and_then(|plan| plan.pass);
+                    pass.is_some_and(|pass| pass.reader_s > pass.compute_s)
+                };
+                let prepared = prepare::generation(checked, serving, dial, is_bus_bound)?;
+                let asked = Work::Generate(prepared.work.clone());
+                let expected = expected(&engine, &asked, serving)?;
+                Ok((prepared, expected))
             })
             .await?;
+        let work = &prepared.work;
         let record = self.requests.create(Facts {
             kind: v1::RequestKind::Generate,
             prompt_tokens: work.prompt.len(),
@@ -149,9 +158,15 @@ impl Daemon {
         });
         let requests = self.requests.clone();
         let engine = Arc::downgrade(&self.engine);
-        let sink =
-            translate::generation(requests, record.clone(), serving, engine, &work, expected);
-        self.submit(record, Work::Generate(work), sink)
+        let sink = translate::generation(
+            requests,
+            record.clone(),
+            serving,
+            engine,
+            &prepared,
+            expected,
+        );
+        self.submit(record, Work::Generate(prepared.work), sink)
     }
 
     async fn admit_scoring(&self, message: v1::ScoreRequest) -> Result<Arc<Record>, Failure> {
@@ -176,6 +191,20 @@ impl Daemon {
         let sink = translate::figures::figures(self.requests.clone(), record.clone(), facts);
         self.submit(record, Work::Score(work), sink)
     }
+}
+
+/// Whether passes read weights at all that are not where they are needed; if not, nobody needs to plan to know that they
+/// don't wait for them.
+fn streams(engine: &Engine) -> bool {
+    let pass = engine.in_force().and_then(|in_force| in_force.plan.pass);
+    pass.is_some_and(|pass| pass.reader_s > 0.0)
+}
+
+/// The plan for a request that breaks no rule. Only for advice and choices: without one the request goes on.
+fn expected(engine: &Engine, work: &Work, serving: &Serving) -> Result<Option<Plan>, RequestError> {
+    // What is planned is rehearsed, so no canvas beyond the model's context.
+    work.check(&serving.loaded.info)?;
+    Ok(engine.plan(&Change::default(), work.workload()).ok())
 }
 
 fn generation_event(item: &Item) -> Option<v1::GenerationEvent> {

@@ -32,6 +32,7 @@ use sluice_proto::{
         telemetry_service_server::TelemetryServiceServer,
     },
 };
+use sluice_shared::dial::Dial;
 use tokio::{net::UnixListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
@@ -82,6 +83,8 @@ pub struct Daemon {
     pub closing: CancellationToken,
     /// Where clients find it.
     pub socket: PathBuf,
+    /// How much requests give up for speed that say nothing of it.
+    pub dial: Dial,
     /// When it started.
     pub started: Instant,
     /// What the machine says.
@@ -109,7 +112,7 @@ impl Drop for Wanted {
 impl Daemon {
     /// A daemon around an engine, without a model.
     #[must_use]
-    pub fn new(engine: Arc<Engine>, library: Library, socket: PathBuf) -> Self {
+    pub fn new(engine: Arc<Engine>, library: Library, socket: PathBuf, dial: Dial) -> Self {
         let changes = Changes::default();
         let closing = CancellationToken::new();
         let library = Arc::new(library);
@@ -126,6 +129,7 @@ impl Daemon {
             switch_target: Target::default(),
             closing,
             socket,
+            dial,
             started: Instant::now(),
             host: HostFacts::new(),
             card: CardFigures::default(),

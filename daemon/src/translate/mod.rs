@@ -23,6 +23,7 @@ use self::advice::Advised;
 use crate::{
     failure::Failure,
     models::Serving,
+    prepare::Prepared,
     registry::{Ending, Item, Record, Registry},
 };
 
@@ -34,17 +35,21 @@ pub fn generation(
     record: Arc<Record>,
     serving: Serving,
     engine: Weak<Engine>,
-    work: &Generate,
+    prepared: &Prepared,
     expected: Option<Plan>,
 ) -> Sink {
+    let work = &prepared.work;
     let mut translator = Generation {
         advised: Advised::of(work, &serving.loaded.info),
         expected,
         engine,
         saw_lossy: false,
+        committed: (work.canvas.iter())
+            .filter(|slot| **slot != Slot::Masked)
+            .count(),
         home: Home::new(registry, record),
         stable: Stable::new(&serving, work),
-        started: started(&serving, work),
+        started: started(&serving, prepared),
         serving,
     };
     Box::new(move |event| translator.take(event))
@@ -124,6 +129,8 @@ struct Generation {
     expected: Option<Plan>,
     /// Asked for the plan in force when the request starts.
     engine: Weak<Engine>,
+    /// Positions that were committed before the next pass, pinned ones included.
+    committed: usize,
     /// A pass met other weights than the checkpoint's own.
     saw_lossy: bool,
 }
@@ -131,11 +138,8 @@ struct Generation {
 impl Generation {
     fn take(&mut self, event: Event) {
         match event {
-            Event::Started {
-                blocks,
-                keeps_precision,
-            } => {
-                self.started.exact &= keeps_precision;
+            Event::Started { blocks, is_exact } => {
+                self.started.exact &= is_exact;
                 self.start(blocks);
             }
             Event::Pass(report) => self.pass(&report),
@@ -176,9 +180,11 @@ impl Generation {
 
     fn pass(&mut self, report: &PassReport) {
         self.saw_lossy |= !report.cost.weights.is_lossless;
-        self.stable.take(&report.positions, &self.serving);
-        let fresh = report.positions.iter().filter(|position| position.fresh);
-        self.home.registry.totals().pass(fresh.count() as u64);
+        self.stable.take_open(&report.positions, &self.serving);
+        // What the pass has taken back is not counted twice.
+        let committed = report.committed.saturating_sub(self.committed);
+        self.committed = report.committed;
+        self.home.registry.totals().pass(committed as u64);
         let pass = v1::Pass {
             request_id: self.home.id(),
             pass: report.pass as u32,
@@ -280,6 +286,8 @@ struct Stable {
     ends: Vec<u32>,
     /// The text does not end before this position.
     may_end_from: usize,
+    /// Tokens of the open block may become masks again.
+    takes_back: bool,
     /// Tokens in `text`.
     tokens: usize,
     text: Visible,
@@ -293,6 +301,7 @@ impl Stable {
         };
         let mut stable = Self {
             may_end_from: work.may_end_from(),
+            takes_back: work.policy.info().takes_back,
             fixed: work.canvas.iter().map(pinned).collect(),
             ends: match work.eos {
                 EosPolicy::Stop => serving.loaded.info.eos_token_ids.clone(),
@@ -305,12 +314,19 @@ impl Stable {
         stable
     }
 
+    /// A block that is not done: none of it is certain if any of it may be taken back.
+    fn take_open(&mut self, positions: &[Position], serving: &Serving) {
+        if !self.takes_back {
+            self.take(positions, serving);
+        }
+    }
+
     fn take(&mut self, positions: &[Position], serving: &Serving) {
         for position in positions {
-            if matches!(position.state, TokenState::Committed | TokenState::Pinned)
-                && let Some(fixed) = self.fixed.get_mut(position.position)
-            {
-                *fixed = position.token;
+            if let Some(fixed) = self.fixed.get_mut(position.position) {
+                // What was fixed may have moved on, where masks were inserted before it.
+                let is_fixed = matches!(position.state, TokenState::Committed | TokenState::Pinned);
+                *fixed = position.token.filter(|_| is_fixed);
             }
         }
         self.grow(serving);
@@ -336,7 +352,8 @@ impl Stable {
     }
 }
 
-fn started(serving: &Serving, work: &Generate) -> v1::Started {
+fn started(serving: &Serving, prepared: &Prepared) -> v1::Started {
+    let work = &prepared.work;
     let pinned = work.canvas.iter().enumerate().filter_map(|(index, slot)| {
         let Slot::Pinned(id) = *slot else {
             return None;
@@ -350,7 +367,7 @@ fn started(serving: &Serving, work: &Generate) -> v1::Started {
         })
     });
     let text = serving.loaded.text.as_ref();
-    v1::Started {
+    let mut started = v1::Started {
         prompt_tokens: work.prompt.len() as u32,
         length: work.canvas.len() as u32,
         block_length: work.block_length as u32,
@@ -362,7 +379,16 @@ fn started(serving: &Serving, work: &Generate) -> v1::Started {
         exact: work.policy.info().exact,
         prompt_text: text.map_or_else(Vec::new, |text| text.decode_with_specials(&work.prompt)),
         ..Default::default()
+    };
+    if let Some(dial) = prepared.dial {
+        let decoding = &work.decoding;
+        started.dial = dial.to_string();
+        started.cache = decoding.caching.to_string();
+        started.window = decoding.window;
+        started.growth = decoding.growth.to_string();
+        started.speculation = decoding.speculation.to_string();
     }
+    started
 }
 
 fn canvas_tokens(positions: &[Position], serving: &Serving) -> Vec<v1::CanvasToken> {
@@ -388,4 +414,48 @@ fn canvas_tokens(positions: &[Position], serving: &Serving) -> Vec<v1::CanvasTok
 fn piece(serving: &Serving, id: u32) -> &[u8] {
     let text = serving.loaded.text.as_ref();
     text.map_or(&[], |text| text.piece(id))
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_engine::ModelId;
+
+    use super::*;
+    use crate::prepare::tests::serving;
+
+    #[test]
+    fn the_text_of_a_block_waits_where_tokens_may_be_taken_back() {
+        let serving = serving(true);
+        let token = |position: usize, state: TokenState| Position {
+            position,
+            token: Some(100 + position as u32),
+            confidence: None,
+            state,
+            fresh: false,
+        };
+        use TokenState::{Committed, Provisional};
+        for (policy, certain) in [("threshold", [1, 2, 2, 2]), ("revoke", [0, 0, 0, 2])] {
+            let mut work = Generate::greedy(ModelId(1), vec![5], 4);
+            work.policy = policy.parse().unwrap();
+            let mut stable = Stable::new(&serving, &work);
+            let mut counts = Vec::new();
+            let mut shown = Vec::new();
+            for states in [
+                [Committed, Provisional],
+                [Committed, Committed],
+                // Only `revoke` would do this.
+                [Provisional, Committed],
+            ] {
+                let block = [token(0, states[0]), token(1, states[1])];
+                stable.take_open(&block, &serving);
+                counts.push(stable.tokens);
+                assert!(stable.text.shown().starts_with(&shown));
+                shown = stable.text.shown().to_vec();
+            }
+            stable.take(&[token(0, Committed), token(1, Committed)], &serving);
+            counts.push(stable.tokens);
+            assert_eq!(counts, certain, "{policy}");
+            assert!(stable.text.shown().starts_with(&shown));
+        }
+    }
 }

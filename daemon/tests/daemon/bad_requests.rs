@@ -107,18 +107,8 @@ async fn each_wrong_request_is_explained_and_the_daemon_lives_on() {
         assert_eq!(refused(&daemon, request).await, expected);
     }
 
-    let cached = v1::GenerateRequest {
-        cache: v1::Cache::Dual.into(),
-        ..base()
-    };
-    let (code, reason, _) = refused(&daemon, cached).await;
-    assert_eq!(
-        (code, reason.as_str()),
-        (Code::Unimplemented, "CACHE_UNIMPLEMENTED")
-    );
-
     let refused_so_far = daemon.snapshot().await.totals.unwrap().requests_refused;
-    assert_eq!(refused_so_far, 15);
+    assert_eq!(refused_so_far, 14);
     let events = generate(&daemon, base()).await.unwrap();
     assert_eq!(done(&events).tokens.len(), 32);
 }

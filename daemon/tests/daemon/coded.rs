@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Output, Stdio},
     time::{Duration, Instant},
 };
@@ -11,7 +11,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use sluice_shared::exit;
 use tempfile::TempDir;
 
-use crate::support::{command, run, within};
+use crate::support::{
+    checkpoints::{contents, demo},
+    command, run, within,
+};
 
 fn code(output: &Output) -> u8 {
     output.status.code().unwrap() as u8
@@ -23,23 +26,6 @@ fn stderr(output: &Output) -> String {
 
 fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
-/// The demonstration model, and what it is compared with.
-fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("model")
-}
-
-/// Every file of a folder, by name.
-fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
-    let files = fs::read_dir(folder).unwrap().map(|entry| {
-        let entry = entry.unwrap();
-        let name = entry.file_name().into_string().unwrap();
-        (name, fs::read(entry.path()).unwrap())
-    });
-    let mut files: Vec<_> = files.collect();
-    files.sort();
-    files
 }
 
 async fn synthetic(folder: &Path, name: &str, layers: u32, width: u32) {

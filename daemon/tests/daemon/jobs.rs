@@ -14,7 +14,11 @@ use sluice_proto::{
 use tempfile::TempDir;
 use tonic::{Code, Response, Status, Streaming};
 
-use crate::support::{Daemon, checkpoints, done, generate, run, tokens, until, within};
+use crate::support::{
+    Daemon,
+    checkpoints::{self, contents, demo},
+    done, generate, run, tokens, until, within,
+};
 
 /// A daemon with the small fixture loaded, and a folder to work in.
 struct Setting {
@@ -134,22 +138,6 @@ fn result(events: &[Kind]) -> &job_result::Kind {
         Some(Kind::Result(result)) => result.kind.as_ref().unwrap(),
         other => panic!("the last event is {other:?}"),
     }
-}
-
-/// Every file of a folder, by name.
-fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
-    let files = fs::read_dir(folder).unwrap().map(|entry| {
-        let entry = entry.unwrap();
-        let name = entry.file_name().into_string().unwrap();
-        (name, fs::read(entry.path()).unwrap())
-    });
-    let mut files: Vec<_> = files.collect();
-    files.sort();
-    files
-}
-
-fn demo() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("model")
 }
 
 #[tokio::test]

@@ -13,6 +13,7 @@ mod card;
 mod causal;
 mod coded;
 mod configuration;
+mod decoding;
 mod fidelity;
 mod generating;
 mod jobs;

@@ -17,7 +17,7 @@ use sluice_engine::{
     model::{
         family,
         shape::Shape,
-        transformer::{Sequence, Transformer, logits},
+        transformer::{Sees, Sequence, Transformer, logits},
     },
     ops::Ops,
     plan::{self, Machine, Plan, Question, Working, Workload},
@@ -302,17 +302,19 @@ fn the_engine_computes_the_same_logits() {
         .sequences()
         .map(|rows| (0..rows.len()).collect())
         .collect();
-    let sequences: Vec<_> = part
+    let mut sequences: Vec<_> = part
         .pack
         .sequences()
         .zip(&wanted)
         .map(|(rows, wanted)| Sequence {
             tokens: &part.ids[rows],
+            positions: wanted,
             wanted,
+            sees: Sees::Each { checks: 0 },
         })
         .collect();
     let hidden = model
-        .forward(&ops, &weights, &sequences, &AtomicBool::new(false))
+        .forward(&ops, &weights, &mut sequences, &AtomicBool::new(false))
         .expect("forward");
     let hidden = model.final_norm(&ops, &weights, &hidden).expect("norm");
     let logits = logits(&ops, &weights, &hidden).expect("logits");

@@ -1,6 +1,10 @@
 //! The parts of the help that teach by example, and the policies from their registry.
 
-use sluice_shared::{level::Level, policy::POLICIES};
+use sluice_shared::{
+    dial::{DIALS, Dial, DialInfo},
+    level::Level,
+    policy::POLICIES,
+};
 
 pub(super) const PROGRAM: &str = "\
 Without a command, `sluice` opens the dashboard.
@@ -16,6 +20,7 @@ Examples:
   sluice plan --preset llada-8b --level moderate --budget 4GiB
   sluice level moderate
   sluice fidelity stories.txt --level all
+  sluice bench --dial exact,balanced,fast
 
 Exit codes: 0 done, 1 failed, 64 wrong usage, 69 the daemon can't be reached.
 NO_COLOR, set and not empty, turns colour off.";
@@ -196,6 +201,7 @@ Examples:
   sluice generate --system \"Answer in one sentence.\" \"What is a sluice?\"
   sluice generate --raw --length 64 --block 16 \"Once upon a time\"
   sluice generate --policy threshold:t=0.8 --temperature 0.7 --seed 1 \"Tell me a story.\"
+  sluice generate --dial balanced \"Tell me a story.\"
   sluice generate --pin \"0:The end\" \"How do stories begin?\"
   sluice generate --tokens 1,2,3 --length 32 --json
   fortune | sluice generate -
@@ -206,7 +212,7 @@ On a terminal the canvas resolves in place: '{mask}' is masked, dim italics a gu
 pinned; what a pass just committed is bold: red below 0.3 confidence, yellow below 0.7, else
 green. Elsewhere the text alone is printed, as far as it is final; where the model has no
 tokenizer, the ids at the end.",
-        policies(),
+        decoding(),
         mask = crate::canvas::MASK_MARK,
     )
 }
@@ -220,12 +226,95 @@ Examples:
   sluice edit - --replace \"TODO\" --prompt \"Write a haiku.\" < draft.txt
 
 {}",
-        policies()
+        decoding()
     )
 }
 
+pub(super) fn bench() -> String {
+    format!(
+        "\
+Examples:
+  sluice bench
+  sluice bench --dial exact,balanced,fast --length 256
+  sluice bench prompts.txt --concurrent 4 --repeat 3 --dial fast
+  sluice bench --tokens 1,2,3 --policy threshold:t=0.7 --json
+
+Each prompt is answered with the same seed in every row. What counts are tokens before the end of the
+text, and time on this side of the socket.
+
+  tokens/s      of all requests together
+  passes        of all requests; then tokens a pass
+  ms, least     median and shortest time of a pass
+  waited        share of the passes' time that they waited for streamed weights
+  rows, head    positions that a pass computed of a request, and those that the head read
+  peak          most memory of the device
+  first         median time until the first token of an answer was certain
+  same          tokens that are those of the first row
+
+What is not known is '-'. Passes, of which a slow reader misses some, are judged by those that were seen.
+
+{}
+
+With --json: dial, policy, cache, window, growth, speculation, exact, model, level, block_length,
+requests, tokens, ms, tokens_per_second, passes, tokens_per_pass, pass_ms_median, pass_ms_min,
+waited_share, rows_per_pass, head_rows_per_pass, peak_device_bytes, first_text_ms, same_tokens.",
+        decoding()
+    )
+}
+
+/// All ways of decoding: the dial, and what it is made of.
+pub(super) fn decoding() -> String {
+    format!("{}\n\n{}\n\n{WAYS}", dial(), policies())
+}
+
+/// The dial's table as help text.
+fn dial() -> String {
+    let mut help = String::from("The dial (--dial NAME), each with the flags that it stands for:");
+    for row in DIALS {
+        help += &format!("\n  {:<12} {}", row.name, row.summary);
+        if row.dial != Dial::Auto {
+            help += &format!("\n    {}", flags(row));
+        }
+    }
+    help
+}
+
+fn flags(row: &DialInfo) -> String {
+    let window = row.window.map(|masks| format!(" --window {masks}"));
+    format!(
+        "--policy {} --cache {}{} --grow {}",
+        row.policy,
+        row.caching,
+        window.unwrap_or_default(),
+        row.growth
+    )
+}
+
+const WAYS: &str = "\
+Caches (--cache NAME, or NAME:key=value,…), of keys and values that are kept between passes:
+  none         whole passes; exact
+  prefix       those before the open block (Fast-dLLM)
+  dual         those before and after it (Fast-dLLM)
+  vicinity     those away from it (dInfer)
+    around     positions on each side that vicinity computes [default: 16]
+    refresh    passes in a block after which all is computed anew [default: when the next block opens]
+    behind     positions before a block that are computed anew when it opens [default: all]
+    keep       share of the keys outside of the block that its later passes see [default: 1]
+
+A window (--window N) leaves the masks out that are further behind the open block.
+
+Growth (--grow NAME):
+  fixed        as long as was asked for, from the first pass on; exact
+  append       up to the open block; the next one is added when it is done
+  insert       short at first; longer until the model sees an end, and where it is unsure (DAEDAL)
+
+Speculation (--speculate NAME, or NAME:branches=N, 3 where nobody says):
+  none         one order alone; exact
+  explore      so many canvases more, each with one more position filled; the surest goes on (LoPA)
+  draft        so many passes ahead are guessed and checked in one (SSD); exact";
+
 /// The registry as help text, so that a new policy needs no new words here.
-pub(super) fn policies() -> String {
+fn policies() -> String {
     let mut help = String::from("Policies (--policy NAME, or NAME:key=value,…):");
     for policy in POLICIES {
         let exact = if policy.exact { "; exact" } else { "" };
@@ -255,6 +344,10 @@ mod tests {
         for policy in POLICIES {
             assert!(help.contains(policy.summary), "{help}");
         }
+        for row in DIALS {
+            assert!(help.contains(row.summary), "{help}");
+        }
+        assert!(help.contains(&flags(Dial::Fast.info())), "{help}");
     }
 
     #[test]

@@ -273,6 +273,9 @@ fn summary(done: &Done) -> String {
         units::count(done.text_tokens.into()),
         units::duration_ms(done.elapsed_ms),
     );
+    if let Some(each) = json::tokens_per_pass(done) {
+        line += &format!(" · {each:.2} tokens a pass");
+    }
     if done.elapsed_ms > 0.0 && done.text_tokens > 0 {
         let rate = f64::from(done.text_tokens) / done.elapsed_ms * 1000.0;
         line += &format!(" · {rate:.1} tokens/s");
@@ -306,7 +309,7 @@ mod tests {
         };
         assert_eq!(
             summary(&done),
-            "64 passes · 100 tokens · 4.0 s · 25.0 tokens/s"
+            "64 passes · 100 tokens · 4.0 s · 1.56 tokens a pass · 25.0 tokens/s"
         );
         let empty = summary(&Done::default());
         assert_eq!(empty, "0 passes · 0 tokens · 0 ms");

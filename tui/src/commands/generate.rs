@@ -42,7 +42,7 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use sluice_proto::v1::{Cache, EosPolicy, Remasking};
+    use sluice_proto::v1::{Cache, Dial, EosPolicy, Growth, Remasking};
 
     use super::*;
     use crate::cli::{Cli, Command};
@@ -102,7 +102,15 @@ mod tests {
             "--policy",
             "threshold:t=0.8",
             "--cache",
-            "dual",
+            "dual:behind=8",
+            "--dial",
+            "fast",
+            "--window",
+            "16",
+            "--grow",
+            "append",
+            "--speculate",
+            "draft:branches=2",
             "--seed",
             "9",
             "--top-k",
@@ -125,7 +133,12 @@ mod tests {
         assert_eq!(request.guidance, Some(1.5));
         assert_eq!(request.remasking(), Remasking::Random);
         assert_eq!(request.eos(), EosPolicy::Suppress);
+        assert_eq!(request.dial(), Dial::Fast);
         assert_eq!(request.cache(), Cache::Dual);
+        assert_eq!(request.cache_options.unwrap().behind, Some(8));
+        assert_eq!(request.window, Some(16));
+        assert_eq!(request.growth(), Growth::Append);
+        assert_eq!(request.speculation.unwrap().branches, Some(2));
         assert_eq!(request.seed, Some(9));
         assert_eq!((request.top_k, request.top_p), (Some(40), Some(0.9)));
         assert_eq!(request.min_p, Some(0.05));

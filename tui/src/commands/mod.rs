@@ -2,6 +2,7 @@
 
 mod advance;
 mod apply;
+mod bench;
 mod chat;
 mod edit;
 mod fidelity;
@@ -24,6 +25,7 @@ use std::io::IsTerminal;
 use clap::{CommandFactory, error::ErrorKind};
 use sluice_proto::v1;
 
+pub use self::bench::Figures;
 use crate::{
     cli::{Cli, Command},
     connection::{self, Daemon},
@@ -58,6 +60,7 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             follow::generate(&daemon, request, arguments.json, out).await
         }
         Some(Command::Score(arguments)) => score::run(socket, arguments, out).await,
+        Some(Command::Bench(arguments)) => bench::run(socket, &arguments, out).await,
         Some(Command::Status(arguments)) => {
             let daemon = Daemon::connect(socket).await?;
             status::run(&daemon, arguments.json, out).await

@@ -9,7 +9,12 @@ use std::{
 
 use safetensors::SafeTensors;
 use serde_json::Value;
-use sluice_shared::{level::Kv, policy::PolicyChoice, sampling::Remasking};
+use sluice_shared::{
+    decoding::{Caching, Decoding},
+    level::Kv,
+    policy::PolicyChoice,
+    sampling::{Cache, Remasking},
+};
 
 use super::{Check, worse};
 use crate::{
@@ -20,7 +25,7 @@ use crate::{
     event::Generated,
     model::{
         shape::Shape,
-        transformer::{Interrupt, Next, Sequence, Transformer, logits},
+        transformer::{Interrupt, Sees, Sequence, Transformer, logits},
     },
     ops::{Ops, cache_format},
     plan::{self, Plan, PlanError, SourceTensor},
@@ -96,12 +101,18 @@ pub fn fixture_logits(
         let found = match shape.causal {
             true => causal_logits(ops, &model, &weights, &shape, &rows, kept)?,
             false => {
-                let pairs = rows.iter().zip(&wanted);
-                let sequences: Vec<_> = pairs
-                    .map(|(tokens, wanted)| Sequence { tokens, wanted })
+                let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
+                let positions: Vec<_> = (0..longest).collect();
+                let mut sequences: Vec<_> = (rows.iter().zip(&wanted))
+                    .map(|(tokens, wanted)| Sequence {
+                        tokens,
+                        positions: &positions[..tokens.len()],
+                        wanted,
+                        sees: Sees::Each { checks: 0 },
+                    })
                     .collect();
                 let hidden = model
-                    .forward(ops, &weights, &sequences, &never)
+                    .forward(ops, &weights, &mut sequences, &never)
                     .map_err(failed)?;
                 let hidden = model.final_norm(ops, &weights, &hidden)?;
                 logits(ops, &weights, &hidden)?
@@ -160,14 +171,16 @@ fn causal_logits(
                 .collect()
         };
         let wanted: Vec<_> = texts.iter().map(wanted).collect();
+        let positions: Vec<_> = (0..longest).collect();
         let mut next: Vec<_> = (texts.iter().zip(&wanted).zip(&mut caches))
-            .map(|((text, wanted), cache)| Next {
+            .map(|((text, wanted), cache)| Sequence {
                 tokens: &text[rows(text)],
+                positions: &positions[rows(text)],
                 wanted,
-                cache,
+                sees: Sees::Before { cache },
             })
             .collect();
-        let hidden = model.extend(ops, weights, &mut next, &never);
+        let hidden = model.forward(ops, weights, &mut next, &never);
         let hidden = hidden.map_err(failed)?;
         if hidden.is_empty() {
             continue;
@@ -189,7 +202,7 @@ fn failed(interrupt: Interrupt) -> EngineError {
     }
 }
 
-/// Runs every case of the samplers without a cache through an engine, and counts what differs: tokens, and passes.
+/// Runs every case of the samplers through an engine, and counts what differs: tokens, and passes.
 ///
 /// # Errors
 /// A folder that isn't such a fixture, or a request that fails.
@@ -251,10 +264,26 @@ fn request_of(case: &Value, model: ModelId) -> Option<Generate> {
         // Dream's has a quota of one a pass, whatever the threshold: the schedule of as many passes as positions.
         Some("Fast-dLLM without cache") if params["alg"] == "confidence_threshold" => Some(plain),
         Some("LLaDA plain") | None => Some(plain),
-        Some("Fast-dLLM without cache") => Some(Generate {
-            policy: fast_dllm_policy(params)?,
-            ..plain
-        }),
+        Some(algorithm) if algorithm.starts_with("Fast-dLLM ") => {
+            let kind = match algorithm {
+                "Fast-dLLM without cache" => Cache::None,
+                "Fast-dLLM prefix cache" => Cache::Prefix,
+                "Fast-dLLM dual cache" => Cache::Dual,
+                _ => return None,
+            };
+            let caching = Caching {
+                kind,
+                ..Caching::default()
+            };
+            Some(Generate {
+                policy: fast_dllm_policy(params)?,
+                decoding: Decoding {
+                    caching,
+                    ..Decoding::default()
+                },
+                ..plain
+            })
+        }
         Some("Dream sampler") => Some(Generate {
             policy: PolicyChoice::new("dream", []).ok()?,
             remasking: match params["alg"].as_str()? {

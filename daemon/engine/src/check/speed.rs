@@ -4,7 +4,7 @@ use crate::{
     device::{Device, DeviceBuffer},
     error::EngineError,
     ledger::{Kind, Ledger},
-    ops::{AttentionRange, AttentionShape, KeySegment, Ops},
+    ops::{AttentionRange, AttentionShape, KeyRows, KeySegment, Keys, Ops},
     residency::{Data, Weight},
 };
 
@@ -84,17 +84,22 @@ pub fn speeds(device: &Device, told: &mut dyn FnMut(&Speed)) -> Result<Vec<Speed
         let (q, k, v) = (q?, k?, v?);
         let tasks = ops.attention_tasks(vec![AttentionRange {
             queries: 0..canvas,
-            keys: vec![KeySegment {
+            keys: Keys::Pass(vec![KeySegment {
                 start: 0,
                 len: canvas,
-            }],
+            }]),
         }])?;
         let shape = AttentionShape {
             heads: HEADS,
             kv_heads: HEADS,
             head_dim: WIDTH / HEADS,
         };
-        let seconds = median(&ops, || ops.attend(&q, &k, &v, shape, &tasks).map(drop))?;
+        let keys = KeyRows {
+            pass: Some([&k, &v]),
+            caches: &[],
+            layer: 0,
+        };
+        let seconds = median(&ops, || ops.attend(&q, &keys, shape, &tasks).map(drop))?;
         add(Speed {
             name: format!(
                 "attention, canvas of {canvas}, {HEADS} heads of {}",

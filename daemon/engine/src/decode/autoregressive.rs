@@ -80,7 +80,7 @@ impl Continuation {
     }
 
     /// Tells what lies ahead, before the first pass: whether keys and values are kept as precisely as they are computed.
-    pub fn start(&mut self, keeps_precision: bool, emit: &mut dyn FnMut(Event)) {
+    pub fn start(&mut self, is_exact: bool, emit: &mut dyn FnMut(Event)) {
         self.started = Instant::now();
         emit(Event::Started {
             blocks: self
@@ -88,7 +88,7 @@ impl Continuation {
                 .canvas
                 .len()
                 .div_ceil(self.request.block_length),
-            keeps_precision,
+            is_exact,
         });
     }
 
@@ -131,6 +131,7 @@ impl Continuation {
         cost: &PassCost,
         emit: &mut dyn FnMut(Event),
     ) {
+        let token = candidate.as_ref().map(|candidate| candidate.token);
         if let Some(candidate) = candidate {
             self.push(candidate);
         }
@@ -147,11 +148,11 @@ impl Continuation {
             positions: self.positions.clone(),
             committed: written,
             rows,
-            head_rows: usize::from(candidate.is_some()),
+            head_rows: usize::from(token.is_some()),
             elapsed: self.started.elapsed(),
             cost: *cost,
         }));
-        let Some(Candidate { token, .. }) = candidate else {
+        let Some(token) = token else {
             return;
         };
         self.finish = self.finish_at(token, written);

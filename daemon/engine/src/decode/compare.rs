@@ -8,7 +8,7 @@ use crate::{
     error::EngineError,
     model::{
         family::Mask,
-        transformer::{Interrupt, Next, Sequence, Transformer},
+        transformer::{Interrupt, Sees, Sequence, Transformer},
     },
     ops::{Activation, CacheShape, Noise, Ops},
     request::Compare,
@@ -109,12 +109,15 @@ pub fn rows(
         0 => Ok(()),
         _ => take(&model.final_norm(ops, weights, hidden)?),
     };
+    let positions: Vec<usize> = (0..sample.tokens.len()).collect();
     let Some(reading) = reading else {
         let sequence = Sequence {
             tokens: &sample.tokens,
+            positions: &positions,
             wanted: &sample.rows,
+            sees: Sees::Each { checks: 0 },
         };
-        let hidden = model.forward(ops, weights, &[sequence], cancel)?;
+        let hidden = model.forward(ops, weights, &mut [sequence], cancel)?;
         return Ok(take(&hidden)?);
     };
     let mut cache = ops.cache(reading.cache, sample.tokens.len())?;
@@ -122,12 +125,14 @@ pub fn rows(
         let start = index * reading.rows;
         let here = |row: &usize| row.checked_sub(start).filter(|&row| row < tokens.len());
         let wanted: Vec<usize> = sample.rows.iter().filter_map(here).collect();
-        let next = Next {
+        let cache = &mut cache;
+        let next = Sequence {
             tokens,
+            positions: &positions[start..][..tokens.len()],
             wanted: &wanted,
-            cache: &mut cache,
+            sees: Sees::Before { cache },
         };
-        let hidden = model.extend(ops, weights, &mut [next], cancel)?;
+        let hidden = model.forward(ops, weights, &mut [next], cancel)?;
         take(&hidden)?;
     }
     Ok(())

@@ -1,14 +1,18 @@
 //! One pass: a canvas with masks in, a candidate for each row asked for out.
 
-use std::sync::atomic::AtomicBool;
+use std::{slice, sync::atomic::AtomicBool};
 
+use super::reach::Reach;
 use crate::{
     event::{Event, Outcome, PassCost},
     model::{
         family::Mask,
-        transformer::{Interrupt, Sequence, Transformer},
+        transformer::{Interrupt, Sees, Sequence, Transformer},
     },
-    ops::{Candidate, Choice, HeadGroup, HeadRow, Noise, Ops, Ranking},
+    ops::{
+        Candidate, Choice, Distributions, HeadGroup, HeadRow, KeySegment, KvCache, Noise, Ops,
+        Ranking,
+    },
     residency::{Part, Residency, StreamStats},
 };
 
@@ -44,13 +48,15 @@ impl Vocabulary {
 /// What one pass is asked for.
 #[derive(Debug, Clone)]
 pub struct Pass<'a> {
-    /// Number of the pass in its request, from 0.
+    /// Number of the pass in its request, from 0, as if passes were never guessed ahead.
     pub number: usize,
     /// The canvas, prompt included.
     pub canvas: &'a [u32],
-    /// The same with the prompt masked, and the weight w, when guidance is on.
+    /// The same with all masked that was given, and the weight w, when guidance is on.
     pub guidance: Option<(&'a [u32], f64)>,
-    /// Rows to read, in rising order of position.
+    /// What is computed and what is seen.
+    pub reach: &'a Reach,
+    /// Rows to read, in rising order of position; those that are checks come last, in the same order.
     pub rows: &'a [HeadRow],
     /// Scale of the Gumbel noise.
     pub temperature: f64,
@@ -60,14 +66,45 @@ pub struct Pass<'a> {
     pub suppressed: &'a [u32],
     /// What candidates are ranked by.
     pub ranking: Ranking,
+    /// Whether each row's most probable token is asked for, whatever chance has chosen.
+    pub top: bool,
 }
 
-impl Pass<'_> {
+impl<'a> Pass<'a> {
+    /// Its canvases: with guidance two.
+    fn canvases(&self) -> impl Iterator<Item = &'a [u32]> + use<'a> {
+        let unconditional = self.guidance.map(|(canvas, _)| canvas);
+        [Some(self.canvas), unconditional].into_iter().flatten()
+    }
+
+    /// Rows that verify what was committed.
+    fn checks(&self) -> &'a [HeadRow] {
+        let first = self.rows.partition_point(|row| !row.is_check);
+        &self.rows[first..]
+    }
+
     /// Rows that the layers compute.
     #[must_use]
     pub fn layer_rows(&self) -> usize {
-        self.canvas.len() * if self.guidance.is_some() { 2 } else { 1 }
+        (self.reach.rows() + self.checks().len()) * self.canvases().count()
     }
+}
+
+/// What a request keeps from pass to pass.
+#[derive(Default)]
+pub struct Memory {
+    /// Keys and values, of each of its canvases.
+    pub caches: Vec<KvCache>,
+    /// What the rows of its block were distributed like in the pass before, where its policy compares that.
+    pub distributions: Option<Distributions>,
+}
+
+/// A pass, and what its request keeps.
+pub struct Asked<'a> {
+    /// The pass.
+    pub pass: Pass<'a>,
+    /// Used by the first of a request's passes alone.
+    pub memory: Option<&'a mut Memory>,
 }
 
 /// Something that fills masks, a pass at a time.
@@ -75,11 +112,15 @@ pub trait Filling: Send {
     /// Tells what lies ahead, before the first pass.
     fn start(&mut self, emit: &mut dyn FnMut(Event));
 
-    /// What the next pass is to read; none when there is nothing left to do. Asked again, it says the same.
-    fn pass(&self) -> Option<Pass<'_>>;
+    /// What the next pass is to read, of one canvas or of several beside each other; none when there is nothing left to do.
+    /// Asked again, it says the same.
+    fn passes(&self) -> Vec<Pass<'_>>;
 
-    /// Takes the candidates for the rows of that pass, in order.
-    fn take(&mut self, candidates: &[Candidate], cost: &PassCost, emit: &mut dyn FnMut(Event));
+    /// Whether there is nothing left to do.
+    fn is_done(&self) -> bool;
+
+    /// Takes the candidates for the rows of each of those, in order.
+    fn take(&mut self, candidates: &[Vec<Candidate>], cost: &PassCost, emit: &mut dyn FnMut(Event));
 
     /// What it came to: when there is nothing left to do, or it is cancelled.
     fn outcome(self: Box<Self>) -> Outcome;
@@ -90,7 +131,7 @@ pub trait Filling: Send {
 pub struct WeightsState {
     /// Number of their state.
     pub epoch: u64,
-    /// Whether they are the checkpoint's own, bit for bit.
+    /// Whether they are the checkpoint's own, bit for bit, and rows are multiplied with them as they are.
     pub is_lossless: bool,
     /// Steps done and in all, while a plan gives way to another.
     pub switch: Option<(usize, usize)>,
@@ -112,46 +153,104 @@ pub struct Denoiser<'a> {
 }
 
 impl Denoiser<'_> {
-    /// Candidates for the rows of these passes, in order, in one pass over the weights.
+    /// Candidates for the rows of these passes, in order, in one pass over the weights. Passes whose policies ask how far
+    /// rows have moved have `distributions` to compare with.
     ///
     /// # Errors
     /// When the pass fails, or `cancel` is set meanwhile.
+    ///
+    /// # Panics
+    /// When a pass sees what is kept, and there is no cache for each of its canvases.
     pub fn candidates(
         &self,
-        passes: &[Pass<'_>],
+        asked: &mut [Asked<'_>],
         cancel: &AtomicBool,
     ) -> Result<Vec<Vec<Candidate>>, Interrupt> {
         let (ops, weights) = (self.ops, self.weights);
-        let row_of = |row: &HeadRow| self.vocabulary.row_of(row.position);
-        let wanted: Vec<Vec<usize>> = passes
-            .iter()
-            .map(|pass| pass.rows.iter().map(row_of).collect())
+        let prepared: Vec<Prepared> = (asked.iter())
+            .map(|asked| self.prepare(&asked.pass))
             .collect();
-        let sequences: Vec<Sequence<'_>> = passes
-            .iter()
-            .zip(&wanted)
-            .flat_map(|(pass, wanted)| {
-                let canvases = [Some(pass.canvas), pass.guidance.map(|(masked, _)| masked)];
-                let sequence = |tokens| Sequence { tokens, wanted };
-                canvases.into_iter().flatten().map(sequence)
-            })
-            .collect();
-        let hidden = self.model.forward(ops, weights, &sequences, cancel)?;
+        let mut sequences = Vec::new();
+        for (asked, prepared) in asked.iter_mut().zip(&prepared) {
+            let memory = asked.memory.as_deref_mut();
+            let mut caches = memory
+                .map_or(&mut [][..], |memory| &mut memory.caches)
+                .iter_mut();
+            for tokens in &prepared.tokens {
+                sequences.push(Sequence {
+                    tokens,
+                    positions: &prepared.positions,
+                    wanted: &prepared.wanted,
+                    sees: match &prepared.seen {
+                        None => Sees::Each {
+                            checks: asked.pass.checks().len(),
+                        },
+                        Some(seen) => Sees::Kept {
+                            cache: caches.next().expect("a cache for each canvas"),
+                            places: match &asked.pass.reach.places {
+                                Some(places) => slice::from_ref(places),
+                                None => &asked.pass.reach.computed,
+                            },
+                            seen,
+                            selects: asked.pass.reach.selects.as_ref(),
+                        },
+                    },
+                });
+            }
+        }
+        let hidden = self.model.forward(ops, weights, &mut sequences, cancel)?;
         let x = self.model.final_norm(ops, weights, &hidden)?;
         drop(hidden);
-        let groups: Vec<HeadGroup<'_>> = passes
-            .iter()
-            .map(|pass| HeadGroup {
-                rows: pass.rows,
-                choice: self.choice(pass),
+        let groups: Vec<HeadGroup<'_>> = (asked.iter_mut())
+            .map(|asked| HeadGroup {
+                rows: asked.pass.rows,
+                choice: self.choice(&asked.pass),
+                distributions: (asked.memory.as_deref_mut())
+                    .and_then(|memory| memory.distributions.as_mut()),
             })
             .collect();
-        let mut reduction = ops.start_head(&groups, weights.head_part_rows())?;
+        let mut reduction = ops.start_head(groups, weights.head_part_rows())?;
         for (unit, first) in weights.head_parts() {
             let head = weights.acquire(unit)?;
             ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first)?;
         }
-        Ok(reduction.candidates()?)
+        let candidates = reduction.candidates()?;
+        for asked in asked {
+            let selects = asked.pass.reach.selects.is_some();
+            if let Some(memory) = asked.memory.as_deref_mut().filter(|_| selects) {
+                memory.caches.iter_mut().for_each(KvCache::settle);
+            }
+        }
+        Ok(candidates)
+    }
+
+    fn prepare(&self, pass: &Pass<'_>) -> Prepared {
+        let reach = pass.reach;
+        let checks = pass.checks();
+        let mut positions: Vec<usize> = reach.positions().collect();
+        let computed = positions.len();
+        positions.extend(checks.iter().map(|row| row.position));
+        let mask = self.vocabulary.mask_id();
+        let tokens = pass.canvases().map(|canvas| {
+            let computed = positions[..computed]
+                .iter()
+                .map(|&position| canvas[position]);
+            computed.chain(checks.iter().map(|_| mask)).collect()
+        });
+        let tokens = tokens.collect();
+        let masked = &pass.rows[..pass.rows.len() - checks.len()];
+        // The row before the first that is computed isn't there; as in Fast-dLLM's Dream, the first one stands for it.
+        let wanted = masked.iter().map(|row| {
+            let row = self.vocabulary.row_of(row.position);
+            reach.row_of(row).unwrap_or(0)
+        });
+        let wanted = wanted.chain(computed..positions.len()).collect();
+        Prepared {
+            tokens,
+            positions,
+            wanted,
+            seen: reach.segments(),
+        }
     }
 
     fn choice<'a>(&'a self, pass: &Pass<'a>) -> Choice<'a> {
@@ -165,6 +264,16 @@ impl Denoiser<'_> {
             end_tokens: &self.vocabulary.ends,
             suppressed: pass.suppressed,
             ranking: pass.ranking,
+            top: pass.top,
         }
     }
+}
+
+/// The rows of a pass, of each of its canvases.
+struct Prepared {
+    tokens: Vec<Vec<u32>>,
+    positions: Vec<usize>,
+    wanted: Vec<usize>,
+    /// Of a cache, if one is seen.
+    seen: Option<Vec<KeySegment>>,
 }

@@ -1,18 +1,31 @@
 //! Masked-diffusion decoding: blocks from left to right, in each a few passes that commit
 //! the candidates a policy picks.
 //!
-//! References: `generate.py` of ML-GSAI/LLaDA; Fast-dLLM's sampler without cache for the
-//! `threshold` and `factor` policies; Dream's own sampler for `dream`, and for ranking by margin and entropy. Differences, each with the same tokens where the
+//! References: `generate.py` of ML-GSAI/LLaDA; Fast-dLLM's samplers without cache, with a prefix and a dual cache;
+//! Dream's own sampler for `dream`, and for ranking by margin and entropy. Differences, each with the same tokens where the
 //! reference has any: steps need not be divisible (a remainder goes to the first blocks);
 //! rows that can't be committed are not read; the unconditional branch runs only with
 //! guidance; the mask and unused ids are never chosen; noise is added in the logarithm.
-//! Beyond it: pinned positions, which guidance counts as prompt, and a stop at EOS.
+//! Beyond them: pinned positions, which guidance counts as prompt, and a stop at EOS; what passes leave out
+//! (`super::reach`), canvases that grow (`growth`), and orders that are tried beside each other (`branch`).
+
+mod branch;
+mod growth;
 
 use std::{sync::Arc, time::Instant};
 
-use sluice_shared::sampling::{EosPolicy, Remasking};
+use sluice_shared::{
+    decoding::{Growth, Speculation},
+    sampling::{Cache, EosPolicy, Remasking},
+};
 
-use super::{Filling, Pass, Step, Vocabulary, commit_count};
+use self::branch::Branch;
+pub(crate) use self::growth::head_rows;
+use super::{
+    Filling, Pass, Reach, Vocabulary,
+    policy::{self, Checked, Commit, Decision, Policy, Scored, Step, View},
+    reach::{At, Rule},
+};
 use crate::{
     event::{Event, Finish, Generated, Outcome, PassCost, PassReport, Position, TokenState},
     ops::{Candidate, HeadRow, Noise, Ranking},
@@ -35,6 +48,8 @@ struct Block {
 pub struct Diffusion {
     request: Generate,
     vocabulary: Arc<Vocabulary>,
+    policy: Box<dyn Policy>,
+    rule: Rule,
     started: Instant,
     /// Prompt, then the part to fill.
     canvas: Vec<u32>,
@@ -44,17 +59,26 @@ pub struct Diffusion {
     /// The open block; all are done when it is beyond the last.
     block: usize,
     passes_in_block: usize,
+    /// Steps of the policy in it: as many as passes, unless several were guessed right.
+    steps_in_block: usize,
     /// Masks of the open block before its first pass.
     masked_at_start: usize,
     /// Positions before this one may not end the text.
     may_end_from: usize,
     /// Never chosen.
     suppressed: Vec<u32>,
-    /// What the next pass reads.
-    rows: Vec<HeadRow>,
-    /// The canvas with everything masked that was given, where guidance asks for it.
-    unconditional: Option<Vec<u32>>,
+    /// Whether the canvas's length is still being found.
+    is_sizing: bool,
+    /// Keys and values of all positions before this one are kept, if any are.
+    held: Option<usize>,
+    /// Passes since they were last computed anew.
+    since: usize,
+    /// What the next pass computes.
+    reach: Reach,
+    /// The canvases of the next pass; the first is this one.
+    branches: Vec<Branch>,
     passes: usize,
+    steps: usize,
     finish: Option<Finish>,
     is_lossless: bool,
 }
@@ -64,7 +88,12 @@ impl Diffusion {
     #[must_use]
     pub fn new(request: Generate, vocabulary: Arc<Vocabulary>) -> Self {
         let mask = vocabulary.mask_id();
-        let slots = &request.canvas;
+        let is_sizing = request.decoding.growth == Growth::Insert;
+        let length = match is_sizing {
+            true => growth::first_length(request.canvas.len()),
+            false => request.canvas.len(),
+        };
+        let slots = &request.canvas[..length];
         let filled = slots.iter().map(|slot| match slot {
             Slot::Masked => mask,
             Slot::Pinned(id) => *id,
@@ -88,6 +117,7 @@ impl Diffusion {
             blocks: blocks(slots, request.block_length, request.steps),
             block: 0,
             passes_in_block: 0,
+            steps_in_block: 0,
             masked_at_start: 0,
             may_end_from: match request.eos {
                 EosPolicy::Stop => request.may_end_from(),
@@ -97,12 +127,18 @@ impl Diffusion {
                 EosPolicy::Suppress => vocabulary.ends.clone(),
                 EosPolicy::Stop | EosPolicy::Keep => Vec::new(),
             },
-            rows: Vec::new(),
-            unconditional: None,
+            is_sizing,
+            held: None,
+            since: 0,
+            reach: Reach::default(),
+            branches: Vec::new(),
             started: Instant::now(),
             passes: 0,
+            steps: 0,
             finish: None,
             is_lossless: true,
+            policy: policy::policy(&request.policy),
+            rule: Rule::new(&request, vocabulary.mask.is_some_and(|mask| mask.shifted)),
             request,
             vocabulary,
         }
@@ -121,16 +157,23 @@ impl Diffusion {
         }
     }
 
-    /// Closes blocks in which nothing is left to do, and makes ready for the next pass.
-    fn advance(&mut self, emit: &mut dyn FnMut(Event)) {
+    /// Closes blocks in which nothing is left to do, and makes ready for the next pass. `candidates` are those of the last
+    /// one for the rows that are still masked, from which the passes ahead may be guessed.
+    fn advance(&mut self, candidates: &[(usize, Candidate)], emit: &mut dyn FnMut(Event)) {
+        if self.is_sizing {
+            self.reach = Reach::whole(self.canvas.len());
+            self.branches = vec![self.branch(self.sizing_rows(), Vec::new())];
+            return;
+        }
         while let Some(&Block { start, end, .. }) = self.blocks.get(self.block) {
             let masked = self.masked(start, end).count();
             if masked > 0 && !self.has_ended() {
                 if self.passes_in_block == 0 {
                     self.masked_at_start = masked;
+                    self.policy.open();
                 }
-                self.rows = self.rows(start, end);
-                self.unconditional = (self.request.guidance > 0.0).then(|| self.unconditional());
+                self.reach = self.reach();
+                self.branches = self.branches(candidates);
                 return;
             }
             let ended = self.stop_at_end();
@@ -145,30 +188,78 @@ impl Diffusion {
             }
             self.block += 1;
             self.passes_in_block = 0;
+            self.steps_in_block = 0;
         }
         self.finish = Some(Finish::Length);
+    }
+
+    /// Where the next pass stands, with the open block as positions of the canvas.
+    fn at<T>(&self, ask: impl FnOnce(&At<'_>) -> T) -> T {
+        let Block { start, end, .. } = self.blocks[self.block];
+        let prompt = self.request.prompt.len();
+        ask(&At {
+            block: &(prompt + start..prompt + end),
+            end: self.canvas.len(),
+            held: self.held,
+            since: self.since,
+            opens: self.passes_in_block == 0,
+        })
+    }
+
+    fn reach(&self) -> Reach {
+        self.at(|at| self.rule.reach(at))
     }
 
     fn masked(&self, start: usize, end: usize) -> impl Iterator<Item = usize> + '_ {
         (start..end).filter(|&position| !is_fixed(self.positions[position].state))
     }
 
-    /// The head reads what may be committed, and nothing else.
-    fn rows(&self, start: usize, end: usize) -> Vec<HeadRow> {
-        self.masked(start, end)
-            .map(|position| HeadRow {
-                position: self.request.prompt.len() + position,
-                may_end: position >= self.may_end_from,
-                target: None,
-            })
-            .collect()
+    /// The head reads what may be committed, what the policy wants verified, and nothing else.
+    fn rows(&self) -> Vec<HeadRow> {
+        let Block { start, end, .. } = self.blocks[self.block];
+        let prompt = self.request.prompt.len();
+        let target = match self.request.decoding.growth {
+            Growth::Insert => self.vocabulary.ends.first().copied(),
+            Growth::Fixed | Growth::Append => None,
+        };
+        let masked = self.masked(start, end).map(|position| HeadRow {
+            position: prompt + position,
+            may_end: position >= self.may_end_from,
+            target,
+            watched: self.policy.watched(position).to_vec(),
+            is_check: false,
+        });
+        let checked = match self.policy.needs().checks {
+            true => start..end,
+            false => start..start,
+        };
+        let committed = (self.positions[checked].iter())
+            .filter(|position| position.state == TokenState::Committed);
+        let checks = committed.map(|position| HeadRow {
+            position: prompt + position.position,
+            may_end: position.position >= self.may_end_from,
+            target: position.token,
+            watched: Vec::new(),
+            is_check: true,
+        });
+        masked.chain(checks).collect()
     }
 
-    /// The canvas with everything masked that was given: prompt and pinned positions.
-    fn unconditional(&self) -> Vec<u32> {
+    /// A canvas like this one, in which these rows are read, with guidance's other one.
+    fn branch(&self, rows: Vec<HeadRow>, guess: Vec<Commit>) -> Branch {
+        Branch {
+            unconditional: (self.request.guidance > 0.0).then(|| self.unconditional(&self.canvas)),
+            canvas: self.canvas.clone(),
+            rows,
+            guess,
+        }
+    }
+
+    /// A canvas with everything masked that was given: prompt and pinned positions.
+    fn unconditional(&self, canvas: &[u32]) -> Vec<u32> {
         let mask = self.vocabulary.mask_id();
         let prompt = self.request.prompt.len();
-        let mut canvas = self.canvas.clone();
+        let mut canvas = canvas.to_vec();
         canvas[..prompt].fill(mask);
         for position in &self.positions {
             if position.state == TokenState::Pinned {
@@ -178,35 +269,119 @@ impl Diffusion {
         canvas
     }
 
-    /// Ranks the candidates and commits as many as the policy says; the others are shown as
-    /// provisional. Ties go to the lower position.
-    fn commit(&mut self, candidates: &[Candidate], step: Step) {
+    /// What a policy decides by of candidates for these rows, so many steps after the next one: of the masked ones, and of those
+    /// that were verified.
+    fn judged<'a>(
+        &self,
+        rows: &[HeadRow],
+        candidates: &'a [Candidate],
+        ahead: usize,
+    ) -> (Vec<Scored<'a>>, Vec<Checked<'a>>) {
         let prompt = self.request.prompt.len();
         let noise = Noise::new(self.request.seed).stream(RANKING_STREAM);
-        for position in &mut self.positions {
-            position.fresh = false;
+        let mut scored = Vec::with_capacity(rows.len());
+        let mut checked = Vec::new();
+        for (row, candidate) in rows.iter().zip(candidates) {
+            let position = row.position - prompt;
+            if row.is_check {
+                let probability = candidate.target_log_probability;
+                checked.push(Checked {
+                    position,
+                    probability: probability.expect("a check has a target").exp(),
+                    candidate,
+                });
+                continue;
+            }
+            let number = (self.steps + ahead) as u64;
+            scored.push(Scored {
+                position,
+                score: match self.request.remasking {
+                    Remasking::Random => noise.uniform(number, row.position as u64, 0),
+                    _ => candidate.rank,
+                },
+                candidate,
+            });
         }
-        let mut ranked: Vec<(f64, usize)> = Vec::with_capacity(self.rows.len());
-        for (row, candidate) in self.rows.iter().zip(candidates) {
-            let score = match self.request.remasking {
-                Remasking::LowConfidence | Remasking::Margin | Remasking::Entropy => candidate.rank,
-                Remasking::Random => noise.uniform(self.passes as u64, row.position as u64, 0),
-            };
-            let position = &mut self.positions[row.position - prompt];
-            position.token = Some(candidate.token);
-            position.confidence = Some(candidate.confidence as f32);
-            position.state = TokenState::Provisional;
-            ranked.push((score, row.position));
+        (scored, checked)
+    }
+
+    /// What a policy sees of these in the open block, so many steps after the next one.
+    fn view<'a>(
+        &self,
+        (rows, checked): &'a (Vec<Scored<'a>>, Vec<Checked<'a>>),
+        ahead: usize,
+    ) -> View<'a> {
+        let Block { start, end, steps } = self.blocks[self.block];
+        View {
+            step: Step {
+                index: self.steps_in_block + ahead,
+                steps,
+                masked_at_start: self.masked_at_start,
+            },
+            block: start..end,
+            rows,
+            checked,
+            draws: self.request.temperature > 0.0,
         }
-        // A stable sort keeps the rising order of positions among equals.
-        ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let scores: Vec<f64> = ranked.iter().map(|(score, _)| *score).collect();
-        let count = commit_count(&self.request.policy, step, &scores);
-        for &(_, at) in &ranked[..count] {
-            let position = &mut self.positions[at - prompt];
+    }
+
+    /// Whether this pass alone has the row that a shifted model's first position of the block is read from: Fast-dLLM's Dream
+    /// then commits that one, and nothing else.
+    fn takes_first_alone(&self) -> bool {
+        let Block { start, .. } = self.blocks[self.block];
+        self.vocabulary.mask.is_some_and(|mask| mask.shifted)
+            && matches!(self.rule.caching.kind, Cache::Prefix | Cache::Dual)
+            && self.passes_in_block == 0
+            && !is_fixed(self.positions[start].state)
+    }
+
+    /// Shows the candidates as provisional, and commits and takes back what the policy says. Returns what it committed.
+    fn step(&mut self, rows: &[HeadRow], candidates: &[Candidate]) -> Vec<Commit> {
+        let prompt = self.request.prompt.len();
+        let decision = match self.takes_first_alone() {
+            true => Decision {
+                commit: vec![Commit::of(0, &candidates[0])],
+                take_back: Vec::new(),
+            },
+            false => {
+                let judged = self.judged(rows, candidates, 0);
+                let view = self.view(&judged, 0);
+                self.policy.decide(&view)
+            }
+        };
+        let pairs = rows.iter().zip(candidates);
+        let mut checks = Vec::new();
+        for (row, candidate) in pairs {
+            match row.is_check {
+                true => checks.push((row.position - prompt, candidate)),
+                false => propose(&mut self.positions[row.position - prompt], candidate),
+            }
+        }
+        let commits = decision.commit.into_iter().map(|commit| Commit {
+            row: rows[commit.row].position - prompt,
+            ..commit
+        });
+        let commits: Vec<Commit> = commits.collect();
+        self.commit(&commits);
+        for index in decision.take_back {
+            let (position, candidate) = checks[index];
+            propose(&mut self.positions[position], candidate);
+            self.canvas[prompt + position] = self.vocabulary.mask_id();
+        }
+        self.steps += 1;
+        self.steps_in_block += 1;
+        commits
+    }
+
+    /// Puts tokens into positions of the part to fill.
+    fn commit(&mut self, commits: &[Commit]) {
+        for commit in commits {
+            let position = &mut self.positions[commit.row];
+            position.token = Some(commit.token);
+            position.confidence = Some(commit.confidence as f32);
             position.state = TokenState::Committed;
             position.fresh = true;
-            self.canvas[at] = position.token.expect("a candidate was just put here");
+            self.canvas[self.request.prompt.len() + commit.row] = commit.token;
         }
     }
 
@@ -247,73 +422,116 @@ impl Diffusion {
         }
         true
     }
+
+    fn committed(&self) -> usize {
+        let fixed = self.positions.iter().filter(|p| is_fixed(p.state));
+        fixed.count()
+    }
 }
 
 impl Filling for Diffusion {
     fn start(&mut self, emit: &mut dyn FnMut(Event)) {
         emit(Event::Started {
             blocks: self.blocks.len(),
-            keeps_precision: true,
+            is_exact: self.request.decoding.is_exact(),
         });
         self.started = Instant::now();
-        self.advance(emit);
+        self.advance(&[], emit);
     }
 
-    fn pass(&self) -> Option<Pass<'_>> {
-        if self.finish.is_some() {
-            return None;
+    fn passes(&self) -> Vec<Pass<'_>> {
+        if self.is_done() {
+            return Vec::new();
         }
         let request = &self.request;
-        Some(Pass {
-            number: self.passes,
-            canvas: &self.canvas,
-            guidance: self
-                .unconditional
-                .as_deref()
-                .map(|canvas| (canvas, request.guidance)),
-            rows: &self.rows,
-            temperature: request.temperature,
-            noise: Noise::new(request.seed).stream(GUMBEL_STREAM),
-            suppressed: &self.suppressed,
-            ranking: match request.remasking {
-                Remasking::LowConfidence | Remasking::Random => Ranking::Confidence,
-                Remasking::Margin => Ranking::Margin,
-                Remasking::Entropy => Ranking::Entropy,
-            },
-        })
+        let guesses = matches!(request.decoding.speculation, Speculation::Draft { .. });
+        let passes = self
+            .branches
+            .iter()
+            .enumerate()
+            .map(|(index, branch)| Pass {
+                // What is guessed ahead draws the noise that it would draw in its time.
+                number: self.steps + if guesses { index } else { 0 },
+                canvas: &branch.canvas,
+                guidance: (branch.unconditional.as_deref())
+                    .map(|canvas| (canvas, request.guidance)),
+                reach: &self.reach,
+                rows: &branch.rows,
+                temperature: request.temperature,
+                noise: Noise::new(request.seed).stream(GUMBEL_STREAM),
+                suppressed: &self.suppressed,
+                ranking: (self.policy.needs().ranking).unwrap_or(match request.remasking {
+                    Remasking::LowConfidence | Remasking::Random => Ranking::Confidence,
+                    Remasking::Margin => Ranking::Margin,
+                    Remasking::Entropy => Ranking::Entropy,
+                }),
+                top: self.policy.needs().top,
+            });
+        passes.collect()
     }
 
-    fn take(&mut self, candidates: &[Candidate], cost: &PassCost, emit: &mut dyn FnMut(Event)) {
-        let Block { start, end, steps } = self.blocks[self.block];
+    fn is_done(&self) -> bool {
+        self.finish.is_some()
+    }
+
+    fn take(
+        &mut self,
+        candidates: &[Vec<Candidate>],
+        cost: &PassCost,
+        emit: &mut dyn FnMut(Event),
+    ) {
         self.is_lossless &= cost.weights.is_lossless;
-        let rows = self.pass().map_or(0, |pass| pass.layer_rows());
-        self.commit(
-            candidates,
-            Step {
-                index: self.passes_in_block,
-                steps,
-                masked_at_start: self.masked_at_start,
-            },
-        );
+        let passes = self.passes();
+        let rows = passes.iter().map(Pass::layer_rows).sum();
+        let head_rows = passes.iter().map(|pass| pass.rows.len()).sum();
+        drop(passes);
+        for position in &mut self.positions {
+            position.fresh = false;
+        }
+        let Block { start, end, .. } = self.blocks[self.block];
+        let mut block = start..end;
+        let mut last = Vec::new();
+        if self.is_sizing {
+            self.size(&candidates[0]);
+            block.end = self.blocks[self.block].end;
+        } else {
+            if self.rule.keeps() {
+                let (renews, held) = self.at(|at| (self.rule.renews(at), self.rule.holds(at)));
+                self.since = if renews { 1 } else { self.since + 1 };
+                self.held = held;
+            }
+            last = self.follow(candidates);
+            if self.request.decoding.growth == Growth::Insert {
+                self.insert(&last);
+                block.end = self.blocks[self.block].end;
+            }
+            self.passes_in_block += 1;
+        }
         self.passes += 1;
-        self.passes_in_block += 1;
         emit(Event::Pass(PassReport {
             pass: self.passes,
             block: self.block,
             pass_in_block: self.passes_in_block,
-            positions: self.positions[start..end].to_vec(),
-            committed: self.positions.iter().filter(|p| is_fixed(p.state)).count(),
+            positions: self.positions[block].to_vec(),
+            committed: self.committed(),
             rows,
-            head_rows: self.rows.len(),
+            head_rows,
             elapsed: self.started.elapsed(),
             cost: *cost,
         }));
-        self.advance(emit);
+        self.advance(&last, emit);
     }
 
     fn outcome(self: Box<Self>) -> Outcome {
         Outcome::Generated(self.generated())
     }
+}
+
+/// Still masked, and this would stand there.
+fn propose(position: &mut Position, candidate: &Candidate) {
+    position.token = Some(candidate.token);
+    position.confidence = Some(candidate.confidence as f32);
+    position.state = TokenState::Provisional;
 }
 
 fn is_fixed(state: TokenState) -> bool {

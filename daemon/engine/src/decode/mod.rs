@@ -5,13 +5,14 @@ pub mod autoregressive;
 pub mod compare;
 mod denoiser;
 pub mod diffusion;
-mod policy;
+pub mod policy;
+mod reach;
 pub mod sampling;
 pub mod score;
 mod visible;
 
 pub use self::{
-    denoiser::{Denoiser, Filling, Pass, Vocabulary, WeightsState},
-    policy::{Step, commit_count},
+    denoiser::{Asked, Denoiser, Filling, Memory, Pass, Vocabulary, WeightsState},
+    reach::{Reach, most_rows},
     visible::Visible,
 };

@@ -6,7 +6,7 @@
 
 use sluice_shared::sampling::Sampling;
 
-use crate::ops::{Candidate, Noise};
+use crate::ops::{Candidate, Evidence, Noise};
 
 /// What the choice of one token depends on besides its logits.
 #[derive(Debug, Clone, Copy)]
@@ -58,6 +58,7 @@ pub fn choose(logits: &mut [f32], order: &mut [u32], draw: &Draw<'_>) -> Option<
         confidence,
         rank: confidence,
         target_log_probability: None,
+        evidence: Evidence::default(),
     })
 }
 

@@ -7,7 +7,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use super::{Filling, Pass, Vocabulary, diffusion::Diffusion};
+use super::{Filling, Pass, Reach, Vocabulary, diffusion::Diffusion};
 use crate::{
     event::{Event, Outcome, PassCost, Scored},
     ops::{Candidate, HeadRow, Noise, Ranking},
@@ -35,6 +35,7 @@ struct Draw {
     canvas: Vec<u32>,
     unconditional: Option<Vec<u32>>,
     rows: Vec<HeadRow>,
+    reach: Reach,
 }
 
 impl Estimate {
@@ -71,45 +72,61 @@ impl Filling for Estimate {
     fn start(&mut self, emit: &mut dyn FnMut(Event)) {
         emit(Event::Started {
             blocks: 1,
-            keeps_precision: true,
+            is_exact: true,
         });
         self.started = Instant::now();
     }
 
-    fn pass(&self) -> Option<Pass<'_>> {
+    fn passes(&self) -> Vec<Pass<'_>> {
         if let Some(greedy) = &self.greedy {
-            return greedy.pass();
+            return greedy.passes();
+        }
+        if self.is_done() {
+            return Vec::new();
         }
         let Draw {
             canvas,
             unconditional,
             rows,
+            reach,
         } = &self.draw;
-        (self.values.len() < self.request.draws).then(|| Pass {
+        vec![Pass {
             number: self.values.len(),
             canvas,
             guidance: unconditional
                 .as_deref()
                 .map(|canvas| (canvas, self.request.guidance)),
+            reach,
             rows,
             temperature: 0.0,
             noise: Noise::new(self.request.seed),
             suppressed: &[],
             ranking: Ranking::Confidence,
-        })
+            top: false,
+        }]
     }
 
-    fn take(&mut self, candidates: &[Candidate], cost: &PassCost, emit: &mut dyn FnMut(Event)) {
+    fn is_done(&self) -> bool {
+        self.values.len() >= self.request.draws && self.greedy.is_none()
+    }
+
+    fn take(
+        &mut self,
+        candidates: &[Vec<Candidate>],
+        cost: &PassCost,
+        emit: &mut dyn FnMut(Event),
+    ) {
         if let Some(mut greedy) = self.greedy.take() {
             greedy.take(candidates, cost, &mut |_| {});
-            match greedy.pass() {
-                Some(_) => self.greedy = Some(greedy),
-                None => {
+            match greedy.is_done() {
+                false => self.greedy = Some(greedy),
+                true => {
                     self.is_greedy = Some(greedy.generated().tokens == self.request.answer);
                 }
             }
             return;
         }
+        let candidates = &candidates[0];
         // (L/ℓ) Σ log p over ℓ masked positions.
         let sum: f64 = candidates
             .iter()
@@ -131,7 +148,7 @@ impl Filling for Estimate {
     }
 
     fn outcome(self: Box<Self>) -> Outcome {
-        if self.pass().is_some() {
+        if !self.is_done() {
             return Outcome::Cancelled;
         }
         let count = self.values.len() as f64;
@@ -157,6 +174,8 @@ impl Draw {
                 position: prompt + position,
                 may_end: true,
                 target: Some(request.answer[position]),
+                watched: Vec::new(),
+                is_check: false,
             })
             .collect();
         for row in &rows {
@@ -168,6 +187,7 @@ impl Draw {
             canvas
         });
         Self {
+            reach: Reach::whole(canvas.len()),
             canvas,
             unconditional,
             rows,

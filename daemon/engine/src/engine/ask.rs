@@ -119,7 +119,10 @@ impl Engine {
             return Err(EngineError::Stopped);
         }
         let rates = receive.recv().map_err(|_| EngineError::Stopped)??;
-        Ok(Machine::here(self.device.profile(), rates, 0))
+        Ok(Machine {
+            read_limit_bytes_per_s: self.shared.read_limit_bytes_per_s,
+            ..Machine::here(self.device.profile(), rates, 0)
+        })
     }
 }
 

@@ -73,7 +73,7 @@ impl Worker {
         let started = Instant::now();
         emit(Event::Started {
             blocks: 1,
-            keeps_precision: true,
+            is_exact: true,
         });
         let current = self.current_mut()?;
         let samples = compare::samples(request, current.vocabulary.mask);

@@ -126,7 +126,8 @@ impl Keeping {
         cancel: &AtomicBool,
         report: &mut LoadReport,
     ) -> Result<Arc<Reader>, EngineError> {
-        let reader = Reader::new(Arc::clone(checkpoint), &planner.sources);
+        let reader = Reader::new(Arc::clone(checkpoint), &planner.sources)
+            .with_limit(planner.machine.read_limit_bytes_per_s);
         let notice = &mut |notice| report(LoadEvent::Notice(notice));
         let (reader, missing) = self.look_up(reader, planner, plan, notice)?;
         let is_needed = lacks_copy(&reader, plan);

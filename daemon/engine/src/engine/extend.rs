@@ -11,7 +11,7 @@ use crate::{
     device::Profile,
     error::EngineError,
     event::{Event, Generated, PassCost},
-    model::transformer::{Interrupt, Next},
+    model::transformer::{Interrupt, Sees, Sequence},
     ops::{Activation, Candidate, KvCache, LogitsRows, Ops, cache_format, computed_format},
     plan::{Storage, Workload},
     request::Generate,
@@ -104,8 +104,8 @@ impl Continuing {
 
     /// Tells what lies ahead.
     pub(super) fn tell_start(&mut self, profile: &Profile, emit: &mut dyn FnMut(Event)) {
-        let keeps_precision = self.cache.shape().format == computed_format(profile);
-        self.continuation.start(keeps_precision, emit);
+        let is_exact = self.cache.shape().format == computed_format(profile);
+        self.continuation.start(is_exact, emit);
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -154,7 +154,6 @@ impl Continuing {
 }
 
 /// What a pass read of a request.
-#[derive(Clone, Copy)]
 pub(super) struct Read {
     rows: usize,
     /// What follows, if that was its last row.
@@ -180,6 +179,10 @@ pub(super) fn pass(
             false => Vec::new(),
         })
         .collect();
+    let last = requests
+        .iter()
+        .map(|request| request.continuation.sequence().len());
+    let positions: Vec<usize> = (0..last.max().unwrap_or(0)).collect();
     let mut next = Vec::new();
     for ((request, &rows), wanted) in requests.iter_mut().zip(&shares).zip(&wanted) {
         let Continuing {
@@ -190,14 +193,15 @@ pub(super) fn pass(
         watch.look(weights, cache.len());
         let tokens = &continuation.sequence()[cache.len()..][..rows];
         if rows > 0 {
-            next.push(Next {
+            next.push(Sequence {
                 tokens,
+                positions: &positions[cache.len()..][..rows],
                 wanted,
-                cache,
+                sees: Sees::Before { cache },
             });
         }
     }
-    let hidden = model.extend(ops, weights, &mut next, cancel)?;
+    let hidden = model.forward(ops, weights, &mut next, cancel)?;
     let chosen = match hidden.is_empty() {
         true => Ok(vec![None; requests.len()]),
         false => choose(requests, &wanted, hidden, logits, (ops, current)),

@@ -228,7 +228,10 @@ impl Beside {
         let (ops, ledger) = (&self.ops, &self.shared.ledger);
         let opened = Opened::new(source)?;
         let profile = ops.device().profile();
-        let machine = Machine::here(profile, self.rates.clone(), ledger.used_bytes());
+        let machine = Machine {
+            read_limit_bytes_per_s: self.shared.read_limit_bytes_per_s,
+            ..Machine::here(profile, self.rates.clone(), ledger.used_bytes())
+        };
         let planner = Planner::of_checkpoint(&opened.checkpoint, opened.config.clone(), machine)?;
         let planner = Arc::new(planner);
         let budget = self.shared.state.budget_bytes(&settings);

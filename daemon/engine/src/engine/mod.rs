@@ -63,6 +63,9 @@ pub struct Options {
     pub queue_max: usize,
     /// Requests that share a pass, at most; 1 to [`PARALLEL_MAX`].
     pub parallel: usize,
+    /// Most bytes a second that passes read of weights that are streamed, from the disk or the system's cache: whatever else
+    /// uses them has the rest. `None`: as fast as it goes.
+    pub read_limit_bytes_per_s: Option<u64>,
     /// What models are loaded with.
     pub settings: Settings,
     /// Where converted copies of checkpoints are kept, so that they can be streamed and the next load needn't convert;
@@ -83,6 +86,7 @@ impl Default for Options {
             threads: 0,
             queue_max: 16,
             parallel: PARALLEL_DEFAULT,
+            read_limit_bytes_per_s: None,
             settings: Settings::default(),
             derivatives: None,
             keep_converted: false,
@@ -246,6 +250,7 @@ struct Shared {
     queue: Queue,
     ledger: Ledger,
     state: State,
+    read_limit_bytes_per_s: Option<u64>,
     last_model_id: AtomicU64,
     alive: AtomicBool,
 }
@@ -267,6 +272,7 @@ impl Engine {
             queue: Queue::new(options.queue_max),
             ledger,
             state: State::new(options.settings, budget_default),
+            read_limit_bytes_per_s: options.read_limit_bytes_per_s,
             last_model_id: AtomicU64::new(0),
             alive: AtomicBool::new(true),
         });

@@ -15,12 +15,12 @@ use super::{
     worker::Worker,
 };
 use crate::{
-    decode::{Denoiser, Filling, Pass, diffusion::Diffusion, score::Estimate},
-    error::EngineError,
+    decode::{Asked, Denoiser, Filling, Memory, diffusion::Diffusion, score::Estimate},
+    error::{EngineError, RequestError},
     event::{Event, Listener, Outcome},
     ledger::Mark,
     model::transformer::Interrupt,
-    ops::LogitsRows,
+    ops::{LogitsRows, canvas_cache_format},
     plan::Workload,
     request::Work,
     schedule::Job,
@@ -41,14 +41,17 @@ struct Member {
 
 /// What a request does.
 enum Running {
-    Filling(Box<dyn Filling>),
+    Filling {
+        filling: Box<dyn Filling>,
+        memory: Memory,
+    },
     Continuing(Box<Continuing>),
 }
 
 impl Running {
     fn is_done(&self) -> bool {
         match self {
-            Self::Filling(filling) => filling.pass().is_none(),
+            Self::Filling { filling, .. } => filling.is_done(),
             Self::Continuing(continuing) => continuing.is_done(),
         }
     }
@@ -118,6 +121,25 @@ impl Worker {
         }
     }
 
+    /// Memory that a request keeps from pass to pass, with which it was planned.
+    fn memory(&mut self, workload: &Workload) -> Result<Memory, EngineError> {
+        let (places, count) = workload.kept();
+        let profile = self.ops.device().profile();
+        let current = self.current_mut()?;
+        let kv = current.serving_kv.unwrap_or_default();
+        let shape = (current.planner.config.shape).cache(canvas_cache_format(kv, &profile)?);
+        let head_rows = current.planner.config.shape.embedding_rows;
+        let caches = (0..count).map(|_| self.ops.cache(shape, places / count));
+        let distributions = match workload.compared_rows() {
+            0 => None,
+            rows => Some(self.ops.distributions(rows, head_rows)?),
+        };
+        Ok(Memory {
+            caches: caches.collect::<Result<_, _>>()?,
+            distributions,
+        })
+    }
+
     /// Ends a request that has not become one of a pack.
     fn end(&self, job: Job, result: Result<Outcome, EngineError>) {
         self.shared.queue.end(job.id);
@@ -166,12 +188,23 @@ impl Pack<'_> {
                 let continuing = Continuing::start(worker, request, work.workload().canvas)?;
                 Running::Continuing(Box::new(continuing))
             }
-            Work::Generate(request) => {
-                Running::Filling(Box::new(Diffusion::new(request.clone(), vocabulary)))
+            Work::Generate(request)
+                if request.decoding.caching.keep < 1.0 && worker.ops.device().is_card() =>
+            {
+                return Err(RequestError::Sampling {
+                    what: "keep",
+                    problem: "a card's kernels can't choose keys; leave it out".to_owned(),
+                }
+                .into());
             }
-            Work::Score(request) => {
-                Running::Filling(Box::new(Estimate::new(request.clone(), vocabulary)))
-            }
+            Work::Generate(request) => Running::Filling {
+                memory: worker.memory(&work.workload())?,
+                filling: Box::new(Diffusion::new(request.clone(), vocabulary)),
+            },
+            Work::Score(request) => Running::Filling {
+                memory: Memory::default(),
+                filling: Box::new(Estimate::new(request.clone(), vocabulary)),
+            },
             Work::Compare(_) => unreachable!("comparisons share no passes"),
         })
     }
@@ -185,7 +218,7 @@ impl Pack<'_> {
         } = job;
         let mut emit = |event| listener.tell(event);
         match &mut work {
-            Running::Filling(filling) => filling.start(&mut emit),
+            Running::Filling { filling, .. } => filling.start(&mut emit),
             Running::Continuing(continuing) => {
                 let profile = self.served.worker.ops.device().profile();
                 continuing.tell_start(&profile, &mut emit);
@@ -276,7 +309,10 @@ impl Pack<'_> {
             }
             let worker = &mut *self.served.worker;
             let mut outcome = match work {
-                Running::Filling(filling) => filling.outcome(),
+                Running::Filling { filling, memory } => {
+                    drop(memory);
+                    filling.outcome()
+                }
                 Running::Continuing(continuing) => {
                     let keeper = failed.is_none().then_some(&mut *worker);
                     Outcome::Generated(continuing.finish(keeper))
@@ -333,30 +369,39 @@ impl Pack<'_> {
         } = self;
         let members = &mut members[range];
         let stop = served.cancel;
-        let passes: Vec<Pass<'_>> = members
-            .iter()
-            .filter_map(|member| match &member.work {
-                Running::Filling(filling) => filling.pass(),
-                Running::Continuing(_) => None,
-            })
-            .collect();
-        let rows = passes.iter().map(Pass::layer_rows).sum();
-        let result = served.run(passes.len(), &mut |ops, current| {
+        let count = members.len();
+        let mut canvases = Vec::with_capacity(count);
+        let mut asked = Vec::with_capacity(count);
+        for member in members.iter_mut() {
+            if let Running::Filling { filling, memory } = &mut member.work {
+                let passes = filling.passes();
+                canvases.push(passes.len());
+                let mut memory = Some(memory);
+                asked.extend(passes.into_iter().map(|pass| Asked {
+                    pass,
+                    memory: memory.take(),
+                }));
+            }
+        }
+        let rows = asked.iter().map(|asked| asked.pass.layer_rows()).sum();
+        let result = served.run(count, &mut |ops, current| {
             let denoiser = Denoiser {
                 ops,
                 model: &current.model,
                 weights: &current.weights,
                 vocabulary: &current.vocabulary,
             };
-            Ok((denoiser.candidates(&passes, stop)?, rows))
+            Ok((denoiser.candidates(&mut asked, stop)?, rows))
         });
-        drop(passes);
+        drop(asked);
         tell(members, &served.take_notices());
-        let (candidates, cost) = result?;
-        for (member, candidates) in members.iter_mut().zip(candidates) {
+        let (mut candidates, cost) = result?;
+        for (member, canvases) in members.iter_mut().zip(canvases) {
+            let rest = candidates.split_off(canvases);
+            let its = std::mem::replace(&mut candidates, rest);
             let mut emit = |event| member.listener.tell(event);
-            if let Running::Filling(filling) = &mut member.work {
-                filling.take(&candidates, &cost, &mut emit);
+            if let Running::Filling { filling, .. } = &mut member.work {
+                filling.take(&its, &cost, &mut emit);
             }
         }
         Ok(())
@@ -375,7 +420,7 @@ impl Pack<'_> {
         let mut requests: Vec<&mut Continuing> = members
             .iter_mut()
             .filter_map(|member| match &mut member.work {
-                Running::Filling(_) => None,
+                Running::Filling { .. } => None,
                 Running::Continuing(continuing) => Some(&mut **continuing),
             })
             .collect();

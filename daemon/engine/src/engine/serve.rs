@@ -17,7 +17,7 @@ use crate::{
     ledger::Mark,
     model::transformer::{Interrupt, MLP_ROWS},
     ops::Ops,
-    plan::{Plan, PlanError, Workload},
+    plan::{Plan, PlanError, Storage, Workload},
 };
 use sluice_shared::{
     level::{Choices, Level},
@@ -203,7 +203,7 @@ impl<'a> Served<'a> {
         if more > 0 {
             let what = match self.workload.requests {
                 1 => format!("a canvas of {} leaves", self.workload.canvas),
-                requests => format!("{requests} requests that share a pass leave"),
+                canvases => format!("{canvases} canvases that share a pass leave"),
             };
             let more = units::bytes(more);
             self.notices.push(format!(
@@ -353,13 +353,20 @@ impl<'a> Served<'a> {
         };
         WeightsState {
             epoch: current.weights.epoch(),
-            is_lossless: current.weights.is_lossless(),
+            is_lossless: current.weights.is_lossless() && !self.rounds_rows(current),
             switch: current.switch.as_ref().map(|switch| {
                 let SwitchState { done, steps } = switch.state();
                 (done, steps)
             }),
             stream: current.weights.stream_stats(),
         }
+    }
+
+    /// Whether rows are rounded before they are multiplied with some of the weights.
+    fn rounds_rows(&self, current: &Current) -> bool {
+        let ops = &self.worker.ops;
+        let mut storages = current.weights.storages().into_iter();
+        storages.any(|storage| matches!(storage, Storage::Plain(format) if ops.rounds_rows(format)))
     }
 
     /// What the users should hear of, since it was last asked.

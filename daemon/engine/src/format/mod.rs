@@ -156,15 +156,6 @@ impl Format {
         }
     }
 
-    /// The numbers as `f32`, when they lie there so already.
-    ///
-    /// # Panics
-    /// When `bytes` is no whole number of aligned floats.
-    #[must_use]
-    pub fn as_f32(self, bytes: &[u8]) -> Option<&[f32]> {
-        (self == Self::F32).then(|| bytemuck::cast_slice(bytes))
-    }
-
     /// Widens all numbers of `bytes` into `out`: exactly what they stand for, up to the rounding of one product.
     ///
     /// # Panics
@@ -174,13 +165,7 @@ impl Format {
         match self {
             Self::F32 => out.copy_from_slice(bytemuck::cast_slice(bytes)),
             Self::F16 => bytemuck::cast_slice::<u8, f16>(bytes).convert_to_f32_slice(out),
-            // A shift: written so that the compiler vectorises it without a CPU feature.
-            Self::Bf16 => {
-                let source: &[u16] = bytemuck::cast_slice(bytes);
-                for (out, &bits) in out.iter_mut().zip(source) {
-                    *out = f32::from_bits(u32::from(bits) << 16);
-                }
-            }
+            Self::Bf16 => blocks::widen_bf16(bytes, out),
             Self::Q8_0 => blocks::decode_q8_0(bytes, out),
             Self::Q6K => blocks::decode_q6_k(bytes, out),
             Self::Q5K => blocks::decode_q5_k(bytes, out),
@@ -191,6 +176,35 @@ impl Format {
             Self::Q4_0 => blocks::decode_q4_0(bytes, out),
             Self::Q3K => blocks::decode_q3_k(bytes, out),
             Self::Q2K => blocks::decode_q2_k(bytes, out),
+        }
+    }
+
+    /// Weights of a group that has a scale and a minimum of its own, where [`Format::quants`] tells them.
+    #[must_use]
+    pub(crate) const fn group_len(self) -> Option<usize> {
+        match self {
+            Self::Q8_0 | Self::Q4K => Some(32),
+            Self::Q6K => Some(16),
+            _ => None,
+        }
+    }
+
+    /// The numbers as they are stored: bytes, each group's of which are to be multiplied by a scale and then added to a minimum.
+    ///
+    /// # Panics
+    /// When the format has no groups, or lengths differ.
+    pub(crate) fn quants(
+        self,
+        bytes: &[u8],
+        out: &mut [u8],
+        scales: &mut [f32],
+        minima: &mut [f32],
+    ) {
+        match self {
+            Self::Q8_0 => blocks::quants_q8_0(bytes, out, scales, minima),
+            Self::Q6K => blocks::quants_q6_k(bytes, out, scales, minima),
+            Self::Q4K => blocks::quants_q4_k(bytes, out, scales, minima),
+            _ => unreachable!("formats without groups are widened"),
         }
     }
 

@@ -7,14 +7,17 @@ use sluice_shared::level::Kv;
 
 use super::{
     family::ModelConfig,
-    transformer::{Interrupt, Next, Sequence, Transformer},
+    transformer::{Interrupt, Sees, Sequence, Transformer},
 };
 use crate::{
     device::{Device, Profile},
     error::EngineError,
     format::Format,
     ledger::{Kind, Ledger},
-    ops::{Activation, Choice, HeadGroup, HeadRow, Noise, Ops, Ranking, cache_format},
+    ops::{
+        Activation, Choice, HeadGroup, HeadRow, Noise, Ops, Ranking, cache_format,
+        canvas_cache_format,
+    },
     page::PAGE_BYTES,
     plan::{SourceTensor, UnitPlan, Working, Workload, units},
     residency::{Part, Residency},
@@ -60,7 +63,10 @@ impl Rehearsal {
         };
         match cache {
             Some(format) => self.causal_pass(&ops, &model, workload, mlp_rows, format)?,
-            None => self.pass(&ops, &model, workload)?,
+            None => {
+                let kept = canvas_cache_format(kv, &self.profile)?;
+                self.pass(&ops, &model, workload, kept)?;
+            }
         }
         let peak = |kind: Kind| ledger.report().kinds[kind as usize].peak_bytes;
         Ok(Working {
@@ -104,16 +110,17 @@ impl Rehearsal {
         let tokens: Vec<_> = (shares(rows, requests, workload.canvas).iter())
             .map(|&rows| vec![0; rows])
             .collect();
-        let sequences = tokens.iter().zip(&mut caches);
-        let mut next: Vec<_> = sequences
-            .map(|(tokens, cache)| Next {
+        let positions: Vec<_> = (0..rows).collect();
+        let mut next: Vec<_> = (tokens.iter().zip(&mut caches))
+            .map(|(tokens, cache)| Sequence {
                 tokens,
+                positions: &positions[..tokens.len()],
                 wanted: &[0],
-                cache,
+                sees: Sees::Before { cache },
             })
             .collect();
         let never = AtomicBool::new(false);
-        let hidden = finished(model.extend(ops, &weights, &mut next, &never))?;
+        let hidden = finished(model.forward(ops, &weights, &mut next, &never))?;
         let x = model.final_norm(ops, &weights, &hidden)?;
         for (unit, first) in weights.head_parts() {
             let head = weights.acquire(unit)?;
@@ -122,29 +129,62 @@ impl Rehearsal {
         Ok(())
     }
 
-    fn pass(&self, ops: &Ops, model: &Transformer, workload: &Workload) -> Result<(), EngineError> {
+    fn pass(
+        &self,
+        ops: &Ops,
+        model: &Transformer,
+        workload: &Workload,
+        kept: Format,
+    ) -> Result<(), EngineError> {
         let weights = Residency::rehearsal(&self.units);
+        let head_rows = self.config.shape.embedding_rows;
+        let _distributions = ops.distributions(workload.compared_rows(), head_rows)?;
         let Workload {
             canvas, requests, ..
         } = *workload;
-        let tokens = vec![0; canvas];
-        let wanted: Vec<usize> = (0..canvas).collect();
+        // Each cache ends within a page, and where they are of several lengths, only their sum is known.
+        let (places, count) = workload.kept();
+        let bytes = self.config.shape.cache(kept).bytes(places) + count * PAGE_BYTES;
+        let _caches = match count {
+            0 => None,
+            _ => Some(ops.ledger().reserve(Kind::Cache, bytes as u64)?),
+        };
+        let tokens = vec![0; 2 * canvas];
+        let positions: Vec<usize> = (0..canvas).collect();
         let lengths = shares(workload.rows(), requests, canvas);
         let counts = shares(workload.head_rows(), requests, canvas);
-        let sequences: Vec<_> = (lengths.iter().zip(&counts))
-            .map(|(&length, &count)| Sequence {
-                tokens: &tokens[..length],
-                wanted: &wanted[..count],
+        // Rows that verify stand behind the others, and are read as they are.
+        let checks = shares_of(workload.checks(), &counts);
+        let rows: Vec<(Vec<usize>, Vec<usize>)> = (lengths.iter().zip(&counts).zip(&checks))
+            .map(|((&length, &count), &checks)| {
+                let checks = checks.min(length);
+                let checked = positions[..checks].iter().copied();
+                let all = positions[..length].iter().copied().chain(checked);
+                let wanted =
+                    (0..count.min(length) - checks.min(count)).chain(length..length + checks);
+                (all.collect(), wanted.collect())
+            })
+            .collect();
+        let mut sequences: Vec<_> = (rows.iter().zip(&checks).zip(&lengths))
+            .map(|(((positions, wanted), &checks), &length)| Sequence {
+                tokens: &tokens[..positions.len()],
+                positions,
+                wanted,
+                sees: Sees::Each {
+                    checks: checks.min(length),
+                },
             })
             .collect();
         let never = AtomicBool::new(false);
-        let hidden = finished(model.forward(ops, &weights, &sequences, &never))?;
+        let hidden = finished(model.forward(ops, &weights, &mut sequences, &never))?;
         let x = model.final_norm(ops, &weights, &hidden)?;
         drop(hidden);
         let row = HeadRow {
             position: 0,
             may_end: true,
             target: None,
+            watched: Vec::new(),
+            is_check: false,
         };
         let rows = vec![row; workload.head_rows()];
         let choice = Choice {
@@ -157,18 +197,30 @@ impl Rehearsal {
             end_tokens: &[],
             suppressed: &[],
             ranking: Ranking::Confidence,
+            top: false,
         };
-        let groups = [HeadGroup {
+        let groups = vec![HeadGroup {
             rows: &rows,
             choice,
+            distributions: None,
         }];
-        let mut reduction = ops.start_head(&groups, weights.head_part_rows())?;
+        let mut reduction = ops.start_head(groups, weights.head_part_rows())?;
         for (unit, first) in weights.head_parts() {
             let head = weights.acquire(unit)?;
             ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first)?;
         }
         Ok(())
     }
+}
+
+/// What several take of `sum`, the first ones first, each no more than this.
+fn shares_of(sum: usize, most: &[usize]) -> Vec<usize> {
+    let shares = most.iter().scan(sum, |rest, &most| {
+        let share = most.min(*rest);
+        *rest -= share;
+        Some(share)
+    });
+    shares.collect()
 }
 
 /// What several take of `sum`, if each has at least one and most of what there is goes to the first.

@@ -11,7 +11,7 @@ use sluice_shared::level::{Choices, Kv, Level};
 use super::{
     family::ModelConfig,
     rehearse::Rehearsal,
-    transformer::{Interrupt, Next, Sequence, Transformer},
+    transformer::{Interrupt, Sees, Sequence, Transformer},
 };
 use crate::{
     checkpoint::{Checkpoint, Source},
@@ -72,9 +72,10 @@ impl World {
         self.ops.cache(shape, capacity).unwrap()
     }
 
-    fn extend(&self, next: &mut [Next<'_>]) -> Activation {
+    fn forward(&self, sequences: &mut [Sequence<'_>]) -> Activation {
         let never = AtomicBool::new(false);
-        finished(self.model.extend(&self.ops, &self.weights, next, &never))
+        let Self { ops, weights, .. } = self;
+        finished(self.model.forward(ops, weights, sequences, &never))
     }
 
     /// What passes of this workload are said to take.
@@ -100,6 +101,8 @@ impl World {
             position,
             may_end: true,
             target: None,
+            watched: Vec::new(),
+            is_check: false,
         };
         let head_rows: Vec<HeadRow> = places.iter().map(row).collect();
         let choice = Choice {
@@ -112,25 +115,29 @@ impl World {
             end_tokens: &[],
             suppressed: &[],
             ranking: Ranking::Confidence,
+            top: false,
         };
-        let sequences: Vec<_> = (canvases.iter())
+        let mut sequences: Vec<_> = (canvases.iter())
             .map(|&(length, read)| Sequence {
                 tokens: &tokens[..length],
+                positions: &places[..length],
                 wanted: &places[..read],
+                sees: Sees::Each { checks: 0 },
             })
             .collect();
         let groups: Vec<_> = (canvases.iter())
             .map(|&(_, read)| HeadGroup {
                 rows: &head_rows[..read],
                 choice: choice.clone(),
+                distributions: None,
             })
             .collect();
         let never = AtomicBool::new(false);
-        let hidden = finished(self.model.forward(ops, weights, &sequences, &never));
+        let hidden = finished(self.model.forward(ops, weights, &mut sequences, &never));
         let x = self.model.final_norm(ops, weights, &hidden).unwrap();
         drop(hidden);
         let part_rows = weights.head_part_rows();
-        let mut reduction = ops.start_head(&groups, part_rows).unwrap();
+        let mut reduction = ops.start_head(groups, part_rows).unwrap();
         for (unit, first) in weights.head_parts() {
             let head = weights.acquire(unit).unwrap();
             let part = head.weight(Part::Head);
@@ -145,6 +152,7 @@ impl World {
         let rows = self.config.shape.embedding_rows;
         let mut logits = ops.logits_rows(prompts.len(), rows).unwrap();
         let tokens = [1; MLP_ROWS];
+        let places: Vec<usize> = (0..4096).collect();
         let mut left = prompts.to_vec();
         loop {
             // As many rows as go through the layers at once, the first requests' first; in the end one of each.
@@ -161,13 +169,14 @@ impl World {
                 shares.fill(1);
             }
             let mut next: Vec<_> = (caches.iter_mut().zip(&shares))
-                .map(|(cache, &share)| Next {
+                .map(|(cache, &share)| Sequence {
                     tokens: &tokens[..share],
+                    positions: &places[cache.len()..][..share],
                     wanted: if share > 0 { &[0] } else { &[] },
-                    cache,
+                    sees: Sees::Before { cache },
                 })
                 .collect();
-            let hidden = self.extend(&mut next);
+            let hidden = self.forward(&mut next);
             if !ends {
                 continue;
             }
@@ -251,6 +260,7 @@ fn rows_of_several_sequences_are_those_of_each_alone() {
         [(1, &[0]), (1, &[0]), (1, &[0])],
         [(2, &[1]), (1, &[]), (2, &[1, 0])],
     ];
+    let places: Vec<usize> = (0..60).collect();
     let shape = world.config.shape.cache(Format::F32);
     let caches = || {
         texts
@@ -263,37 +273,42 @@ fn rows_of_several_sequences_are_those_of_each_alone() {
         let mut expected = Vec::new();
         for ((cache, text), (count, wanted)) in alone.iter_mut().zip(&texts).zip(pass) {
             let tokens = &text[cache.len()..][..count];
-            let next = Next {
+            let next = Sequence {
                 tokens,
+                positions: &places[cache.len()..][..count],
                 wanted,
-                cache,
+                sees: Sees::Before { cache },
             };
-            let rows = world.extend(&mut [next]);
+            let rows = world.forward(&mut [next]);
             expected.extend(world.ops.read(&rows).unwrap());
         }
         let sequences = packed.iter_mut().zip(&texts).zip(pass);
         let mut next: Vec<_> = sequences
-            .map(|((cache, text), (count, wanted))| Next {
+            .map(|((cache, text), (count, wanted))| Sequence {
                 tokens: &text[cache.len()..][..count],
+                positions: &places[cache.len()..][..count],
                 wanted,
-                cache,
+                sees: Sees::Before { cache },
             })
             .collect();
         // A pass that doesn't come to its end leaves no trace.
         let cancelled = AtomicBool::new(true);
         let (ops, weights) = (&world.ops, &world.weights);
-        let lengths =
-            |next: &[Next<'_>]| -> Vec<_> { next.iter().map(|it| it.cache.len()).collect() };
+        let length = |sequence: &Sequence<'_>| match &sequence.sees {
+            Sees::Before { cache } => cache.len(),
+            _ => unreachable!("causal"),
+        };
+        let lengths = |next: &[Sequence<'_>]| -> Vec<_> { next.iter().map(length).collect() };
         let before = lengths(&next);
-        let given_up = world.model.extend(ops, weights, &mut next, &cancelled);
+        let given_up = world.model.forward(ops, weights, &mut next, &cancelled);
         assert!(matches!(given_up, Err(Interrupt::Cancelled)));
         assert_eq!(lengths(&next), before);
 
-        let rows = world.extend(&mut next);
+        let rows = world.forward(&mut next);
         let found = ops.read(&rows).unwrap();
         assert_eq!(found.len(), expected.len());
         for (found, expected) in found.iter().zip(&expected) {
-            let near = 1e-5 * expected.abs().max(1.0);
+            let near = 3e-5 * expected.abs().max(1.0);
             assert!((found - expected).abs() <= near, "{found} for {expected}");
         }
     }
@@ -315,6 +330,24 @@ fn canvases_of_one_length_take_what_was_rehearsed() {
             said,
             "{canvas}, {block}, {requests}"
         );
+    }
+}
+
+#[test]
+fn kept_distributions_are_rehearsed() {
+    for (rows, requests) in [(8, 1), (3, 2)] {
+        let world = World::new("llada-tiny");
+        let workload = Workload::new(20, 8, 1).comparing(rows);
+        let working = world.rehearsed(&together((0..requests).map(|_| workload)));
+        world.ops.reserve(working.activation_bytes).unwrap();
+        let head_rows = world.config.shape.embedding_rows;
+        let kept: Vec<_> = (0..requests)
+            .map(|_| world.ops.distributions(rows, head_rows).unwrap())
+            .collect();
+        world.denoise(&vec![(20, 8); requests]);
+        let [_, _, head] = world.taken(working.activation_bytes);
+        assert_eq!(head, working.head_bytes);
+        drop(kept);
     }
 }
 

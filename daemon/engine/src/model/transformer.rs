@@ -4,44 +4,25 @@
 //!
 //! Differences from the reference implementations: the last layer's queries, attention output and MLP are
 //! computed only for the rows that are read, and the MLP goes through the rows in chunks;
-//! both give the same numbers up to float order. Rows of several canvases may be packed;
-//! each attends to its own canvas alone. A causal model is given a few rows of each sequence at a time, and keeps keys and
-//! values of those before in a cache of the sequence.
+//! both give the same numbers up to float order. Rows of several sequences may be packed;
+//! each attends to its own alone. Of a sequence whose keys and values are kept, a pass computes a few rows.
 
 mod rows;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use self::rows::{Kept, Rows, Seen};
+pub use self::rows::{Sees, Sequence};
 use super::{ModelInfo, family::ModelConfig};
 use crate::{
     error::EngineError,
-    ops::{Activation, AttentionShape, KvCache, Ops, RopeTable},
+    ops::{Activation, AttentionShape, KeyRows, Ops, RopeTable},
     residency::{Part, Residency, Unit},
 };
 
 /// Rows that go through an MLP together: enough for the kernel, few enough that a long
 /// canvas needs no matrix of its length times the MLP's width.
 pub const MLP_ROWS: usize = 512;
-
-/// A canvas in a pass, and the rows of it that are read.
-#[derive(Debug, Clone, Copy)]
-pub struct Sequence<'a> {
-    /// Ids of the whole canvas.
-    pub tokens: &'a [u32],
-    /// Positions whose final rows are wanted.
-    pub wanted: &'a [usize],
-}
-
-/// The next rows of a causal sequence.
-pub struct Next<'a> {
-    /// What follows those that the cache holds.
-    pub tokens: &'a [u32],
-    /// Rows that are read, counted from the first of these tokens.
-    pub wanted: &'a [usize],
-    /// Keys and values of the tokens before, which those of these join.
-    pub cache: &'a mut KvCache,
-}
 
 /// Why a pass has no result.
 #[derive(Debug)]
@@ -115,46 +96,33 @@ impl Transformer {
         }
     }
 
-    /// Runs all layers over the packed canvases and returns the wanted rows, those of the
-    /// first canvas first, after the last layer and before the final norm.
+    /// Runs all layers over the packed sequences and returns the wanted rows, those of the first one first, after the last
+    /// layer and before the final norm. When it fails, what caches of causal sequences hold is as it was; places that others
+    /// were to be put to may have changed.
     ///
     /// # Errors
     /// Memory that can't be had, or `cancel` set: it is looked at before each layer.
+    ///
+    /// # Panics
+    /// When a cache has no room for its rows.
     pub fn forward(
         &self,
         ops: &Ops,
         weights: &Residency,
-        sequences: &[Sequence<'_>],
+        sequences: &mut [Sequence<'_>],
         cancel: &AtomicBool,
     ) -> Result<Activation, Interrupt> {
         let (rows, mut seen) = rows::packed(sequences, ops)?;
-        self.layers(ops, weights, &rows, &mut seen, cancel)
-    }
-
-    /// Runs all layers over the next tokens of some causal sequences, packed, and returns the rows that are wanted as
-    /// [`Transformer::forward`] does. When it fails, the caches are as they were.
-    ///
-    /// # Errors
-    /// As [`Transformer::forward`].
-    ///
-    /// # Panics
-    /// When a cache has no room for its tokens.
-    pub fn extend(
-        &self,
-        ops: &Ops,
-        weights: &Residency,
-        next: &mut [Next<'_>],
-        cancel: &AtomicBool,
-    ) -> Result<Activation, Interrupt> {
-        let (rows, mut seen) = rows::next(next, ops)?;
         let mut layers = || self.layers(ops, weights, &rows, &mut seen, cancel);
         // Streamed weights are waited for.
         let hidden = match weights.is_resident() {
             true => ops.device().within(layers),
             false => layers(),
         }?;
-        for Next { tokens, cache, .. } in next {
-            cache.advance(tokens.len());
+        for Sequence { tokens, sees, .. } in sequences {
+            if let Sees::Before { cache } = sees {
+                cache.advance(tokens.len());
+            }
         }
         Ok(hidden)
     }
@@ -222,17 +190,32 @@ impl Transformer {
             kv_heads: self.config.shape.kv_heads,
             head_dim: self.config.shape.head_dim,
         };
-        let attended = match seen {
-            Seen::Canvas(tasks) => ops.attend(&q, &k, &v, shape, tasks.of(is_last))?,
-            Seen::Kept(sequences, tasks) => {
-                for Kept { rows, cache } in sequences.iter_mut() {
-                    ops.append(cache, layer, &k, &v, rows.clone())?;
-                }
-                drop((k, v));
-                let caches: Vec<_> = sequences.iter().map(|kept| &*kept.cache).collect();
-                ops.attend_causal(&q, &caches, layer, shape, tasks.of(is_last))?
+        for Kept { cache, runs, .. } in &mut seen.caches {
+            for (rows, start) in runs {
+                ops.put(cache, layer, [&k, &v], rows.clone(), *start)?;
             }
+        }
+        let pass = match seen.is_of_caches {
+            true => {
+                drop((k, v));
+                None
+            }
+            false => Some([k, v]),
         };
+        let caches: Vec<_> = seen.caches.iter().map(|kept| &*kept.cache).collect();
+        let keys = KeyRows {
+            pass: pass.as_ref().map(|rows| rows.each_ref()),
+            caches: &caches,
+            layer,
+        };
+        let attended = ops.attend(&q, &keys, shape, seen.tasks(is_last))?;
+        drop(pass);
+        for kept in &mut seen.caches {
+            if let Some((places, count)) = kept.selects {
+                let queries = kept.queries(is_last);
+                ops.choose_salient(kept.cache, layer, &q, queries, shape, places, *count)?;
+            }
+        }
         let output = group.weight(Part::AttentionOutput);
         ops.linear_add(&mut hidden, 0, &attended, &output)?;
         Ok(hidden)

@@ -1,11 +1,11 @@
-//! Attention of query rows to segments of key rows, in tiles: scores exist for a few queries at a time, never for a whole
-//! canvas.
+//! Attention of query rows to keys and values of the same pass, or to those that a cache keeps: in tiles with a running
+//! soft-max, so that scores exist for a few queries and keys at a time, never for a whole canvas.
 
 use std::ops::Range;
 
 use sluice_cuda::{ATTEND_QUERIES, Segment, Task};
 
-use super::{Activation, Body, Ops, activation::Indices};
+use super::{Activation, Body, KvCache, Ops, activation::Indices};
 use crate::error::EngineError;
 
 /// Consecutive key and value rows.
@@ -23,14 +23,55 @@ pub struct KeySegment {
 pub struct AttentionRange {
     /// Rows of the queries.
     pub queries: Range<usize>,
-    /// Rows of keys and values that all of them see.
-    pub keys: Vec<KeySegment>,
+    /// What they see.
+    pub keys: Keys,
 }
 
-impl AttentionRange {
-    /// Keys that each query sees.
-    pub(super) fn key_count(&self) -> usize {
-        self.keys.iter().map(|segment| segment.len).sum()
+/// Keys and values that queries see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Keys {
+    /// Rows of this pass, the same for all of the queries.
+    Pass(Vec<KeySegment>),
+    /// Places of a cache, the same for all of the queries.
+    Kept {
+        /// Which of the pass's caches.
+        cache: usize,
+        /// Its places.
+        segments: Vec<KeySegment>,
+    },
+    /// The places of a cache up to each query's own.
+    Causal {
+        /// Which of the pass's caches.
+        cache: usize,
+        /// The queries' own places.
+        places: Vec<usize>,
+    },
+}
+
+/// Where keys and values lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Pass,
+    Cache(usize),
+}
+
+impl Keys {
+    fn source(&self) -> Source {
+        match self {
+            Self::Pass(_) => Source::Pass,
+            Self::Kept { cache, .. } | Self::Causal { cache, .. } => Source::Cache(*cache),
+        }
+    }
+
+    /// Rows of keys that there must be at least.
+    fn end(&self) -> usize {
+        match self {
+            Self::Pass(segments) | Self::Kept { segments, .. } => {
+                let ends = segments.iter().map(|segment| segment.start + segment.len);
+                ends.max().unwrap_or(0)
+            }
+            Self::Causal { places, .. } => places.iter().max().map_or(0, |last| last + 1),
+        }
     }
 }
 
@@ -45,6 +86,17 @@ pub struct AttentionShape {
     pub head_dim: usize,
 }
 
+/// Keys and values of a layer: of the rows of this pass, where queries see those, and what caches hold.
+#[derive(Clone, Copy)]
+pub struct KeyRows<'a> {
+    /// Keys and values of this pass.
+    pub pass: Option<[&'a Activation; 2]>,
+    /// Those that outlive it.
+    pub caches: &'a [&'a KvCache],
+    /// The layer.
+    pub layer: usize,
+}
+
 /// Ranges as the device takes them.
 pub struct AttentionTasks {
     ranges: Vec<AttentionRange>,
@@ -52,19 +104,17 @@ pub struct AttentionTasks {
 }
 
 /// Numbers of a task on a card.
-pub(super) const TASK_NUMBERS: usize = 4;
+const TASK_NUMBERS: usize = 4;
+
+/// Segments that there is room for, for each range: what stands before a gap and behind it, and one row more.
+const SEGMENTS_USUAL: usize = 3;
 
 /// The same on a card: four numbers a task, two a segment.
 pub(super) struct CardTasks {
     pub(super) tasks: Indices,
     pub(super) segments: Indices,
-}
-
-impl AttentionTasks {
-    pub(super) fn on_card(&self) -> &CardTasks {
-        let tasks = self.on_card.as_ref();
-        tasks.expect("made for a card's operations")
-    }
+    /// Tasks that see the same memory are launched together.
+    launches: Vec<(Source, Range<usize>)>,
 }
 
 impl Ops {
@@ -74,16 +124,17 @@ impl Ops {
     /// When memory can't be had.
     ///
     /// # Panics
-    /// When a range sees no keys.
+    /// When a range sees no keys, or not each of its queries has a place.
     pub fn attention_tasks(
         &self,
         ranges: Vec<AttentionRange>,
     ) -> Result<AttentionTasks, EngineError> {
-        assert!(
-            ranges
-                .iter()
-                .all(|range| range.queries.is_empty() || range.key_count() > 0)
-        );
+        for AttentionRange { queries, keys } in &ranges {
+            assert!(queries.is_empty() || keys.end() > 0);
+            if let Keys::Causal { places, .. } = keys {
+                assert_eq!(places.len(), queries.len());
+            }
+        }
         let on_card = match self.device.is_card() {
             true => Some(self.card_tasks(&ranges)?),
             false => None,
@@ -93,51 +144,98 @@ impl Ops {
 
     fn card_tasks(&self, ranges: &[AttentionRange]) -> Result<CardTasks, EngineError> {
         let (mut tasks, mut segments) = (Vec::new(), Vec::new());
-        for range in ranges {
-            for start in range.queries.clone().step_by(ATTEND_QUERIES) {
-                let count = ATTEND_QUERIES.min(range.queries.end - start);
-                tasks.extend([start, count, segments.len() / 2, range.keys.len()]);
+        let mut launches: Vec<(Source, Range<usize>)> = Vec::new();
+        let mut room = 0;
+        for AttentionRange { queries, keys } in ranges {
+            let first = tasks.len() / TASK_NUMBERS;
+            match keys {
+                Keys::Pass(shared)
+                | Keys::Kept {
+                    segments: shared, ..
+                } => {
+                    for start in queries.clone().step_by(ATTEND_QUERIES) {
+                        let count = ATTEND_QUERIES.min(queries.end - start);
+                        tasks.extend([start, count, segments.len() / 2, shared.len()]);
+                    }
+                    segments.extend(shared.iter().flat_map(|keys| [keys.start, keys.len]));
+                    room += 1;
+                }
+                // Queries of a task see the same keys, so each is a task of its own.
+                Keys::Causal { places, .. } => {
+                    for (query, place) in queries.clone().zip(places) {
+                        tasks.extend([query, 1, segments.len() / 2, 1]);
+                        segments.extend([0, place + 1]);
+                    }
+                    room += queries.len();
+                }
             }
-            segments.extend(range.keys.iter().flat_map(|keys| [keys.start, keys.len]));
+            let these = first..tasks.len() / TASK_NUMBERS;
+            match launches.last_mut() {
+                Some((source, all)) if *source == keys.source() => all.end = these.end,
+                _ => launches.push((keys.source(), these)),
+            }
         }
         const { assert!(size_of::<Task>() == 4 * TASK_NUMBERS && size_of::<Segment>() == 8) };
-        // As many tasks as these queries may be, however they are shared out among so many ranges: a rehearsal knows sums.
+        // As many tasks as these queries may be, however they are shared out among so many ranges, and whatever those see: a
+        // rehearsal knows sums.
         let queries: usize = ranges.iter().map(|range| range.queries.len()).sum();
-        let room = (ranges.len() + queries / ATTEND_QUERIES) * TASK_NUMBERS;
+        let task_numbers = (room + queries / ATTEND_QUERIES) * TASK_NUMBERS;
         Ok(CardTasks {
-            tasks: self.indices_in(room, tasks)?,
-            segments: self.indices(segments)?,
+            tasks: self.indices_in(task_numbers, tasks)?,
+            segments: self.indices_in(room * 2 * SEGMENTS_USUAL, segments)?,
+            launches,
         })
     }
 
-    /// `softmax(q · kᵀ / √head_dim) · v` for each head; rows of the result are those of `q`.
+    /// `softmax(q · kᵀ / √head_dim) · v` for each head; rows of the result are those of `q`. What queries see of a cache must
+    /// have been put there, that of this pass too.
     ///
     /// # Errors
     /// When memory can't be had.
     ///
     /// # Panics
-    /// When a range lies outside, or sees more keys than a thread's scratch holds scores.
+    /// When widths differ, or a range lies outside.
     pub fn attend(
         &self,
         q: &Activation,
-        k: &Activation,
-        v: &Activation,
+        keys: &KeyRows<'_>,
         shape: AttentionShape,
         tasks: &AttentionTasks,
     ) -> Result<Activation, EngineError> {
         assert_eq!(q.width(), shape.heads * shape.head_dim);
-        assert_eq!(k.width(), shape.kv_heads * shape.head_dim);
-        assert_eq!(v.width(), k.width());
         for range in &tasks.ranges {
             assert!(range.queries.end <= q.len());
-            for segment in &range.keys {
-                assert!(segment.start + segment.len <= k.len().min(v.len()));
-            }
+            let rows = match range.keys.source() {
+                Source::Pass => {
+                    let [k, v] = keys.pass.expect("queries see rows of this pass");
+                    assert_eq!(k.width(), shape.kv_heads * shape.head_dim);
+                    assert_eq!(v.width(), k.width());
+                    k.len().min(v.len())
+                }
+                Source::Cache(index) => {
+                    let cache = keys.caches[index];
+                    assert_eq!(cache.shape().kv_heads, shape.kv_heads);
+                    assert_eq!(cache.shape().head_dim, shape.head_dim);
+                    cache.capacity()
+                }
+            };
+            assert!(range.keys.end() <= rows);
         }
         let mut out = self.pool.take(q.len(), q.width(), q.number())?;
         match &self.body {
-            Body::Cpu(cpu) => cpu.attend(&mut out, q, k, v, shape, &tasks.ranges),
-            Body::Card(card) => card.attend(&out, q, k, v, shape, tasks.on_card())?,
+            Body::Cpu(cpu) => cpu.attend(&mut out, q, keys, shape, &tasks.ranges),
+            Body::Card(card) => {
+                let on_card = tasks.on_card.as_ref();
+                let on_card = on_card.expect("made for a card's operations");
+                for (source, these) in &on_card.launches {
+                    let spans = match *source {
+                        Source::Pass => keys.pass.map(|rows| rows.map(Activation::span)),
+                        Source::Cache(index) => Some(keys.caches[index].spans(keys.layer)),
+                    };
+                    let spans = spans.expect("queries see what there is");
+                    card.attend(&out, q, spans, shape, on_card, these.clone())?;
+                }
+            }
             Body::Rehearsal => {}
         }
         Ok(out)
@@ -197,34 +295,35 @@ mod tests {
             kv_heads: 2,
             head_dim: 10,
         };
-        let q = filled(&ops, 150, 40, 1);
+        let q = filled(&ops, 151, 40, 1);
         let k = filled(&ops, 200, 20, 2);
         let v = filled(&ops, 200, 20, 3);
-        let ranges = vec![
-            AttentionRange {
-                queries: 0..100,
-                keys: vec![
-                    KeySegment { start: 0, len: 7 },
-                    KeySegment { start: 50, len: 60 },
-                ],
-            },
-            AttentionRange {
-                queries: 100..150,
-                keys: vec![KeySegment {
-                    start: 120,
-                    len: 80,
-                }],
-            },
+        let all = [
+            (0..100, vec![(0, 7), (50, 60)]),
+            (100..150, vec![(120, 80)]),
+            (150..151, vec![(199, 1)]),
         ];
-        let tasks = ops.attention_tasks(ranges.clone()).unwrap();
-        let out = ops.attend(&q, &k, &v, shape, &tasks).unwrap();
-        for range in &ranges {
-            let rows: Vec<usize> = range
-                .keys
+        let ranges = all.iter().map(|(queries, keys)| AttentionRange {
+            queries: queries.clone(),
+            keys: Keys::Pass(
+                keys.iter()
+                    .map(|&(start, len)| KeySegment { start, len })
+                    .collect(),
+            ),
+        });
+        let tasks = ops.attention_tasks(ranges.collect()).unwrap();
+        let keys = KeyRows {
+            pass: Some([&k, &v]),
+            caches: &[],
+            layer: 0,
+        };
+        let out = ops.attend(&q, &keys, shape, &tasks).unwrap();
+        for (queries, keys) in all {
+            let rows: Vec<usize> = keys
                 .iter()
-                .flat_map(|segment| segment.start..segment.start + segment.len)
+                .flat_map(|&(start, len)| start..start + len)
                 .collect();
-            for query in range.queries.clone() {
+            for query in queries {
                 for head in 0..4 {
                     let row = &q.row(query)[head * 10..][..10];
                     let expected = plain(row, &k, &v, &rows, head / 2 * 10, 10);

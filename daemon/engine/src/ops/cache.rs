@@ -1,11 +1,12 @@
-//! Keys and values of a causal model's earlier positions, kept from pass to pass, and attention to them.
+//! Keys and values that are kept from pass to pass: a causal model's of all earlier positions, and those of a canvas that a
+//! pass doesn't compute anew.
 
 use std::ops::Range;
 
-use sluice_cuda::Number;
+use sluice_cuda::{Number, Span};
 use sluice_shared::level::Kv;
 
-use super::{Activation, AttentionShape, Body, Ops, activation::Indices, attention::CardTasks};
+use super::{Activation, AttentionShape, Body, Ops};
 use crate::{
     device::{DeviceBuffer, Profile},
     error::EngineError,
@@ -58,6 +59,8 @@ pub struct KvCache {
     shape: CacheShape,
     capacity: usize,
     len: usize,
+    /// Of each layer the places that are to stay: four bytes of each, where keys and values are hundreds.
+    chosen: Vec<Vec<u32>>,
 }
 
 impl KvCache {
@@ -103,33 +106,47 @@ impl KvCache {
         self.len -= rows;
     }
 
+    /// Places that it has room for.
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     /// Where the keys (0) or values (1) of a layer begin, in bytes.
     fn start(&self, layer: usize, which: usize) -> usize {
         (2 * layer + which) * self.capacity * self.shape.row_bytes()
     }
 
-    /// The keys (0) or values (1) of a layer's first `rows` positions, on the CPU.
-    pub(super) fn rows(&self, layer: usize, which: usize, rows: usize) -> &[u8] {
+    /// All keys (0) or values (1) of a layer, on the CPU.
+    pub(super) fn rows(&self, layer: usize, which: usize) -> &[u8] {
         let start = self.start(layer, which);
         let bytes: &[u8] = bytemuck::cast_slice(self.memory.host());
-        &bytes[start..start + rows * self.shape.row_bytes()]
+        &bytes[start..start + self.capacity * self.shape.row_bytes()]
     }
 
-    /// Room for `rows` positions from the end of those held on, on the CPU.
-    pub(super) fn room_mut(&mut self, layer: usize, which: usize, rows: usize) -> &mut [u8] {
-        let start = self.start(layer, which) + self.len * self.shape.row_bytes();
+    /// The keys (0) or values (1) of a layer at these places, to be written, on the CPU.
+    pub(super) fn rows_mut(
+        &mut self,
+        layer: usize,
+        which: usize,
+        places: Range<usize>,
+    ) -> &mut [u8] {
+        let row = self.shape.row_bytes();
+        let start = self.start(layer, which) + places.start * row;
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(self.memory.host_mut());
-        &mut bytes[start..start + rows * self.shape.row_bytes()]
+        &mut bytes[start..start + places.len() * row]
     }
-}
 
-/// Queries of several sequences, one sequence after another, by the positions that they stand at: each sees its own and all
-/// before it.
-pub struct CausalTasks {
-    pub(super) positions: Vec<usize>,
-    /// The queries of each sequence.
-    pub(super) sequences: Vec<Range<usize>>,
-    on_card: Option<CardTasks>,
+    /// Where the keys (0) or values (1) of a layer at these places are on a card.
+    fn span(&self, layer: usize, which: usize, places: Range<usize>) -> Span {
+        let row = self.shape.row_bytes();
+        let start = self.start(layer, which) + places.start * row;
+        self.memory.span().part(start, places.len() * row)
+    }
+
+    /// Where all keys and all values of a layer are on a card.
+    pub(super) fn spans(&self, layer: usize) -> [Span; 2] {
+        [0, 1].map(|which| self.span(layer, which, 0..self.capacity))
+    }
 }
 
 impl Ops {
@@ -150,6 +167,7 @@ impl Ops {
             shape,
             capacity,
             len: 0,
+            chosen: Vec::new(),
         })
     }
 
@@ -170,14 +188,13 @@ impl Ops {
         for layer in 0..to.shape.layers {
             for which in 0..2 {
                 match &self.body {
-                    Body::Cpu(_) => to
-                        .room_mut(layer, which, rows)
-                        .copy_from_slice(from.rows(layer, which, rows)),
+                    Body::Cpu(_) => {
+                        let bytes = rows * from.shape.row_bytes();
+                        to.rows_mut(layer, which, 0..rows)
+                            .copy_from_slice(&from.rows(layer, which)[..bytes]);
+                    }
                     Body::Card(card) => {
-                        let bytes = rows * to.shape.row_bytes();
-                        let span = |cache: &KvCache| {
-                            cache.memory.span().part(cache.start(layer, which), bytes)
-                        };
+                        let span = |cache: &KvCache| cache.span(layer, which, 0..rows);
                         card.copy(span(to), span(from))?;
                     }
                     Body::Rehearsal => {}
@@ -188,113 +205,112 @@ impl Ops {
         Ok(())
     }
 
-    /// Puts these rows of keys and values behind the positions held, in one layer; [`KvCache::advance`] counts them in.
+    /// Puts these rows of keys and values into the places of a layer from `start` on. Those of a causal sequence go behind
+    /// the positions held, and [`KvCache::advance`] counts them in.
     ///
     /// # Errors
     /// When the device fails.
     ///
     /// # Panics
     /// When there is no room for them.
-    pub fn append(
+    pub fn put(
         &self,
         cache: &mut KvCache,
         layer: usize,
-        keys: &Activation,
-        values: &Activation,
+        [keys, values]: [&Activation; 2],
         rows: Range<usize>,
+        start: usize,
     ) -> Result<(), EngineError> {
-        assert!(cache.len + rows.len() <= cache.capacity);
+        let places = start..start + rows.len();
+        assert!(places.end <= cache.capacity);
         assert!(rows.end <= keys.len().min(values.len()));
         for (which, x) in [keys, values].into_iter().enumerate() {
             match &self.body {
-                Body::Cpu(cpu) => cpu.store_rows(cache, layer, which, x, rows.clone()),
-                Body::Card(card) => {
-                    let row = cache.shape.row_bytes();
-                    let start = cache.start(layer, which) + cache.len * row;
-                    let room = cache.memory.span().part(start, rows.len() * row);
-                    card.copy(room, x.rows_span(rows.start, rows.len()))?;
+                Body::Cpu(cpu) => {
+                    let shape = cache.shape;
+                    let room = cache.rows_mut(layer, which, places.clone());
+                    cpu.store_rows(&shape, x, rows.clone(), room);
                 }
+                Body::Card(card) => card.copy(
+                    cache.span(layer, which, places.clone()),
+                    x.rows_span(rows.start, rows.len()),
+                )?,
                 Body::Rehearsal => {}
             }
         }
         Ok(())
     }
+}
 
-    /// Makes queries at these positions ready for [`Ops::attend_causal`]; `counts` says how many are each sequence's.
-    ///
-    /// # Errors
-    /// When memory can't be had.
-    ///
-    /// # Panics
-    /// When there are more or fewer queries than that.
-    pub fn causal_tasks(
-        &self,
-        positions: &Indices,
-        counts: impl IntoIterator<Item = usize>,
-    ) -> Result<CausalTasks, EngineError> {
-        let positions: Vec<usize> = positions.iter().collect();
-        let mut end = 0;
-        let sequences = counts.into_iter().map(|count| {
-            let start = end;
-            end += count;
-            start..end
-        });
-        let sequences = sequences.collect();
-        assert_eq!(end, positions.len());
-        // Queries of a task see the same keys, so on a card each is a task of its own.
-        let on_card = match self.device.is_card() {
-            true => Some(CardTasks {
-                tasks: self.indices((0..positions.len()).flat_map(|query| [query, 1, query, 1]))?,
-                segments: self.indices(positions.iter().flat_map(|position| [0, position + 1]))?,
-            }),
-            false => None,
-        };
-        Ok(CausalTasks {
-            positions,
-            sequences,
-            on_card,
-        })
-    }
-
-    /// `softmax(q · kᵀ / √head_dim) · v` over a layer's keys and values in the cache of each query's sequence, up to its
-    /// own position; those of the positions of this pass must have been appended.
-    ///
-    /// # Errors
-    /// When memory can't be had.
-    ///
-    /// # Panics
-    /// When there is not a cache for each sequence, or a query stands beyond what its cache has room for.
-    pub fn attend_causal(
-        &self,
-        q: &Activation,
-        caches: &[&KvCache],
-        layer: usize,
-        shape: AttentionShape,
-        tasks: &CausalTasks,
-    ) -> Result<Activation, EngineError> {
-        assert_eq!(q.width(), shape.heads * shape.head_dim);
-        assert_eq!(q.len(), tasks.positions.len());
-        assert_eq!(caches.len(), tasks.sequences.len());
-        for (cache, queries) in caches.iter().zip(&tasks.sequences) {
-            let inside = |position: &usize| *position < cache.capacity;
-            assert!(tasks.positions[queries.clone()].iter().all(inside));
-        }
-        let mut out = self.pool.take(q.len(), q.width(), q.number())?;
-        match &self.body {
-            Body::Cpu(cpu) => cpu.attend_causal(&mut out, q, caches, layer, shape, tasks),
-            Body::Card(card) => {
-                let on_card = tasks.on_card.as_ref();
-                let on_card = on_card.expect("made for a card's operations");
-                for (cache, queries) in caches.iter().zip(&tasks.sequences) {
-                    let bytes = cache.capacity * cache.shape.row_bytes();
-                    let memory = |which| cache.memory.span().part(cache.start(layer, which), bytes);
-                    let keys = [memory(0), memory(1)];
-                    card.attend_spans(&out, q, keys, shape, on_card, queries.clone())?;
+impl KvCache {
+    /// Puts keys and values of the places that were chosen into the first ones, once the pass has come to its end: one that
+    /// fails is run again with all of them.
+    pub fn settle(&mut self) {
+        let row = self.shape.row_bytes();
+        for (layer, places) in std::mem::take(&mut self.chosen).into_iter().enumerate() {
+            for which in 0..2 {
+                let all = self.rows_mut(layer, which, 0..self.capacity);
+                for (to, from) in places.iter().map(|&from| from as usize).enumerate() {
+                    all.copy_within(from * row..(from + 1) * row, to * row);
                 }
             }
-            Body::Rehearsal => {}
         }
-        Ok(out)
+    }
+}
+
+impl Ops {
+    /// Chooses of these places of a layer so many as the queries look at most, with their neighbours: once all layers have
+    /// chosen, [`KvCache::settle`] makes them the cache's first places, in their order.
+    ///
+    /// Reference: Sparse-dLLM (arXiv 2508.02558): what the queries pay attention to, the most of three neighbours.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    ///
+    /// # Panics
+    /// On a card, whose kernels tell no sums, or when places don't rise.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "they say what to choose from, by what, and how much"
+    )]
+    pub fn choose_salient(
+        &self,
+        cache: &mut KvCache,
+        layer: usize,
+        q: &Activation,
+        queries: Range<usize>,
+        shape: AttentionShape,
+        places: &[Range<usize>],
+        count: usize,
+    ) -> Result<(), EngineError> {
+        assert!(places.is_sorted_by(|a, b| a.end <= b.start) && !self.device.is_card());
+        let all: usize = places.iter().map(Range::len).sum();
+        let mut sums = self.pool.take(shape.heads, all, Number::F32)?;
+        let Body::Cpu(cpu) = &self.body else {
+            return Ok(());
+        };
+        cpu.salience(&mut sums, cache, layer, q, queries, shape, places);
+        // Over the heads in their order, so that threads change nothing.
+        let (sums, others) = sums.values_mut().split_at_mut(all);
+        for other in others.chunks_exact(all.max(1)) {
+            for (sum, other) in sums.iter_mut().zip(other) {
+                *sum += other;
+            }
+        }
+        let pooled = |at: usize| {
+            let near = &sums[at.saturating_sub(1)..all.min(at + 2)];
+            near.iter().copied().fold(0.0, f32::max)
+        };
+        let mut ranked: Vec<usize> = (0..all).collect();
+        // A stable sort: of equals the first stays.
+        ranked.sort_by(|&a, &b| pooled(b).total_cmp(&pooled(a)));
+        ranked.truncate(count);
+        ranked.sort_unstable();
+        let places: Vec<usize> = places.iter().cloned().flatten().collect();
+        let kept = ranked.into_iter().map(|index| places[index] as u32);
+        cache.chosen.resize(cache.shape.layers, Vec::new());
+        cache.chosen[layer] = kept.collect();
+        Ok(())
     }
 }
 
@@ -320,6 +336,18 @@ pub fn cache_format(kv: Kv, profile: &Profile) -> Result<Format, PlanError> {
             asked: kv,
             number: own.name(),
         }),
+    }
+}
+
+/// What keys and values of a canvas are kept in: as [`cache_format`] has it, but where nothing was asked for, as they are
+/// computed, so that what a pass leaves out is all that it approximates.
+///
+/// # Errors
+/// As there.
+pub fn canvas_cache_format(kv: Kv, profile: &Profile) -> Result<Format, PlanError> {
+    match kv {
+        Kv::Auto => Ok(computed_format(profile)),
+        asked => cache_format(asked, profile),
     }
 }
 

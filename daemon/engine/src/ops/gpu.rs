@@ -12,7 +12,7 @@ use super::{
     Activation, AttentionShape, Choice, HeadGroup, Indices, RopeTable,
     activation::Pool,
     arena::Part,
-    attention::{CardTasks, TASK_NUMBERS},
+    attention::CardTasks,
     compare::{Row, Side},
     head::Running,
 };
@@ -241,21 +241,8 @@ impl Card {
         )?)
     }
 
+    /// Attention of some of the tasks, to keys and values in the numbers of the queries, wherever they lie.
     pub(super) fn attend(
-        &self,
-        out: &Activation,
-        q: &Activation,
-        k: &Activation,
-        v: &Activation,
-        shape: AttentionShape,
-        tasks: &CardTasks,
-    ) -> Result<(), EngineError> {
-        let all = 0..tasks.tasks.len() / TASK_NUMBERS;
-        self.attend_spans(out, q, [k.span(), v.span()], shape, tasks, all)
-    }
-
-    /// The same for some of the tasks, with keys and values in the numbers of the queries, wherever they lie.
-    pub(super) fn attend_spans(
         &self,
         out: &Activation,
         q: &Activation,

@@ -1,11 +1,16 @@
 //! The head's reduction: from rows to one candidate each, in pieces of the vocabulary, so
 //! that no matrix of canvas × vocabulary ever exists.
 
+mod distributions;
+
+use half::bf16;
 use rayon::prelude::*;
 
+pub use self::distributions::Distributions;
+use self::distributions::Moved;
 use super::{
     Activation, Body, Noise, Ops,
-    cpu::Cpu,
+    cpu::{Cpu, exp},
     gpu::{CardHead, HeadMemory},
 };
 use crate::{device::DeviceBuffer, error::EngineError, ledger::Kind, residency::Weight};
@@ -16,7 +21,7 @@ const PIECE_LOGITS: usize = 1 << 20;
 const PIECE_COLUMNS_MIN: usize = 256;
 
 /// What a row is read for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeadRow {
     /// Its place in the canvas, which fixes its noise.
     pub position: usize,
@@ -24,6 +29,10 @@ pub struct HeadRow {
     pub may_end: bool,
     /// A token whose log-probability is asked for.
     pub target: Option<u32>,
+    /// Tokens whose log-probabilities are asked for besides; a card's kernel knows none of them.
+    pub watched: Vec<u32>,
+    /// Read as if the position were masked, though its token, the target, stands in the canvas.
+    pub is_check: bool,
 }
 
 /// What rows are ranked by.
@@ -61,19 +70,24 @@ pub struct Choice<'a> {
     pub suppressed: &'a [u32],
     /// What [`Candidate::rank`] is.
     pub ranking: Ranking,
+    /// Whether [`Evidence::top`] is asked for.
+    pub top: bool,
 }
 
 /// Rows of one request, and how their tokens are chosen.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct HeadGroup<'a> {
     /// In rising order of position.
     pub rows: &'a [HeadRow],
     /// The same for all of them.
     pub choice: Choice<'a>,
+    /// What the rows are compared with and leave theirs in, but for those that are checks. A place for each of them: they
+    /// lie no further apart than there are places.
+    pub distributions: Option<&'a mut Distributions>,
 }
 
 /// What a row would become.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
     /// The chosen token.
     pub token: u32,
@@ -83,10 +97,32 @@ pub struct Candidate {
     pub rank: f64,
     /// Log-probability of the row's target.
     pub target_log_probability: Option<f64>,
+    /// What else was asked for.
+    pub evidence: Evidence,
+}
+
+/// What else can be known of a row, by the un-noised, un-tempered logits.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Evidence {
+    /// Log-probabilities of the watched tokens, in their order.
+    pub watched: Vec<f64>,
+    /// The most probable token that may be chosen.
+    pub top: Option<Top>,
+    /// KL(now ‖ before): how far its distribution has moved since the pass before, in which the position was read too.
+    pub divergence: Option<f64>,
+}
+
+/// A token, whatever chance has chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Top {
+    /// Which.
+    pub token: u32,
+    /// Its log-probability.
+    pub log_probability: f64,
 }
 
 /// A row's state between pieces.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(super) struct Running {
     /// Largest logit so far, and the sum of `exp(logit - max)`.
     pub(super) max: f32,
@@ -100,11 +136,17 @@ pub(super) struct Running {
     pub(super) second: f32,
     /// Sum of `logit * exp(logit - max)`, where rows are ranked by their entropy.
     pub(super) weighted: f64,
+    /// Largest logit of those that may be chosen, and its token.
+    pub(super) top: Option<(u32, f32)>,
+    /// Logits of the watched tokens.
+    pub(super) watched: Vec<f32>,
+    /// How far it has moved, where that is asked for.
+    pub(super) moved: Option<Moved>,
 }
 
 /// Rows on their way through the head, a piece of the vocabulary at a time.
 pub struct HeadReduction<'a> {
-    groups: &'a [HeadGroup<'a>],
+    groups: Vec<HeadGroup<'a>>,
     /// Columns of the vocabulary whose logits exist at once.
     columns: usize,
     state: State,
@@ -117,7 +159,7 @@ enum State {
         logits: DeviceBuffer<f32>,
     },
     OnCard(Box<CardHead>),
-    /// A card multiplies, and its kernel knows no such ranking: logits are copied from there and reduced here.
+    /// A card multiplies, and its kernel knows nothing of what is asked for: logits are copied from there and reduced here.
     Copied {
         memory: HeadMemory,
         running: Vec<Running>,
@@ -139,7 +181,7 @@ impl Ops {
     /// When memory can't be had.
     pub fn start_head<'a>(
         &self,
-        groups: &'a [HeadGroup<'a>],
+        mut groups: Vec<HeadGroup<'a>>,
         part_rows: usize,
     ) -> Result<HeadReduction<'a>, EngineError> {
         let rows = groups.iter().map(|group| group.rows.len()).sum();
@@ -151,20 +193,18 @@ impl Ops {
         let columns = count.checked_div(inputs).unwrap_or(part_rows);
         let (device, ledger) = (&self.device, &self.ledger);
         let on_card = || HeadMemory::take(&self.pool, rows, count);
-        // A card's kernel keeps what confidences need, and nothing for other rankings.
-        let is_copied = |group: &HeadGroup<'_>| group.choice.ranking != Ranking::Confidence;
         let state = match &self.body {
-            Body::Card(_) if groups.iter().any(is_copied) => State::Copied {
+            Body::Card(_) if !groups.iter().all(HeadGroup::is_plain) => State::Copied {
                 memory: on_card()?,
-                running: vec![Running::default(); rows],
+                running: start(&mut groups),
                 logits: vec![0.0; count],
             },
-            Body::Card(card) => State::OnCard(Box::new(card.start_head(groups, on_card()?)?)),
+            Body::Card(card) => State::OnCard(Box::new(card.start_head(&groups, on_card()?)?)),
             Body::Rehearsal if device.is_card() => State::Rehearsed {
                 _memory: on_card()?,
             },
             Body::Cpu(_) | Body::Rehearsal => State::Here {
-                running: vec![Running::default(); rows],
+                running: start(&mut groups),
                 logits: DeviceBuffer::new(device, ledger, Kind::Head, count)?,
             },
         };
@@ -190,8 +230,7 @@ impl Ops {
         part: &Weight<'_>,
         first: usize,
     ) -> Result<(), EngineError> {
-        let groups = reduction.groups;
-        let inputs = groups.iter().map(HeadGroup::inputs);
+        let inputs = reduction.groups.iter().map(HeadGroup::inputs);
         assert_eq!(x.len(), inputs.sum::<usize>());
         for from in (0..part.rows).step_by(reduction.columns.max(1)) {
             let to = part.rows.min(from + reduction.columns);
@@ -200,6 +239,7 @@ impl Ops {
                 Body::Cpu(cpu) => reduction.take_here(cpu, x, &piece, first + from),
                 Body::Card(card) => {
                     let first = first + from;
+                    let groups = &mut reduction.groups;
                     match &mut reduction.state {
                         State::OnCard(state) => card.reduce_head(state, x, &piece, first)?,
                         State::Copied {
@@ -231,7 +271,7 @@ impl HeadReduction<'_> {
         let State::Here { running, logits } = &mut self.state else {
             unreachable!("began on the CPU")
         };
-        let (groups, width) = (self.groups, piece.rows);
+        let (groups, width) = (&mut self.groups, piece.rows);
         let logits = &mut logits.host_mut()[..x.len() * width];
         cpu.run(|| {
             cpu.multiply_here(x, piece, logits, false);
@@ -243,7 +283,7 @@ impl HeadReduction<'_> {
     ///
     /// # Errors
     /// When a row's logits are not numbers, or the device fails.
-    pub fn candidates(self) -> Result<Vec<Vec<Candidate>>, EngineError> {
+    pub fn candidates(mut self) -> Result<Vec<Vec<Candidate>>, EngineError> {
         let rows = self.groups.iter().map(|group| group.rows.len());
         let running = match self.state {
             State::Here { running, .. } | State::Copied { running, .. } => running,
@@ -251,14 +291,38 @@ impl HeadReduction<'_> {
             State::Rehearsed { .. } => Vec::new(),
         };
         let mut running = running.iter();
-        let groups = self.groups.iter().map(|group| {
+        let groups = self.groups.iter_mut().map(|group| {
             let pairs = group.rows.iter().zip(running.by_ref());
-            pairs
-                .map(|(row, running)| running.candidate(row, group.choice.ranking))
-                .collect()
+            let candidates = pairs.map(|(row, running)| {
+                if let (Some(distributions), Some(moved)) =
+                    (&mut group.distributions, &running.moved)
+                {
+                    distributions.put(row.position, group.choice.pass, moved.log_sum(running.max));
+                }
+                running.candidate(row, &group.choice)
+            });
+            candidates.collect()
         });
         groups.collect()
     }
+}
+
+/// The states of all rows before the first piece.
+fn start(groups: &mut [HeadGroup<'_>]) -> Vec<Running> {
+    let mut running = Vec::new();
+    for group in groups {
+        running.extend(group.rows.iter().map(|row| {
+            let distributions = group.distributions.as_mut().filter(|_| !row.is_check);
+            Running {
+                watched: vec![f32::NEG_INFINITY; row.watched.len()],
+                moved: distributions.map(|distributions| {
+                    Moved::from(distributions.take(row.position, group.choice.pass))
+                }),
+                ..Running::default()
+            }
+        }));
+    }
+    running
 }
 
 /// A row's logits in a piece, and what is made of them.
@@ -268,6 +332,8 @@ struct Taking<'a> {
     guidance: Option<(&'a [f32], f32)>,
     row: &'a HeadRow,
     choice: &'a Choice<'a>,
+    /// Where the logits go until the next pass, and those of the one before are.
+    before: Option<&'a mut [bf16]>,
     running: &'a mut Running,
 }
 
@@ -276,11 +342,14 @@ fn reduce(
     mut logits: &mut [f32],
     width: usize,
     first: usize,
-    groups: &[HeadGroup<'_>],
+    groups: &mut [HeadGroup<'_>],
     mut running: &mut [Running],
 ) {
     let mut all = Vec::with_capacity(running.len());
-    for HeadGroup { rows, choice } in groups {
+    for group in groups {
+        let (rows, choice) = (group.rows, &group.choice);
+        let kept = group.distributions.as_mut();
+        let mut kept = kept.map(|distributions| distributions.pieces(first, width));
         let (states, others) = running.split_at_mut(rows.len());
         let (conditional, rest) = logits.split_at_mut(rows.len() * width);
         let guided = if choice.guidance.is_some() {
@@ -292,15 +361,20 @@ fn reduce(
         (running, logits) = (others, rest);
         let mut plain = unconditional.chunks_exact(width);
         let of_rows = rows.iter().zip(conditional.chunks_exact_mut(width));
-        all.extend(of_rows.zip(states).map(|((row, logits), running)| Taking {
-            logits,
-            guidance: choice.guidance.map(|w| {
-                let plain = plain.next().expect("each row has two branches");
-                (plain, w as f32)
-            }),
-            row,
-            choice,
-            running,
+        all.extend(of_rows.zip(states).map(|((row, logits), running)| {
+            Taking {
+                logits,
+                guidance: choice.guidance.map(|w| {
+                    let plain = plain.next().expect("each row has two branches");
+                    (plain, w as f32)
+                }),
+                row,
+                choice,
+                before: (running.moved.as_ref())
+                    .and(kept.as_mut())
+                    .map(|pieces| pieces.of(row.position)),
+                running,
+            }
         }));
     }
     all.into_par_iter().for_each(|taking| {
@@ -309,12 +383,13 @@ fn reduce(
             guidance,
             row,
             choice,
+            before,
             running,
         } = taking;
         if let Some((plain, w)) = guidance {
             guide(logits, plain, w);
         }
-        running.take(logits, first, row, choice);
+        running.take(logits, first, row, choice, before);
     });
 }
 
@@ -322,6 +397,15 @@ impl HeadGroup<'_> {
     /// Rows of the input.
     pub(super) fn inputs(&self) -> usize {
         self.rows.len() * if self.choice.guidance.is_some() { 2 } else { 1 }
+    }
+
+    /// Whether it takes no more than what a card's kernel keeps: what confidences need.
+    fn is_plain(&self) -> bool {
+        let choice = &self.choice;
+        choice.ranking == Ranking::Confidence
+            && !(choice.top && choice.temperature > 0.0)
+            && self.distributions.is_none()
+            && self.rows.iter().all(|row| row.watched.is_empty())
     }
 }
 
@@ -343,12 +427,22 @@ impl Default for Running {
             target_logit: f32::NEG_INFINITY,
             second: f32::NEG_INFINITY,
             weighted: 0.0,
+            top: None,
+            watched: Vec::new(),
+            moved: None,
         }
     }
 }
 
 impl Running {
-    fn take(&mut self, logits: &mut [f32], from: usize, row: &HeadRow, choice: &Choice<'_>) {
+    fn take(
+        &mut self,
+        logits: &mut [f32],
+        from: usize,
+        row: &HeadRow,
+        choice: &Choice<'_>,
+        before: Option<&mut [bf16]>,
+    ) {
         let len = logits.len();
         let inside = |id: u32| (id as usize).checked_sub(from).filter(|&i| i < len);
         for &id in choice.suppressed {
@@ -359,7 +453,15 @@ impl Running {
         if let Some(index) = row.target.and_then(inside) {
             self.target_logit = logits[index];
         }
+        for (watched, &id) in self.watched.iter_mut().zip(&row.watched) {
+            if let Some(index) = inside(id) {
+                *watched = logits[index];
+            }
+        }
         self.add_to_sum(logits, choice.ranking);
+        if let (Some(moved), Some(before)) = (&mut self.moved, before) {
+            moved.take(logits, before, self.max);
+        }
         // What can't be chosen: few ids, so they are lifted out instead of asked for at each.
         for &id in std::iter::once(&choice.mask_token_id)
             .chain(choice.end_tokens.iter().filter(|_| !row.may_end))
@@ -381,11 +483,14 @@ impl Running {
             }
             self.second = second;
         }
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let max = exp::max(logits);
         if max > self.max {
             let shrunk = f64::from((self.max - max).exp());
             self.sum *= shrunk;
             self.weighted *= shrunk;
+            if let Some(moved) = &mut self.moved {
+                moved.shrink(shrunk);
+            }
             self.max = max;
         }
         if self.max == f32::NEG_INFINITY {
@@ -393,10 +498,7 @@ impl Running {
         }
         // In `f64`: where one token is all but certain, the others' terms vanish beside its 1
         // in `f32`, and near-certain rows could no longer be ranked.
-        self.sum += logits
-            .iter()
-            .map(|logit| f64::from((logit - self.max).exp()))
-            .sum::<f64>();
+        self.sum += exp::exp_total(logits, self.max);
         if ranking == Ranking::Entropy {
             let possible = logits.iter().filter(|logit| **logit > f32::NEG_INFINITY);
             self.weighted += possible
@@ -406,10 +508,23 @@ impl Running {
     }
 
     fn choose(&mut self, logits: &[f32], from: usize, row: &HeadRow, choice: &Choice<'_>) {
+        if choice.temperature == 0.0 {
+            let most = exp::max(logits);
+            if f64::from(most) > self.best_score {
+                let index = logits.iter().position(|&logit| logit == most);
+                self.best = index.map(|index| (from + index) as u32);
+                self.best_score = f64::from(most);
+                self.best_logit = most;
+            }
+            return;
+        }
         for (index, &logit) in logits.iter().enumerate() {
             let mut score = f64::from(logit);
             let token = from + index;
-            if choice.temperature > 0.0 && logit > f32::NEG_INFINITY {
+            if choice.top && self.top.is_none_or(|(_, top)| logit > top) {
+                self.top = Some((token as u32, logit));
+            }
+            if logit > f32::NEG_INFINITY {
                 score += choice.temperature
                     * choice
                         .noise
@@ -423,7 +538,7 @@ impl Running {
         }
     }
 
-    fn candidate(&self, row: &HeadRow, ranking: Ranking) -> Result<Candidate, EngineError> {
+    fn candidate(&self, row: &HeadRow, choice: &Choice<'_>) -> Result<Candidate, EngineError> {
         let log_sum = f64::from(self.max) + self.sum.ln();
         let log_probability = |logit: f32| f64::from(logit) - log_sum;
         let Some(token) = self.best.filter(|_| log_sum.is_finite()) else {
@@ -435,7 +550,7 @@ impl Running {
         Ok(Candidate {
             token,
             confidence,
-            rank: match ranking {
+            rank: match choice.ranking {
                 Ranking::Confidence => confidence,
                 Ranking::Margin => {
                     log_probability(self.max).exp() - log_probability(self.second).exp()
@@ -443,6 +558,23 @@ impl Running {
                 Ranking::Entropy => self.weighted / self.sum - log_sum,
             },
             target_log_probability: row.target.map(|_| log_probability(self.target_logit)),
+            evidence: Evidence {
+                watched: self
+                    .watched
+                    .iter()
+                    .map(|&logit| log_probability(logit))
+                    .collect(),
+                // Without noise it is the chosen one.
+                top: choice.top.then(|| {
+                    let (token, logit) = self.top.unwrap_or((token, self.best_logit));
+                    Top {
+                        token,
+                        log_probability: log_probability(logit),
+                    }
+                }),
+                divergence: (self.moved.as_ref())
+                    .and_then(|moved| moved.divergence(self.max, self.sum)),
+            },
         })
     }
 }

@@ -19,20 +19,27 @@ use sluice_cuda::Number;
 use self::{activation::Pool, cpu::Cpu, gpu::Card};
 pub use self::{
     activation::{Activation, Indices},
-    attention::{AttentionRange, AttentionShape, AttentionTasks, KeySegment},
-    cache::{CacheShape, CausalTasks, KvCache, cache_format, computed_format},
+    attention::{AttentionRange, AttentionShape, AttentionTasks, KeyRows, KeySegment, Keys},
+    cache::{CacheShape, KvCache, cache_format, canvas_cache_format, computed_format},
     compare::{Comparison, Divergence},
-    head::{Candidate, Choice, HeadGroup, HeadReduction, HeadRow, Ranking},
+    head::{
+        Candidate, Choice, Distributions, Evidence, HeadGroup, HeadReduction, HeadRow, Ranking, Top,
+    },
     logits::LogitsRows,
     noise::Noise,
 };
 use crate::{
     device::{Device, DeviceBuffer},
     error::EngineError,
+    format::Format,
     ledger::{Kind, Ledger},
     model::family::Rope,
     residency::Weight,
 };
+
+/// What products differ by, relative to all of them, where rows are rounded to 8 bits ([`Ops::rounds_rows`]): at most this
+/// much, as a root mean square; 0.0038 was measured.
+pub const ROUNDED_ROWS_ERROR: f64 = 5e-3;
 
 /// The operations of one device.
 pub struct Ops {
@@ -76,6 +83,12 @@ impl Ops {
             ledger,
             body,
         })
+    }
+
+    /// Whether rows are rounded to 8 bits before they are multiplied with weights of this format.
+    #[must_use]
+    pub fn rounds_rows(&self, format: Format) -> bool {
+        !self.device.is_card() && cpu::rounds_rows(format)
     }
 
     /// The device beneath.

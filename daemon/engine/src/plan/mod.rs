@@ -27,10 +27,17 @@ pub struct Workload {
     pub canvas: usize,
     /// Positions decoded together, in the largest block.
     pub block: usize,
-    /// Requests that share a pass; one with guidance counts twice.
+    /// Canvases that share a pass: with guidance two of a request, and as many again for each order that is tried.
     pub requests: usize,
     rows: usize,
     head_rows: usize,
+    /// Rows that verify what was committed, of all requests.
+    checks: usize,
+    /// Places for keys and values, of all requests that keep them between passes over a canvas, and how many keep them.
+    kept: usize,
+    caches: usize,
+    /// Rows whose distributions are kept from pass to pass, of all requests.
+    compared_rows: usize,
 }
 
 impl Workload {
@@ -43,10 +50,63 @@ impl Workload {
             requests,
             rows: canvas * requests,
             head_rows: block.min(canvas) * requests,
+            checks: 0,
+            kept: 0,
+            caches: 0,
+            compared_rows: 0,
         }
     }
 
-    /// Positions of all canvases, which the layers compute together.
+    /// The same, with so many rows whose distributions are kept from pass to pass.
+    #[must_use]
+    pub fn comparing(self, compared_rows: usize) -> Self {
+        Self {
+            compared_rows,
+            ..self
+        }
+    }
+
+    /// The same, of whose canvases a pass computes at most so many positions.
+    #[must_use]
+    pub fn computing(self, rows: usize) -> Self {
+        Self {
+            rows: rows.min(self.canvas) * self.requests,
+            ..self
+        }
+    }
+
+    /// The same, keeping keys and values of all positions between passes.
+    #[must_use]
+    pub fn keeping(self) -> Self {
+        Self {
+            kept: self.canvas * self.requests,
+            caches: self.requests,
+            ..self
+        }
+    }
+
+    /// The same, verifying as many rows as a block has in each request.
+    #[must_use]
+    pub fn checking(self) -> Self {
+        Self {
+            checks: self.head_rows,
+            ..self
+        }
+    }
+
+    /// Rows that verify what was committed, besides those of the canvases.
+    #[must_use]
+    pub fn checks(&self) -> usize {
+        self.checks
+    }
+
+    /// Places for keys and values that are kept between passes over canvases, and in how many caches.
+    #[must_use]
+    pub fn kept(&self) -> (usize, usize) {
+        (self.kept, self.caches)
+    }
+
+    /// Positions of all canvases that the layers compute together, at most.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
@@ -56,6 +116,12 @@ impl Workload {
     #[must_use]
     pub fn head_rows(&self) -> usize {
         self.head_rows
+    }
+
+    /// Rows of all requests whose distributions are kept from pass to pass.
+    #[must_use]
+    pub fn compared_rows(&self) -> usize {
+        self.compared_rows
     }
 
     /// Whether all canvases are of one length.
@@ -73,6 +139,10 @@ impl Workload {
             requests: self.requests + other.requests,
             rows: self.rows + other.rows,
             head_rows: self.head_rows + other.head_rows,
+            checks: self.checks + other.checks,
+            kept: self.kept + other.kept,
+            caches: self.caches + other.caches,
+            compared_rows: self.compared_rows + other.compared_rows,
         }
     }
 
@@ -85,6 +155,10 @@ impl Workload {
             requests: self.requests.max(other.requests),
             rows: self.rows.max(other.rows),
             head_rows: self.head_rows.max(other.head_rows),
+            checks: self.checks.max(other.checks),
+            kept: self.kept.max(other.kept),
+            caches: self.caches.max(other.caches),
+            compared_rows: self.compared_rows.max(other.compared_rows),
         }
     }
 }
@@ -126,7 +200,7 @@ pub struct Working {
     pub tables_bytes: u64,
     /// Activations of the workload.
     pub activation_bytes: u64,
-    /// Keys and values of all its positions; none for models that compute the whole canvas in every pass.
+    /// Keys and values that are kept from pass to pass; none where each computes the whole canvas.
     pub cache_bytes: u64,
     /// How those are kept.
     pub cache: Option<Format>,

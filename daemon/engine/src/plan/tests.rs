@@ -7,6 +7,7 @@ use sluice_codec::Scheme;
 
 use super::*;
 use crate::{
+    checkpoint::DiskRates,
     device::{CardProfile, LinearRate, Number, Profile, Rates},
     format::Format,
     model::shape::{Naming, Preset},
@@ -412,6 +413,45 @@ fn a_shared_pass_takes_no_longer_than_as_many_of_the_longest() {
     let mixed = time(short.with(&long));
     assert!(mixed > time(long) && mixed > time(short));
     assert!(mixed < time(long.with(&long)));
+}
+
+#[test]
+fn what_is_streamed_takes_as_long_as_the_limit_wants() {
+    let shape = llada_8b();
+    let linear = [Format::F32, Format::Bf16].map(|format| LinearRate {
+        format,
+        points: [(1, 1e-10), (8, 2e-10), (64, 1e-9)],
+    });
+    let machine = |limit| Machine {
+        rates: Some(Rates {
+            copy_bytes_per_s: 4e9,
+            linear: linear.to_vec(),
+            decode: Vec::new(),
+        }),
+        disk: DiskRates {
+            direct_bytes_per_s: Some(2e9),
+            cold_bytes_per_s: Some(1e9),
+        },
+        read_limit_bytes_per_s: limit,
+        ..machine(4 * GIB)
+    };
+    for cache_bytes in [0, u64::MAX] {
+        let plan = plan_with_cache(&shape, Level::Standard, 4 * GIB, cache_bytes).unwrap();
+        let time = |limit| {
+            let time = plan.time(&shape, &plan.workload, &machine(limit));
+            time.unwrap()
+        };
+        let (free, limited) = (time(None), time(Some(500_000_000)));
+        let least_s = plan.streamed_bytes() as f64 / 5e8;
+        assert!((limited.reader_s - least_s).abs() < 1e-6 * least_s);
+        assert_eq!(limited.total_s(), limited.reader_s);
+        // Not even reads past the cache are slower than that.
+        assert_eq!(limited.first_s(), Some(limited.total_s()));
+        // What computing and copying take is what it was, and a limit beyond what the disk can do changes nothing.
+        let busy = |time: &PassTime| (time.compute_s, time.copy_s, time.disk_s);
+        assert_eq!(busy(&limited), busy(&free));
+        assert_eq!(time(Some(u64::MAX)), free);
+    }
 }
 
 #[test]

@@ -27,6 +27,8 @@ pub struct Machine {
     pub rates: Option<Rates>,
     /// How fast what the checkpoint lies on is.
     pub disk: DiskRates,
+    /// Most bytes a second that are streamed, where somebody said so.
+    pub read_limit_bytes_per_s: Option<u64>,
     /// What the engine holds and, beside it, file pages that the system can keep for us, in bytes: a plan's own memory is
     /// taken from it.
     pub cache_bytes: u64,
@@ -40,12 +42,13 @@ impl Machine {
             device,
             rates: None,
             disk: DiskRates::default(),
+            read_limit_bytes_per_s: None,
             cache_bytes,
         }
     }
 
     /// This one, with what the system can keep of files at this moment, while the engine holds `held_bytes`; where the
-    /// checkpoint lies is not known yet.
+    /// checkpoint lies is not known yet, and nothing is limited.
     #[must_use]
     pub fn here(device: Profile, rates: Option<Rates>, held_bytes: u64) -> Self {
         let cache_bytes = MemoryFacts::read().cache_bytes;
@@ -53,6 +56,7 @@ impl Machine {
             device,
             rates,
             disk: DiskRates::default(),
+            read_limit_bytes_per_s: None,
             // Where nothing is known of the cache, there is none, whatever the engine may give up.
             cache_bytes: cache_bytes.map_or(0, |cache| cache.saturating_add(held_bytes)),
         }
@@ -68,10 +72,10 @@ pub struct PassTime {
     pub copy_s: f64,
     /// Reads past it.
     pub disk_s: f64,
-    /// All that the thread does that reads what is streamed.
+    /// All that the thread does that reads what is streamed, and its pauses where it may only read so fast.
     pub reader_s: f64,
-    /// Reads of the first pass, when the system's cache has nothing of what later passes copy from it; unknown where it
-    /// has not been measured how long they take.
+    /// Reads of the first pass, when the system's cache has nothing of what later passes copy from it, as far as they take
+    /// longer than those pauses; unknown where it has not been measured how long they take.
     pub cold_s: Option<f64>,
 }
 
@@ -104,7 +108,8 @@ pub(super) fn predict(
         reader_s: 0.0,
         cold_s: None,
     };
-    let mut cached_bytes = 0.0;
+    let limit = machine.read_limit_bytes_per_s;
+    let mut cold_s = machine.disk.cold_bytes_per_s.map(|_| 0.0);
     for unit in units {
         time.compute_s += compute_s(unit, shape, workload, machine)?;
         if !unit.is_streamed() || unit.tier == Tier::Device {
@@ -115,22 +120,25 @@ pub(super) fn predict(
         let decode_s =
             decoded.map(|(coding, numbers)| Some(rates.decode_s(coding.scheme)? * numbers as f64));
         let mut busy_s = decode_s.sum::<Option<f64>>()?;
+        let mut disk_s = 0.0;
         if unit.tier == Tier::Host {
             busy_s += bytes / rates.copy_bytes_per_s;
-            cached_bytes += bytes;
         } else {
-            let disk_s = bytes / machine.disk.direct_bytes_per_s?;
-            time.disk_s += disk_s;
-            time.reader_s += disk_s;
+            disk_s = bytes / machine.disk.direct_bytes_per_s?;
         }
+        let read_s = busy_s + disk_s;
+        let pause_s = limit.map_or(0.0, |limit| (bytes / limit as f64 - read_s).max(0.0));
+        if let (Tier::Host, Some(cold_s), Some(rate)) =
+            (unit.tier, &mut cold_s, machine.disk.cold_bytes_per_s)
+        {
+            *cold_s += (bytes / rate - pause_s).max(0.0);
+        }
+        time.disk_s += disk_s;
         // It takes that share of the cores from the others.
         time.copy_s += busy_s / machine.device.threads as f64;
-        time.reader_s += busy_s;
+        time.reader_s += read_s + pause_s;
     }
-    time.cold_s = machine
-        .disk
-        .cold_bytes_per_s
-        .map(|rate| cached_bytes / rate);
+    time.cold_s = cold_s;
     Some(time)
 }
 

@@ -3,6 +3,7 @@
 
 mod change;
 mod convert;
+mod pace;
 mod reader;
 mod stream;
 mod unit;

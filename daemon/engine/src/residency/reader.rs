@@ -37,6 +37,8 @@ pub struct Reader {
     coded: Vec<Option<Arc<CodedTensor>>>,
     /// Converted copies on disk, with the tensors they have: on the way from one level to another, two are read from.
     derivatives: Vec<(Arc<Checkpoint>, Vec<Option<TensorEntry>>)>,
+    /// Most bytes a second that are streamed.
+    limit_bytes_per_s: Option<u64>,
 }
 
 /// A unit's bytes in the device's memory.
@@ -88,7 +90,19 @@ impl Reader {
             entries,
             checkpoint,
             derivatives: Vec::new(),
+            limit_bytes_per_s: None,
         }
+    }
+
+    /// Streams at most so many bytes a second.
+    pub(crate) fn with_limit(mut self, bytes_per_s: Option<u64>) -> Self {
+        self.limit_bytes_per_s = bytes_per_s;
+        self
+    }
+
+    /// Most bytes a second that are streamed.
+    pub(crate) fn limit_bytes_per_s(&self) -> Option<u64> {
+        self.limit_bytes_per_s
     }
 
     /// The checkpoint.

@@ -14,7 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::reader::{Loaded, Reader};
+use super::{
+    pace::Pace,
+    reader::{Loaded, Reader},
+};
 use crate::{
     device::{Device, DeviceBuffer},
     error::EngineError,
@@ -225,8 +228,23 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits until then; false if the present read is given up before.
+    fn wait_until(&self, due: Instant) -> bool {
+        let mut state = self.state();
+        while !self.abandon.load(Ordering::Relaxed) {
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        false
+    }
+
     /// The thread's life.
     fn fill_slots(&self) {
+        let mut pace = self.reader.limit_bytes_per_s().map(Pace::new);
         let mut state = self.state();
         loop {
             if state.stopped {
@@ -240,12 +258,17 @@ impl Shared {
             state.next = (next + 1) % self.cycle.len();
             self.abandon.store(false, Ordering::Relaxed);
             drop(state);
-            let read = || {
-                let unit = &self.cycle[next];
-                self.reader.stream(unit, memory.host_mut(), &self.abandon)
-            };
+            let begun = Instant::now();
+            let unit = &self.cycle[next];
+            let read = || self.reader.stream(unit, memory.host_mut(), &self.abandon);
             // Whoever waits for this unit must hear of it, whatever happens.
-            let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
+            let mut result =
+                catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
+            if let (Some(pace), Ok(Some(_))) = (&mut pace, &result)
+                && !self.wait_until(pace.due(begun, unit.file_bytes()))
+            {
+                result = Ok(None);
+            }
             state = self.state();
             state.filling = None;
             match result {

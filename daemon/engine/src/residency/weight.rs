@@ -146,15 +146,6 @@ impl<'a> Weight<'a> {
         });
     }
 
-    /// Its numbers where they are `f32` and lie so, on the CPU.
-    #[must_use]
-    pub fn as_f32(&self) -> Option<&'a [f32]> {
-        match self.data {
-            Data::Host(bytes) => self.format.as_f32(bytes),
-            _ => None,
-        }
-    }
-
     /// Whether [`Weight::dot`] can be used.
     #[must_use]
     pub fn has_dots(&self) -> bool {

@@ -68,7 +68,7 @@ fn check_tokens(name: &str, dialect: Dialect) {
         ..Options::default()
     };
     let checks = fixture_tokens(folder(name, dialect).path(), options).unwrap();
-    assert_eq!(checks.len(), 17);
+    assert!(checks.len() >= 30);
     for check in checks {
         assert!(check.passes(), "{dialect:?}: {check:?}");
     }

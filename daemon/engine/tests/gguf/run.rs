@@ -10,7 +10,7 @@ use sluice_engine::{
     device::{Device, Profile},
     format::Format,
     ledger::Ledger,
-    model::transformer::{Interrupt, Next, Sequence, Transformer, logits},
+    model::transformer::{Interrupt, Sees, Sequence, Transformer, logits},
     ops::{Activation, CacheShape, Ops},
     plan::{self, Machine, Plan, Question, Working, Workload},
     residency::{LoadOutcome, Reader, Residency},
@@ -73,12 +73,14 @@ impl Loaded {
         let wanted: Vec<usize> = (0..tokens.len()).collect();
         let canvas = Sequence {
             tokens,
+            positions: &wanted,
             wanted: &wanted,
+            sees: Sees::Each { checks: 0 },
         };
         let never = AtomicBool::new(false);
         self.head(
             self.model
-                .forward(&self.ops, &self.weights, &[canvas], &never),
+                .forward(&self.ops, &self.weights, &mut [canvas], &never),
         )
     }
 
@@ -98,12 +100,15 @@ impl Loaded {
         let mut next = |tokens: &[u32]| {
             let last = [tokens.len() - 1];
             let (ops, weights) = (&self.ops, &self.weights);
-            let next = Next {
+            let positions: Vec<_> = (cache.len()..cache.len() + tokens.len()).collect();
+            let cache = &mut cache;
+            let next = Sequence {
                 tokens,
+                positions: &positions,
                 wanted: &last,
-                cache: &mut cache,
+                sees: Sees::Before { cache },
             };
-            self.head(self.model.extend(ops, weights, &mut [next], &never))
+            self.head(self.model.forward(ops, weights, &mut [next], &never))
         };
         let first = next(prompt);
         let mut answer = vec![best(&first)];

@@ -17,6 +17,23 @@ use sluice_engine::{
 };
 use tempfile::TempDir;
 
+/// The demonstration model's folder.
+pub(crate) fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("model")
+}
+
+/// Every file of a folder, by name.
+pub(crate) fn contents(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let files = fs::read_dir(folder).unwrap().map(|entry| {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        (name, fs::read(entry.path()).unwrap())
+    });
+    let mut files: Vec<_> = files.collect();
+    files.sort();
+    files
+}
+
 /// A checkpoint with expected outputs.
 pub(crate) fn fixture(name: &str) -> PathBuf {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("engine/tests/fixtures");

@@ -1,9 +1,12 @@
 //! The sampler against a scripted model: what it asks for, and what it makes of the answers.
 
 use proptest::prelude::*;
+use std::ops::Range;
+
+use sluice_shared::decoding::{Caching, Decoding};
 
 use super::*;
-use crate::{model::family::Mask, request::ModelId};
+use crate::{model::family::Mask, ops::Evidence, request::ModelId};
 
 const MASK: u32 = 99;
 const END: u32 = 90;
@@ -18,6 +21,8 @@ struct Scripted {
     canvases: Vec<Vec<u32>>,
     unconditional: Vec<Option<Vec<u32>>>,
     cancel_at: Option<usize>,
+    /// Positions that are doubted in a pass.
+    doubted: Vec<(usize, usize)>,
 }
 
 impl Scripted {
@@ -37,6 +42,7 @@ impl Scripted {
             canvases: Vec::new(),
             unconditional: Vec::new(),
             cancel_at: None,
+            doubted: Vec::new(),
         }
     }
 }
@@ -47,14 +53,24 @@ impl Scripted {
         let mut filling = Diffusion::new(request.clone(), Arc::clone(&self.vocabulary));
         filling.start(emit);
         let cost = PassCost::default();
-        while let Some(pass) = filling.pass() {
-            if self.cancel_at == Some(pass.number) {
+        while !filling.is_done() {
+            let passes = filling.passes();
+            if self.cancel_at == Some(passes[0].number) {
                 break;
             }
-            let candidates = self.candidates(&pass);
-            filling.take(&candidates, &cost, emit);
+            let candidates = self.candidates(&passes[0]);
+            drop(passes);
+            filling.take(&[candidates], &cost, emit);
         }
         filling.generated()
+    }
+
+    /// What a second look makes of a token.
+    fn doubts(&self, row: &HeadRow, pass: usize) -> f64 {
+        match self.doubted.contains(&(row.position - self.prompt, pass)) {
+            true => 0.1,
+            false => 0.95,
+        }
     }
 
     fn candidates(&mut self, pass: &Pass<'_>) -> Vec<Candidate> {
@@ -64,7 +80,11 @@ impl Scripted {
         self.unconditional
             .push(pass.guidance.map(|(canvas, _)| canvas.to_vec()));
         let candidate = |row: &HeadRow| {
-            assert_eq!(pass.canvas[row.position], MASK, "only masks are read");
+            let read = pass.canvas[row.position];
+            match row.is_check {
+                true => assert_eq!(row.target, Some(read), "what is committed is checked"),
+                false => assert_eq!(read, MASK, "only masks are read"),
+            }
             let (token, confidence) = self.answer[row.position - self.prompt];
             // A model that may not end here says something else.
             let token = if row.may_end || token < END { token } else { 7 };
@@ -72,7 +92,8 @@ impl Scripted {
                 token,
                 confidence,
                 rank: confidence,
-                target_log_probability: None,
+                target_log_probability: row.target.map(|_| self.doubts(row, pass.number).ln()),
+                evidence: Evidence::default(),
             }
         };
         pass.rows.iter().map(candidate).collect()
@@ -264,4 +285,371 @@ fn each_pass_is_a_full_picture_of_its_block() {
     assert_eq!(second.positions[0].token, Some(12));
     assert_eq!(second.positions[1].state, TokenState::Committed);
     assert!(!reports[2].positions[1].fresh);
+}
+
+/// A model whose answer at a position depends on all that stands in the canvas, though seldom: most guesses are right.
+fn moody(pass: &Pass<'_>, seed: u64) -> Vec<Candidate> {
+    let noise = Noise::new(seed);
+    let at = |row: &HeadRow| {
+        let place = row.position as u64;
+        // What stands in a few places near by.
+        let near = pass.canvas.iter().enumerate().filter(|(position, _)| {
+            position.abs_diff(row.position) < 4 && *position != row.position
+        });
+        let near = near.map(|(position, &token)| (position as u64) << 32 | u64::from(token));
+        let mood = near.fold(0, |mood, one| mood ^ noise.uniform(1, one, 2).to_bits());
+        let changes = noise.uniform(3, mood, place) < 0.3;
+        let token = 10 + (noise.uniform(4, place, u64::from(changes)) * 60.0) as u32;
+        let confidence = noise.uniform(5, place, if changes { mood } else { 0 });
+        let drawn = pass.temperature * pass.noise.uniform(pass.number as u64, place, 0);
+        Candidate {
+            token: token + (drawn * 5.0) as u32,
+            confidence,
+            rank: confidence,
+            target_log_probability: row.target.map(|_| confidence.ln()),
+            evidence: Evidence::default(),
+        }
+    };
+    pass.rows.iter().map(at).collect()
+}
+
+/// What is written, in how many passes, and with how many canvases in each.
+fn write(request: &Generate, seed: u64) -> (Vec<u32>, usize, Vec<usize>) {
+    let vocabulary = Scripted::new(3, []).vocabulary;
+    let mut filling = Diffusion::new(request.clone(), vocabulary);
+    filling.start(&mut |_| {});
+    let mut canvases = Vec::new();
+    while !filling.is_done() {
+        let passes = filling.passes();
+        let candidates: Vec<_> = passes.iter().map(|pass| moody(pass, seed)).collect();
+        canvases.push(passes.len());
+        drop(passes);
+        filling.take(&candidates, &PassCost::default(), &mut |_| {});
+    }
+    let generated = filling.generated();
+    (generated.tokens, generated.passes, canvases)
+}
+
+fn speculating(speculation: &str, of: Generate) -> Generate {
+    let speculation = speculation.parse().unwrap();
+    Generate {
+        decoding: Decoding {
+            speculation,
+            ..Decoding::default()
+        },
+        ..of
+    }
+}
+
+proptest! {
+    #[test]
+    fn passes_that_are_guessed_ahead_change_no_token(
+        seed in any::<u64>(),
+        branches in 1u32..6,
+        steps in 8usize..25,
+        temperature in prop_oneof![Just(0.0), Just(1.0)],
+        policy in prop_oneof![Just("reference"), Just("threshold:t=0.7"), Just("factor:f=1")],
+        remasking in prop_oneof![Just(Remasking::LowConfidence), Just(Remasking::Random)],
+    ) {
+        let plain = Generate {
+            temperature,
+            remasking,
+            seed,
+            policy: policy.parse().unwrap(),
+            ..request(24, 8, steps)
+        };
+        let (expected, passes, _) = write(&plain, seed);
+        let drafted = speculating(&format!("draft:branches={branches}"), plain);
+        let (found, fewer, canvases) = write(&drafted, seed);
+        prop_assert_eq!(found, expected);
+        prop_assert!(fewer <= passes);
+        prop_assert!(canvases.iter().all(|&count| count <= branches as usize + 1));
+    }
+}
+
+fn anything() -> impl Strategy<Value = Decoding> {
+    let kind = prop_oneof![
+        Just(Cache::None),
+        Just(Cache::Prefix),
+        Just(Cache::Dual),
+        Just(Cache::Vicinity)
+    ];
+    let some = |most: u32| prop::option::of(0..most);
+    let growth = prop_oneof![
+        Just(Growth::Fixed),
+        Just(Growth::Append),
+        Just(Growth::Insert)
+    ];
+    let all = (
+        kind,
+        some(4),
+        some(40),
+        0u32..20,
+        prop::bool::ANY,
+        some(30),
+        growth,
+    );
+    all.prop_map(
+        |(kind, refresh, behind, around, is_sparse, window, growth)| {
+            let is_sparse = is_sparse && kind == Cache::Dual && behind.is_none();
+            Decoding {
+                caching: Caching {
+                    kind,
+                    refresh: refresh.map(|passes| passes + 1),
+                    behind,
+                    around,
+                    keep: if is_sparse { 0.4 } else { 1.0 },
+                },
+                window,
+                growth,
+                ..Decoding::default()
+            }
+        },
+    )
+}
+
+proptest! {
+    /// Every place that a pass sees was written, and no pass computes more rows than was planned.
+    #[test]
+    fn passes_see_what_is_there_and_take_what_was_planned(
+        decoding in anything(),
+        pins in prop::collection::vec(0usize..100, 0..80),
+        (prompt, length, block) in (0usize..20, 1usize..100, 1usize..40),
+        is_shifted in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let mut all = Generate {
+            prompt: vec![1; prompt],
+            decoding,
+            policy: "threshold:t=0.5".parse().unwrap(),
+            ..request(length, block.min(length), length)
+        };
+        if decoding.growth != Growth::Insert {
+            for pin in pins.into_iter().filter(|&pin| pin < length) {
+                all.canvas[pin] = Slot::Pinned(5);
+            }
+        }
+        let mut vocabulary = Vocabulary::clone(&Scripted::new(prompt, []).vocabulary);
+        vocabulary.mask.as_mut().unwrap().shifted = is_shifted;
+        let planned = crate::request::Work::Generate(all.clone()).workload();
+        let mut filling = Diffusion::new(all, Arc::new(vocabulary));
+        filling.start(&mut |_| {});
+        let mut written = vec![false; prompt + length];
+        while !filling.is_done() {
+            let passes = filling.passes();
+            let pass = &passes[0];
+            prop_assert!(pass.layer_rows() <= planned.rows(), "{} of {}", pass.layer_rows(), planned.rows());
+            prop_assert!(pass.rows.len() <= planned.head_rows());
+            let reach = pass.reach;
+            prop_assert!(pass.rows.iter().all(|row| reach.row_of(row.position).is_some()));
+            if let Some(kept) = &reach.kept {
+                let places = reach.places.clone().map_or(reach.computed.clone(), |places| vec![places]);
+                places.into_iter().flatten().for_each(|place| written[place] = true);
+                prop_assert!(kept.iter().cloned().flatten().all(|place| written[place]));
+            }
+            if let Some((places, count)) = &reach.selects {
+                prop_assert!(*count <= places.iter().map(Range::len).sum::<usize>());
+                written.fill(false);
+                written[..*count].fill(true);
+            }
+            let candidates = moody(pass, seed);
+            drop(passes);
+            filling.take(&[candidates], &PassCost::default(), &mut |_| {});
+        }
+        prop_assert!(filling.committed() > 0 || length == 0);
+    }
+}
+
+#[test]
+fn right_guesses_save_passes() {
+    let sum = |speculation: &str| -> usize {
+        let passes =
+            (0..20).map(|seed| write(&speculating(speculation, request(24, 8, 24)), seed).1);
+        passes.sum()
+    };
+    let (plain, drafted) = (sum("none"), sum("draft:branches=3"));
+    assert_eq!(plain, 20 * 24);
+    assert!(drafted < plain * 4 / 5, "{drafted} of {plain}");
+}
+
+#[test]
+fn the_most_promising_order_goes_on() {
+    let explored = speculating("explore:branches=3", request(8, 8, 8));
+    let vocabulary = Scripted::new(3, []).vocabulary;
+    let mut filling = Diffusion::new(explored, vocabulary);
+    filling.start(&mut |_| {});
+    let answer = |pass: &Pass<'_>, sure: f64| -> Vec<Candidate> {
+        let candidate = |row: &HeadRow| Candidate {
+            token: row.position as u32 + 20,
+            confidence: sure / row.position as f64,
+            rank: sure / row.position as f64,
+            target_log_probability: None,
+            evidence: Evidence::default(),
+        };
+        pass.rows.iter().map(candidate).collect()
+    };
+    let passes = filling.passes();
+    assert_eq!(passes.len(), 1, "there is nothing yet to choose orders by");
+    let first = vec![answer(&passes[0], 0.5)];
+    drop(passes);
+    filling.take(&first, &PassCost::default(), &mut |_| {});
+    let passes = filling.passes();
+    // The first commits position 3; the others besides it the next most confident ones.
+    let filled = |pass: &Pass<'_>| -> Vec<usize> {
+        let all = pass.canvas.iter().enumerate();
+        all.filter(|(at, token)| *at >= 3 && **token != MASK)
+            .map(|(at, _)| at)
+            .collect()
+    };
+    let orders: Vec<_> = passes.iter().map(filled).collect();
+    assert_eq!(orders, [vec![3], vec![3, 4], vec![3, 5], vec![3, 6]]);
+    let sure = [0.1, 0.1, 0.9, 0.1];
+    let second: Vec<_> = (passes.iter().zip(sure))
+        .map(|(pass, sure)| answer(pass, sure))
+        .collect();
+    drop(passes);
+    filling.take(&second, &PassCost::default(), &mut |_| {});
+    assert_eq!(filled(&filling.passes()[0]), [3, 4, 5]);
+}
+
+#[test]
+fn a_canvas_grows_until_the_model_sees_an_end() {
+    let growing = |length: usize| Generate {
+        decoding: Decoding {
+            growth: Growth::Insert,
+            ..Decoding::default()
+        },
+        policy: "threshold:t=0.5".parse().unwrap(),
+        ..request(length, 8, length)
+    };
+    // The mean of the last 32 sees an end once half of them lie behind the eightieth place.
+    let run = |request: &Generate, unsure: Option<usize>| {
+        let vocabulary = Scripted::new(3, []).vocabulary;
+        let mut filling = Diffusion::new(request.clone(), vocabulary);
+        filling.start(&mut |_| {});
+        let mut lengths = Vec::new();
+        while !filling.is_done() {
+            let passes = filling.passes();
+            lengths.push(passes[0].canvas.len() - 3);
+            let candidate = |row: &HeadRow| {
+                let place = row.position - 3;
+                let sure = unsure != Some(place);
+                Candidate {
+                    token: 10 + (place % 80) as u32,
+                    confidence: if sure { 0.9 } else { 0.05 },
+                    rank: if sure { 0.9 } else { 0.05 },
+                    target_log_probability: Some(if place >= 80 { 0.0 } else { -9.0 }),
+                    evidence: Evidence::default(),
+                }
+            };
+            let candidates = passes[0].rows.iter().map(candidate).collect();
+            drop(passes);
+            filling.take(&[candidates], &PassCost::default(), &mut |_| {});
+        }
+        (filling.generated().tokens.len(), lengths)
+    };
+    let (length, lengths) = run(&growing(400), None);
+    assert_eq!((length, &lengths[..5]), (96, &[64, 72, 80, 88, 96][..]));
+    assert_eq!(run(&growing(70), None).0, 70);
+    // A place that the model is unsure of is eight; in the same block it happens once.
+    let (length, lengths) = run(&growing(400), Some(9));
+    assert_eq!(length, 103);
+    assert_eq!(lengths.last(), Some(&103));
+    assert_eq!(run(&growing(64), Some(9)).0, 64);
+}
+
+#[test]
+fn caches_are_computed_anew_when_a_block_opens() {
+    let cached = |caching: &str| Generate {
+        decoding: Decoding {
+            caching: caching.parse().unwrap(),
+            window: Some(4),
+            ..Decoding::default()
+        },
+        ..request(24, 8, 24)
+    };
+    let rows = |request: &Generate| -> Vec<usize> {
+        let vocabulary = Scripted::new(3, []).vocabulary;
+        let mut filling = Diffusion::new(request.clone(), vocabulary);
+        filling.start(&mut |_| {});
+        let mut rows = Vec::new();
+        while !filling.is_done() {
+            let passes = filling.passes();
+            rows.push(passes[0].layer_rows());
+            let candidates = moody(&passes[0], 1);
+            drop(passes);
+            filling.take(&[candidates], &PassCost::default(), &mut |_| {});
+        }
+        rows
+    };
+    let found = rows(&cached("dual:behind=6"));
+    // Prompt, block, window and last; then what stands six before; of the last block nothing lies behind.
+    assert_eq!(found[..3], [3 + 8 + 4 + 1, 8, 8]);
+    assert_eq!(found[8..10], [6 + 8 + 4 + 1, 8]);
+    assert_eq!(found[16..18], [6 + 8, 8]);
+    let most = crate::decode::most_rows(&cached("dual:behind=6"));
+    assert_eq!(most, 19);
+    let found = rows(&cached("prefix:refresh=3"));
+    assert_eq!(found[8..12], [3 + 16 + 4 + 1, 13, 13, 24]);
+}
+#[test]
+fn what_is_taken_back_is_masked_again() {
+    let answer = [
+        (10, 0.9),
+        (11, 0.8),
+        (12, 0.7),
+        (13, 0.6),
+        (14, 0.5),
+        (15, 0.4),
+    ];
+    let mut model = Scripted::new(3, answer);
+    model.doubted = vec![(0, 1), (1, 1), (2, 2)];
+    let mut request = request(6, 6, 6);
+    request.policy = "revoke:t=0.3,share=1,most=2".parse().unwrap();
+    request.canvas[5] = Slot::Pinned(50);
+    let mut pictures = Vec::new();
+    let generated = model.drive(&request, &mut |event| {
+        if let Event::Pass(report) = event {
+            pictures.push(report);
+        }
+    });
+    let after: Vec<&[u32]> = model.canvases.iter().map(|canvas| &canvas[3..]).collect();
+    assert_eq!(after[1], [10, 11, MASK, MASK, MASK, 50]);
+    // Two are doubted, but of two that are committed only one may be undone.
+    assert_eq!(after[2], [MASK, 11, 12, 13, MASK, 50]);
+    assert_eq!(after[3], [10, 11, MASK, 13, 14, 50]);
+    assert_eq!(generated.tokens, [10, 11, 12, 13, 14, 50]);
+    assert_eq!(generated.passes, 4);
+    // Neither pins nor masks are checked.
+    let checked = |pass: usize| -> Vec<usize> {
+        let checks = model.asked[pass].iter().filter(|row| row.is_check);
+        checks.map(|row| row.position - 3).collect()
+    };
+    assert!(checked(0).is_empty());
+    assert_eq!(checked(1), [0, 1]);
+    assert_eq!(checked(2), [1, 2, 3]);
+    let committed: Vec<usize> = pictures.iter().map(|picture| picture.committed).collect();
+    assert_eq!(committed, [3, 4, 5, 6]);
+    let taken_back = pictures[1].positions[0];
+    assert_eq!(
+        (taken_back.state, taken_back.token, taken_back.fresh),
+        (TokenState::Provisional, Some(10), false)
+    );
+}
+
+proptest! {
+    /// Whatever is doubted, a block of n masks takes n passes at most, and nothing is lost.
+    #[test]
+    fn doubts_do_not_go_on_for_ever(
+        length in 1usize..30,
+        doubted in prop::collection::vec((0usize..30, 0usize..30), 0..400),
+    ) {
+        let mut model = Scripted::new(3, rising(length));
+        model.doubted = doubted;
+        let mut request = request(length, length, 1);
+        request.policy = "revoke:t=0".parse().unwrap();
+        let generated = run(&request, &mut model);
+        prop_assert!(generated.passes <= length);
+        prop_assert_eq!(generated.tokens, rising(length).map(|(token, _)| token).collect::<Vec<_>>());
+    }
 }

@@ -1,7 +1,11 @@
 //! The estimator against a model that ignores its context: there the estimate is exact.
 
 use super::*;
-use crate::{model::family::Mask, ops::Candidate, request::ModelId};
+use crate::{
+    model::family::Mask,
+    ops::{Candidate, Evidence},
+    request::ModelId,
+};
 
 /// Each token has its own log-probability, wherever it stands.
 struct ContextFree {
@@ -30,6 +34,7 @@ impl ContextFree {
             confidence: 0.5 + row.position as f64 / 1000.0,
             rank: 0.5 + row.position as f64 / 1000.0,
             target_log_probability: row.target.map(log_probability),
+            evidence: Evidence::default(),
         };
         pass.rows.iter().map(candidate).collect()
     }
@@ -58,9 +63,9 @@ fn run(answer: &[u32], draws: usize) -> (Scored, Vec<usize>) {
     };
     let mut estimate = Box::new(Estimate::new(request, Arc::clone(&model.vocabulary)));
     estimate.start(&mut |_| {});
-    while let Some(pass) = estimate.pass() {
-        let candidates = model.candidates(&pass);
-        estimate.take(&candidates, &PassCost::default(), &mut |_| {});
+    while !estimate.is_done() {
+        let candidates = model.candidates(&estimate.passes()[0]);
+        estimate.take(&[candidates], &PassCost::default(), &mut |_| {});
     }
     match estimate.outcome() {
         Outcome::Scored(scored) => (scored, model.masked),

@@ -1,6 +1,6 @@
 //! The k formats: blocks of 256 weights in groups that have scales of a few bits, and in some minima.
 
-use super::{LANES, add, decoder, dots, half, widest};
+use super::{LANES, add, decoder, dots, half, quants, widest};
 
 /// Weights in a block.
 pub(in crate::format) const K_WEIGHTS: usize = 256;
@@ -43,6 +43,57 @@ decoder! {
     decode_q2_k, dot_q2_k = q2_k, K_WEIGHTS, Q2_K_BYTES
 }
 
+quants! { quants_q6_k = q6_k_quants, K_WEIGHTS, Q6_K_BYTES, 16 }
+quants! { quants_q4_k = q4_k_quants, K_WEIGHTS, Q4_K_BYTES, 8 }
+
+#[inline(always)]
+fn q6_k_quants(
+    block: &[u8; Q6_K_BYTES],
+    out: &mut [u8; K_WEIGHTS],
+    scales: &mut [f32; 16],
+    minima: &mut [f32; 16],
+) {
+    let (low, rest) = block.split_at(128);
+    let (high, rest) = rest.split_at(64);
+    let (packed, above) = rest.split_at(16);
+    let above = half([above[0], above[1]]);
+    for ((scale, minimum), packed) in scales.iter_mut().zip(minima).zip(packed) {
+        *scale = above * f32::from(packed.cast_signed());
+        *minimum = -32.0 * *scale;
+    }
+    for part in 0..2 {
+        let (low, high) = (&low[64 * part..][..64], &high[32 * part..][..32]);
+        for quarter in 0..4 {
+            let low = &low[32 * (quarter % 2)..][..32];
+            let out = &mut out[128 * part + 32 * quarter..][..32];
+            for lane in 0..32 {
+                let half = low[lane] >> (4 * (quarter / 2)) & 15;
+                out[lane] = half | (high[lane] >> (2 * quarter) & 3) << 4;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn q4_k_quants(
+    block: &[u8; Q4_K_BYTES],
+    out: &mut [u8; K_WEIGHTS],
+    scales: &mut [f32; 8],
+    minima: &mut [f32; 8],
+) {
+    let below;
+    (*scales, below) = scales_and_minima(&block[..16]);
+    *minima = below.map(|minimum| -minimum);
+    for part in 0..4 {
+        let halves = &block[16 + 32 * part..][..32];
+        let (low, high) = out[64 * part..][..64].split_at_mut(32);
+        for ((low, high), byte) in low.iter_mut().zip(high).zip(halves) {
+            *low = byte & 15;
+            *high = byte >> 4;
+        }
+    }
+}
+
 #[inline(always)]
 fn q6_k(block: &[u8; Q6_K_BYTES], out: &mut Out) {
     let (low, rest) = block.split_at(128);
@@ -76,15 +127,16 @@ fn q6_k(block: &[u8; Q6_K_BYTES], out: &mut Out) {
 #[inline(always)]
 fn q5_k(block: &[u8; Q5_K_BYTES], out: &mut Out) {
     let (bits, halves) = block[16..].split_at(32);
+    let (scales, minima) = scales_and_minima(&block[..16]);
     for part in 0..4 {
         let halves = &halves[32 * part..][..32];
         let (low, high) = out[64 * part..][..64].split_at_mut(32);
-        let (scale, minimum) = scale_and_minimum(&block[..16], 2 * part);
+        let (scale, minimum) = (scales[2 * part], minima[2 * part]);
         for ((out, half), bits) in low.iter_mut().zip(halves).zip(bits) {
             let quant = half & 15 | (bits >> (2 * part) & 1) << 4;
             *out = scale * f32::from(quant) - minimum;
         }
-        let (scale, minimum) = scale_and_minimum(&block[..16], 2 * part + 1);
+        let (scale, minimum) = (scales[2 * part + 1], minima[2 * part + 1]);
         for ((out, half), bits) in high.iter_mut().zip(halves).zip(bits) {
             let quant = half >> 4 | (bits >> (2 * part + 1) & 1) << 4;
             *out = scale * f32::from(quant) - minimum;
@@ -95,35 +147,48 @@ fn q5_k(block: &[u8; Q5_K_BYTES], out: &mut Out) {
 #[inline(always)]
 fn q4_k(block: &[u8; Q4_K_BYTES], out: &mut Out) {
     let halves = &block[16..];
+    let (scales, minima) = scales_and_minima(&block[..16]);
     for part in 0..4 {
         let halves = &halves[32 * part..][..32];
         let (low, high) = out[64 * part..][..64].split_at_mut(32);
-        let (scale, minimum) = scale_and_minimum(&block[..16], 2 * part);
+        let (scale, minimum) = (scales[2 * part], minima[2 * part]);
         for (out, quant) in low.iter_mut().zip(halves) {
             *out = scale * f32::from(quant & 15) - minimum;
         }
-        let (scale, minimum) = scale_and_minimum(&block[..16], 2 * part + 1);
+        let (scale, minimum) = (scales[2 * part + 1], minima[2 * part + 1]);
         for (out, quant) in high.iter_mut().zip(halves) {
             *out = scale * f32::from(quant >> 4) - minimum;
         }
     }
 }
 
-/// Scale and minimum of a group, by those above and 12 bytes of six bits each: the first four groups' lie in six bits of a
-/// byte, the others' in the halves of a byte and the two bits that the first four leave.
+/// Scales and minima of all groups, by those above and 12 bytes of six bits each: the first four groups' lie in six bits of a
+/// byte, the others' in the halves of a byte and the two bits that the first four leave. Four bytes are taken apart at a time.
 #[inline(always)]
-fn scale_and_minimum(head: &[u8], group: usize) -> (f32, f32) {
+fn scales_and_minima(head: &[u8]) -> ([f32; 8], [f32; 8]) {
     let (above, minimum_above) = (half([head[0], head[1]]), half([head[2], head[3]]));
-    let packed = &head[4..16];
-    let (scale, minimum) = if group < 4 {
-        (packed[group] & 63, packed[group + 4] & 63)
-    } else {
-        (
-            (packed[group + 4] & 15) | ((packed[group - 4] >> 6) << 4),
-            (packed[group + 4] >> 4) | ((packed[group] >> 6) << 4),
-        )
+    let word = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+    let (first, second, third) = (word(4), word(8), word(12));
+    let high = |word: u32| (word >> 6 & 0x0303_0303) << 4;
+    let both = |low: u32, high: u32, above: f32| {
+        let (low, high) = (low.to_le_bytes(), high.to_le_bytes());
+        [
+            low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3],
+        ]
+        .map(|bits| above * f32::from(bits))
     };
-    (above * f32::from(scale), minimum_above * f32::from(minimum))
+    (
+        both(
+            first & 0x3f3f_3f3f,
+            third & 0x0f0f_0f0f | high(first),
+            above,
+        ),
+        both(
+            second & 0x3f3f_3f3f,
+            third >> 4 & 0x0f0f_0f0f | high(second),
+            minimum_above,
+        ),
+    )
 }
 
 #[inline(always)]

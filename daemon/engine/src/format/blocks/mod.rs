@@ -12,13 +12,13 @@ pub(super) use self::{
     k::{
         K_WEIGHTS, Q2_K_BYTES, Q3_K_BYTES, Q4_K_BYTES, Q5_K_BYTES, Q6_K_BYTES, decode_q2_k,
         decode_q3_k, decode_q4_k, decode_q5_k, decode_q6_k, dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k,
-        dot_q6_k,
+        dot_q6_k, quants_q4_k, quants_q6_k,
     },
-    plain::{dot_bf16, dot_f16, dot_f32},
+    plain::{dot_bf16, dot_f16, dot_f32, widen_bf16},
     small::{
         Q4_0_BYTES, Q4_1_BYTES, Q5_0_BYTES, Q5_1_BYTES, Q8_0_BYTES, SMALL_WEIGHTS, decode_q4_0,
         decode_q4_1, decode_q5_0, decode_q5_1, decode_q8_0, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1,
-        dot_q8_0,
+        dot_q8_0, quants_q8_0,
     },
 };
 
@@ -50,6 +50,40 @@ macro_rules! decoder {
     };
 }
 use decoder;
+
+/// Compiles a block's loop into one over blocks that writes down bytes, scales and minima, for any CPU and for those with wide
+/// vectors, and calls the better one.
+macro_rules! quants {
+    ($name:ident = $block:ident, $weights:expr, $bytes:expr, $groups:expr) => {
+        /// Bytes, and each group's scale and minimum.
+        ///
+        /// # Panics
+        /// When the bytes are not whole blocks of `out.len()` weights.
+        pub(in crate::format) fn $name(
+            bytes: &[u8],
+            out: &mut [u8],
+            scales: &mut [f32],
+            minima: &mut [f32],
+        ) {
+            #[inline(always)]
+            fn all(bytes: &[u8], out: &mut [u8], scales: &mut [f32], minima: &mut [f32]) {
+                let (blocks, rest) = bytes.as_chunks::<{ $bytes }>();
+                let (outs, rest_out) = out.as_chunks_mut::<{ $weights }>();
+                assert!(rest.is_empty() && rest_out.is_empty() && blocks.len() == outs.len());
+                let (scales, _) = scales.as_chunks_mut::<{ $groups }>();
+                let (minima, _) = minima.as_chunks_mut::<{ $groups }>();
+                assert!(scales.len() == blocks.len() && minima.len() == blocks.len());
+                for (((block, out), scales), minima) in
+                    blocks.iter().zip(outs).zip(scales).zip(minima)
+                {
+                    $block(block, out, scales, minima);
+                }
+            }
+            widest!(all(bytes: &[u8], out: &mut [u8], scales: &mut [f32], minima: &mut [f32]));
+        }
+    };
+}
+use quants;
 
 /// The dot products alone.
 macro_rules! dots {

@@ -25,6 +25,21 @@ pub(crate) fn add_products(weights: &[f32], x: &[f32], sums: &mut Out) {
     widest!(all(weights: &[f32], x: &[f32], sums: &mut Out));
 }
 
+/// Widens upper halves of `f32`s: a shift.
+///
+/// # Panics
+/// When the bytes are not aligned.
+pub(in crate::format) fn widen_bf16(bytes: &[u8], out: &mut [f32]) {
+    #[inline(always)]
+    fn all(bytes: &[u8], out: &mut [f32]) {
+        let source: &[u16] = bytemuck::cast_slice(bytes);
+        for (out, &bits) in out.iter_mut().zip(source) {
+            *out = f32::from_bits(u32::from(bits) << 16);
+        }
+    }
+    widest!(all(bytes: &[u8], out: &mut [f32]));
+}
+
 #[inline(always)]
 fn f32s(block: &[u8; 4 * LANES], out: &mut Out) {
     for (out, bytes) in out.iter_mut().zip(block.as_chunks::<4>().0) {

@@ -1,6 +1,6 @@
 //! Blocks of 32 weights with a scale, and in some a minimum.
 
-use super::{LANES, add, decoder, dots, half, widest};
+use super::{LANES, add, decoder, dots, half, quants, widest};
 
 /// Weights in a block.
 pub(in crate::format) const SMALL_WEIGHTS: usize = 32;
@@ -40,6 +40,22 @@ decoder! {
 decoder! {
     /// Decodes `q4_0`: four bits around 8, times the block's scale.
     decode_q4_0, dot_q4_0 = q4_0, SMALL_WEIGHTS, Q4_0_BYTES
+}
+
+quants! { quants_q8_0 = q8_0_quants, SMALL_WEIGHTS, Q8_0_BYTES, 1 }
+
+#[inline(always)]
+fn q8_0_quants(
+    block: &[u8; Q8_0_BYTES],
+    out: &mut [u8; SMALL_WEIGHTS],
+    scales: &mut [f32; 1],
+    minima: &mut [f32; 1],
+) {
+    let scale = half([block[0], block[1]]);
+    (scales[0], minima[0]) = (scale, -128.0 * scale);
+    for (out, &quant) in out.iter_mut().zip(&block[2..]) {
+        *out = quant ^ 128;
+    }
 }
 
 #[inline(always)]

@@ -2,11 +2,48 @@
 
 use std::ops::Range;
 
-use super::{Next, Sequence};
 use crate::{
     error::EngineError,
-    ops::{AttentionRange, AttentionTasks, CausalTasks, Indices, KeySegment, KvCache, Ops},
+    ops::{AttentionRange, AttentionTasks, Indices, KeySegment, Keys, KvCache, Ops},
 };
+
+/// Rows of a canvas or a text in a pass.
+pub struct Sequence<'a> {
+    /// Ids of the rows.
+    pub tokens: &'a [u32],
+    /// Where each stands.
+    pub positions: &'a [usize],
+    /// Rows that are read, counted from the first of these.
+    pub wanted: &'a [usize],
+    /// What they attend to.
+    pub sees: Sees<'a>,
+}
+
+/// What a sequence's rows attend to.
+pub enum Sees<'a> {
+    /// Each other. Positions rise; the last `checks` rows stand at positions of others: such a one sees itself in that
+    /// other's place, and is seen by no other row.
+    Each {
+        /// How many rows are such.
+        checks: usize,
+    },
+    /// Places of a cache, which keys and values of these rows are put to before.
+    Kept {
+        /// The cache.
+        cache: &'a mut KvCache,
+        /// Where the rows go, one run of places after another.
+        places: &'a [Range<usize>],
+        /// What all of them see.
+        seen: &'a [KeySegment],
+        /// Places to choose from by what these rows look at, and how many stay, as the first places of the cache.
+        selects: Option<&'a (Vec<Range<usize>>, usize)>,
+    },
+    /// Themselves and all before: these rows are the next of a causal sequence, and follow those that the cache holds.
+    Before {
+        /// The cache.
+        cache: &'a mut KvCache,
+    },
+}
 
 /// Rows that go through the layers together.
 pub(super) struct Rows {
@@ -19,28 +56,34 @@ pub(super) struct Rows {
 }
 
 /// What the rows' queries see.
-pub(super) enum Seen<'a> {
-    /// All of their canvas, which is among the rows.
-    Canvas(Tasks<AttentionTasks>),
-    /// Their own position and those before it, which the cache of their sequence holds.
-    Kept(Vec<Kept<'a>>, Tasks<CausalTasks>),
+pub(super) struct Seen<'a> {
+    /// Caches that rows are put to.
+    pub(super) caches: Vec<Kept<'a>>,
+    /// Whether nothing is seen but what caches hold, in a model that never does otherwise.
+    pub(super) is_of_caches: bool,
+    all: AttentionTasks,
+    wanted: AttentionTasks,
 }
 
-/// A causal sequence's rows, and where its keys and values are kept.
+/// A cache, and the rows that go to runs of its places, which begin there.
 pub(super) struct Kept<'a> {
-    pub(super) rows: Range<usize>,
     pub(super) cache: &'a mut KvCache,
+    pub(super) runs: Vec<(Range<usize>, usize)>,
+    /// Places to choose from, and how many stay.
+    pub(super) selects: Option<&'a (Vec<Range<usize>>, usize)>,
+    queries: [Range<usize>; 2],
 }
 
-/// Tasks of attention for all rows, and for queries that are the wanted rows alone.
-pub(super) struct Tasks<T> {
-    all: T,
-    wanted: T,
+impl Kept<'_> {
+    /// Its queries, of which the last layer has the wanted ones alone.
+    pub(super) fn queries(&self, is_last: bool) -> Range<usize> {
+        self.queries[usize::from(is_last)].clone()
+    }
 }
 
-impl<T> Tasks<T> {
+impl Seen<'_> {
     /// The last layer computes the wanted rows alone.
-    pub(super) fn of(&self, is_last: bool) -> &T {
+    pub(super) fn tasks(&self, is_last: bool) -> &AttentionTasks {
         match is_last {
             true => &self.wanted,
             false => &self.all,
@@ -48,34 +91,79 @@ impl<T> Tasks<T> {
     }
 }
 
-/// Rows of canvases, one canvas after another.
-pub(super) fn packed(
-    sequences: &[Sequence<'_>],
+/// Rows of sequences, one after another.
+pub(super) fn packed<'a>(
+    sequences: &'a mut [Sequence<'_>],
     ops: &Ops,
-) -> Result<(Rows, Seen<'static>), EngineError> {
-    let mut tokens = Vec::new();
-    let (mut positions, mut ranges) = (Vec::new(), Vec::new());
+) -> Result<(Rows, Seen<'a>), EngineError> {
+    let (mut tokens, mut positions) = (Vec::new(), Vec::new());
     let (mut wanted, mut wanted_positions) = (Vec::new(), Vec::new());
-    let mut wanted_ranges = Vec::new();
+    let (mut ranges, mut wanted_ranges) = (Vec::new(), Vec::new());
+    let mut caches = Vec::new();
+    let mut is_of_caches = true;
     for sequence in sequences {
-        let start = tokens.len();
-        let wanted_start = wanted.len();
+        let (start, wanted_start) = (tokens.len(), wanted.len());
         tokens.extend_from_slice(sequence.tokens);
-        positions.extend(0..sequence.tokens.len());
-        wanted.extend(sequence.wanted.iter().map(|position| start + position));
-        wanted_positions.extend_from_slice(sequence.wanted);
-        let keys = vec![KeySegment {
-            start,
-            len: sequence.tokens.len(),
-        }];
-        wanted_ranges.push(AttentionRange {
-            queries: wanted_start..wanted.len(),
-            keys: keys.clone(),
-        });
-        ranges.push(AttentionRange {
-            queries: start..tokens.len(),
-            keys,
-        });
+        positions.extend_from_slice(sequence.positions);
+        wanted.extend(sequence.wanted.iter().map(|row| start + row));
+        wanted_positions.extend(sequence.wanted.iter().map(|&row| sequence.positions[row]));
+        let rows = start..tokens.len();
+        let wanted_rows = wanted_start..wanted.len();
+        let cache = caches.len();
+        match &mut sequence.sees {
+            Sees::Each { checks } => {
+                is_of_caches = false;
+                let each = Each::new(start, sequence.positions, *checks);
+                let all: Vec<_> = (0..rows.len()).collect();
+                ranges.extend(each.ranges(rows, &all));
+                wanted_ranges.extend(each.ranges(wanted_rows, sequence.wanted));
+            }
+            Sees::Kept {
+                cache: kept,
+                places,
+                seen,
+                selects,
+            } => {
+                is_of_caches = false;
+                let mut from = start;
+                let runs = places.iter().map(|places| {
+                    let rows = from..from + places.len();
+                    from = rows.end;
+                    (rows, places.start)
+                });
+                let runs: Vec<_> = runs.collect();
+                assert_eq!(from, rows.end, "each row has a place");
+                caches.push(Kept {
+                    cache: kept,
+                    runs,
+                    selects: *selects,
+                    queries: [rows.clone(), wanted_rows.clone()],
+                });
+                for (ranges, queries) in [(&mut ranges, rows), (&mut wanted_ranges, wanted_rows)] {
+                    let segments = seen.to_vec();
+                    let keys = Keys::Kept { cache, segments };
+                    ranges.push(AttentionRange { queries, keys });
+                }
+            }
+            Sees::Before { cache: kept } => {
+                let first = kept.len();
+                let places = (first..first + rows.len()).collect();
+                let wanted_places = sequence.wanted.iter().map(|row| first + row).collect();
+                caches.push(Kept {
+                    cache: kept,
+                    runs: vec![(rows.clone(), first)],
+                    selects: None,
+                    queries: [rows.clone(), wanted_rows.clone()],
+                });
+                for (ranges, queries, places) in [
+                    (&mut ranges, rows, places),
+                    (&mut wanted_ranges, wanted_rows, wanted_places),
+                ] {
+                    let keys = Keys::Causal { cache, places };
+                    ranges.push(AttentionRange { queries, keys });
+                }
+            }
+        }
     }
     let rows = Rows {
         tokens,
@@ -83,45 +171,60 @@ pub(super) fn packed(
         wanted: ops.indices(wanted)?,
         wanted_positions: ops.indices(wanted_positions)?,
     };
-    let tasks = Tasks {
+    let seen = Seen {
+        caches,
+        is_of_caches,
         all: ops.attention_tasks(ranges)?,
         wanted: ops.attention_tasks(wanted_ranges)?,
     };
-    Ok((rows, Seen::Canvas(tasks)))
+    Ok((rows, seen))
 }
 
-/// The next rows of sequences whose first positions their caches hold, one sequence after another.
-pub(super) fn next<'a>(
-    sequences: &'a mut [Next<'_>],
-    ops: &Ops,
-) -> Result<(Rows, Seen<'a>), EngineError> {
-    let mut tokens = Vec::new();
-    let (mut positions, mut kept) = (Vec::new(), Vec::new());
-    let (mut wanted, mut wanted_positions) = (Vec::new(), Vec::new());
-    let mut wanted_counts = Vec::new();
-    for sequence in sequences {
-        let start = tokens.len();
-        let position = sequence.cache.len();
-        tokens.extend_from_slice(sequence.tokens);
-        positions.extend(position..position + sequence.tokens.len());
-        wanted.extend(sequence.wanted.iter().map(|row| start + row));
-        wanted_positions.extend(sequence.wanted.iter().map(|row| position + row));
-        wanted_counts.push(sequence.wanted.len());
-        kept.push(Kept {
-            rows: start..tokens.len(),
-            cache: &mut *sequence.cache,
-        });
+/// Rows that see each other.
+struct Each<'a> {
+    start: usize,
+    /// Of those that are seen by all.
+    positions: &'a [usize],
+    /// Of the others.
+    checks: &'a [usize],
+}
+
+impl<'a> Each<'a> {
+    fn new(start: usize, positions: &'a [usize], checks: usize) -> Self {
+        let (positions, checks) = positions.split_at(positions.len() - checks);
+        Self {
+            start,
+            positions,
+            checks,
+        }
     }
-    let rows = Rows {
-        tokens,
-        positions: ops.indices(positions)?,
-        wanted: ops.indices(wanted)?,
-        wanted_positions: ops.indices(wanted_positions)?,
-    };
-    let counts = kept.iter().map(|kept| kept.rows.len());
-    let tasks = Tasks {
-        all: ops.causal_tasks(&rows.positions, counts)?,
-        wanted: ops.causal_tasks(&rows.wanted_positions, wanted_counts)?,
-    };
-    Ok((rows, Seen::Kept(kept, tasks)))
+
+    /// Ranges of queries, from the first of `queries` on, that are these of the rows: one for those that see the same, which
+    /// come first, and one for each of the others.
+    fn ranges(&self, queries: Range<usize>, rows: &[usize]) -> Vec<AttentionRange> {
+        let segment = |from: usize, to: usize| KeySegment {
+            start: self.start + from,
+            len: to - from,
+        };
+        let all = self.positions.len();
+        let alike = rows.partition_point(|&row| row < all);
+        let mut ranges = vec![AttentionRange {
+            queries: queries.start..queries.start + alike,
+            keys: Keys::Pass(vec![segment(0, all)]),
+        }];
+        for (query, &row) in queries.zip(rows).skip(alike) {
+            let own = self.checks[row - all];
+            let before = self.positions.partition_point(|&position| position < own);
+            let seen = [
+                segment(0, before),
+                segment(before + 1, all),
+                segment(row, row + 1),
+            ];
+            ranges.push(AttentionRange {
+                queries: query..query + 1,
+                keys: Keys::Pass(seen.into_iter().filter(|keys| keys.len > 0).collect()),
+            });
+        }
+        ranges
+    }
 }

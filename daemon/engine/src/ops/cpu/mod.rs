@@ -1,12 +1,18 @@
-//! The operations on the CPU: loops over rows on the device's threads, and the `gemm` crate's kernels.
+//! The operations on the CPU: loops over rows on the device's threads, a multiply of our own, and for attention the
+//! `gemm` crate's kernels.
 
 mod attention;
-mod causal;
+pub(super) mod exp;
+mod kernel;
 mod linear;
+mod quantized;
+mod rows;
 mod scratch;
+mod vectors;
 
 use rayon::prelude::*;
 
+pub(super) use self::quantized::rounds_rows;
 use self::scratch::Scratch;
 use super::{Activation, Indices, RopeTable};
 use crate::{device::Device, error::EngineError, ledger::Ledger, residency::Weight};
@@ -41,32 +47,19 @@ impl Cpu {
             weight.widen(scale.row_mut(0));
             let scale = scale.row(0);
             out.par_rows_mut().enumerate().for_each(|(index, out)| {
-                let row = x.row(start + index);
-                let squares: f32 = row.iter().map(|value| value * value).sum();
-                let inverse = (squares / row.len() as f32 + epsilon).sqrt().recip();
-                for ((out, value), scale) in out.iter_mut().zip(row).zip(scale) {
-                    *out = value * inverse * scale;
-                }
+                rows::rms_norm(out, x.row(start + index), scale, epsilon);
             });
         });
     }
 
     pub(super) fn rope(&self, x: &mut Activation, table: &RopeTable, positions: &Indices) {
-        let half = table.half;
         let positions: Vec<usize> = positions.iter().collect();
         self.run(|| {
             x.par_rows_mut()
                 .zip(&positions)
                 .for_each(|(row, &position)| {
                     let (cos, sin) = table.at(position);
-                    for head in row.chunks_exact_mut(2 * half) {
-                        let (low, high) = head.split_at_mut(half);
-                        for i in 0..half {
-                            let (a, b) = (low[i], high[i]);
-                            low[i] = a * cos[i] - b * sin[i];
-                            high[i] = b * cos[i] + a * sin[i];
-                        }
-                    }
+                    rows::rotate(row, cos, sin);
                 });
         });
     }
@@ -74,9 +67,7 @@ impl Cpu {
     pub(super) fn silu_multiply(&self, gate: &mut Activation, up: &Activation) {
         self.run(|| {
             gate.par_rows_mut().enumerate().for_each(|(index, gate)| {
-                for (gate, up) in gate.iter_mut().zip(up.row(index)) {
-                    *gate = *gate / (1.0 + (-*gate).exp()) * up;
-                }
+                exp::silu_multiply(gate, up.row(index));
             });
         });
     }

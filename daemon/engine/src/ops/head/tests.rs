@@ -1,5 +1,7 @@
 //! The reduction in pieces against a plain softmax in `f64` over the whole vocabulary.
 
+mod evidence;
+
 use super::*;
 use sluice_cuda::Number;
 
@@ -30,6 +32,11 @@ fn world(count: usize) -> World {
                 position,
                 may_end: position % 2 == 0,
                 target: Some((position * 37 % VOCABULARY) as u32),
+                watched: match position % 3 {
+                    0 => vec![5, (VOCABULARY - position - 1) as u32],
+                    _ => Vec::new(),
+                },
+                is_check: false,
             })
             .collect(),
         x: numbers(count * WIDTH, 1),
@@ -48,6 +55,15 @@ fn plain<'a>() -> Choice<'a> {
         end_tokens: &[],
         suppressed: &[],
         ranking: Ranking::Confidence,
+        top: false,
+    }
+}
+
+fn group<'a>(rows: &'a [HeadRow], choice: &Choice<'a>) -> HeadGroup<'a> {
+    HeadGroup {
+        rows,
+        choice: choice.clone(),
+        distributions: None,
     }
 }
 
@@ -61,15 +77,14 @@ impl World {
         rows: &[HeadRow],
         choice: &Choice<'_>,
     ) -> Result<Vec<Candidate>, EngineError> {
-        let choice = choice.clone();
-        let group = HeadGroup { rows, choice };
+        let group = group(rows, choice);
         let x = &self.x[..group.inputs() * WIDTH];
-        Ok(self.reduce_groups(&[group], x)?.concat())
+        Ok(self.reduce_groups(vec![group], x)?.concat())
     }
 
     fn reduce_groups(
         &self,
-        groups: &[HeadGroup<'_>],
+        groups: Vec<HeadGroup<'_>>,
         x: &[f32],
     ) -> Result<Vec<Vec<Candidate>>, EngineError> {
         let (ops, rows) = (&self.ops, x.len() / WIDTH);
@@ -144,7 +159,7 @@ fn what_may_not_be_chosen_is_not() {
     let free = world.reduce(&world.rows, &plain());
     for (index, row) in world.rows.iter().enumerate() {
         let favourite = free[index].token;
-        let row = [*row];
+        let row = [row.clone()];
         let single = World {
             ops: Ops::new(Device::cpu(1).unwrap(), Ledger::default()).unwrap(),
             rows: row.to_vec(),
@@ -166,7 +181,7 @@ fn what_may_not_be_chosen_is_not() {
             end_tokens: &ends,
             ..plain()
         };
-        let chosen = single.reduce(&row, &ending)[0];
+        let chosen = &single.reduce(&row, &ending)[0];
         assert_eq!(chosen.token == favourite, row[0].may_end);
         // The denominator is the whole head's, but for what counts as −∞.
         let suppressed = Choice {
@@ -174,7 +189,7 @@ fn what_may_not_be_chosen_is_not() {
             ranking: Ranking::Confidence,
             ..plain()
         };
-        let without = single.reduce(&row, &suppressed)[0];
+        let without = &single.reduce(&row, &suppressed)[0];
         assert_ne!(without.token, favourite);
         if !row[0].may_end {
             assert!(without.confidence > chosen.confidence);
@@ -265,6 +280,7 @@ fn groups_are_chosen_from_as_each_would_be_alone() {
             temperature: 0.7,
             pass: 3,
             ranking: Ranking::Margin,
+            top: true,
             ..plain()
         },
         Choice {
@@ -280,27 +296,26 @@ fn groups_are_chosen_from_as_each_would_be_alone() {
             ..plain()
         },
     ];
-    let mut groups = Vec::new();
+    let mut parts = Vec::new();
     let mut rows = &world.rows[..];
     for (choice, count) in choices.into_iter().zip([1, 20, 9, 5, 12]) {
         let (here, rest) = rows.split_at(count);
-        groups.push(HeadGroup { rows: here, choice });
+        parts.push((here, choice));
         rows = rest;
     }
     // A request that reads nothing in this pass is among them.
-    let choice = plain();
-    groups.insert(2, HeadGroup { rows: &[], choice });
-    let inputs: usize = groups.iter().map(HeadGroup::inputs).sum();
+    parts.insert(2, (&[], plain()));
+    let groups = || parts.iter().map(|(rows, choice)| group(rows, choice));
+    let inputs: usize = groups().map(|group| group.inputs()).sum();
     let x = &world.x[..inputs * WIDTH];
-    let together = world.reduce_groups(&groups, x).unwrap();
+    let together = world.reduce_groups(groups().collect(), x).unwrap();
     let mut from = 0;
-    for (group, found) in groups.iter().zip(&together) {
+    for (group, found) in groups().zip(&together) {
         let to = from + group.inputs() * WIDTH;
-        let alone = world
-            .reduce_groups(std::slice::from_ref(group), &x[from..to])
-            .unwrap();
+        let rows = group.rows;
+        let alone = world.reduce_groups(vec![group], &x[from..to]).unwrap();
         from = to;
-        assert_eq!(found.len(), group.rows.len());
+        assert_eq!(found.len(), rows.len());
         for (found, alone) in found.iter().zip(&alone[0]) {
             assert_eq!(found.token, alone.token);
             // Pieces of the vocabulary are narrower where more rows share them.
@@ -314,6 +329,10 @@ fn groups_are_chosen_from_as_each_would_be_alone() {
             );
             let targets = [found, alone].map(|it| it.target_log_probability.unwrap());
             assert!(near(targets[0], targets[1]));
+            let [watched, expected] = [found, alone].map(|it| &it.evidence.watched);
+            assert!(watched.iter().zip(expected).all(|(a, b)| near(*a, *b)));
+            let tops = [found, alone].map(|it| it.evidence.top.map(|top| top.token));
+            assert_eq!(tops[0], tops[1]);
         }
     }
 }

@@ -36,6 +36,11 @@ impl Weights {
 
 /// A stream through three slots, and its file.
 fn setup() -> (TempDir, Weights, Stream) {
+    setup_limited(None)
+}
+
+/// One that reads so many bytes a second at most.
+fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, Stream) {
     let folder = TempDir::new().unwrap();
     let shape = Shape {
         naming: Naming::Llada,
@@ -80,7 +85,7 @@ fn setup() -> (TempDir, Weights, Stream) {
         bytes: largest.max().unwrap(),
     };
     let slots = Stream::slots(slots, &Device::cpu(1).unwrap(), &Ledger::default()).unwrap();
-    let reader = Arc::new(Reader::new(checkpoint, &sources));
+    let reader = Arc::new(Reader::new(checkpoint, &sources).with_limit(bytes_per_s));
     let stream = Stream::start(reader, cycle, slots).unwrap();
     (folder, weights, stream)
 }
@@ -129,4 +134,27 @@ fn whoever_waits_for_what_cannot_be_read_is_told() {
     for place in 0..6 {
         drop(stream.take(place).unwrap());
     }
+}
+
+#[test]
+fn units_come_no_faster_than_the_limit() {
+    const BYTES_PER_S: u64 = 4_000_000;
+    let begun = Instant::now();
+    let (_folder, _weights, stream) = setup_limited(Some(BYTES_PER_S));
+    for place in (0..6).chain(0..6) {
+        drop(stream.take(place).unwrap());
+    }
+    let least = Duration::from_secs_f64(stream.stats().bytes as f64 / BYTES_PER_S as f64);
+    assert!(
+        begun.elapsed() >= least,
+        "{:?} of {least:?}",
+        begun.elapsed()
+    );
+}
+
+#[test]
+fn a_limit_holds_nobody_up_who_wants_it_to_end() {
+    let (_folder, _weights, stream) = setup_limited(Some(1));
+    wait_for(&stream, |state| state.filling == Some(0));
+    assert_eq!(stream.into_slots().len(), 3);
 }

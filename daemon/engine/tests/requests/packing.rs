@@ -2,94 +2,21 @@
 
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
     sync::{Arc, mpsc},
 };
 
 use sluice_engine::{
-    Engine, Event, Generate, LoadedModel, Options, Outcome, Settings, Slot, Work,
-    checkpoint::Source,
+    Event, Generate, Outcome, Settings, Slot, Work,
     event::{Finish, Generated, PassReport},
     plan::Workload,
 };
 use sluice_shared::{
     level::Level,
-    policy::PolicyChoice,
+    policy::{POLICIES, PolicyChoice},
     sampling::{EosPolicy, Remasking},
 };
 
-struct World {
-    engine: Arc<Engine>,
-    model: Arc<LoadedModel>,
-}
-
-impl World {
-    fn new(folder: &str, parallel: usize, settings: Settings) -> Self {
-        let engine = Engine::start(Options {
-            threads: 2,
-            parallel,
-            ..Options::default()
-        })
-        .unwrap();
-        let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-        let model = engine.load_now(Source::Folder(folder), settings).unwrap();
-        Self {
-            engine: Arc::new(engine),
-            model,
-        }
-    }
-
-    fn diffusion(parallel: usize) -> Self {
-        Self::new("../model", parallel, Settings::default())
-    }
-
-    fn causal(parallel: usize) -> Self {
-        Self::new("tests/fixtures/llama-tiny", parallel, Settings::default())
-    }
-
-    /// Submits all at once; what each came to, and its passes.
-    fn run(&self, requests: &[Generate]) -> Vec<(Generated, Vec<PassReport>)> {
-        self.run_watched(requests, &|_, _| {})
-    }
-
-    /// The same; `watch` sees each pass with the request's place, on the engine's thread.
-    fn run_watched(
-        &self,
-        requests: &[Generate],
-        watch: &(impl Fn(usize, &PassReport) + Clone + Send + 'static),
-    ) -> Vec<(Generated, Vec<PassReport>)> {
-        let (send, events) = mpsc::channel();
-        for (index, request) in requests.iter().enumerate() {
-            let (send, watch) = (send.clone(), watch.clone());
-            let sink = Box::new(move |event| {
-                if let Event::Pass(report) = &event {
-                    watch(index, report);
-                }
-                drop(send.send((index, event)));
-            });
-            let work = Work::Generate(request.clone());
-            self.engine.submit(work, sink).unwrap();
-        }
-        drop(send);
-        let mut passes: BTreeMap<usize, Vec<PassReport>> = BTreeMap::new();
-        let mut results = BTreeMap::new();
-        for (index, event) in events {
-            match event {
-                Event::Pass(report) => passes.entry(index).or_default().push(report),
-                Event::Finished(Ok(Outcome::Generated(generated))) => {
-                    results.insert(index, generated);
-                }
-                Event::Finished(other) => panic!("{index}: {other:?}"),
-                _ => {}
-            }
-        }
-        let passes = |index| passes.get(&index).cloned().unwrap_or_default();
-        results
-            .into_iter()
-            .map(|(index, generated)| (generated, passes(index)))
-            .collect()
-    }
-}
+use crate::world::{World, most_shared, texts, ways};
 
 /// Different in everything that a request can choose.
 fn stories(world: &World) -> Vec<Generate> {
@@ -130,6 +57,36 @@ fn stories(world: &World) -> Vec<Generate> {
     ]
 }
 
+/// The same story by every policy there is.
+fn by_every_policy(world: &World) -> Vec<Generate> {
+    let text = world.model.text.as_ref().unwrap();
+    let prompt = text.encode_chat(&[("user", "Tell me a story.")]).unwrap();
+    let requests = POLICIES.iter().map(|policy| Generate {
+        policy: policy.name.parse().unwrap(),
+        block_length: 16,
+        eos: EosPolicy::Stop,
+        ..Generate::greedy(world.model.id, prompt.clone(), 32)
+    });
+    requests.collect()
+}
+
+/// Stories that differ in what their passes compute, and one that looks at what it has committed.
+fn in_every_way(world: &World) -> Vec<Generate> {
+    let mut all: Vec<_> = (ways().into_iter().zip(stories(world).into_iter().cycle()))
+        .map(|(decoding, story)| Generate {
+            decoding,
+            canvas: vec![Slot::Masked; story.canvas.len()],
+            guidance: 0.0,
+            ..story
+        })
+        .collect();
+    all.push(Generate {
+        policy: "revoke".parse().unwrap(),
+        ..stories(world).remove(0)
+    });
+    all
+}
+
 fn conversations(world: &World) -> Vec<Generate> {
     let ask = |from: u32, len: u32, length| {
         let prompt = (from..from + len).map(|id| id * 37 % 240).collect();
@@ -148,17 +105,6 @@ fn conversations(world: &World) -> Vec<Generate> {
     ]
 }
 
-fn texts(answers: &[(Generated, Vec<PassReport>)]) -> Vec<(Vec<u32>, Finish)> {
-    let text = |(generated, _): &(Generated, _)| (generated.tokens.clone(), generated.finish);
-    answers.iter().map(text).collect()
-}
-
-fn most_shared(answers: &[(Generated, Vec<PassReport>)]) -> usize {
-    let shared =
-        |(_, passes): &(_, Vec<PassReport>)| passes.iter().map(|pass| pass.cost.requests).max();
-    answers.iter().filter_map(shared).max().unwrap_or(0)
-}
-
 #[test]
 fn each_gets_what_it_gets_alone() {
     for (world, requests) in [
@@ -166,6 +112,8 @@ fn each_gets_what_it_gets_alone() {
             World::diffusion as fn(usize) -> World,
             stories as fn(&World) -> Vec<Generate>,
         ),
+        (World::diffusion, by_every_policy),
+        (World::diffusion, in_every_way),
         (World::causal, conversations),
     ] {
         let alone = world(1);

@@ -1,0 +1,159 @@
+//! Canvases beside each other in one pass, for when rows are free: passes ahead that are guessed and checked, which changes no
+//! token, and further orders of which the most promising goes on.
+//!
+//! References: self-speculative decoding, SSD (arXiv 2510.04147), for the first; LoPA (zhijie-group/LoPA) for the second.
+//! Difference: any policy that remembers nothing can be guessed ahead, not the reference schedule alone.
+
+use sluice_shared::decoding::Speculation;
+
+use super::{Diffusion, is_fixed};
+use crate::{
+    decode::policy::Commit,
+    ops::{Candidate, HeadRow},
+};
+
+/// A canvas of a pass.
+pub(super) struct Branch {
+    pub(super) canvas: Vec<u32>,
+    pub(super) unconditional: Option<Vec<u32>>,
+    pub(super) rows: Vec<HeadRow>,
+    /// What it has that the one before it has not, or, where orders are tried, the first one: by position.
+    pub(super) guess: Vec<Commit>,
+}
+
+impl Diffusion {
+    /// The canvases of the next pass. `candidates` are the last ones of what is still masked, by position.
+    pub(super) fn branches(&self, candidates: &[(usize, Candidate)]) -> Vec<Branch> {
+        let mut all = vec![self.branch(self.rows(), Vec::new())];
+        match self.request.decoding.speculation {
+            Speculation::None => {}
+            Speculation::Draft { branches } => {
+                let mut left = candidates.to_vec();
+                for ahead in 0..branches as usize {
+                    let last = &all[all.len() - 1];
+                    let Some(branch) = self.guess(last, &mut left, ahead) else {
+                        break;
+                    };
+                    all.push(branch);
+                }
+            }
+            Speculation::Explore { branches } => {
+                let mut ranked: Vec<_> = candidates.iter().collect();
+                ranked.sort_by(|(_, a), (_, b)| b.rank.total_cmp(&a.rank));
+                // What would leave nothing to compare by is no order to try.
+                let ranked = if ranked.len() > 1 { ranked } else { Vec::new() };
+                for (position, candidate) in ranked.into_iter().take(branches as usize) {
+                    let guess = vec![Commit::of(*position, candidate)];
+                    let branch = self.with(&all[0], guess);
+                    all.push(branch);
+                }
+            }
+        }
+        all
+    }
+
+    /// The step after a branch, if candidates stay what they are.
+    fn guess(
+        &self,
+        last: &Branch,
+        left: &mut Vec<(usize, Candidate)>,
+        ahead: usize,
+    ) -> Option<Branch> {
+        // The rows of the block that are still masked, as far as there are candidates for them.
+        if left.is_empty() || last.rows.len() != left.len() {
+            return None;
+        }
+        let candidates: Vec<Candidate> = left
+            .iter()
+            .map(|(_, candidate)| candidate.clone())
+            .collect();
+        let judged = self.judged(&last.rows, &candidates, ahead);
+        let view = self.view(&judged, ahead);
+        let decision = self.policy.boxed_clone().decide(&view);
+        let prompt = self.request.prompt.len();
+        let guess = decision.commit.into_iter().map(|commit| Commit {
+            row: last.rows[commit.row].position - prompt,
+            ..commit
+        });
+        let guess: Vec<Commit> = guess.collect();
+        left.retain(|(position, _)| guess.iter().all(|commit| commit.row != *position));
+        // The last step of a block has nothing to check it by.
+        (!left.is_empty()).then(|| self.with(last, guess))
+    }
+
+    /// A branch with these committed.
+    fn with(&self, from: &Branch, guess: Vec<Commit>) -> Branch {
+        let prompt = self.request.prompt.len();
+        let mut canvas = from.canvas.clone();
+        for commit in &guess {
+            canvas[prompt + commit.row] = commit.token;
+        }
+        let is_open = |row: &&HeadRow| {
+            let position = row.position - prompt;
+            guess.iter().all(|commit| commit.row != position)
+        };
+        Branch {
+            unconditional: (from.unconditional.is_some()).then(|| self.unconditional(&canvas)),
+            rows: from.rows.iter().filter(is_open).cloned().collect(),
+            canvas,
+            guess,
+        }
+    }
+
+    /// Takes the steps that a pass's candidates allow: one, and as many more as were guessed right. Returns the candidates of
+    /// what is still masked, by position.
+    pub(super) fn follow(&mut self, candidates: &[Vec<Candidate>]) -> Vec<(usize, Candidate)> {
+        let mut branches = std::mem::take(&mut self.branches)
+            .into_iter()
+            .zip(candidates);
+        let first = branches.next().expect("a pass has a canvas");
+        let taken = match self.request.decoding.speculation {
+            Speculation::None => {
+                self.step(&first.0.rows, first.1);
+                first
+            }
+            Speculation::Draft { .. } => {
+                let mut taken = first;
+                loop {
+                    let found = self.step(&taken.0.rows, taken.1);
+                    match branches.next() {
+                        Some(next) if is_same(&found, &next.0.guess) && !self.has_ended() => {
+                            taken = next;
+                        }
+                        _ => break taken,
+                    }
+                }
+            }
+            Speculation::Explore { .. } => {
+                let mean = |(_, candidates): &(Branch, &Vec<Candidate>)| {
+                    let sum: f64 = candidates
+                        .iter()
+                        .map(|candidate| candidate.confidence)
+                        .sum();
+                    sum / candidates.len() as f64
+                };
+                // Among equals the first: it has committed the least.
+                let best = branches.fold(first, |best, next| match mean(&next) > mean(&best) {
+                    true => next,
+                    false => best,
+                });
+                self.commit(&best.0.guess);
+                self.step(&best.0.rows, best.1);
+                best
+            }
+        };
+        let prompt = self.request.prompt.len();
+        let pairs = taken.0.rows.iter().zip(taken.1);
+        let open = pairs
+            .filter(|(row, _)| !row.is_check)
+            .map(|(row, candidate)| (row.position - prompt, candidate.clone()))
+            .filter(|(position, _)| !is_fixed(self.positions[*position].state));
+        open.collect()
+    }
+}
+
+/// Whether two steps commit the same.
+fn is_same(a: &[Commit], b: &[Commit]) -> bool {
+    let same = |x: &Commit, y: &Commit| (x.row, x.token) == (y.row, y.token);
+    a.len() == b.len() && a.iter().all(|x| b.iter().any(|y| same(x, y)))
+}

@@ -1,0 +1,110 @@
+//! Policies that commit as many positions a pass as a schedule says, whatever their confidence.
+
+use super::{Decision, Policy, Step, View};
+
+/// The LLaDA reference: n div S for each of S steps, and one more for the first n mod S. A step that would commit nothing
+/// computes nothing of use, so there are at most n steps.
+#[derive(Debug, Clone)]
+pub(super) struct Reference;
+
+impl Policy for Reference {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        let Step {
+            index,
+            steps,
+            masked_at_start,
+        } = view.step;
+        let steps = steps.min(masked_at_start).max(1);
+        view.best(masked_at_start / steps + usize::from(index < masked_at_start % steps))
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Policy> {
+        Box::new(self.clone())
+    }
+}
+
+/// Dream's `_sample`: of what is masked at time t the share 1 − s/t, rounded down, until the next time s; times go in even
+/// steps from 1 to `eps`, the last step takes the rest. A step that would commit nothing computes nothing of use and is
+/// passed over.
+#[derive(Debug, Clone)]
+pub(super) struct Dream {
+    pub(super) eps: f64,
+}
+
+impl Policy for Dream {
+    fn decide(&mut self, view: &View<'_>) -> Decision {
+        view.best(self.count(view.step))
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Policy> {
+        Box::new(self.clone())
+    }
+}
+
+impl Dream {
+    fn count(&self, step: Step) -> usize {
+        // In `f32`, as the reference computes it.
+        let eps = self.eps as f32;
+        let time = |i: usize| 1.0 - (1.0 - eps) * i as f32 / step.steps as f32;
+        let mut masked = step.masked_at_start;
+        let mut passes = 0;
+        for i in 0..step.steps {
+            let count = match i + 1 == step.steps {
+                true => masked,
+                false => (masked as f32 * (1.0 - time(i + 1) / time(i))) as usize,
+            };
+            if count > 0 && passes == step.index {
+                return count;
+            }
+            passes += usize::from(count > 0);
+            masked -= count;
+        }
+        masked.max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{super::tests::Scene, *};
+
+    /// How many each pass of a block commits.
+    fn counts(policy: &mut dyn Policy, masks: usize, steps: usize) -> Vec<usize> {
+        let mut counts = Vec::new();
+        let mut left = masks;
+        while left > 0 {
+            let mut scene = Scene::of(&vec![0.5; left]);
+            scene.step = Step {
+                index: counts.len(),
+                steps,
+                masked_at_start: masks,
+            };
+            let count = scene.decide(policy).commit.len();
+            counts.push(count);
+            left -= count;
+        }
+        counts
+    }
+
+    proptest! {
+        #[test]
+        fn the_reference_schedule_commits_every_mask_once(masks in 1usize..300, steps in 1usize..400) {
+            let counts = counts(&mut Reference, masks, steps);
+            prop_assert!(counts.is_sorted_by(|a, b| a >= b), "a later step commits no more than an earlier one");
+            prop_assert_eq!(counts.len(), steps.min(masks));
+        }
+    }
+
+    #[test]
+    fn dream_takes_what_its_time_passes_and_skips_empty_steps() {
+        let counts = |masks: usize, steps: usize| counts(&mut Dream { eps: 1e-3 }, masks, steps);
+        // By hand: 32 · (1 − 0.875125) = 3.99…, 29 · (1 − 0.75025/0.875125) = 4.1…
+        assert_eq!(counts(32, 8)[..2], [3, 4]);
+        assert_eq!(counts(32, 8).len(), 8);
+        assert_eq!(counts(32, 8).iter().sum::<usize>(), 32);
+        // The first of as many steps as masks falls short of one.
+        assert!(counts(32, 32).len() < 32);
+        assert_eq!(counts(5, 1), [5]);
+    }
+}

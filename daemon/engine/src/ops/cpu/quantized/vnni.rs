@@ -1,0 +1,207 @@
+//! Tiles of 6 × 32 by AVX-512's products of bytes: 12 sums, and as many of the group at hand in whole numbers.
+
+use std::{arch::x86_64::*, mem};
+
+use super::{BLOCK, COLUMNS, LANES, Output};
+
+const VECTOR: usize = 16;
+
+/// # Safety
+/// The CPU has the instructions, and the output's columns of the tile's rows are nobody else's.
+pub(super) type Tile = unsafe fn(&[f32], &[f32], &[f32], &[f32], Output);
+
+/// For one row and more, where groups are 16 weights.
+pub(super) static TILES_OF_16: [Tile; super::ROWS] = [
+    tile::<1, 4>,
+    tile::<2, 4>,
+    tile::<3, 4>,
+    tile::<4, 4>,
+    tile::<5, 4>,
+    tile::<6, 4>,
+];
+
+/// The same for groups of 32.
+pub(super) static TILES_OF_32: [Tile; super::ROWS] = [
+    tile::<1, 8>,
+    tile::<2, 8>,
+    tile::<3, 8>,
+    tile::<4, 8>,
+    tile::<5, 8>,
+    tile::<6, 8>,
+];
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn tile<const ROWS: usize, const STEPS: usize>(
+    x: &[f32],
+    numbers: &[f32],
+    panel: &[f32],
+    scales: &[f32],
+    out: Output,
+) {
+    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+    let x = x.as_chunks::<LANES>().0.as_chunks::<STEPS>().0;
+    let numbers = numbers.as_chunks::<LANES>().0.as_chunks::<2>().0;
+    let panel = panel.as_chunks::<COLUMNS>().0.as_chunks::<STEPS>().0;
+    let (scales, minima) = scales.split_at(scales.len() / 2);
+    let (scales, _) = scales.as_chunks::<COLUMNS>();
+    let (minima, _) = minima.as_chunks::<COLUMNS>();
+    let groups = x.iter().zip(panel).zip(numbers);
+    for (((x, weights), [x_scales, x_sums]), (scales, minima)) in
+        groups.zip(scales.iter().zip(minima))
+    {
+        let mut whole = [[_mm512_setzero_si512(); 2]; ROWS];
+        for (x, weights) in x.iter().zip(weights) {
+            let weights = halves(weights).map(|half| _mm512_castps_si512(half));
+            for row in 0..ROWS {
+                let x = _mm512_set1_epi32(x[row].to_bits().cast_signed());
+                whole[row][0] = _mm512_dpbusd_epi32(whole[row][0], weights[0], x);
+                whole[row][1] = _mm512_dpbusd_epi32(whole[row][1], weights[1], x);
+            }
+        }
+        let (scales, minima) = (halves(scales), halves(minima));
+        for row in 0..ROWS {
+            let scale = _mm512_set1_ps(x_scales[row]);
+            let sum = _mm512_set1_ps(x_sums[row]);
+            for half in 0..2 {
+                let both = _mm512_mul_ps(scale, scales[half]);
+                let products = _mm512_cvtepi32_ps(whole[row][half]);
+                let so_far = _mm512_fmadd_ps(sum, minima[half], sums[row][half]);
+                sums[row][half] = _mm512_fmadd_ps(products, both, so_far);
+            }
+        }
+    }
+    let mask = u32::MAX >> (COLUMNS - out.columns);
+    for (row, sums) in sums.iter().enumerate() {
+        for (half, &sum) in sums.iter().enumerate() {
+            let mask = (mask >> (VECTOR * half)) as __mmask16;
+            let place = out.start.wrapping_add(row * out.stride + VECTOR * half);
+            // SAFETY: the mask leaves the output's columns alone, which are this tile's.
+            unsafe {
+                let sum = match out.adds {
+                    true => _mm512_add_ps(_mm512_maskz_loadu_ps(mask, place), sum),
+                    false => sum,
+                };
+                _mm512_mask_storeu_ps(place, mask, sum);
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn halves(values: &[f32; COLUMNS]) -> [__m512; 2] {
+    // SAFETY: vectors are numbers beside each other, of any bits.
+    unsafe { mem::transmute(*values) }
+}
+
+/// Rounds a row to bytes, and writes scales and sums of each group to the row's lane of `numbers`: the sums times the scales.
+///
+/// # Safety
+/// The CPU has the instructions.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn round(
+    x: &[f32],
+    bytes: &mut [i8],
+    numbers: &mut [f32],
+    row: usize,
+    lanes: usize,
+    group: usize,
+) {
+    let (x, _) = x.as_chunks::<BLOCK>();
+    let (bytes, _) = bytes.as_chunks_mut::<BLOCK>();
+    let per_block = 2 * lanes * BLOCK / group;
+    for ((x, bytes), numbers) in x.iter().zip(bytes).zip(numbers.chunks_exact_mut(per_block)) {
+        let x = halves(x);
+        let size = _mm512_max_ps(_mm512_abs_ps(x[0]), _mm512_abs_ps(x[1]));
+        let odd = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x[0], x[1]);
+        // What is no number stays none: the largest of the others would hide it.
+        let size = match odd {
+            0 => _mm512_reduce_max_ps(size),
+            _ => f32::NAN,
+        };
+        let scale = size / 127.0;
+        let inverse = match scale > 0.0 {
+            true => _mm512_set1_ps(127.0 / size),
+            false => _mm512_setzero_ps(),
+        };
+        let mut sums = [0; 2];
+        for half in 0..2 {
+            let whole = _mm512_cvtps_epi32(_mm512_mul_ps(x[half], inverse));
+            sums[half] = _mm512_reduce_add_epi32(whole);
+            // SAFETY: a vector of bytes is as many bytes.
+            let narrow: [i8; VECTOR] = unsafe { mem::transmute(_mm512_cvtepi32_epi8(whole)) };
+            bytes[VECTOR * half..][..VECTOR].copy_from_slice(&narrow);
+        }
+        if group == BLOCK {
+            sums[0] += sums[1];
+        }
+        for (numbers, sum) in numbers.chunks_exact_mut(2 * lanes).zip(sums) {
+            numbers[row] = scale;
+            numbers[lanes + row] = scale * sum as f32;
+        }
+    }
+}
+
+/// A row's bytes, and two numbers of each group: of weights scales and minima, of `x` scales and sums times scales.
+pub(super) struct Row<'a, B> {
+    pub(super) bytes: &'a [B],
+    pub(super) scales: &'a [f32],
+    pub(super) others: &'a [f32],
+}
+
+/// The product of two rows of whole blocks of the depth, of whose groups so many are in a vector of bytes.
+///
+/// # Safety
+/// The CPU has the instructions.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub(super) unsafe fn dot<const GROUPS: usize>(weights: &Row<'_, u8>, x: &Row<'_, i8>) -> f32 {
+    let mut sums = [_mm512_setzero_ps(); 3];
+    // Each group's scale in the lanes that its products come to.
+    let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    let first = match GROUPS {
+        2 => _mm512_srli_epi32::<3>(lanes),
+        _ => _mm512_srli_epi32::<2>(lanes),
+    };
+    let steps = VECTOR / GROUPS;
+    let bytes = weights.bytes.as_chunks::<64>().0.chunks_exact(steps);
+    let x_bytes = x.bytes.as_chunks::<64>().0.chunks_exact(steps);
+    let numbers = (weights.scales.as_chunks().0.iter())
+        .zip(weights.others.as_chunks().0)
+        .zip(x.scales.as_chunks().0.iter().zip(x.others.as_chunks().0));
+    for ((bytes, x_bytes), ((scales, minima), (x_scales, x_sums))) in
+        bytes.zip(x_bytes).zip(numbers)
+    {
+        sums[2] = _mm512_fmadd_ps(vector(minima), vector(x_sums), sums[2]);
+        let scales = _mm512_mul_ps(vector(scales), vector(x_scales));
+        let mut groups = first;
+        let pairs = bytes
+            .as_chunks::<2>()
+            .0
+            .iter()
+            .zip(x_bytes.as_chunks::<2>().0);
+        for (bytes, x_bytes) in pairs {
+            for half in 0..2 {
+                // SAFETY: vectors of bytes are as many bytes.
+                let (bytes, x_bytes) = unsafe {
+                    (
+                        mem::transmute::<[u8; 64], __m512i>(bytes[half]),
+                        mem::transmute::<[i8; 64], __m512i>(x_bytes[half]),
+                    )
+                };
+                let products = _mm512_dpbusd_epi32(_mm512_setzero_si512(), bytes, x_bytes);
+                let scales = _mm512_permutexvar_ps(groups, scales);
+                sums[half] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(products), scales, sums[half]);
+                groups = _mm512_add_epi32(groups, _mm512_set1_epi32(GROUPS as i32));
+            }
+        }
+    }
+    let [even, odd, minima] = sums;
+    _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(even, odd), minima))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn vector(values: &[f32; VECTOR]) -> __m512 {
+    // SAFETY: a vector is as many numbers.
+    unsafe { mem::transmute(*values) }
+}

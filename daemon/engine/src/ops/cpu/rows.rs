@@ -1,0 +1,45 @@
+//! Loops over the numbers of a row.
+
+use super::vectors::{LANES, with_vectors};
+
+#[inline(always)]
+fn rms_norm_body(out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32) {
+    let mut squares = [0.0; LANES];
+    let mut chunks = row.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for (sum, value) in squares.iter_mut().zip(chunk) {
+            *sum += value * value;
+        }
+    }
+    for (sum, value) in squares.iter_mut().zip(chunks.remainder()) {
+        *sum += value * value;
+    }
+    let squares: f32 = squares.iter().sum();
+    let inverse = (squares / row.len() as f32 + epsilon).sqrt().recip();
+    for ((out, value), scale) in out.iter_mut().zip(row).zip(scale) {
+        *out = value * inverse * scale;
+    }
+}
+
+#[inline(always)]
+fn rotate_body(row: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let half = cos.len();
+    for head in row.chunks_exact_mut(2 * half) {
+        let (low, high) = head.split_at_mut(half);
+        for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(cos.iter().zip(sin)) {
+            let (a, b) = (*low, *high);
+            *low = a * cos - b * sin;
+            *high = b * cos + a * sin;
+        }
+    }
+}
+
+with_vectors! {
+    /// The row divided by the root of its mean square, each number times that of `scale`.
+    rms_norm, rms_norm_body, (out: &mut [f32], row: &[f32], scale: &[f32], epsilon: f32)
+}
+
+with_vectors! {
+    /// Turns the pairs of each head, a number of its first half and one of its second, by these angles.
+    rotate, rotate_body, (row: &mut [f32], cos: &[f32], sin: &[f32])
+}

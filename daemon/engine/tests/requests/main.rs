@@ -1,0 +1,5 @@
+//! Requests to an engine with a small model.
+
+mod decoding;
+mod packing;
+mod world;

@@ -1,0 +1,125 @@
+//! An engine with a model, and what tests ask of it.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc},
+};
+
+use sluice_engine::{
+    Engine, Event, Generate, LoadedModel, Options, Outcome, Settings, Work,
+    checkpoint::Source,
+    event::{Finish, Generated, PassReport},
+};
+use sluice_shared::decoding::Decoding;
+
+pub(crate) struct World {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) model: Arc<LoadedModel>,
+}
+
+impl World {
+    pub(crate) fn new(folder: &str, parallel: usize, settings: Settings) -> Self {
+        let engine = Engine::start(Options {
+            threads: 2,
+            parallel,
+            ..Options::default()
+        })
+        .unwrap();
+        let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+        let model = engine.load_now(Source::Folder(folder), settings).unwrap();
+        Self {
+            engine: Arc::new(engine),
+            model,
+        }
+    }
+
+    pub(crate) fn diffusion(parallel: usize) -> Self {
+        Self::new("../model", parallel, Settings::default())
+    }
+
+    pub(crate) fn causal(parallel: usize) -> Self {
+        Self::new("tests/fixtures/llama-tiny", parallel, Settings::default())
+    }
+
+    /// Submits all at once; what each came to, and its passes.
+    pub(crate) fn run(&self, requests: &[Generate]) -> Vec<(Generated, Vec<PassReport>)> {
+        self.run_watched(requests, &|_, _| {})
+    }
+
+    /// The same; `watch` sees each pass with the request's place, on the engine's thread.
+    pub(crate) fn run_watched(
+        &self,
+        requests: &[Generate],
+        watch: &(impl Fn(usize, &PassReport) + Clone + Send + 'static),
+    ) -> Vec<(Generated, Vec<PassReport>)> {
+        let (send, events) = mpsc::channel();
+        for (index, request) in requests.iter().enumerate() {
+            let (send, watch) = (send.clone(), watch.clone());
+            let sink = Box::new(move |event| {
+                if let Event::Pass(report) = &event {
+                    watch(index, report);
+                }
+                drop(send.send((index, event)));
+            });
+            let work = Work::Generate(request.clone());
+            self.engine.submit(work, sink).unwrap();
+        }
+        drop(send);
+        let mut passes: BTreeMap<usize, Vec<PassReport>> = BTreeMap::new();
+        let mut results = BTreeMap::new();
+        for (index, event) in events {
+            match event {
+                Event::Pass(report) => passes.entry(index).or_default().push(report),
+                Event::Finished(Ok(Outcome::Generated(generated))) => {
+                    results.insert(index, generated);
+                }
+                Event::Finished(other) => panic!("{index}: {other:?}"),
+                _ => {}
+            }
+        }
+        let passes = |index| passes.get(&index).cloned().unwrap_or_default();
+        results
+            .into_iter()
+            .map(|(index, generated)| (generated, passes(index)))
+            .collect()
+    }
+}
+
+/// What requests wrote, and why they ended.
+pub(crate) fn texts(answers: &[(Generated, Vec<PassReport>)]) -> Vec<(Vec<u32>, Finish)> {
+    let text = |(generated, _): &(Generated, _)| (generated.tokens.clone(), generated.finish);
+    answers.iter().map(text).collect()
+}
+
+/// Requests that shared a pass, at most.
+pub(crate) fn most_shared(answers: &[(Generated, Vec<PassReport>)]) -> usize {
+    let shared =
+        |(_, passes): &(_, Vec<PassReport>)| passes.iter().map(|pass| pass.cost.requests).max();
+    answers.iter().filter_map(shared).max().unwrap_or(0)
+}
+
+/// What passes may leave out or try, in every combination that means something else.
+pub(crate) fn ways() -> Vec<Decoding> {
+    let ways = [
+        ("prefix", None, "fixed", "none"),
+        ("dual", Some(8), "fixed", "none"),
+        ("vicinity:around=5,refresh=3", None, "fixed", "none"),
+        ("dual:behind=8", Some(20), "fixed", "none"),
+        ("dual:keep=0.5", Some(0), "fixed", "none"),
+        ("none", Some(4), "fixed", "none"),
+        ("none", None, "append", "none"),
+        ("prefix", None, "append", "none"),
+        ("none", None, "insert", "none"),
+        ("dual", Some(12), "insert", "none"),
+        ("none", None, "fixed", "draft:branches=2"),
+        ("none", Some(4), "fixed", "explore:branches=3"),
+    ];
+    let way = |(caching, window, growth, speculation): (&str, _, &str, &str)| Decoding {
+        caching: caching.parse().unwrap(),
+        window,
+        growth: growth.parse().unwrap(),
+        speculation: speculation.parse().unwrap(),
+    };
+    ways.map(way).to_vec()
+}

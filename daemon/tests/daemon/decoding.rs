@@ -1,0 +1,256 @@
+//! What passes compute, over the wire: the dial and each of its parts, what goes with what, and a daemon that lives on.
+
+use std::fs;
+
+use serde_json::Value;
+use sluice_proto::{
+    model::DecodingChoice,
+    v1::{self, generation_event::Kind},
+};
+use tonic::Code;
+
+use crate::support::{Daemon, checkpoints, done, generate, tokens};
+
+/// A request of a few blocks with these words on its decoding, each as people write it.
+fn asked(words: &[(&str, &str)]) -> v1::GenerateRequest {
+    let mut choice = DecodingChoice::default();
+    for (key, word) in words {
+        match *key {
+            "dial" => choice.dial = Some(word.parse().unwrap()),
+            "policy" => choice.policy = Some(word.parse().unwrap()),
+            "cache" => choice.caching = Some(word.parse().unwrap()),
+            "window" => choice.window = Some(word.parse().unwrap()),
+            "growth" => choice.growth = Some(word.parse().unwrap()),
+            "speculation" => choice.speculation = Some(word.parse().unwrap()),
+            other => panic!("'{other}' is no key"),
+        }
+    }
+    let mut request = v1::GenerateRequest {
+        block_length: Some(8),
+        eos: v1::EosPolicy::Keep.into(),
+        ..tokens(&[1, 2, 3], 32)
+    };
+    choice.write(&mut request);
+    request
+}
+
+fn started(events: &[Kind]) -> &v1::Started {
+    let started = events.iter().find_map(|event| match event {
+        Kind::Started(started) => Some(started),
+        _ => None,
+    });
+    started.expect("every request starts")
+}
+
+/// Dial, cache, window, growth and speculation as they were resolved.
+fn resolved(started: &v1::Started) -> [String; 5] {
+    let window = started.window.map(|masks| masks.to_string());
+    [
+        started.dial.clone(),
+        started.cache.clone(),
+        window.unwrap_or_default(),
+        started.growth.clone(),
+        started.speculation.clone(),
+    ]
+}
+
+async fn tiny(arguments: &[&str]) -> Daemon {
+    Daemon::with_model(&checkpoints::fixture("llada-tiny"), arguments).await
+}
+
+#[tokio::test]
+async fn the_caches_of_the_reference_give_its_tokens() {
+    let daemon = tiny(&[]).await;
+    let folder = checkpoints::fixture("llada-tiny");
+    let expected = fs::read(folder.join("expected.json")).unwrap();
+    let expected: Value = serde_json::from_slice(&expected).unwrap();
+    let mut compared = 0;
+    for case in expected["generate"].as_array().unwrap() {
+        let cache = match case["algorithm"].as_str().unwrap() {
+            "Fast-dLLM prefix cache" => "prefix",
+            "Fast-dLLM dual cache" => "dual",
+            _ => continue,
+        };
+        let ids = |key: &str| -> Vec<u32> { serde_json::from_value(case[key][0].clone()).unwrap() };
+        let parameters = &case["params"];
+        let number = |key: &str| parameters[key].as_u64().unwrap() as u32;
+        let policy = match (&parameters["threshold"], &parameters["factor"]) {
+            (Value::Number(threshold), _) => format!("threshold:t={threshold}"),
+            (_, Value::Number(factor)) => format!("factor:f={factor}"),
+            _ => "reference".to_owned(),
+        };
+        let request = v1::GenerateRequest {
+            block_length: Some(number("block_length")),
+            steps: Some(number("steps")),
+            ..asked(&[("cache", cache), ("policy", &policy)])
+        };
+        let request = v1::GenerateRequest {
+            input: tokens(&ids("prompt_ids"), 1).input,
+            length: Some(number("gen_length")),
+            ..request
+        };
+        let events = generate(&daemon, request).await.unwrap();
+        assert_eq!(done(&events).tokens, ids("generated"), "{}", case["name"]);
+        assert!(!done(&events).exact && !started(&events).exact);
+        compared += 1;
+    }
+    assert_eq!(compared, 14);
+}
+
+#[tokio::test]
+async fn each_way_of_decoding_fills_the_canvas_and_is_told() {
+    let daemon = tiny(&[]).await;
+    for words in [
+        [("cache", "prefix:behind=4"), ("window", "8")],
+        [("cache", "dual:refresh=2,keep=0.5"), ("window", "0")],
+        [("cache", "vicinity:around=4"), ("growth", "append")],
+        [("speculation", "explore:branches=2"), ("window", "16")],
+        [("speculation", "draft:branches=3"), ("growth", "append")],
+        [("policy", "threshold:t=0.5"), ("growth", "append")],
+    ] {
+        let events = generate(&daemon, asked(&words)).await.unwrap();
+        let started = started(&events);
+        let told = resolved(started);
+        for (key, word) in words {
+            let place = ["dial", "cache", "window", "growth", "speculation"];
+            if let Some(place) = place.iter().position(|place| *place == key) {
+                assert_eq!(told[place], word, "{words:?}");
+            }
+        }
+        assert_eq!(told[0], "exact", "what nobody said");
+        let done = done(&events);
+        assert_eq!(done.tokens.len(), 32, "{words:?}");
+        assert!(done.passes > 0 && !done.exact, "{words:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_canvas_that_is_lengthened_ends_within_its_length() {
+    let daemon = tiny(&[]).await;
+    let request = v1::GenerateRequest {
+        eos: v1::EosPolicy::Stop.into(),
+        length: Some(96),
+        ..asked(&[("growth", "insert"), ("policy", "threshold:t=0.5")])
+    };
+    let events = generate(&daemon, request).await.unwrap();
+    assert!(done(&events).tokens.len() <= 96);
+    assert_eq!(started(&events).growth, "insert");
+}
+
+#[tokio::test]
+async fn drafts_give_the_same_tokens_in_no_more_passes() {
+    let daemon = tiny(&[]).await;
+    for policy in ["reference", "threshold:t=0.3"] {
+        let plain = asked(&[("policy", policy)]);
+        let plain = generate(&daemon, plain).await.unwrap();
+        let drafted = asked(&[("policy", policy), ("speculation", "draft:branches=4")]);
+        let drafted = generate(&daemon, drafted).await.unwrap();
+        assert_eq!(done(&drafted).tokens, done(&plain).tokens);
+        assert!(done(&drafted).passes <= done(&plain).passes);
+        assert_eq!(done(&drafted).exact, done(&plain).exact);
+    }
+}
+
+#[tokio::test]
+async fn what_does_not_go_together_is_refused_and_the_daemon_lives_on() {
+    let daemon = tiny(&[]).await;
+    let with = |change: fn(&mut v1::GenerateRequest)| {
+        let mut request = asked(&[]);
+        change(&mut request);
+        request
+    };
+    let pinned = v1::Pin {
+        position: 2,
+        content: Some(v1::pin::Content::Tokens(v1::TokenIds { ids: vec![9] })),
+    };
+    for (request, reason, message) in [
+        (
+            with(|request| request.dial = 9),
+            "INVALID_FIELD",
+            "dial: has no value 9",
+        ),
+        (
+            with(|request| request.growth = 9),
+            "INVALID_FIELD",
+            "growth: has no value 9",
+        ),
+        (
+            with(|request| request.cache_options = Some(v1::CacheOptions::default())),
+            "INVALID_FIELD",
+            "cache_options: say how a cache is kept; name it",
+        ),
+        (
+            asked(&[("cache", "dual"), ("speculation", "draft")]),
+            "SAMPLING",
+            "several canvases in a pass go with no cache",
+        ),
+        (
+            asked(&[("growth", "insert"), ("speculation", "explore")]),
+            "SAMPLING",
+            "several canvases in a pass go with no cache and no insertion",
+        ),
+        (
+            v1::GenerateRequest {
+                pins: vec![pinned],
+                ..asked(&[("growth", "insert")])
+            },
+            "SAMPLING",
+            "a canvas is lengthened where nothing is pinned",
+        ),
+    ] {
+        let error = generate(&daemon, request).await.unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument);
+        assert_eq!(error.reason.as_deref(), Some(reason));
+        assert!(error.message.contains(message), "{}", error.message);
+    }
+    let events = generate(&daemon, asked(&[])).await.unwrap();
+    assert!(done(&events).exact);
+}
+
+#[tokio::test]
+async fn the_daemons_dial_is_for_requests_that_say_nothing() {
+    let daemon = tiny(&["--dial", "balanced"]).await;
+    let told = async |request| {
+        let events = generate(&daemon, request).await.unwrap();
+        let started = started(&events).clone();
+        let policy = started.policy.clone().unwrap().name;
+        (resolved(&started), policy)
+    };
+    // A window as long as what is left leaves nothing out.
+    let balanced = ["balanced", "dual:behind=32", "", "fixed", "none"].map(str::to_owned);
+    let exact = ["exact", "none", "", "fixed", "none"].map(str::to_owned);
+    assert_eq!(
+        told(asked(&[])).await,
+        (balanced.clone(), "threshold".to_owned())
+    );
+    let reference = "reference".to_owned();
+    assert_eq!(
+        told(asked(&[("dial", "exact")])).await,
+        (exact.clone(), reference.clone())
+    );
+    let steps = v1::GenerateRequest {
+        steps: Some(16),
+        ..asked(&[])
+    };
+    assert_eq!(told(steps).await, (exact, reference.clone()));
+    let policy = asked(&[("policy", "reference")]);
+    assert_eq!(told(policy).await, (balanced, reference));
+}
+
+#[tokio::test]
+async fn a_causal_model_has_no_dial() {
+    let folder = checkpoints::fixture("llama-tiny");
+    let daemon = Daemon::with_model(&folder, &["--dial", "fast"]).await;
+    let with = |dial: v1::Dial| v1::GenerateRequest {
+        dial: dial.into(),
+        ..tokens(&[1, 2, 3], 4)
+    };
+    let events = generate(&daemon, with(v1::Dial::Unspecified))
+        .await
+        .unwrap();
+    assert_eq!(resolved(started(&events)), [""; 5].map(str::to_owned));
+    let error = generate(&daemon, with(v1::Dial::Fast)).await.unwrap_err();
+    assert_eq!(error.code, Code::InvalidArgument);
+    assert_eq!(error.reason.as_deref(), Some("ONLY_MASKED"));
+    assert!(error.message.contains("dial"), "{}", error.message);
+}

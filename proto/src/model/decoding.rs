@@ -1,0 +1,246 @@
+//! How a request wants its canvas decoded: the dial, and what is to take the place of parts of it.
+
+use sluice_shared::{
+    decoding::{BRANCHES_DEFAULT, BRANCHES_MAX},
+    policy::PolicyChoice,
+    sampling::Cache,
+};
+pub use sluice_shared::{
+    decoding::{Caching, Growth, Speculation},
+    dial::Dial,
+};
+
+use super::{InvalidField, invalid, known};
+use crate::v1;
+
+/// What was said of it, checked; `None` is the daemon's or the dial's to say.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct DecodingChoice {
+    /// What all the others come from.
+    pub dial: Option<Dial>,
+    /// Which positions a pass commits.
+    pub policy: Option<PolicyChoice>,
+    /// What is kept between passes; every setting makes sense.
+    pub caching: Option<Caching>,
+    /// Masks behind the open block that a pass computes.
+    pub window: Option<u32>,
+    /// How long the canvas is.
+    pub growth: Option<Growth>,
+    /// Orders tried beside each other, as few as may be.
+    pub speculation: Option<Speculation>,
+}
+
+impl DecodingChoice {
+    /// Reads its fields of a request.
+    pub(super) fn read(wire: &v1::GenerateRequest) -> Result<Self, InvalidField> {
+        let dial = match known("dial", wire.dial)? {
+            v1::Dial::Unspecified => None,
+            v1::Dial::Exact => Some(Dial::Exact),
+            v1::Dial::Quality => Some(Dial::Quality),
+            v1::Dial::Balanced => Some(Dial::Balanced),
+            v1::Dial::Fast => Some(Dial::Fast),
+            v1::Dial::Auto => Some(Dial::Auto),
+        };
+        let growth = match known("growth", wire.growth)? {
+            v1::Growth::Unspecified => None,
+            v1::Growth::Fixed => Some(Growth::Fixed),
+            v1::Growth::Append => Some(Growth::Append),
+            v1::Growth::Insert => Some(Growth::Insert),
+        };
+        let policy = wire.policy.as_ref().map(policy).transpose()?;
+        let speculation = wire.speculation.as_ref().map(speculation).transpose()?;
+        Ok(Self {
+            dial,
+            policy,
+            caching: caching(known("cache", wire.cache)?, wire.cache_options.as_ref())?,
+            window: wire.window,
+            growth,
+            speculation,
+        })
+    }
+
+    /// Writes its fields of a request.
+    pub fn write(&self, wire: &mut v1::GenerateRequest) {
+        wire.set_dial(match self.dial {
+            None => v1::Dial::Unspecified,
+            Some(Dial::Exact) => v1::Dial::Exact,
+            Some(Dial::Quality) => v1::Dial::Quality,
+            Some(Dial::Balanced) => v1::Dial::Balanced,
+            Some(Dial::Fast) => v1::Dial::Fast,
+            Some(Dial::Auto) => v1::Dial::Auto,
+        });
+        wire.policy = self.policy.as_ref().map(v1::Policy::from);
+        wire.set_cache(match self.caching.map(|caching| caching.kind) {
+            None => v1::Cache::Unspecified,
+            Some(Cache::None) => v1::Cache::None,
+            Some(Cache::Prefix) => v1::Cache::Prefix,
+            Some(Cache::Dual) => v1::Cache::Dual,
+            Some(Cache::Vicinity) => v1::Cache::Vicinity,
+        });
+        let kept = self.caching.filter(|caching| caching.kind != Cache::None);
+        wire.cache_options = kept.map(|caching| v1::CacheOptions {
+            refresh: caching.refresh,
+            behind: caching.behind,
+            around: Some(caching.around),
+            keep: Some(caching.keep),
+        });
+        wire.window = self.window;
+        wire.set_growth(match self.growth {
+            None => v1::Growth::Unspecified,
+            Some(Growth::Fixed) => v1::Growth::Fixed,
+            Some(Growth::Append) => v1::Growth::Append,
+            Some(Growth::Insert) => v1::Growth::Insert,
+        });
+        wire.speculation = self.speculation.map(|speculation| {
+            let (kind, branches) = match speculation {
+                Speculation::None => (v1::SpeculationKind::None, None),
+                Speculation::Explore { branches } => (v1::SpeculationKind::Explore, Some(branches)),
+                Speculation::Draft { branches } => (v1::SpeculationKind::Draft, Some(branches)),
+            };
+            v1::Speculation {
+                kind: kind.into(),
+                branches,
+            }
+        });
+    }
+}
+
+fn policy(wire: &v1::Policy) -> Result<PolicyChoice, InvalidField> {
+    let parameters = wire.parameters.iter();
+    let parameters = parameters.map(|(key, value)| (key.as_str(), *value));
+    PolicyChoice::new(&wire.name, parameters).map_err(|error| invalid("policy", error.to_string()))
+}
+
+impl From<&PolicyChoice> for v1::Policy {
+    fn from(choice: &PolicyChoice) -> Self {
+        Self {
+            name: choice.name().to_owned(),
+            parameters: choice
+                .parameters()
+                .map(|(key, value)| (key.to_owned(), value))
+                .collect(),
+        }
+    }
+}
+
+fn caching(
+    kind: v1::Cache,
+    options: Option<&v1::CacheOptions>,
+) -> Result<Option<Caching>, InvalidField> {
+    let kind = match kind {
+        v1::Cache::Unspecified if options.is_some() => {
+            return Err(invalid("cache_options", "say how a cache is kept; name it"));
+        }
+        v1::Cache::Unspecified => return Ok(None),
+        v1::Cache::None => Cache::None,
+        v1::Cache::Prefix => Cache::Prefix,
+        v1::Cache::Dual => Cache::Dual,
+        v1::Cache::Vicinity => Cache::Vicinity,
+    };
+    let mut caching = Caching {
+        kind,
+        ..Caching::default()
+    };
+    if let Some(options) = options {
+        caching.refresh = options.refresh;
+        caching.behind = options.behind;
+        caching.around = options.around.unwrap_or(caching.around);
+        caching.keep = options.keep.unwrap_or(caching.keep);
+    }
+    match caching.problem() {
+        Some((option, problem)) => Err(invalid("cache_options", format!("{option} {problem}"))),
+        None => Ok(Some(caching)),
+    }
+}
+
+fn speculation(wire: &v1::Speculation) -> Result<Speculation, InvalidField> {
+    let branches = wire.branches.unwrap_or(BRANCHES_DEFAULT);
+    if !(1..=BRANCHES_MAX).contains(&branches) {
+        let problem = format!("branches must lie between 1 and {BRANCHES_MAX}, not {branches}");
+        return Err(invalid("speculation", problem));
+    }
+    match known("speculation", wire.kind)? {
+        v1::SpeculationKind::Unspecified => Err(invalid("speculation", "has no kind")),
+        v1::SpeculationKind::None => Ok(Speculation::None),
+        v1::SpeculationKind::Explore => Ok(Speculation::Explore { branches }),
+        v1::SpeculationKind::Draft => Ok(Speculation::Draft { branches }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(change: impl FnOnce(&mut v1::GenerateRequest)) -> Result<DecodingChoice, String> {
+        let mut wire = v1::GenerateRequest::default();
+        change(&mut wire);
+        DecodingChoice::read(&wire).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let nothing = DecodingChoice::default();
+        assert_eq!(read(|wire| nothing.write(wire)), Ok(nothing));
+        for (caching, growth, speculation) in [
+            ("none", "fixed", "none"),
+            ("prefix", "append", "explore:branches=4"),
+            ("dual:refresh=8,behind=0", "insert", "draft:branches=15"),
+            ("vicinity:around=4,keep=0.5", "fixed", "explore:branches=1"),
+        ] {
+            let choice = DecodingChoice {
+                dial: Some(Dial::Fast),
+                policy: Some("threshold:t=0.7".parse().unwrap()),
+                caching: Some(caching.parse().unwrap()),
+                window: Some(0),
+                growth: Some(growth.parse().unwrap()),
+                speculation: Some(speculation.parse().unwrap()),
+            };
+            assert_eq!(read(|wire| choice.write(wire)), Ok(choice));
+        }
+    }
+
+    #[test]
+    fn what_is_not_said_of_a_cache_is_as_published() {
+        let choice = read(|wire| wire.cache = v1::Cache::Dual.into()).unwrap();
+        assert_eq!(choice.caching, Some("dual".parse().unwrap()));
+    }
+
+    #[test]
+    fn each_broken_field_is_named() {
+        let problem = |change: fn(&mut v1::GenerateRequest)| read(change).unwrap_err();
+        assert_eq!(problem(|wire| wire.dial = 9), "dial: has no value 9");
+        assert_eq!(problem(|wire| wire.cache = 9), "cache: has no value 9");
+        assert_eq!(problem(|wire| wire.growth = 9), "growth: has no value 9");
+        let options = |options: v1::CacheOptions, kind: v1::Cache| {
+            let change = |wire: &mut v1::GenerateRequest| {
+                wire.set_cache(kind);
+                wire.cache_options = Some(options);
+            };
+            read(change).unwrap_err()
+        };
+        assert_eq!(
+            options(v1::CacheOptions::default(), v1::Cache::Unspecified),
+            "cache_options: say how a cache is kept; name it"
+        );
+        let never = v1::CacheOptions {
+            refresh: Some(0),
+            ..Default::default()
+        };
+        assert_eq!(
+            options(never, v1::Cache::Dual),
+            "cache_options: refresh must be at least 1, not 0"
+        );
+        let speculation = |kind, branches| {
+            let change = |wire: &mut v1::GenerateRequest| {
+                wire.speculation = Some(v1::Speculation { kind, branches });
+            };
+            read(change).unwrap_err()
+        };
+        assert_eq!(speculation(0, None), "speculation: has no kind");
+        assert_eq!(speculation(9, None), "speculation: has no value 9");
+        assert_eq!(
+            speculation(v1::SpeculationKind::Draft.into(), Some(16)),
+            "speculation: branches must lie between 1 and 15, not 16"
+        );
+    }
+}

@@ -1,0 +1,382 @@
+//! What passes compute, beside which positions they commit: keys and values that are kept, masks that are left out, how long
+//! the canvas is, and orders that are tried beside each other. Command line, configuration, wire and engine name them alike.
+
+use std::{fmt, str::FromStr};
+
+use crate::sampling::Cache;
+
+/// All of it. By default every pass computes the whole canvas, as the reference does.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Decoding {
+    /// Keys and values that are kept between passes.
+    pub caching: Caching,
+    /// Masks behind the open block that a pass computes, besides the last position of the canvas; unset: all.
+    pub window: Option<u32>,
+    /// How long the canvas is.
+    pub growth: Growth,
+    /// Orders that are tried beside each other in one pass.
+    pub speculation: Speculation,
+}
+
+impl Decoding {
+    /// Whether it comes to what whole passes come to, one after another: each of the others is an approximation.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.caching.kind == Cache::None
+            && self.window.is_none()
+            && self.growth == Growth::Fixed
+            && !matches!(self.speculation, Speculation::Explore { .. })
+    }
+}
+
+/// Keys and values that are kept, and when they are computed anew.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Caching {
+    /// Which.
+    pub kind: Cache,
+    /// Passes in a block after which all are computed anew; unset: when the next block opens.
+    pub refresh: Option<u32>,
+    /// Positions before a block that are computed anew when it opens; unset: all, as published.
+    pub behind: Option<u32>,
+    /// Positions on each side of the block that [`Cache::Vicinity`] computes.
+    pub around: u32,
+    /// Share of the keys outside of the block that its later passes see: those which the block's queries look at most
+    /// (Sparse-dLLM). 1: all.
+    pub keep: f64,
+}
+
+impl Default for Caching {
+    fn default() -> Self {
+        Self {
+            kind: Cache::None,
+            refresh: None,
+            behind: None,
+            around: AROUND_DEFAULT,
+            keep: 1.0,
+        }
+    }
+}
+
+/// dInfer's.
+pub const AROUND_DEFAULT: u32 = 16;
+
+/// How long the canvas is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Growth {
+    /// As long as was asked for, from the first pass on.
+    #[default]
+    Fixed,
+    /// Up to the open block: the next one is added when it is done, until an end token or the length that was asked for.
+    Append,
+    /// Short at first; longer until the model itself sees an end, and where it is unsure (DAEDAL). At most the length that was
+    /// asked for.
+    Insert,
+}
+
+/// Orders of filling that are tried beside each other in one pass, which then has as many times the rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Speculation {
+    /// One alone.
+    #[default]
+    None,
+    /// Besides what the policy commits, each of so many further canvases has one more position filled; the one goes on whose
+    /// remaining masks are the most certain (LoPA). An approximation.
+    Explore {
+        /// Further canvases.
+        branches: u32,
+    },
+    /// The passes ahead are guessed from the last candidates, and checked in one pass: as many of them count as the policy would
+    /// have come to (SSD). The same tokens as without.
+    Draft {
+        /// Passes ahead that are guessed.
+        branches: u32,
+    },
+}
+
+impl Speculation {
+    /// Canvases of a pass.
+    #[must_use]
+    pub fn canvases(&self) -> u32 {
+        match self {
+            Self::None => 1,
+            Self::Explore { branches } | Self::Draft { branches } => branches.saturating_add(1),
+        }
+    }
+}
+
+/// Canvases besides the first, at most.
+pub const BRANCHES_MAX: u32 = 15;
+/// As LoPA's and SSD's authors begin with.
+pub const BRANCHES_DEFAULT: u32 = 3;
+
+impl Caching {
+    /// The first value that makes no sense, by its name, and what it must be.
+    #[must_use]
+    pub fn problem(&self) -> Option<(&'static str, String)> {
+        // Written so that NaN fails.
+        if !(self.keep > 0.0 && self.keep <= 1.0) {
+            let problem = format!("must be above 0 and at most 1, not {}", self.keep);
+            return Some(("keep", problem));
+        }
+        if self.refresh == Some(0) {
+            return Some(("refresh", "must be at least 1, not 0".to_owned()));
+        }
+        None
+    }
+}
+
+/// Why a setting was not understood.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DecodingError {
+    /// No such word.
+    #[error("unknown {what} '{found}'; known are {known}")]
+    Unknown {
+        /// What it stands for.
+        what: &'static str,
+        /// What was given.
+        found: String,
+        /// What could be.
+        known: &'static str,
+    },
+    /// A key that isn't one, or a value that can't be.
+    #[error("{what} {problem}")]
+    Value {
+        /// The key, or what was given in its place.
+        what: String,
+        /// What it must be.
+        problem: String,
+    },
+}
+
+/// Splits `word:key=value,key=value`.
+fn parts(text: &str) -> (&str, impl Iterator<Item = (&str, &str)>) {
+    let (word, rest) = text.split_once(':').unwrap_or((text, ""));
+    let pairs = rest
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty());
+    let pairs = pairs.map(|part| part.split_once('=').unwrap_or((part, "")));
+    (word.trim(), pairs)
+}
+
+fn number<T: FromStr>(key: &str, value: &str) -> Result<T, DecodingError> {
+    value.trim().parse().map_err(|_| DecodingError::Value {
+        what: key.to_owned(),
+        problem: format!("takes a number, not '{value}'"),
+    })
+}
+
+fn unknown_key(key: &str, known: &str) -> DecodingError {
+    DecodingError::Value {
+        what: format!("'{key}'"),
+        problem: format!("is not one of {known}"),
+    }
+}
+
+impl FromStr for Caching {
+    type Err = DecodingError;
+
+    /// Reads `none`, or `dual:refresh=8,behind=64,keep=0.5` and the like.
+    fn from_str(text: &str) -> Result<Self, DecodingError> {
+        let (word, pairs) = parts(text);
+        let kind = match word {
+            "none" => Cache::None,
+            "prefix" => Cache::Prefix,
+            "dual" => Cache::Dual,
+            "vicinity" => Cache::Vicinity,
+            found => {
+                return Err(DecodingError::Unknown {
+                    what: "cache",
+                    found: found.to_owned(),
+                    known: "none, prefix, dual, vicinity",
+                });
+            }
+        };
+        let mut caching = Self {
+            kind,
+            ..Self::default()
+        };
+        for (key, value) in pairs {
+            match key {
+                "refresh" => caching.refresh = Some(number(key, value)?),
+                "behind" => caching.behind = Some(number(key, value)?),
+                "around" => caching.around = number(key, value)?,
+                "keep" => caching.keep = number(key, value)?,
+                other => return Err(unknown_key(other, "refresh, behind, around, keep")),
+            }
+        }
+        match caching.problem() {
+            None => Ok(caching),
+            Some((what, problem)) => Err(DecodingError::Value {
+                what: what.to_owned(),
+                problem,
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Caching {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut keys = Vec::new();
+        let word = match self.kind {
+            Cache::None => return f.write_str("none"),
+            Cache::Prefix => "prefix",
+            Cache::Dual => "dual",
+            Cache::Vicinity => {
+                keys.push(format!("around={}", self.around));
+                "vicinity"
+            }
+        };
+        keys.extend(self.refresh.map(|passes| format!("refresh={passes}")));
+        keys.extend(self.behind.map(|positions| format!("behind={positions}")));
+        keys.extend((self.keep < 1.0).then(|| format!("keep={}", self.keep)));
+        f.write_str(word)?;
+        match keys.is_empty() {
+            true => Ok(()),
+            false => write!(f, ":{}", keys.join(",")),
+        }
+    }
+}
+
+impl FromStr for Growth {
+    type Err = DecodingError;
+
+    fn from_str(text: &str) -> Result<Self, DecodingError> {
+        match text {
+            "fixed" => Ok(Self::Fixed),
+            "append" => Ok(Self::Append),
+            "insert" => Ok(Self::Insert),
+            found => Err(DecodingError::Unknown {
+                what: "growth",
+                found: found.to_owned(),
+                known: "fixed, append, insert",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Growth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fixed => "fixed",
+            Self::Append => "append",
+            Self::Insert => "insert",
+        })
+    }
+}
+
+impl FromStr for Speculation {
+    type Err = DecodingError;
+
+    /// Reads `none`, `explore`, `draft:branches=4` and the like.
+    fn from_str(text: &str) -> Result<Self, DecodingError> {
+        let (word, pairs) = parts(text);
+        let mut branches = BRANCHES_DEFAULT;
+        for (key, value) in pairs {
+            match key {
+                "branches" => branches = number(key, value)?,
+                other => return Err(unknown_key(other, "branches")),
+            }
+        }
+        if !(1..=BRANCHES_MAX).contains(&branches) {
+            return Err(DecodingError::Value {
+                what: "branches".to_owned(),
+                problem: format!("must lie between 1 and {BRANCHES_MAX}, not {branches}"),
+            });
+        }
+        match word {
+            "none" => Ok(Self::None),
+            "explore" => Ok(Self::Explore { branches }),
+            "draft" => Ok(Self::Draft { branches }),
+            found => Err(DecodingError::Unknown {
+                what: "speculation",
+                found: found.to_owned(),
+                known: "none, explore, draft",
+            }),
+        }
+    }
+}
+
+impl fmt::Display for Speculation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Explore { branches } => write!(f, "explore:branches={branches}"),
+            Self::Draft { branches } => write!(f, "draft:branches={branches}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_back() {
+        for text in [
+            "none",
+            "prefix",
+            "dual:refresh=8,behind=64",
+            "vicinity:around=16,keep=0.5",
+        ] {
+            assert_eq!(text.parse::<Caching>().unwrap().to_string(), text);
+        }
+        for text in ["none", "explore:branches=4", "draft:branches=15"] {
+            assert_eq!(text.parse::<Speculation>().unwrap().to_string(), text);
+        }
+        for text in ["fixed", "append", "insert"] {
+            assert_eq!(text.parse::<Growth>().unwrap().to_string(), text);
+        }
+        assert_eq!(
+            "draft".parse(),
+            Ok(Speculation::Draft {
+                branches: BRANCHES_DEFAULT
+            })
+        );
+    }
+
+    #[test]
+    fn wrong_text_is_explained() {
+        let cache = |text: &str| text.parse::<Caching>().unwrap_err().to_string();
+        assert_eq!(
+            cache("both"),
+            "unknown cache 'both'; known are none, prefix, dual, vicinity"
+        );
+        assert_eq!(
+            cache("dual:size=3"),
+            "'size' is not one of refresh, behind, around, keep"
+        );
+        assert_eq!(cache("dual:behind=x"), "behind takes a number, not 'x'");
+        assert_eq!(cache("dual:refresh"), "refresh takes a number, not ''");
+        assert_eq!(cache("dual:refresh=0"), "refresh must be at least 1, not 0");
+        for keep in ["0", "1.1", "NaN"] {
+            let error = cache(&format!("dual:keep={keep}"));
+            assert!(error.starts_with("keep must be above 0 and at most 1"));
+        }
+        let error = "draft:branches=16".parse::<Speculation>().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "branches must lie between 1 and 15, not 16"
+        );
+        assert!("grow".parse::<Growth>().is_err());
+    }
+
+    #[test]
+    fn only_what_changes_nothing_is_exact() {
+        let exact = Decoding::default();
+        assert!(exact.is_exact());
+        let draft = Speculation::Draft { branches: 2 };
+        let explore = Speculation::Explore { branches: 2 };
+        let speculation = |speculation| Decoding {
+            speculation,
+            ..exact
+        };
+        assert!(speculation(draft).is_exact() && !speculation(explore).is_exact());
+        let window = Some(500);
+        assert!(!Decoding { window, ..exact }.is_exact());
+        let growth = Growth::Append;
+        assert!(!Decoding { growth, ..exact }.is_exact());
+        let caching = "prefix".parse().unwrap();
+        assert!(!Decoding { caching, ..exact }.is_exact());
+    }
+}

@@ -1,0 +1,286 @@
+//! `sluice bench`: how fast the loaded model answers, and how much of that the dial buys.
+
+mod figures;
+
+use std::{
+    cell::{Cell, RefCell},
+    path::PathBuf,
+    time::Instant,
+};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use sluice_proto::v1::{
+    Chat, Done, GenerateRequest, Pass, Started, TokenIds, TokenState, generate_request::Input,
+    generation_event::Kind,
+};
+use sluice_shared::dial::{DIALS, Dial};
+
+pub use self::figures::Figures;
+use self::figures::{Answer, PassFigures};
+use super::{input, message};
+use crate::{
+    cli::Bench,
+    connection::Daemon,
+    json,
+    output::{Failure, Out, Progress},
+};
+
+/// Where nobody gives others: prose, an explanation, code and a sum, since they differ in how many tokens are sure at once.
+const PROMPTS: [&str; 4] = [
+    "Tell me a story about a lighthouse.",
+    "Explain why the sky is blue.",
+    "Write a Python function that tells whether a number is prime.",
+    "A farmer has 17 sheep and buys 3 more each week. How many are there after 8 weeks?",
+];
+
+/// Measures each position of the dial and prints its row as soon as it is known.
+pub(super) async fn run(socket: PathBuf, arguments: &Bench, out: &mut Out) -> Result<(), Failure> {
+    let inputs = inputs(arguments)?;
+    let daemon = Daemon::connect(socket).await?;
+    let mut first = None;
+    for dial in dials(arguments) {
+        let requests = requests(arguments, &inputs, dial);
+        let name = dial.map_or("the daemon's dial", Dial::name);
+        let warmup = requests.iter().cycle().take(arguments.warmup as usize);
+        let board = Board::new(format!("{name}, warming up"), arguments.warmup as usize);
+        all(&daemon, warmup.cloned(), 1, &board).await?;
+        let board = Board::new(name.to_owned(), requests.len());
+        let begun = Instant::now();
+        let concurrent = arguments.concurrent as usize;
+        let answers = all(&daemon, requests.into_iter(), concurrent, &board).await?;
+        let figures = Figures::of(&answers, begun.elapsed(), first.as_deref());
+        drop(board);
+        if arguments.json {
+            out.line(&json::bench(&figures).to_string())?;
+        } else {
+            if first.is_none() {
+                out.line(&figures::header())?;
+            }
+            out.line(&figures.row())?;
+        }
+        first.get_or_insert(answers);
+    }
+    Ok(())
+}
+
+/// The rows without repetition; `None`: as the daemon does without a word.
+fn dials(arguments: &Bench) -> Vec<Option<Dial>> {
+    let asked: Vec<Dial> = match arguments.all_dials {
+        true => DIALS.iter().map(|row| row.dial).collect(),
+        false => arguments.dials.clone(),
+    };
+    let mut dials = Vec::new();
+    for dial in asked {
+        if !dials.contains(&Some(dial)) {
+            dials.push(Some(dial));
+        }
+    }
+    if dials.is_empty() {
+        dials.push(None);
+    }
+    dials
+}
+
+fn inputs(arguments: &Bench) -> Result<Vec<Input>, Failure> {
+    if let Some(ids) = &arguments.tokens {
+        return Ok(vec![Input::Tokens(TokenIds { ids: ids.clone() })]);
+    }
+    let prompt = |text: &str| match arguments.raw {
+        true => Input::RawText(text.to_owned()),
+        false => Input::Chat(Chat {
+            messages: vec![message("user", text)],
+        }),
+    };
+    if arguments.prompts.is_none() {
+        return Ok(PROMPTS.map(prompt).into());
+    }
+    let (text, name) = input::file(arguments.prompts.as_deref())?;
+    let lines = text.lines().filter(|line| !line.trim().is_empty());
+    let inputs: Vec<_> = lines.map(prompt).collect();
+    match inputs.is_empty() {
+        true => Err(Failure::new(format!("{name} holds no prompt"))),
+        false => Ok(inputs),
+    }
+}
+
+/// All prompts, as often as was asked for. The seeds are the same in every row.
+fn requests(arguments: &Bench, inputs: &[Input], dial: Option<Dial>) -> Vec<GenerateRequest> {
+    let seed = arguments.details.seed.unwrap_or(0);
+    let count = inputs.len() * arguments.repeat as usize;
+    let inputs = inputs.iter().cycle().take(count);
+    let request = |(number, input): (u64, &Input)| {
+        let mut request = GenerateRequest {
+            input: Some(input.clone()),
+            length: arguments.length,
+            ..Default::default()
+        };
+        arguments.details.apply(dial, &mut request);
+        request.seed = Some(seed.wrapping_add(number));
+        request
+    };
+    (0..).zip(inputs).map(request).collect()
+}
+
+/// Runs the requests, so many at once; the answers stand in their order.
+async fn all(
+    daemon: &Daemon,
+    requests: impl Iterator<Item = GenerateRequest>,
+    concurrent: usize,
+    board: &Board,
+) -> Result<Vec<Answer>, Failure> {
+    let answers = requests.enumerate().map(async |(number, request)| {
+        let answer = one(daemon, request, board).await?;
+        Ok::<_, Failure>((number, answer))
+    });
+    let mut answers: Vec<_> = stream::iter(answers)
+        .buffer_unordered(concurrent)
+        .try_collect()
+        .await?;
+    answers.sort_by_key(|(number, _)| *number);
+    Ok(answers.into_iter().map(|(_, answer)| answer).collect())
+}
+
+async fn one(daemon: &Daemon, request: GenerateRequest, board: &Board) -> Result<Answer, Failure> {
+    let begun = Instant::now();
+    let answer = daemon.generation().generate(request).await;
+    let mut events = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner();
+    let mut started = Started::default();
+    let mut passes = Vec::new();
+    let mut first_ms = None;
+    let since = || begun.elapsed().as_secs_f64() * 1000.0;
+    while let Some(answer) = events.next().await {
+        let event = answer.map_err(|status| daemon.failure(status))?.event;
+        match event.and_then(|event| event.kind) {
+            Some(Kind::Started(event)) => started = event,
+            Some(Kind::Pass(pass)) => {
+                if first_ms.is_none() && has_begun(&pass) {
+                    first_ms = Some(since());
+                }
+                board.pass();
+                passes.push(PassFigures::of(&pass));
+            }
+            Some(Kind::Done(done)) => {
+                board.done();
+                let first_ms = first_ms.unwrap_or_else(since);
+                return Ok(answered(started, done, passes, first_ms));
+            }
+            Some(Kind::Loading(_) | Kind::Queued(_) | Kind::BlockDone(_) | Kind::Notice(_))
+            | None => {}
+        }
+    }
+    Err(Failure::new("the daemon ended the stream without a result"))
+}
+
+fn answered(started: Started, done: Done, passes: Vec<PassFigures>, first_ms: f64) -> Answer {
+    let mut tokens = done.tokens;
+    tokens.truncate(done.text_tokens as usize);
+    Answer {
+        started,
+        exact: done.exact,
+        tokens,
+        passes: done.passes,
+        seen: passes,
+        first_ms,
+        peak_device_bytes: done.peak_device_bytes,
+    }
+}
+
+/// Whether the first position of the answer is certain. Not told by text: there may be no tokenizer.
+fn has_begun(pass: &Pass) -> bool {
+    let first = pass.tokens.first().filter(|token| token.position == 0);
+    pass.block > 0 || first.is_some_and(|token| token.state() == TokenState::Committed)
+}
+
+/// What is shown while a row is measured.
+struct Board {
+    name: String,
+    requests: usize,
+    done: Cell<usize>,
+    passes: Cell<usize>,
+    progress: RefCell<Progress>,
+}
+
+impl Board {
+    fn new(name: String, requests: usize) -> Self {
+        Self {
+            name,
+            requests,
+            done: Cell::default(),
+            passes: Cell::default(),
+            progress: RefCell::default(),
+        }
+    }
+
+    fn pass(&self) {
+        self.passes.update(|passes| passes + 1);
+        self.show();
+    }
+
+    fn done(&self) {
+        self.done.update(|done| done + 1);
+        self.show();
+    }
+
+    fn show(&self) {
+        let line = format!(
+            "{}: {} of {} requests, {} passes",
+            self.name,
+            self.done.get(),
+            self.requests,
+            self.passes.get()
+        );
+        self.progress.borrow_mut().show(&line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn parsed(arguments: &[&str]) -> Bench {
+        let all = ["sluice", "bench"].iter().chain(arguments);
+        let cli = Cli::try_parse_from(all).expect("right usage");
+        let Some(Command::Bench(arguments)) = cli.command else {
+            panic!("bench");
+        };
+        arguments
+    }
+
+    #[test]
+    fn each_position_of_the_dial_is_a_row() {
+        assert_eq!(dials(&parsed(&[])), [None]);
+        let asked = parsed(&["--dial", "exact,fast,exact"]);
+        assert_eq!(dials(&asked), [Some(Dial::Exact), Some(Dial::Fast)]);
+        let all = dials(&parsed(&["--all-dials"]));
+        assert_eq!(all.len(), DIALS.len());
+    }
+
+    #[test]
+    fn seeds_differ_between_answers_and_not_between_rows() {
+        let arguments = parsed(&["--repeat", "2", "--seed", "5", "--cache", "dual"]);
+        let inputs = inputs(&arguments).unwrap();
+        let of = |dial| requests(&arguments, &inputs, Some(dial));
+        let seeds = |requests: &[GenerateRequest]| -> Vec<_> {
+            let seeds = requests.iter().map(|request| request.seed.unwrap());
+            seeds.collect()
+        };
+        let (exact, fast) = (of(Dial::Exact), of(Dial::Fast));
+        assert_eq!(seeds(&exact), (5..13).collect::<Vec<_>>());
+        assert_eq!(seeds(&fast), seeds(&exact));
+        assert_eq!(exact[0].input, exact[PROMPTS.len()].input);
+        assert_ne!(exact[0].dial, fast[0].dial);
+        assert_eq!(exact[0].cache, fast[0].cache);
+    }
+
+    #[test]
+    fn prompts_may_be_ids() {
+        let arguments = parsed(&["--tokens", "1,2"]);
+        let ids = TokenIds { ids: vec![1, 2] };
+        assert_eq!(inputs(&arguments).unwrap(), [Input::Tokens(ids)]);
+    }
+}

@@ -1,0 +1,257 @@
+//! What a row of `sluice bench` says, from what its answers took.
+
+use std::time::Duration;
+
+use sluice_proto::v1::{Pass, Started};
+use sluice_shared::units;
+
+use crate::text::sanitise_line;
+
+/// An answer, and what it took.
+#[derive(Debug, Clone)]
+pub(super) struct Answer {
+    pub(super) started: Started,
+    pub(super) exact: bool,
+    /// Those before the end of the text.
+    pub(super) tokens: Vec<u32>,
+    pub(super) passes: u32,
+    /// Of the passes those that were seen: a picture may be missed.
+    pub(super) seen: Vec<PassFigures>,
+    /// From the call on.
+    pub(super) first_ms: f64,
+    pub(super) peak_device_bytes: u64,
+}
+
+/// What a pass took.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PassFigures {
+    ms: f64,
+    waited_ms: f64,
+    rows: u32,
+    head_rows: u32,
+}
+
+impl PassFigures {
+    pub(super) fn of(pass: &Pass) -> Self {
+        Self {
+            ms: pass.pass_ms,
+            waited_ms: pass.waited_ms,
+            rows: pass.rows,
+            head_rows: pass.head_rows,
+        }
+    }
+}
+
+/// A row. What can't be told of no passes or no tokens is unknown.
+#[derive(Debug, Clone)]
+pub struct Figures {
+    /// What the first request came to; all have the same choices.
+    pub started: Started,
+    /// All answers are the reference's.
+    pub exact: bool,
+    /// Answers.
+    pub requests: usize,
+    /// Tokens before the ends of the texts.
+    pub tokens: u64,
+    /// From the first call to the last answer.
+    pub wall_ms: f64,
+    /// Passes of all requests; one that several shared counts for each.
+    pub passes: u64,
+    /// Median time of a pass.
+    pub pass_ms_median: Option<f64>,
+    /// Shortest time of a pass.
+    pub pass_ms_min: Option<f64>,
+    /// Share of the passes' time that was spent waiting for streamed weights.
+    pub waited_share: Option<f64>,
+    /// Rows that the layers computed for a request in a pass, on average.
+    pub rows: Option<f64>,
+    /// Rows that the head read for it, on average.
+    pub head_rows: Option<f64>,
+    /// Largest device memory held.
+    pub peak_device_bytes: u64,
+    /// Median time from the call until the first token of the text was certain.
+    pub first_ms: Option<f64>,
+    /// Share of the tokens that are the first row's; unknown in that row.
+    pub same_tokens: Option<f64>,
+}
+
+impl Figures {
+    /// Of these answers, compared with the first row's.
+    pub(super) fn of(answers: &[Answer], wall: Duration, first: Option<&[Answer]>) -> Self {
+        let seen = || answers.iter().flat_map(|answer| &answer.seen);
+        let count = seen().count() as f64;
+        let mean = |figure: fn(&PassFigures) -> f64| {
+            (count > 0.0).then(|| seen().map(figure).sum::<f64>() / count)
+        };
+        let pass_ms = mean(|pass| pass.ms).filter(|ms| *ms > 0.0);
+        let waited_ms = mean(|pass| pass.waited_ms);
+        Self {
+            started: (answers.first())
+                .map_or_else(Started::default, |answer| answer.started.clone()),
+            exact: answers.iter().all(|answer| answer.exact),
+            requests: answers.len(),
+            tokens: (answers.iter())
+                .map(|answer| answer.tokens.len() as u64)
+                .sum(),
+            wall_ms: wall.as_secs_f64() * 1000.0,
+            passes: answers.iter().map(|answer| u64::from(answer.passes)).sum(),
+            pass_ms_median: median(seen().map(|pass| pass.ms)),
+            pass_ms_min: seen().map(|pass| pass.ms).reduce(f64::min),
+            waited_share: pass_ms.zip(waited_ms).map(|(all, waited)| waited / all),
+            rows: mean(|pass| f64::from(pass.rows)),
+            head_rows: mean(|pass| f64::from(pass.head_rows)),
+            peak_device_bytes: (answers.iter())
+                .map(|answer| answer.peak_device_bytes)
+                .max()
+                .unwrap_or(0),
+            first_ms: median(answers.iter().map(|answer| answer.first_ms)),
+            same_tokens: first.and_then(|first| agreement(first, answers)),
+        }
+    }
+
+    /// Tokens a second of the wall clock.
+    #[must_use]
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        (self.wall_ms > 0.0).then(|| self.tokens as f64 / self.wall_ms * 1000.0)
+    }
+
+    /// Tokens a pass.
+    #[must_use]
+    pub fn tokens_per_pass(&self) -> Option<f64> {
+        (self.passes > 0).then(|| self.tokens as f64 / self.passes as f64)
+    }
+
+    pub(super) fn row(&self) -> String {
+        let dial = match self.started.dial.as_str() {
+            "" => "none",
+            dial => dial,
+        };
+        let number = |value: Option<f64>, digits: usize| {
+            value.map_or_else(unknown, |value| format!("{value:.digits$}"))
+        };
+        let share = |value: Option<f64>, digits: usize| {
+            value.map_or_else(unknown, |value| format!("{:.digits$} %", value * 100.0))
+        };
+        line([
+            &sanitise_line(dial),
+            &number(self.tokens_per_second(), 1),
+            &units::count(self.passes),
+            &number(self.tokens_per_pass(), 2),
+            &number(self.pass_ms_median, 1),
+            &number(self.pass_ms_min, 1),
+            &share(self.waited_share, 0),
+            &number(self.rows, 0),
+            &number(self.head_rows, 0),
+            &units::bytes(self.peak_device_bytes),
+            &self.first_ms.map_or_else(unknown, units::duration_ms),
+            &share(self.same_tokens, 1),
+        ])
+    }
+}
+
+/// The table's first line.
+pub(super) fn header() -> String {
+    line([
+        "dial", "tokens/s", "passes", "a pass", "ms", "least", "waited", "rows", "head", "peak",
+        "first", "same",
+    ])
+}
+
+fn line(cells: [&str; 12]) -> String {
+    let [
+        dial,
+        rate,
+        passes,
+        each,
+        ms,
+        least,
+        waited,
+        rows,
+        head,
+        peak,
+        first,
+        same,
+    ] = cells;
+    format!(
+        "{dial:<8} {rate:>8} {passes:>7} {each:>6} {ms:>8} {least:>8} {waited:>6} {rows:>5} {head:>5} {peak:>9} \
+         {first:>7} {same:>7}"
+    )
+}
+
+fn unknown() -> String {
+    "-".to_owned()
+}
+
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        odd if odd % 2 == 1 => Some(values[middle]),
+        _ => Some(f64::midpoint(values[middle - 1], values[middle])),
+    }
+}
+
+/// Share of the places at which two rows' texts have the same token; where one has ended and the other has not, they differ.
+fn agreement(first: &[Answer], others: &[Answer]) -> Option<f64> {
+    let (mut same, mut all) = (0, 0);
+    for (first, other) in first.iter().zip(others) {
+        let pairs = first.tokens.iter().zip(&other.tokens);
+        same += pairs.filter(|(first, other)| first == other).count();
+        all += first.tokens.len().max(other.tokens.len());
+    }
+    (all > 0).then(|| same as f64 / all as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(tokens: &[u32], passes: &[f64]) -> Answer {
+        let seen = passes.iter().map(|ms| PassFigures {
+            ms: *ms,
+            waited_ms: ms / 4.0,
+            rows: 64,
+            head_rows: 16,
+        });
+        Answer {
+            started: Started {
+                dial: "balanced".into(),
+                ..Default::default()
+            },
+            exact: true,
+            tokens: tokens.to_vec(),
+            passes: passes.len() as u32,
+            seen: seen.collect(),
+            first_ms: passes.first().copied().unwrap_or_default(),
+            peak_device_bytes: 640 << 20,
+        }
+    }
+
+    #[test]
+    fn a_row_has_figures_that_fit() {
+        let first = [answer(&[1, 2, 3, 4], &[10.0; 4]), answer(&[5, 6], &[10.0])];
+        let answers = [
+            answer(&[1, 9, 3], &[10.0, 30.0]),
+            answer(&[5, 6], &[20.0, 20.0]),
+        ];
+        let figures = Figures::of(&answers, Duration::from_millis(100), Some(&first));
+        assert_eq!(
+            figures.row(),
+            "balanced     50.0       4   1.25     20.0     10.0   25 %    64    16   640 MiB   15 ms  66.7 %"
+        );
+        assert_eq!(header().len(), figures.row().len());
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_zero() {
+        let figures = Figures::of(&[answer(&[], &[])], Duration::ZERO, Some(&[]));
+        assert_eq!(figures.tokens_per_second(), None);
+        assert_eq!(figures.tokens_per_pass(), None);
+        assert_eq!((figures.pass_ms_median, figures.waited_share), (None, None));
+        assert_eq!(figures.same_tokens, None);
+        let alone = Figures::of(&[answer(&[1], &[1.0])], Duration::ZERO, None);
+        assert_eq!(alone.same_tokens, None, "there is nothing to compare with");
+    }
+}

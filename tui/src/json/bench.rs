@@ -1,0 +1,38 @@
+//! Rows of `sluice bench` as JSON.
+
+use serde_json::{Value, json};
+
+use super::policy;
+use crate::commands::Figures;
+
+/// A row; what is not known is null.
+#[must_use]
+pub fn bench(figures: &Figures) -> Value {
+    let started = &figures.started;
+    json!({
+        "dial": started.dial,
+        "policy": started.policy.as_ref().map(policy),
+        "cache": started.cache,
+        "window": started.window,
+        "growth": started.growth,
+        "speculation": started.speculation,
+        "exact": figures.exact,
+        "model": started.model,
+        "level": started.level,
+        "block_length": started.block_length,
+        "requests": figures.requests,
+        "tokens": figures.tokens,
+        "ms": figures.wall_ms,
+        "tokens_per_second": figures.tokens_per_second(),
+        "passes": figures.passes,
+        "tokens_per_pass": figures.tokens_per_pass(),
+        "pass_ms_median": figures.pass_ms_median,
+        "pass_ms_min": figures.pass_ms_min,
+        "waited_share": figures.waited_share,
+        "rows_per_pass": figures.rows,
+        "head_rows_per_pass": figures.head_rows,
+        "peak_device_bytes": figures.peak_device_bytes,
+        "first_text_ms": figures.first_ms,
+        "same_tokens": figures.same_tokens,
+    })
+}
