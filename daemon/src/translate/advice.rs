@@ -1,7 +1,11 @@
 //! What a client is told of a request before its first pass: advice, never a change of what was asked.
 
 use sluice_engine::{Generate, Slot, model::ModelInfo, plan::PassTime};
-use sluice_shared::{level::Level, units};
+use sluice_shared::{
+    decoding::{Decoding, Growth, Speculation},
+    level::Level,
+    units,
+};
 
 /// Below this nobody needs to be told how long it will take.
 const TOLD_FROM_MS: f64 = 30_000.0;
@@ -14,7 +18,7 @@ pub(super) struct Advised {
     steps: usize,
     /// Positions that nothing stands at yet; a pass commits at least one.
     masked: usize,
-    /// The number of passes is fixed by the schedule, not left to a policy.
+    /// The number of passes is fixed by the schedule, not left to a policy, to guesses or to how long the text becomes.
     is_scheduled: bool,
     /// A level's limits are about masks that are filled together.
     has_limits: bool,
@@ -28,7 +32,7 @@ impl Advised {
             block_length: work.block_length,
             steps: work.steps,
             masked: masked.count(),
-            is_scheduled: work.policy.info().exact && info.mask.is_some(),
+            is_scheduled: is_scheduled(work) && info.mask.is_some(),
             has_limits: info.mask.is_some(),
         }
     }
@@ -70,6 +74,15 @@ impl Advised {
         (!beyond.is_empty())
             .then(|| format!("level {level} is meant for at most {}", beyond.join(", ")))
     }
+}
+
+fn is_scheduled(work: &Generate) -> bool {
+    let Decoding {
+        growth,
+        speculation,
+        ..
+    } = work.decoding;
+    work.policy.info().exact && growth == Growth::Fixed && speculation == Speculation::None
 }
 
 #[cfg(test)]

@@ -287,49 +287,57 @@ mod tests {
             .collect()
     }
 
+    /// Few queries and many, to keys of several tiles.
     #[test]
     fn grouped_heads_and_separate_segments() {
         let ops = Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap();
-        let shape = AttentionShape {
-            heads: 4,
-            kv_heads: 2,
-            head_dim: 10,
-        };
-        let q = filled(&ops, 151, 40, 1);
-        let k = filled(&ops, 200, 20, 2);
-        let v = filled(&ops, 200, 20, 3);
         let all = [
-            (0..100, vec![(0, 7), (50, 60)]),
-            (100..150, vec![(120, 80)]),
-            (150..151, vec![(199, 1)]),
+            (0..300, vec![(0, 7), (50, 560)]),
+            (300..350, vec![(120, 80)]),
+            (350..351, vec![(199, 1)]),
+            (351..355, vec![(0, 620)]),
         ];
-        let ranges = all.iter().map(|(queries, keys)| AttentionRange {
-            queries: queries.clone(),
-            keys: Keys::Pass(
-                keys.iter()
-                    .map(|&(start, len)| KeySegment { start, len })
-                    .collect(),
-            ),
-        });
-        let tasks = ops.attention_tasks(ranges.collect()).unwrap();
-        let keys = KeyRows {
-            pass: Some([&k, &v]),
-            caches: &[],
-            layer: 0,
-        };
-        let out = ops.attend(&q, &keys, shape, &tasks).unwrap();
-        for (queries, keys) in all {
-            let rows: Vec<usize> = keys
-                .iter()
-                .flat_map(|&(start, len)| start..start + len)
-                .collect();
-            for query in queries {
-                for head in 0..4 {
-                    let row = &q.row(query)[head * 10..][..10];
-                    let expected = plain(row, &k, &v, &rows, head / 2 * 10, 10);
-                    let found = &out.row(query)[head * 10..][..10];
+        for (heads, kv_heads, dim) in [(4, 2, 10), (3, 3, 64), (6, 1, 130), (1, 1, 1024)] {
+            let shape = AttentionShape {
+                heads,
+                kv_heads,
+                head_dim: dim,
+            };
+            let q = filled(&ops, 355, heads * dim, 1);
+            let k = filled(&ops, 620, kv_heads * dim, 2);
+            let v = filled(&ops, 620, kv_heads * dim, 3);
+            let ranges = all.iter().map(|(queries, keys)| AttentionRange {
+                queries: queries.clone(),
+                keys: Keys::Pass(
+                    keys.iter()
+                        .map(|&(start, len)| KeySegment { start, len })
+                        .collect(),
+                ),
+            });
+            let tasks = ops.attention_tasks(ranges.collect()).unwrap();
+            let keys = KeyRows {
+                pass: Some([&k, &v]),
+                caches: &[],
+                layer: 0,
+            };
+            let out = ops.attend(&q, &keys, shape, &tasks).unwrap();
+            for (queries, keys) in &all {
+                let rows: Vec<usize> = keys
+                    .iter()
+                    .flat_map(|&(start, len)| start..start + len)
+                    .collect();
+                // Every seventh and the last: the plain sum takes its time.
+                let checked = queries.clone().step_by(7).chain([queries.end - 1]);
+                for (query, head) in
+                    checked.flat_map(|query| (0..heads).map(move |head| (query, head)))
+                {
+                    let row = &q.row(query)[head * dim..][..dim];
+                    let offset = head / (heads / kv_heads) * dim;
+                    let expected = plain(row, &k, &v, &rows, offset, dim);
+                    let found = &out.row(query)[head * dim..][..dim];
                     for (found, expected) in found.iter().zip(expected) {
-                        assert!((f64::from(*found) - expected).abs() < 1e-5);
+                        let difference = (f64::from(*found) - expected).abs();
+                        assert!(difference < 2e-5, "{difference}: query {query}, {shape:?}");
                     }
                 }
             }

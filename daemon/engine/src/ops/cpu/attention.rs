@@ -1,15 +1,18 @@
 //! Attention by tiles of keys with a running soft-max: two multiplications for each tile, and between them what earlier tiles
-//! came to is scaled to the new largest score. Keys that are stored as `f32` are multiplied where they lie; others are widened
-//! a tile at a time, for one key head and all queries of a task that share it.
+//! came to is scaled to the new largest score. Keys that aren't stored as `f32` are widened a tile at a time, for one key head
+//! and all queries of a task that share it. A task of a panel of queries and more packs keys and values, as `linear` packs its
+//! rows; fewer are multiplied with them where they lie.
 //!
 //! The running soft-max is that of Milakov and Gimelshein (arXiv 1805.02867), in tiles as FlashAttention has it.
 
-use std::ops::Range;
+mod few;
+mod panels;
 
-use gemm::Parallelism;
+use std::{marker::PhantomData, ops::Range, slice};
+
 use rayon::prelude::*;
 
-use super::{Cpu, exp, scratch::SCRATCH_LEN};
+use super::{Cpu, exp, kernel::Kernel};
 use crate::{
     format::Format,
     model::HEAD_DIM_MAX,
@@ -18,21 +21,20 @@ use crate::{
     },
 };
 
-/// Keys in a tile: with heads of 128, a quarter of a second-level cache.
+/// Keys in a tile, at most, and numbers: those of 256 keys of heads of 256.
 const TILE_KEYS: usize = 256;
-/// Queries in a task, at most: enough for the kernel, few enough that every thread gets some.
-const TILE_QUERIES: usize = 64;
-/// Rows of a task, at most, where several heads share keys.
+const TILE_LEN: usize = 1 << 16;
+/// Queries in a task, at most: so many that packing keys costs little beside them, few enough that every thread gets some.
+const TILE_QUERIES: usize = 256;
+/// Rows of a task, at most, where several heads share keys, and their numbers.
 const TASK_ROWS: usize = 512;
+const TASK_LEN: usize = 1 << 16;
 /// Tasks for each thread, at least, where heads can be taken apart.
 const TASKS: usize = 4;
 
-/// There is room for a tile of keys and one of values, for scores, and for a largest score and a sum a row. Whole blocks are
-/// no longer than the longest head, which is a multiple of each.
-const _: () = assert!(
-    TILE_KEYS * HEAD_DIM_MAX + TASK_ROWS * (TILE_KEYS + 2) <= SCRATCH_LEN
-        && TILE_QUERIES <= TASK_ROWS
-);
+/// A tile holds some keys of the longest head, and a task some queries. Whole blocks are no longer than the longest head,
+/// which is a multiple of each.
+const _: () = assert!(TILE_LEN >= 16 * HEAD_DIM_MAX && TASK_LEN >= 16 * HEAD_DIM_MAX);
 
 /// Some query heads of some queries, all of which read one key head.
 struct Task<'a> {
@@ -45,6 +47,48 @@ struct Task<'a> {
     source: Source<'a>,
 }
 
+impl Task<'_> {
+    /// A row for each query and head: the queries of one head after the other.
+    fn rows(&self) -> usize {
+        self.queries.len() * self.heads.len()
+    }
+
+    /// The query of a row, times what scores are scaled by.
+    fn scaled_query(&self, row: usize, q: &Activation, dim: usize, out: &mut [f32]) {
+        let (query, head) = self.place(row);
+        let scale = (dim as f32).sqrt().recip();
+        let query = &q.row(query)[head * dim..][..dim];
+        for (out, value) in out.iter_mut().zip(query) {
+            *out = value * scale;
+        }
+    }
+
+    /// The query and the head of a row.
+    fn place(&self, row: usize) -> (usize, usize) {
+        let queries = self.queries.len();
+        (
+            self.queries.start + row % queries,
+            self.heads.start + row / queries,
+        )
+    }
+
+    /// How many of the keys of a tile a row sees, before which there are so many others.
+    fn seen(&self, row: usize, before: usize, count: usize) -> usize {
+        self.seen.map_or(count, |seen| {
+            let seen = seen[row % self.queries.len()];
+            seen.saturating_sub(before).min(count)
+        })
+    }
+
+    /// The tiles of the keys: the places of each.
+    fn tiles(&self) -> impl Iterator<Item = Range<usize>> {
+        let step = self.source.tile_keys();
+        let places = |segment: &KeySegment| segment.start..segment.start + segment.len;
+        let places = self.segments.iter().map(places);
+        places.flat_map(move |places| tiles(&places, step))
+    }
+}
+
 /// Where keys and values lie: rows of heads, as they are stored.
 #[derive(Clone, Copy)]
 struct Source<'a> {
@@ -53,15 +97,20 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The task's key head of some rows: where the first begins, and from one to the next in numbers. What isn't `f32` is
-    /// widened into the tile.
-    fn tile(
-        &self,
+    /// Keys in a tile.
+    fn tile_keys(&self) -> usize {
+        TILE_KEYS.min(TILE_LEN / self.shape.stored_dim())
+    }
+
+    /// The task's key head of some rows: from the first number on, and how far it is from one row to the next. What isn't
+    /// `f32` is widened into the tile.
+    fn tile<'t>(
+        &'t self,
         which: usize,
         kv_head: usize,
         rows: Range<usize>,
-        tile: &mut [f32],
-    ) -> (*const f32, usize) {
+        tile: &'t mut [f32],
+    ) -> (&'t [f32], usize) {
         let CacheShape {
             kv_heads, format, ..
         } = self.shape;
@@ -72,13 +121,13 @@ impl Source<'_> {
             let values: &[f32] = bytemuck::cast_slice(bytes);
             let stored = self.shape.stored_dim();
             let start = at(rows.start) / size_of::<f32>();
-            return (values[start..].as_ptr(), kv_heads * stored);
+            return (&values[start..], kv_heads * stored);
         }
         let stored = self.shape.stored_dim();
         for (row, out) in rows.zip(tile.chunks_exact_mut(stored)) {
             format.widen(&bytes[at(row)..at(row) + head], out);
         }
-        (tile.as_ptr(), stored)
+        (tile, stored)
     }
 }
 
@@ -132,10 +181,15 @@ impl Cpu {
             .flat_map(|range| range.tasks(shape, step))
             .collect();
         self.run(|| {
-            let target = Target(out.values_mut().as_mut_ptr());
+            let target = Target::new(out);
             tasks.par_iter().for_each(|task| {
-                self.scratch
-                    .with(|scratch| attend(task, shape, q, scratch, &target));
+                let kernel = Kernel::best();
+                // However the heads are shared out.
+                let rows = task.queries.len() * (shape.heads / shape.kv_heads);
+                self.scratch.with(|scratch| match rows < kernel.columns {
+                    true => few::attend(task, shape, q, scratch, &target),
+                    false => panels::attend(task, shape, q, kernel, scratch, &target),
+                });
             });
         });
     }
@@ -172,14 +226,12 @@ impl Cpu {
                     for query in queries.clone() {
                         let query = &q.row(query)[head * dim..][..dim];
                         let mut before = 0;
-                        for place in places.iter().flat_map(tiles) {
+                        let step = source.tile_keys();
+                        for place in places.iter().flat_map(|place| tiles(place, step)) {
                             let count = place.len();
-                            let (start, stride) = source.tile(0, head / group, place, tile);
+                            let (keys, stride) = source.tile(0, head / group, place, tile);
                             for (index, score) in scores[before..][..count].iter_mut().enumerate() {
-                                // SAFETY: the tile has `count` rows of at least `dim` numbers, `stride` apart.
-                                let key = unsafe {
-                                    std::slice::from_raw_parts(start.add(index * stride), dim)
-                                };
+                                let key = &keys[index * stride..][..dim];
                                 let dot: f32 = query.iter().zip(key).map(|(a, b)| a * b).sum();
                                 *score = dot * scale;
                             }
@@ -197,13 +249,11 @@ impl Cpu {
     }
 }
 
-/// Parts of a range that a tile holds.
-fn tiles(range: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
+/// Parts of a range that have so many places each.
+fn tiles(range: &Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> + use<> {
     let end = range.end;
-    range
-        .clone()
-        .step_by(TILE_KEYS)
-        .map(move |start| start..end.min(start + TILE_KEYS))
+    let starts = range.clone().step_by(step);
+    starts.map(move |start| start..end.min(start + step))
 }
 
 /// A range, and what its queries see.
@@ -238,9 +288,10 @@ impl<'a> Seen<'a> {
     fn tasks(&self, shape: AttentionShape, step: usize) -> impl Iterator<Item = Task<'_>> {
         let group = shape.heads / shape.kv_heads;
         let Range { start, end } = self.queries;
-        let tiles = (start..end).step_by(TILE_QUERIES);
+        let tile = tile_queries(shape);
+        let tiles = (start..end).step_by(tile);
         tiles.flat_map(move |from| {
-            let queries = from..end.min(from + TILE_QUERIES);
+            let queries = from..end.min(from + tile);
             let heads = (0..shape.kv_heads).flat_map(move |kv_head| {
                 let all = kv_head * group..(kv_head + 1) * group;
                 let end = all.end;
@@ -260,187 +311,59 @@ impl<'a> Seen<'a> {
     }
 }
 
+/// Queries of a task, at most.
+fn tile_queries(shape: AttentionShape) -> usize {
+    TILE_QUERIES.min(TASK_LEN / shape.head_dim)
+}
+
 /// How many of the heads that share keys go into a task: all of them, unless that leaves threads without one.
 fn heads_step(shape: AttentionShape, ranges: &[Seen<'_>], threads: usize) -> usize {
     let group = shape.heads / shape.kv_heads;
-    let tiles = ranges
-        .iter()
-        .map(|range| range.queries.len().div_ceil(TILE_QUERIES));
-    let tasks = tiles.sum::<usize>() * shape.kv_heads;
+    let tile = tile_queries(shape);
+    let queries = ranges.iter().map(|range| range.queries.len());
+    let tasks = queries
+        .clone()
+        .map(|count| count.div_ceil(tile))
+        .sum::<usize>()
+        * shape.kv_heads;
     let parts = (TASKS * threads).div_ceil(tasks.max(1));
-    group.div_ceil(parts).clamp(1, TASK_ROWS / TILE_QUERIES)
+    let most = queries.map(|count| count.min(tile)).max().unwrap_or(1);
+    let fitting = TASK_ROWS.min(TASK_LEN / shape.head_dim) / most;
+    group.div_ceil(parts).clamp(1, fitting)
 }
 
 /// The output matrix, of which each task writes its own rows and columns.
-struct Target(*mut f32);
+struct Target<'a> {
+    start: *mut f32,
+    rows: usize,
+    width: usize,
+    borrowed: PhantomData<&'a mut [f32]>,
+}
 
 // SAFETY: tasks differ in their queries or their heads, so they write disjoint parts.
-unsafe impl Sync for Target {}
+unsafe impl Sync for Target<'_> {}
 
-fn attend(
-    task: &Task<'_>,
-    shape: AttentionShape,
-    q: &Activation,
-    scratch: &mut [f32],
-    target: &Target,
-) {
-    let dim = shape.head_dim;
-    let (tile, scratch) = scratch.split_at_mut(TILE_KEYS * task.source.shape.stored_dim());
-    let products = Products::new(task, q.width(), dim);
-    let rows = task.queries.len() * task.heads.len();
-    let (largest, scratch) = scratch.split_at_mut(rows);
-    let (sums, scores) = scratch.split_at_mut(rows);
-    largest.fill(f32::NEG_INFINITY);
-    sums.fill(0.0);
-    // SAFETY: `Ops::attend` has checked that the queries' rows exist and hold these heads; the output has their shape, and no
-    // other task touches these heads of these rows.
-    let row_mut = |row: usize| unsafe {
-        std::slice::from_raw_parts_mut(target.0.add(products.start_of(row)), dim)
-    };
-    let scale = (dim as f32).sqrt().recip();
-    // Keys before this tile, over all segments.
-    let mut before = 0;
-    for segment in task.segments {
-        for from in (0..segment.len).step_by(TILE_KEYS) {
-            let count = TILE_KEYS.min(segment.len - from);
-            let keys = segment.start + from..segment.start + from + count;
-            let scores = &mut scores[..rows * count];
-            let (start, stride) = task.source.tile(0, task.kv_head, keys.clone(), tile);
-            for product in &products.all {
-                // SAFETY: the queries as above; the tile holds `count` rows `stride` numbers apart, of which `dim` are
-                // read; the scores hold `count` numbers for each row of the product.
-                unsafe {
-                    gemm::gemm(
-                        product.rows,
-                        count,
-                        dim,
-                        scores.as_mut_ptr().add(product.first_row * count),
-                        1,
-                        count as isize,
-                        false,
-                        q.values().as_ptr().add(product.start),
-                        1,
-                        product.stride as isize,
-                        start,
-                        stride as isize,
-                        1,
-                        0.0,
-                        scale,
-                        false,
-                        false,
-                        false,
-                        Parallelism::None,
-                    );
-                }
-            }
-            for (row, scores) in scores.chunks_exact_mut(count).enumerate() {
-                let seen = task.seen.map_or(count, |seen| {
-                    let seen = seen[products.query_of(row)];
-                    seen.saturating_sub(before).min(count)
-                });
-                let (scores, unseen) = scores.split_at_mut(seen);
-                unseen.fill(0.0);
-                let most = exp::max(scores).max(largest[row]);
-                if most > largest[row] {
-                    if before > 0 {
-                        let shrunk = (largest[row] - most).exp();
-                        sums[row] *= shrunk;
-                        row_mut(row).iter_mut().for_each(|value| *value *= shrunk);
-                    }
-                    largest[row] = most;
-                }
-                if !scores.is_empty() {
-                    sums[row] += exp::exp_sum(scores, most);
-                }
-            }
-            let (start, stride) = task.source.tile(1, task.kv_head, keys, tile);
-            for product in &products.all {
-                // SAFETY: as above.
-                unsafe {
-                    gemm::gemm(
-                        product.rows,
-                        dim,
-                        count,
-                        target.0.add(product.start),
-                        1,
-                        product.stride as isize,
-                        before > 0,
-                        scores.as_ptr().add(product.first_row * count),
-                        1,
-                        count as isize,
-                        start,
-                        1,
-                        stride as isize,
-                        1.0,
-                        1.0,
-                        false,
-                        false,
-                        false,
-                        Parallelism::None,
-                    );
-                }
-            }
-            before += count;
+impl<'a> Target<'a> {
+    fn new(out: &'a mut Activation) -> Self {
+        let (rows, width) = (out.len(), out.width());
+        Self {
+            start: out.values_mut().as_mut_ptr(),
+            rows,
+            width,
+            borrowed: PhantomData,
         }
     }
-    for (row, sum) in sums.iter().enumerate() {
-        let inverse = 1.0 / sum;
-        row_mut(row).iter_mut().for_each(|value| *value *= inverse);
-    }
-}
 
-/// The multiplications that a task's queries are taken through: rows must lie at one distance from each other, which
-/// those of one head do, and the heads of one query.
-struct Products {
-    all: Vec<Product>,
-    queries: usize,
-}
-
-struct Product {
-    /// Where its first row begins, in numbers.
-    start: usize,
-    /// From one of its rows to the next.
-    stride: usize,
-    rows: usize,
-    /// Of its rows among the task's.
-    first_row: usize,
-}
-
-impl Products {
-    fn new(task: &Task<'_>, width: usize, dim: usize) -> Self {
-        let queries = task.queries.len();
-        let at = |head: usize| task.queries.start * width + head * dim;
-        let all = match queries {
-            1 => vec![Product {
-                start: at(task.heads.start),
-                stride: dim,
-                rows: task.heads.len(),
-                first_row: 0,
-            }],
-            _ => (task.heads.clone().enumerate())
-                .map(|(index, head)| Product {
-                    start: at(head),
-                    stride: width,
-                    rows: queries,
-                    first_row: index * queries,
-                })
-                .collect(),
+    /// Writes a head of a query, which must be the caller's alone.
+    fn write(&self, (query, head): (usize, usize), dim: usize, values: impl Iterator<Item = f32>) {
+        assert!(query < self.rows && (head + 1) * dim <= self.width);
+        // SAFETY: the place is inside, and no other task's.
+        let out = unsafe {
+            slice::from_raw_parts_mut(self.start.add(query * self.width + head * dim), dim)
         };
-        Self { all, queries }
-    }
-
-    /// The query that a row is of, among the task's.
-    fn query_of(&self, row: usize) -> usize {
-        row % self.queries
-    }
-
-    /// Where a row begins, in numbers.
-    fn start_of(&self, row: usize) -> usize {
-        let product = match self.queries {
-            1 => &self.all[0],
-            queries => &self.all[row / queries],
-        };
-        product.start + (row - product.first_row) * product.stride
+        for (out, value) in out.iter_mut().zip(values) {
+            *out = value;
+        }
     }
 }
 

@@ -75,6 +75,39 @@ fn max_body(values: &[f32]) -> f32 {
 }
 
 #[inline(always)]
+fn exp_lanes_body(values: &mut [f32], largest: &mut [f32], sums: &mut [f32], shrunk: &mut [f32]) {
+    let columns = largest.len();
+    let groups = (largest.as_chunks_mut::<LANES>().0.iter_mut())
+        .zip(sums.as_chunks_mut::<LANES>().0)
+        .zip(shrunk.as_chunks_mut::<LANES>().0);
+    for (group, ((largest, sums), shrunk)) in groups.enumerate() {
+        let place = group * LANES..(group + 1) * LANES;
+        let mut most = *largest;
+        for row in values.chunks_exact(columns) {
+            let (row, _) = row[place.clone()].as_chunks::<LANES>();
+            for (most, &value) in most.iter_mut().zip(&row[0]) {
+                *most = if value > *most { value } else { *most };
+            }
+        }
+        for lane in 0..LANES {
+            shrunk[lane] = exp(largest[lane] - most[lane]);
+        }
+        let mut total = [0.0; LANES];
+        for row in values.chunks_exact_mut(columns) {
+            let (row, _) = row[place.clone()].as_chunks_mut::<LANES>();
+            for lane in 0..LANES {
+                row[0][lane] = exp(row[0][lane] - most[lane]);
+                total[lane] += row[0][lane];
+            }
+        }
+        for lane in 0..LANES {
+            sums[lane] = sums[lane] * shrunk[lane] + total[lane];
+        }
+        *largest = most;
+    }
+}
+
+#[inline(always)]
 fn silu_body(gate: &mut [f32], up: &[f32]) {
     for (gate, up) in gate.iter_mut().zip(up) {
         *gate = *gate / (1.0 + exp(-*gate)) * up;
@@ -84,6 +117,13 @@ fn silu_body(gate: &mut [f32], up: &[f32]) {
 with_vectors! {
     /// Puts `e^(value - max)` in the place of each value, and returns their sum.
     exp_sum, exp_sum_body, (values: &mut [f32], max: f32) -> f32
+}
+
+with_vectors! {
+    /// A step of a running soft-max in each lane of rows as wide as `largest`: the largest value so far becomes that of these
+    /// rows too, and `e^(value - largest)` stands in the place of each value. Sums so far are shrunk by what is left in `shrunk`,
+    /// and the new ones are added. Lanes are whole vectors of 16.
+    exp_lanes, exp_lanes_body, (values: &mut [f32], largest: &mut [f32], sums: &mut [f32], shrunk: &mut [f32])
 }
 
 with_vectors! {
@@ -141,6 +181,39 @@ mod tests {
         values[3] = 7.0;
         let rest = exp_total(&values, 7.0) - 1.0;
         assert!((rest / (99.0 * f64::exp(-27.0)) - 1.0).abs() < 1e-3);
+    }
+
+    #[test]
+    fn lanes_run_on_from_tile_to_tile() {
+        const COLUMNS: usize = 2 * LANES;
+        let score = |row: usize, lane: usize| (row * 37 % 11) as f32 - (lane * row % 7) as f32;
+        let (mut largest, mut sums) = ([f32::MIN; COLUMNS], [0.0; COLUMNS]);
+        let mut shrunk = [0.0; COLUMNS];
+        let mut last = Vec::new();
+        for rows in [0..5, 5..6, 6..40] {
+            last = rows
+                .flat_map(|row| (0..COLUMNS).map(move |lane| score(row, lane)))
+                .collect();
+            // A lane sees nothing at first.
+            if last.len() == 5 * COLUMNS {
+                last.iter_mut()
+                    .step_by(COLUMNS)
+                    .for_each(|score| *score = f32::NEG_INFINITY);
+            }
+            exp_lanes(&mut last, &mut largest, &mut sums, &mut shrunk);
+        }
+        for lane in 0..COLUMNS {
+            let from = if lane == 0 { 5 } else { 0 };
+            let scores: Vec<f32> = (from..40).map(|row| score(row, lane)).collect();
+            assert_eq!(largest[lane], max(&scores));
+            let sum: f32 = scores
+                .iter()
+                .map(|score| (score - largest[lane]).exp())
+                .sum();
+            assert!((sums[lane] / sum - 1.0).abs() < 1e-5);
+            let found = last[33 * COLUMNS + lane];
+            assert!((found - (score(39, lane) - largest[lane]).exp()).abs() < 1e-6);
+        }
     }
 
     #[test]

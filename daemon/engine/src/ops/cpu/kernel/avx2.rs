@@ -43,8 +43,20 @@ unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: Output) {
         }
     }
     for (row, sums) in sums.iter().enumerate() {
-        // SAFETY: as the caller says.
-        unsafe { out.write(row, sums.map(|sum| numbers(sum)).as_flattened()) };
+        if out.columns < COLUMNS {
+            // SAFETY: as the caller says.
+            unsafe { out.write(row, sums.map(|sum| numbers(sum)).as_flattened()) };
+            continue;
+        }
+        for (half, &sum) in sums.iter().enumerate() {
+            let place = out.start.wrapping_add(row * out.stride + half * VECTOR);
+            // SAFETY: as the caller says: whole vectors are the output's. Arrays of numbers are aligned as those are.
+            let place = unsafe { &mut *place.cast::<[f32; VECTOR]>() };
+            *place = numbers(match out.adds {
+                true => _mm256_add_ps(vector(place), sum),
+                false => sum,
+            });
+        }
     }
 }
 

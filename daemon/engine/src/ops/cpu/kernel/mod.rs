@@ -13,6 +13,10 @@ mod portable;
 /// after another, whatever tile it is in: it depends neither on the rows beside it nor on how weights are shared out.
 pub(super) const DEPTH: usize = 256;
 
+/// The most lanes of a packed panel of rows that a kernel has, and the most columns.
+pub(super) const ROW_LANES_MAX: usize = 64;
+pub(super) const COLUMNS_MAX: usize = 32;
+
 /// Instructions of one kind.
 pub(super) struct Kernel {
     /// Rows of `x` that a tile of the output has, at most.
@@ -164,6 +168,28 @@ impl Kernel {
         }
     }
 
+    /// Packs numbers of rows as if each were a row of its own: number `k` of all rows becomes row `k`, whose depth is the number
+    /// of rows.
+    ///
+    /// # Panics
+    /// When `packed` has another length than [`Kernel::packed_lanes`] says.
+    pub(super) fn pack_columns(&self, rows: Rows<'_>, packed: &mut [f32]) {
+        const COPIED: usize = 8;
+        let lanes = self.row_lanes;
+        assert_eq!(packed.len(), self.packed_lanes(rows.depth) * rows.count);
+        let panels = packed.chunks_exact_mut(lanes * rows.count);
+        for ((from, _), panel) in self.row_panels(rows.depth).zip(panels) {
+            let len = lanes.min(rows.depth - from);
+            for (row, lanes) in panel.chunks_exact_mut(lanes).enumerate() {
+                // What is in the lanes beyond the panel's own is the next one's, or nothing.
+                let (chunks, rest) = rows.row(row)[from..from + len].as_chunks::<COPIED>();
+                let (lanes, lanes_rest) = lanes[..len].as_chunks_mut::<COPIED>();
+                lanes.copy_from_slice(chunks);
+                lanes_rest.copy_from_slice(rest);
+            }
+        }
+    }
+
     /// Packs a panel of weight rows, or fewer where they end: others in it become anything.
     ///
     /// # Panics
@@ -232,6 +258,32 @@ mod tests {
         (0..count)
             .map(|i| noise.uniform(0, i as u64, 0) as f32 - 0.5)
             .collect()
+    }
+
+    #[test]
+    fn columns_packed_are_rows_of_the_transpose() {
+        for kernel in Kernel::all() {
+            for (count, depth) in [(1, 1), (5, kernel.rows), (7, 3 * kernel.rows + 2)] {
+                let stride = depth + 3;
+                let values = numbers(count * stride, 1);
+                let across: Vec<f32> = (0..depth)
+                    .flat_map(|k| (0..count).map(move |row| row * stride + k))
+                    .map(|place| values[place])
+                    .collect();
+                let mut expected = vec![0.0; kernel.packed_lanes(depth) * count];
+                let mut found = expected.clone();
+                kernel.pack_rows(Rows::new(&across, count, depth, count), &mut expected);
+                kernel.pack_columns(Rows::new(&values, stride, count, depth), &mut found);
+                let panels = (expected.chunks_exact(kernel.row_lanes * count))
+                    .zip(found.chunks_exact(kernel.row_lanes * count));
+                for ((_, rows), (expected, found)) in kernel.row_panels(depth).zip(panels) {
+                    let lanes = expected.chunks_exact(kernel.row_lanes);
+                    for (expected, found) in lanes.zip(found.chunks_exact(kernel.row_lanes)) {
+                        assert_eq!(expected[..rows], found[..rows]);
+                    }
+                }
+            }
+        }
     }
 
     /// Every kernel that runs here, for every tile it has, some beside each other, and parts of panels.
