@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     decode::{Asked, Denoiser, Filling, Memory, diffusion::Diffusion, score::Estimate},
-    error::{EngineError, RequestError},
+    error::EngineError,
     event::{Event, Listener, Outcome},
     ledger::Mark,
     model::transformer::Interrupt,
@@ -187,15 +187,6 @@ impl Pack<'_> {
             Work::Generate(request) if vocabulary.mask.is_none() => {
                 let continuing = Continuing::start(worker, request, work.workload().canvas)?;
                 Running::Continuing(Box::new(continuing))
-            }
-            Work::Generate(request)
-                if request.decoding.caching.keep < 1.0 && worker.ops.device().is_card() =>
-            {
-                return Err(RequestError::Sampling {
-                    what: "keep",
-                    problem: "a card's kernels can't choose keys; leave it out".to_owned(),
-                }
-                .into());
             }
             Work::Generate(request) => Running::Filling {
                 memory: worker.memory(&work.workload())?,

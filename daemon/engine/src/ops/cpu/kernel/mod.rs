@@ -174,18 +174,21 @@ impl Kernel {
     /// # Panics
     /// When `packed` has another length than [`Kernel::packed_lanes`] says.
     pub(super) fn pack_columns(&self, rows: Rows<'_>, packed: &mut [f32]) {
-        const COPIED: usize = 8;
         let lanes = self.row_lanes;
         assert_eq!(packed.len(), self.packed_lanes(rows.depth) * rows.count);
         let panels = packed.chunks_exact_mut(lanes * rows.count);
         for ((from, _), panel) in self.row_panels(rows.depth).zip(panels) {
-            let len = lanes.min(rows.depth - from);
-            for (row, lanes) in panel.chunks_exact_mut(lanes).enumerate() {
-                // What is in the lanes beyond the panel's own is the next one's, or nothing.
-                let (chunks, rest) = rows.row(row)[from..from + len].as_chunks::<COPIED>();
-                let (lanes, lanes_rest) = lanes[..len].as_chunks_mut::<COPIED>();
-                lanes.copy_from_slice(chunks);
-                lanes_rest.copy_from_slice(rest);
+            // What is in the lanes beyond the panel's own is the next one's, or nothing.
+            match lanes {
+                _ if from + lanes > rows.depth => {
+                    let len = rows.depth - from;
+                    for (row, lanes) in panel.chunks_exact_mut(lanes).enumerate() {
+                        lanes[..len].copy_from_slice(&rows.row(row)[from..]);
+                    }
+                }
+                8 => copy_lanes::<8>(rows, from, panel),
+                16 => copy_lanes::<16>(rows, from, panel),
+                _ => copy_lanes::<ROW_LANES_MAX>(rows, from, panel),
             }
         }
     }
@@ -245,6 +248,14 @@ impl Kernel {
             let from = panel * rows / panels;
             (from, (panel + 1) * rows / panels - from)
         })
+    }
+}
+
+/// Copies so many numbers of each row: a call for a number that isn't known when this is compiled takes longer than the copy.
+fn copy_lanes<const LANES: usize>(rows: Rows<'_>, from: usize, panel: &mut [f32]) {
+    for (row, lanes) in panel.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        let values = rows.row(row)[from..].first_chunk();
+        *lanes = *values.expect("the panel's lanes lie inside the row");
     }
 }
 
