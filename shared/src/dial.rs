@@ -20,7 +20,7 @@ pub enum Dial {
     Balanced,
     /// What most answers bear.
     Fast,
-    /// [`Dial::Balanced`], in so far as it saves time on this machine.
+    /// [`Dial::Balanced`] where computing takes the time; where passes wait for streamed weights, several orders in whole ones.
     Auto,
 }
 
@@ -43,7 +43,8 @@ pub struct DialInfo {
     pub growth: &'static str,
 }
 
-/// All positions, the default first. Where rows cost nothing, `exact` and `auto` guess passes ahead besides. That of [`Dial::Auto`] is what it stands for where computing takes the time.
+/// All positions, the default first. Where rows cost nothing, `exact` guesses passes ahead besides; the row of [`Dial::Auto`] is
+/// what it stands for where they do ([`Dial::resolve`]).
 pub const DIALS: &[DialInfo] = &[
     DialInfo {
         dial: Dial::Exact,
@@ -84,7 +85,7 @@ pub const DIALS: &[DialInfo] = &[
     DialInfo {
         dial: Dial::Auto,
         name: "auto",
-        summary: "balanced; whole passes where those wait for streamed weights: rows are free there",
+        summary: "balanced; where passes wait for streamed weights, several orders in whole ones",
         policy: "threshold:t=0.8",
         caching: "dual:behind=32",
         window: Some(64),

@@ -1,7 +1,7 @@
 //! From the dial, and from what a request says besides, to what the engine decodes by.
 
 use sluice_engine::{Generate, Work, decode::policy::policy};
-use sluice_proto::model::{Caching, DecodingChoice, Dial, Speculation};
+use sluice_proto::model::{Caching, DecodingChoice, Dial, Growth, Speculation};
 use sluice_shared::{decoding::Decoding, dial::Bundle};
 
 /// Writes into the request what was chosen: what it says itself, and the dial's word for all else. `default` is meant where
@@ -33,8 +33,9 @@ fn lay(work: &mut Generate, asked: &DecodingChoice, bundle: &Bundle) {
     let Bundle { policy, decoding } = bundle;
     let growth = asked.growth.unwrap_or(decoding.growth);
     let speculation = asked.speculation.unwrap_or(decoding.speculation);
-    // A window as wide as the canvas leaves nothing out.
-    let window = asked.window.or(decoding.window);
+    // A window as wide as the canvas leaves nothing out, and a canvas that is appended to has nothing behind its block.
+    let proposed = decoding.window.filter(|_| growth != Growth::Append);
+    let window = asked.window.or(proposed);
     let window = window.filter(|masks| (*masks as usize) < work.canvas.len());
     work.policy = asked.policy.unwrap_or(*policy);
     let caching = match asked.caching {
@@ -58,7 +59,7 @@ fn refuses_caches(work: &Generate, speculation: Speculation) -> bool {
 #[cfg(test)]
 mod tests {
     use sluice_engine::ModelId;
-    use sluice_proto::model::{Cache, Growth};
+    use sluice_proto::model::Cache;
 
     use super::*;
 
@@ -118,6 +119,7 @@ mod tests {
         );
         let mut expected = fast.clone();
         expected.decoding.growth = Growth::Append;
+        expected.decoding.window = None;
         assert_eq!(with(|asked| asked.growth = Some(Growth::Append)), expected);
         let mut expected = fast;
         expected.decoding.window = Some(127);

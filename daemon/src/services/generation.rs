@@ -140,7 +140,7 @@ impl Daemon {
                     }
                     let plan = expected(&engine, work, serving).ok().flatten();
                     let pass = plan.and_then(|plan| plan.pass);
-                    pass.is_some_and(|pass| pass.reader_s > pass.compute_s)
+                    pass.is_some_and(|pass| pass.waits())
                 };
                 let prepared = prepare::generation(checked, serving, dial, is_bus_bound)?;
                 let asked = Work::Generate(prepared.work.clone());

@@ -1,11 +1,7 @@
 //! What a client is told of a request before its first pass: advice, never a change of what was asked.
 
 use sluice_engine::{Generate, Slot, model::ModelInfo, plan::PassTime};
-use sluice_shared::{
-    decoding::{Decoding, Growth, Speculation},
-    level::Level,
-    units,
-};
+use sluice_shared::{decoding::Speculation, level::Level, units};
 
 /// Below this nobody needs to be told how long it will take.
 const TOLD_FROM_MS: f64 = 30_000.0;
@@ -18,7 +14,8 @@ pub(super) struct Advised {
     steps: usize,
     /// Positions that nothing stands at yet; a pass commits at least one.
     masked: usize,
-    /// The number of passes is fixed by the schedule, not left to a policy, to guesses or to how long the text becomes.
+    /// How many passes there are and what each computes is fixed by the schedule, not left to a policy, to guesses, to what is
+    /// kept or to how long the text becomes.
     is_scheduled: bool,
     /// A level's limits are about masks that are filled together.
     has_limits: bool,
@@ -77,12 +74,9 @@ impl Advised {
 }
 
 fn is_scheduled(work: &Generate) -> bool {
-    let Decoding {
-        growth,
-        speculation,
-        ..
-    } = work.decoding;
-    work.policy.info().exact && growth == Growth::Fixed && speculation == Speculation::None
+    work.policy.info().exact
+        && work.decoding.is_exact()
+        && work.decoding.speculation == Speculation::None
 }
 
 #[cfg(test)]

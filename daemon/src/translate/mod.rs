@@ -163,10 +163,14 @@ impl Generation {
         started.request_id = self.home.id();
         started.blocks = blocks as u32;
         // The daemon holds the engine until its thread, which this is, has ended.
-        if let Some(in_force) = self.engine.upgrade().and_then(|engine| engine.in_force()) {
+        let engine = self.engine.upgrade();
+        if let Some((engine, in_force)) = engine.and_then(|engine| {
+            let in_force = engine.in_force()?;
+            Some((engine, in_force))
+        }) {
             let plan = &in_force.plan;
             started.level = plan.level.name().to_owned();
-            started.exact &= plan::is_lossless(plan);
+            started.exact &= plan::is_lossless(plan) && engine.multiplies_exactly(plan);
             // The level may have changed while the request waited.
             let expected = self.expected.as_ref();
             let expected = expected.filter(|expected| expected.level == plan.level);

@@ -5,15 +5,19 @@ mod figures;
 use std::{
     cell::{Cell, RefCell},
     path::PathBuf,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use sluice_proto::v1::{
-    Chat, Done, GenerateRequest, Pass, Started, TokenIds, TokenState, generate_request::Input,
-    generation_event::Kind,
+use sluice_proto::{
+    client::CallError,
+    v1::{
+        Chat, Done, GenerateRequest, Pass, Started, TokenIds, TokenState, generate_request::Input,
+        generation_event::Kind,
+    },
 };
 use sluice_shared::dial::{DIALS, Dial};
+use tonic::Status;
 
 pub use self::figures::Figures;
 use self::figures::{Answer, PassFigures};
@@ -32,6 +36,9 @@ const PROMPTS: [&str; 4] = [
     "Write a Python function that tells whether a number is prime.",
     "A farmer has 17 sheep and buys 3 more each week. How many are there after 8 weeks?",
 ];
+
+/// How long to wait where more requests wait than the daemon lets wait.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Measures each position of the dial and prints its row as soon as it is known.
 pub(super) async fn run(socket: PathBuf, arguments: &Bench, out: &mut Out) -> Result<(), Failure> {
@@ -142,7 +149,12 @@ async fn all(
 
 async fn one(daemon: &Daemon, request: GenerateRequest, board: &Board) -> Result<Answer, Failure> {
     let begun = Instant::now();
-    let answer = daemon.generation().generate(request).await;
+    let answer = loop {
+        match daemon.generation().generate(request.clone()).await {
+            Err(status) if is_full(&status) => tokio::time::sleep(PATIENCE).await,
+            answer => break answer,
+        }
+    };
     let mut events = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
@@ -171,6 +183,11 @@ async fn one(daemon: &Daemon, request: GenerateRequest, board: &Board) -> Result
         }
     }
     Err(Failure::new("the daemon ended the stream without a result"))
+}
+
+/// Whether more requests wait in the daemon than it lets wait: one of them will be done soon.
+fn is_full(status: &Status) -> bool {
+    CallError::from(status.clone()).reason.as_deref() == Some("QUEUE_FULL")
 }
 
 fn answered(started: Started, done: Done, passes: Vec<PassFigures>, first_ms: f64) -> Answer {

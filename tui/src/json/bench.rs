@@ -5,17 +5,22 @@ use serde_json::{Value, json};
 use super::policy;
 use crate::commands::Figures;
 
+/// What a model that fills no masks has none of is empty.
+fn known(name: &str) -> Option<&str> {
+    (!name.is_empty()).then_some(name)
+}
+
 /// A row; what is not known is null.
 #[must_use]
 pub fn bench(figures: &Figures) -> Value {
     let started = &figures.started;
     json!({
-        "dial": started.dial,
+        "dial": known(&started.dial),
         "policy": started.policy.as_ref().map(policy),
-        "cache": started.cache,
+        "cache": known(&started.cache),
         "window": started.window,
-        "growth": started.growth,
-        "speculation": started.speculation,
+        "growth": known(&started.growth),
+        "speculation": known(&started.speculation),
         "exact": figures.exact,
         "model": started.model,
         "level": started.level,

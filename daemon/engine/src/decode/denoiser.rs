@@ -116,6 +116,11 @@ pub trait Filling: Send {
     /// Asked again, it says the same.
     fn passes(&self) -> Vec<Pass<'_>>;
 
+    /// Whether all of its canvases but the first are guesses of passes ahead, which may be left out of a pass and change no token.
+    fn guesses(&self) -> bool {
+        false
+    }
+
     /// Whether there is nothing left to do.
     fn is_done(&self) -> bool;
 

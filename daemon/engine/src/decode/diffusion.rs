@@ -444,7 +444,7 @@ impl Filling for Diffusion {
             return Vec::new();
         }
         let request = &self.request;
-        let guesses = matches!(request.decoding.speculation, Speculation::Draft { .. });
+        let guesses = self.guesses();
         let passes = self
             .branches
             .iter()
@@ -470,6 +470,10 @@ impl Filling for Diffusion {
         passes.collect()
     }
 
+    fn guesses(&self) -> bool {
+        matches!(self.request.decoding.speculation, Speculation::Draft { .. })
+    }
+
     fn is_done(&self) -> bool {
         self.finish.is_some()
     }
@@ -481,7 +485,8 @@ impl Filling for Diffusion {
         emit: &mut dyn FnMut(Event),
     ) {
         self.is_lossless &= cost.weights.is_lossless;
-        let passes = self.passes();
+        let mut passes = self.passes();
+        passes.truncate(candidates.len());
         let rows = passes.iter().map(Pass::layer_rows).sum();
         let head_rows = passes.iter().map(|pass| pass.rows.len()).sum();
         drop(passes);

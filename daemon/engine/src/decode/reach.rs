@@ -238,7 +238,7 @@ impl Rule {
     }
 }
 
-/// Most positions that a pass of a request computes.
+/// Most positions that a pass of a request computes: not fewer than the head is planned for, though there may be nothing to fill.
 #[must_use]
 pub fn most_rows(request: &Generate) -> usize {
     let rule = Rule::new(request, true);
@@ -271,7 +271,8 @@ pub fn most_rows(request: &Generate) -> usize {
         };
         rule.reach(&opening).rows().max(rule.reach(&later).rows())
     });
-    rows.max().unwrap_or(0)
+    let head_rows = request.block_length.min(prompt + length);
+    rows.max().unwrap_or(0).max(head_rows)
 }
 
 #[cfg(test)]

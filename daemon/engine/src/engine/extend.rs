@@ -35,46 +35,43 @@ pub(super) struct Continuing {
     continuation: Continuation,
     cache: KvCache,
     watch: Watch,
+    notices: Vec<String>,
 }
 
 /// Watches the weights that keys and values are computed with.
-struct Watch {
+pub(super) struct Watch {
     /// How they are stored; empty once they were changed meanwhile.
     storages: Vec<Storage>,
     /// Of the weights, when they were last looked at.
     epoch: u64,
-    notices: Vec<String>,
 }
 
 impl Watch {
-    fn new(weights: &Residency) -> Self {
+    pub(super) fn new(weights: &Residency) -> Self {
         Self {
             storages: weights.storages(),
             epoch: weights.epoch(),
-            notices: Vec::new(),
         }
     }
 
-    /// Looks at the weights before a pass that goes on from so many positions. Keys and values of weights that are stored
-    /// otherwise by now stay as they are: the user is told, and they are good for this request alone.
-    fn look(&mut self, weights: &Residency, positions: usize) {
+    /// Looks at the weights before a pass that goes on from what was kept, or from nothing. True the first time that keys and
+    /// values are those of weights that were stored otherwise: they stay as they are, and are good for this request alone.
+    pub(super) fn look(&mut self, weights: &Residency, goes_on: bool) -> bool {
         let epoch = weights.epoch();
         if epoch == self.epoch {
-            return;
+            return false;
         }
         self.epoch = epoch;
         let storages = weights.storages();
         if self.storages.is_empty() || storages == self.storages {
-            return;
+            return false;
         }
-        if positions == 0 {
+        if goes_on {
+            self.storages.clear();
+        } else {
             self.storages = storages;
-            return;
         }
-        self.storages.clear();
-        self.notices.push(format!(
-            "weights changed: the first {positions} positions stay as they were read before"
-        ));
+        goes_on
     }
 }
 
@@ -99,6 +96,7 @@ impl Continuing {
             continuation: Continuation::new(request.clone(), text, vocabulary),
             cache,
             watch,
+            notices: Vec::new(),
         })
     }
 
@@ -114,7 +112,7 @@ impl Continuing {
 
     /// What the user should hear of, since it was last asked.
     pub(super) fn take_notices(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.watch.notices)
+        std::mem::take(&mut self.notices)
     }
 
     /// What it came to. What it has read is kept, where somebody keeps it, unless weights changed meanwhile.
@@ -123,11 +121,12 @@ impl Continuing {
             continuation,
             cache,
             mut watch,
+            ..
         } = self;
         if let Some(worker) = keeper {
             // After a pass that was cancelled, they may be others.
             if let Some(current) = &worker.current {
-                watch.look(&current.weights, cache.len());
+                watch.look(&current.weights, !cache.is_empty());
             }
             if !watch.storages.is_empty() {
                 worker.keep(Kept {
@@ -189,8 +188,14 @@ pub(super) fn pass(
             continuation,
             cache,
             watch,
+            notices,
         } = &mut **request;
-        watch.look(weights, cache.len());
+        if watch.look(weights, !cache.is_empty()) {
+            notices.push(format!(
+                "weights changed: the first {} positions stay as they were read before",
+                cache.len()
+            ));
+        }
         let tokens = &continuation.sequence()[cache.len()..][..rows];
         if rows > 0 {
             next.push(Sequence {

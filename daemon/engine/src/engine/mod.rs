@@ -38,8 +38,8 @@ use crate::{
     event::Sink,
     ledger::{self, Ledger},
     model::ModelInfo,
-    ops::Ops,
-    plan::{Plan, Workload},
+    ops::{self, Ops},
+    plan::{Plan, Storage, Workload},
     request::{ModelId, Work},
     schedule::{Apply, Load, Queue, Unload},
     text::Text,
@@ -366,6 +366,17 @@ impl Engine {
     #[must_use]
     pub fn in_force(&self) -> Option<InForce> {
         self.shared.state.in_force()
+    }
+
+    /// Whether weights that are stored by this plan come to what its formats say, up to float order: not where rows are rounded
+    /// to 8 bits before they are multiplied with some of them.
+    #[must_use]
+    pub fn multiplies_exactly(&self, plan: &Plan) -> bool {
+        let mut tensors = plan.units.iter().flat_map(|unit| &unit.tensors);
+        tensors.all(|tensor| match tensor.storage {
+            Storage::Plain(format) => !ops::rounds_rows(&self.device, format),
+            _ => true,
+        })
     }
 
     /// The present model.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    extend::{self, Continuing},
+    extend::{self, Continuing, Watch},
     serve::Served,
     worker::Worker,
 };
@@ -44,6 +44,8 @@ enum Running {
     Filling {
         filling: Box<dyn Filling>,
         memory: Memory,
+        /// Of the weights that what is kept was computed with, from the first pass on.
+        watch: Option<Watch>,
     },
     Continuing(Box<Continuing>),
 }
@@ -69,6 +71,8 @@ struct Pack<'a> {
     members: Vec<Member>,
     /// Of causal models: room for the logits of all.
     logits: Option<LogitsRows>,
+    /// Rows cost nothing in the passes that they share: none leaves out what it guesses.
+    guesses: bool,
     /// A pass that all shared has failed: each has its own until one of them leaves.
     is_split: bool,
     /// One that there is no room for, and what that depends on besides them.
@@ -94,6 +98,7 @@ impl Worker {
                 served,
                 members: Vec::new(),
                 logits: None,
+                guesses: true,
                 is_split: false,
                 refused: None,
             }
@@ -191,10 +196,12 @@ impl Pack<'_> {
             Work::Generate(request) => Running::Filling {
                 memory: worker.memory(&work.workload())?,
                 filling: Box::new(Diffusion::new(request.clone(), vocabulary)),
+                watch: None,
             },
             Work::Score(request) => Running::Filling {
                 memory: Memory::default(),
                 filling: Box::new(Estimate::new(request.clone(), vocabulary)),
+                watch: None,
             },
             Work::Compare(_) => unreachable!("comparisons share no passes"),
         })
@@ -224,6 +231,13 @@ impl Pack<'_> {
             peak_bytes: 0,
             failed: None,
         });
+        self.allow_guesses();
+    }
+
+    /// Guesses are for passes that wait for weights anyway. One that is alone has chosen for itself.
+    fn allow_guesses(&mut self) {
+        let shared = self.workload().filter(|_| self.members.len() > 1);
+        self.guesses = shared.is_none_or(|all| self.served.has_free_rows(&all));
     }
 
     /// What all of them take.
@@ -246,10 +260,11 @@ impl Pack<'_> {
         if self.refused.replace(asked) == Some(asked) {
             return false;
         }
-        let all = all.with(&waiting.workload);
-        if !self.served.may_join(all) {
+        let now = self.members.len();
+        if !self.served.may_join(now, all, waiting.workload) {
             return false;
         }
+        let all = all.with(&waiting.workload);
         // It may have been cancelled meanwhile.
         let Some(job) = queue.join(&waiting) else {
             return false;
@@ -298,9 +313,12 @@ impl Pack<'_> {
                 Some(rest) => drop(self.served.shrink(rest)),
                 None => self.served.rest(),
             }
+            self.allow_guesses();
             let worker = &mut *self.served.worker;
             let mut outcome = match work {
-                Running::Filling { filling, memory } => {
+                Running::Filling {
+                    filling, memory, ..
+                } => {
                     drop(memory);
                     filling.outcome()
                 }
@@ -356,7 +374,10 @@ impl Pack<'_> {
     /// A pass that fills masks.
     fn fill(&mut self, range: Range<usize>) -> Result<(), Interrupt> {
         let Self {
-            served, members, ..
+            served,
+            members,
+            guesses,
+            ..
         } = self;
         let members = &mut members[range];
         let stop = served.cancel;
@@ -364,8 +385,14 @@ impl Pack<'_> {
         let mut canvases = Vec::with_capacity(count);
         let mut asked = Vec::with_capacity(count);
         for member in members.iter_mut() {
-            if let Running::Filling { filling, memory } = &mut member.work {
-                let passes = filling.passes();
+            if let Running::Filling {
+                filling, memory, ..
+            } = &mut member.work
+            {
+                let mut passes = filling.passes();
+                if filling.guesses() && !*guesses {
+                    passes.truncate(1);
+                }
                 canvases.push(passes.len());
                 let mut memory = Some(memory);
                 asked.extend(passes.into_iter().map(|pass| Asked {
@@ -387,6 +414,19 @@ impl Pack<'_> {
         drop(asked);
         tell(members, &served.take_notices());
         let (mut candidates, cost) = result?;
+        let current = served.worker.current.as_ref();
+        for member in members.iter_mut() {
+            if let (Running::Filling { memory, watch, .. }, Some(current)) =
+                (&mut member.work, current)
+                && !memory.caches.is_empty()
+            {
+                let watch = watch.get_or_insert_with(|| Watch::new(&current.weights));
+                if watch.look(&current.weights, true) {
+                    let notice = "weights changed: what is kept of other positions stays as it was until it is computed anew";
+                    member.listener.tell(Event::Notice(notice.to_owned()));
+                }
+            }
+        }
         for (member, canvases) in members.iter_mut().zip(canvases) {
             let rest = candidates.split_off(canvases);
             let its = std::mem::replace(&mut candidates, rest);

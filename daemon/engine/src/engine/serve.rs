@@ -26,6 +26,8 @@ use sluice_shared::{
 
 /// The least rows that go through an MLP together when memory is short.
 pub(super) const MLP_ROWS_MIN: usize = 64;
+/// Canvases of a request that tries no other orders: two with guidance.
+const CANVASES_PLAIN: usize = 2;
 /// More frugal plans that are tried for a request.
 const FRUGAL_PLANS_MAX: usize = 4;
 
@@ -75,9 +77,10 @@ impl<'a> Served<'a> {
         self.workload
     }
 
-    /// Whether one more request can join, with which they are this workload. Where the plan has no room for that, another
-    /// one may, if its passes are then shorter for each of them.
-    pub(super) fn may_join(&self, workload: Workload) -> bool {
+    /// Whether one more request can join those that there are. Where the plan has no room for that, another one may, if its
+    /// passes are then shorter for each of them. Nobody's passes become longer by orders that another one tries.
+    pub(super) fn may_join(&self, requests: usize, those: Workload, one: Workload) -> bool {
+        let workload = those.with(&one);
         let (choices, budget) = self.worker.aim();
         let Some(current) = &self.worker.current else {
             return false;
@@ -95,7 +98,7 @@ impl<'a> Served<'a> {
             return working_bytes <= current.plan.working.total_bytes();
         }
         if stands.weight_bytes() + working_bytes <= budget {
-            return true;
+            return one.requests <= CANVASES_PLAIN || self.has_free_rows(&workload);
         }
         let widest = current.plan.workload.widest(&workload);
         let choices = current.same_level(choices);
@@ -107,12 +110,23 @@ impl<'a> Served<'a> {
             return false;
         }
         let planner = &current.planner;
-        let each = |plan: &Plan, workload: &Workload| {
+        let each = |plan: &Plan, workload: &Workload, requests: usize| {
             let pass = plan.time(&planner.config.shape, workload, &planner.machine)?;
-            Some(pass.total_s() / workload.requests as f64)
+            Some(pass.total_s() / requests as f64)
         };
-        let (now, then) = (each(&stands, &self.workload), each(&plan, &workload));
+        let now = each(&stands, &self.workload, requests);
+        let then = each(&plan, &workload, requests + 1);
         now.zip(then).is_some_and(|(now, then)| then < now)
+    }
+
+    /// Whether passes of this workload wait for weights, with these as they stand, so that more rows cost nothing.
+    pub(super) fn has_free_rows(&self, workload: &Workload) -> bool {
+        let Some(current) = &self.worker.current else {
+            return false;
+        };
+        let planner = &current.planner;
+        let pass = (current.as_it_stands()).time(&planner.config.shape, workload, &planner.machine);
+        pass.is_some_and(|pass| pass.waits())
     }
 
     /// Whether a change of the weights is under way.

@@ -1,5 +1,5 @@
 //! The operations that models and decoding are written in, on an opaque activation type. What lies beneath (on the CPU
-//! the `gemm` crate's kernels and plain loops, on a card cuBLAS and our own kernels) is named nowhere else.
+//! kernels of our own or the `gemm` crate's, on a card cuBLAS and our own) is named nowhere else.
 
 mod activation;
 mod arena;
@@ -57,6 +57,11 @@ enum Body {
     Rehearsal,
 }
 
+/// Whether a device rounds rows to 8 bits before it multiplies them with weights of this format.
+pub(crate) fn rounds_rows(device: &Device, format: Format) -> bool {
+    !device.is_card() && cpu::rounds_rows(format)
+}
+
 impl Ops {
     /// Prepares the operations and their scratch memory.
     ///
@@ -88,7 +93,7 @@ impl Ops {
     /// Whether rows are rounded to 8 bits before they are multiplied with weights of this format.
     #[must_use]
     pub fn rounds_rows(&self, format: Format) -> bool {
-        !self.device.is_card() && cpu::rounds_rows(format)
+        rounds_rows(&self.device, format)
     }
 
     /// The device beneath.

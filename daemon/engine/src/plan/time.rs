@@ -86,6 +86,12 @@ impl PassTime {
         (self.compute_s + self.copy_s).max(self.reader_s)
     }
 
+    /// Whether it waits for streamed weights longer than the cores have to do, so that more rows cost nothing.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.reader_s > self.compute_s + self.copy_s
+    }
+
     /// The first pass, when the system's cache has nothing: reads run beside computing.
     #[must_use]
     pub fn first_s(&self) -> Option<f64> {

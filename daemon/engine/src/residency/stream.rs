@@ -185,8 +185,11 @@ impl Stream {
     }
 
     fn stop(&mut self) {
-        self.shared.state().stopped = true;
+        // Together: a reader that has looked at one of them and is about to wait would miss the call.
+        let mut state = self.shared.state();
+        state.stopped = true;
         self.shared.abandon.store(true, Ordering::Relaxed);
+        drop(state);
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
             // A panic of the reader has shown itself as a unit that never came.

@@ -211,6 +211,17 @@ fn one_that_has_nothing_to_fill_harms_nobody() {
         block_length: 1,
         ..first.clone()
     };
+    let long = Generate {
+        canvas: vec![Slot::Pinned(token); 40],
+        block_length: 40,
+        ..first.clone()
+    };
+    for one in [&filled, &long] {
+        let answers = texts(&world.run(std::slice::from_ref(one)));
+        assert_eq!(answers[0].0.len(), one.canvas.len(), "by itself");
+    }
+    // Beside it, the longer one would have more rows for the head than for the layers.
+    world.run(&[filled.clone(), long]);
     let answers = texts(&world.run(&[first.clone(), filled.clone(), third.clone(), filled]));
     assert_eq!([&answers[0], &answers[2]], [&alone[0], &alone[1]]);
     assert_eq!(answers[1], (vec![token], Finish::Length));

@@ -42,7 +42,7 @@ struct Task<'a> {
     kv_head: usize,
     heads: Range<usize>,
     segments: &'a [KeySegment],
-    /// Of each query how many keys it sees, counted over the segments; all of them where it isn't said.
+    /// Of each query how many keys it sees of the only segment; all of them where it isn't said.
     seen: Option<&'a [usize]>,
     source: Source<'a>,
 }
@@ -80,11 +80,16 @@ impl Task<'_> {
         })
     }
 
-    /// The tiles of the keys: the places of each.
+    /// The tiles of the keys, as far as any of the queries sees them: the places of each.
     fn tiles(&self) -> impl Iterator<Item = Range<usize>> {
         let step = self.source.tile_keys();
-        let places = |segment: &KeySegment| segment.start..segment.start + segment.len;
-        let places = self.segments.iter().map(places);
+        let most = self
+            .seen
+            .map(|seen| seen.iter().copied().max().unwrap_or(0));
+        let places = self.segments.iter().map(move |segment| {
+            let len = most.map_or(segment.len, |most| most.min(segment.len));
+            segment.start..segment.start + len
+        });
         places.flat_map(move |places| tiles(&places, step))
     }
 }
@@ -373,10 +378,10 @@ fn store_row(shape: &CacheShape, values: &[f32], room: &mut [u8]) {
         return shape.format.store(values, room);
     }
     // Heads that are no whole blocks end with zeros.
+    let mut padded = [0.0; HEAD_DIM_MAX];
     let heads = values.chunks_exact(dim);
     for (values, room) in heads.zip(room.chunks_exact_mut(shape.head_bytes())) {
-        let mut padded = vec![0.0; stored];
         padded[..dim].copy_from_slice(values);
-        Format::store(shape.format, &padded, room);
+        Format::store(shape.format, &padded[..stored], room);
     }
 }

@@ -1,5 +1,4 @@
-//! The operations on the CPU: loops over rows on the device's threads, a multiply of our own, and for attention the
-//! `gemm` crate's kernels.
+//! The operations on the CPU: loops over rows on the device's threads, and a multiply of our own for `linear` and attention.
 
 mod attention;
 pub(super) mod exp;

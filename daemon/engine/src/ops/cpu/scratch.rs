@@ -7,8 +7,8 @@ use crate::{
     ledger::{Buffer, Kind, Ledger},
 };
 
-/// Numbers that a thread's scratch holds: a tile of 16 rows of the widest projection
-/// ([`WIDTH_MAX`](crate::model::WIDTH_MAX)), 4 MiB.
+/// Numbers that a thread's scratch holds, 4 MiB: what `linear` packs, and some rows of the widest projection
+/// ([`WIDTH_MAX`](crate::model::WIDTH_MAX)) where coded weights are decoded; what attention packs.
 pub(super) const SCRATCH_LEN: usize = 1 << 20;
 
 /// The scratch memory of all threads.

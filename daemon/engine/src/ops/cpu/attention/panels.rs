@@ -76,11 +76,18 @@ pub(super) fn attend(
                 columns,
                 adds,
             };
+            let lanes = panel * columns..(panel + 1) * columns;
+            let its_rows = lanes.start..lanes.end.min(rows);
+            if its_rows
+                .clone()
+                .all(|row| task.seen(row, before, count) == 0)
+            {
+                continue;
+            }
             // SAFETY: a row of scores for each of the keys, and nobody else's.
             unsafe { kernel.multiply(count, packed_keys, dim, 0, queries, to(scores, false)) };
-            let lanes = panel * columns..(panel + 1) * columns;
             if task.seen.is_some() {
-                for (lane, row) in lanes.clone().take_while(|row| *row < rows).enumerate() {
+                for (lane, row) in its_rows.enumerate() {
                     let seen = task.seen(row, before, count);
                     let unseen = scores[seen * columns..].iter_mut().skip(lane);
                     unseen
