@@ -13,7 +13,8 @@ use crate::{
     model::family::Rope,
     ops::{
         Activation, AttentionRange, AttentionShape, CacheShape, Choice, HeadGroup, HeadRow,
-        KeyRows, KeySegment, Keys, Noise, Ops, Ranking, ROUNDED_ROWS_ERROR, RopeTable, computed_format,
+        KeyRows, KeySegment, Keys, Noise, Ops, ROUNDED_ROWS_ERROR, Ranking, RopeTable,
+        computed_format,
     },
     residency::{Data, Weight},
 };
@@ -224,11 +225,7 @@ impl Pair<'_> {
         }
     }
 
-    fn check(
-        &mut self,
-        name: String,
-        results: [&Activation; 2],
-    ) -> Result<(), EngineError> {
+    fn check(&mut self, name: String, results: [&Activation; 2]) -> Result<(), EngineError> {
         self.check_within(self.tolerance(), name, results)
     }
 

@@ -16,6 +16,7 @@ pub(in crate::format) const Q4_1_BYTES: usize = 4 + 16;
 pub(in crate::format) const Q4_0_BYTES: usize = 2 + 16;
 
 type Out = [f32; SMALL_WEIGHTS];
+type Quants = [u8; SMALL_WEIGHTS];
 
 decoder! {
     /// Decodes `q8_0`: each weight is a signed byte times its block's scale.
@@ -43,11 +44,15 @@ decoder! {
 }
 
 quants! { quants_q8_0 = q8_0_quants, SMALL_WEIGHTS, Q8_0_BYTES, 1 }
+quants! { quants_q5_1 = q5_1_quants, SMALL_WEIGHTS, Q5_1_BYTES, 1 }
+quants! { quants_q5_0 = q5_0_quants, SMALL_WEIGHTS, Q5_0_BYTES, 1 }
+quants! { quants_q4_1 = q4_1_quants, SMALL_WEIGHTS, Q4_1_BYTES, 1 }
+quants! { quants_q4_0 = q4_0_quants, SMALL_WEIGHTS, Q4_0_BYTES, 1 }
 
 #[inline(always)]
 fn q8_0_quants(
     block: &[u8; Q8_0_BYTES],
-    out: &mut [u8; SMALL_WEIGHTS],
+    out: &mut Quants,
     scales: &mut [f32; 1],
     minima: &mut [f32; 1],
 ) {
@@ -56,6 +61,54 @@ fn q8_0_quants(
     for (out, &quant) in out.iter_mut().zip(&block[2..]) {
         *out = quant ^ 128;
     }
+}
+
+#[inline(always)]
+fn q5_1_quants(
+    block: &[u8; Q5_1_BYTES],
+    out: &mut Quants,
+    scales: &mut [f32; 1],
+    minima: &mut [f32; 1],
+) {
+    (scales[0], minima[0]) = (half([block[0], block[1]]), half([block[2], block[3]]));
+    let high = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
+    five_bits(&block[8..], high, out, |quant| quant);
+}
+
+#[inline(always)]
+fn q5_0_quants(
+    block: &[u8; Q5_0_BYTES],
+    out: &mut Quants,
+    scales: &mut [f32; 1],
+    minima: &mut [f32; 1],
+) {
+    let scale = half([block[0], block[1]]);
+    (scales[0], minima[0]) = (scale, -16.0 * scale);
+    let high = u32::from_le_bytes([block[2], block[3], block[4], block[5]]);
+    five_bits(&block[6..], high, out, |quant| quant);
+}
+
+#[inline(always)]
+fn q4_1_quants(
+    block: &[u8; Q4_1_BYTES],
+    out: &mut Quants,
+    scales: &mut [f32; 1],
+    minima: &mut [f32; 1],
+) {
+    (scales[0], minima[0]) = (half([block[0], block[1]]), half([block[2], block[3]]));
+    four_bits(&block[4..], out, |quant| quant);
+}
+
+#[inline(always)]
+fn q4_0_quants(
+    block: &[u8; Q4_0_BYTES],
+    out: &mut Quants,
+    scales: &mut [f32; 1],
+    minima: &mut [f32; 1],
+) {
+    let scale = half([block[0], block[1]]);
+    (scales[0], minima[0]) = (scale, -8.0 * scale);
+    four_bits(&block[2..], out, |quant| quant);
 }
 
 #[inline(always)]
@@ -100,7 +153,7 @@ fn q4_0(block: &[u8; Q4_0_BYTES], out: &mut Out) {
 
 /// The low halves of 16 bytes are the first weights, the high halves the others.
 #[inline(always)]
-fn four_bits(halves: &[u8], out: &mut Out, number: impl Fn(u8) -> f32) {
+fn four_bits<T>(halves: &[u8], out: &mut [T; SMALL_WEIGHTS], number: impl Fn(u8) -> T) {
     let (low, high) = out.split_at_mut(SMALL_WEIGHTS / 2);
     for ((low, high), byte) in low.iter_mut().zip(high).zip(halves) {
         *low = number(byte & 15);
@@ -110,7 +163,7 @@ fn four_bits(halves: &[u8], out: &mut Out, number: impl Fn(u8) -> f32) {
 
 /// As [`four_bits`], with the weights' highest bits in one word, the first weight's lowest.
 #[inline(always)]
-fn five_bits(halves: &[u8], bits: u32, out: &mut Out, number: impl Fn(u8) -> f32) {
+fn five_bits<T>(halves: &[u8], bits: u32, out: &mut [T; SMALL_WEIGHTS], number: impl Fn(u8) -> T) {
     let (low, high) = out.split_at_mut(SMALL_WEIGHTS / 2);
     for (lane, ((low, high), byte)) in low.iter_mut().zip(high).zip(halves).enumerate() {
         let low_bit = (bits >> lane & 1) as u8;

@@ -424,7 +424,7 @@ mod tests {
                     .sum();
                 let found = f64::from(out.row(row)[column]);
                 // Bytes of `x` are up to a 250th of the largest in a block away.
-                let tolerance = match format.group_len() {
+                let tolerance = match format.groups() {
                     Some(_) => 2e-3,
                     None => 1e-5,
                 };
@@ -500,7 +500,7 @@ mod tests {
                 }
                 let error = (errors / squares).sqrt();
                 println!("{} {rows}: {error:.2e}", format.name());
-                let bound = match format.group_len() {
+                let bound = match format.groups() {
                     Some(_) => ROUNDED_ROWS_ERROR,
                     None => 1e-6,
                 };
