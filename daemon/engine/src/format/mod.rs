@@ -43,7 +43,7 @@ pub enum Format {
 pub(crate) struct Groups {
     /// Weights in each.
     pub(crate) len: usize,
-    /// Bits of a weight. What has eight is signed once 128 is taken off, and its minimum is -128 scales.
+    /// Bits of a weight.
     pub(crate) bits: u32,
 }
 

@@ -43,6 +43,8 @@ struct ByteKernel {
     columns: usize,
     /// What packs words.
     words: &'static Kernel,
+    /// Bits of the weights that it multiplies faster than widened ones are, at most.
+    bits_max: u32,
     round: Round,
     /// Tiles of one row and more.
     tiles: fn(Groups) -> &'static [Tile; ROWS],
@@ -104,9 +106,7 @@ impl ByteKernel {
     fn all() -> Vec<&'static Self> {
         let mut all: Vec<_> = Self::best().into_iter().collect();
         #[cfg(target_arch = "x86_64")]
-        if let Some(best) = Self::best()
-            && !std::ptr::eq(best, &avx2::KERNEL)
-        {
+        if is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("fma") {
             all.push(&avx2::KERNEL);
         }
         all
@@ -116,7 +116,13 @@ impl ByteKernel {
 /// Whether rows are rounded to be multiplied with weights of this format: it has whole numbers, and the CPU instructions for
 /// their products.
 pub(in crate::ops) fn rounds_rows(format: Format) -> bool {
-    ByteKernel::best().is_some() && format.groups().is_some()
+    kernel_for(format).is_some()
+}
+
+/// The kernel that multiplies weights of this format, and how they lie: all numbers of rows have the same.
+fn kernel_for(format: Format) -> Option<(&'static ByteKernel, Groups)> {
+    let (kernel, groups) = (ByteKernel::best()?, format.groups()?);
+    (groups.bits <= kernel.bits_max).then_some((kernel, groups))
 }
 
 /// How a format's weights are multiplied so.
@@ -128,8 +134,7 @@ pub(super) struct Products {
 impl Products {
     /// Those of a format that has some, where the CPU has instructions for it.
     pub(super) fn of(weight: &Weight<'_>) -> Option<Self> {
-        let groups = weight.format.groups()?;
-        let kernel = ByteKernel::best()?;
+        let (kernel, groups) = kernel_for(weight.format)?;
         matches!(weight.data, Data::Host(_)).then_some(Self { kernel, groups })
     }
 
@@ -391,7 +396,8 @@ mod tests {
             .collect();
         let stride = columns + 3;
         let mut scratch = vec![0.0; SCRATCH_LEN];
-        for kernel in ByteKernel::all() {
+        let kernels = ByteKernel::all().into_iter();
+        for kernel in kernels.filter(|kernel| groups.bits <= kernel.bits_max) {
             for adds in [false, true] {
                 let mut out = vec![1.0; rows * stride];
                 let target = Output {

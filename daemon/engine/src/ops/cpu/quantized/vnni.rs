@@ -12,6 +12,7 @@ pub(super) static KERNEL: ByteKernel = ByteKernel {
     lanes: LANES,
     columns: COLUMNS,
     words: &AVX512,
+    bits_max: 8,
     round,
     tiles: |groups| match groups.len {
         16 => &TILES_OF_16,
