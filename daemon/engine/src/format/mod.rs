@@ -38,6 +38,15 @@ pub enum Format {
     Q2K,
 }
 
+/// Weights that have a scale and a minimum of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Groups {
+    /// Weights in each.
+    pub(crate) len: usize,
+    /// Bits of a weight.
+    pub(crate) bits: u32,
+}
+
 /// Rows of weights, the row of input, and a product for each row of weights.
 ///
 /// # Panics
@@ -179,14 +188,17 @@ impl Format {
         }
     }
 
-    /// Weights of a group that has a scale and a minimum of its own, where [`Format::quants`] tells them.
+    /// What [`Format::quants`] tells, where it tells something.
     #[must_use]
-    pub(crate) const fn group_len(self) -> Option<usize> {
-        match self {
-            Self::Q8_0 | Self::Q4K => Some(32),
-            Self::Q6K => Some(16),
-            _ => None,
-        }
+    pub(crate) const fn groups(self) -> Option<Groups> {
+        let (len, bits) = match self {
+            Self::Q8_0 => (32, 8),
+            Self::Q6K => (16, 6),
+            Self::Q5K | Self::Q5_1 | Self::Q5_0 => (32, 5),
+            Self::Q4K | Self::Q4_1 | Self::Q4_0 => (32, 4),
+            _ => return None,
+        };
+        Some(Groups { len, bits })
     }
 
     /// The numbers as they are stored: bytes, each group's of which are to be multiplied by a scale and then added to a minimum.
@@ -203,7 +215,12 @@ impl Format {
         match self {
             Self::Q8_0 => blocks::quants_q8_0(bytes, out, scales, minima),
             Self::Q6K => blocks::quants_q6_k(bytes, out, scales, minima),
+            Self::Q5K => blocks::quants_q5_k(bytes, out, scales, minima),
+            Self::Q5_1 => blocks::quants_q5_1(bytes, out, scales, minima),
+            Self::Q5_0 => blocks::quants_q5_0(bytes, out, scales, minima),
             Self::Q4K => blocks::quants_q4_k(bytes, out, scales, minima),
+            Self::Q4_1 => blocks::quants_q4_1(bytes, out, scales, minima),
+            Self::Q4_0 => blocks::quants_q4_0(bytes, out, scales, minima),
             _ => unreachable!("formats without groups are widened"),
         }
     }

@@ -44,6 +44,7 @@ decoder! {
 }
 
 quants! { quants_q6_k = q6_k_quants, K_WEIGHTS, Q6_K_BYTES, 16 }
+quants! { quants_q5_k = q5_k_quants, K_WEIGHTS, Q5_K_BYTES, 8 }
 quants! { quants_q4_k = q4_k_quants, K_WEIGHTS, Q4_K_BYTES, 8 }
 
 #[inline(always)]
@@ -70,6 +71,28 @@ fn q6_k_quants(
                 let half = low[lane] >> (4 * (quarter / 2)) & 15;
                 out[lane] = half | (high[lane] >> (2 * quarter) & 3) << 4;
             }
+        }
+    }
+}
+
+#[inline(always)]
+fn q5_k_quants(
+    block: &[u8; Q5_K_BYTES],
+    out: &mut [u8; K_WEIGHTS],
+    scales: &mut [f32; 8],
+    minima: &mut [f32; 8],
+) {
+    let below;
+    (*scales, below) = scales_and_minima(&block[..16]);
+    *minima = below.map(|minimum| -minimum);
+    let (bits, halves) = block[16..].split_at(32);
+    for part in 0..4 {
+        let halves = &halves[32 * part..][..32];
+        let (low, high) = out[64 * part..][..64].split_at_mut(32);
+        let outs = low.iter_mut().zip(high);
+        for ((low, high), (byte, bits)) in outs.zip(halves.iter().zip(bits)) {
+            *low = byte & 15 | (bits >> (2 * part) & 1) << 4;
+            *high = byte >> 4 | (bits >> (2 * part + 1) & 1) << 4;
         }
     }
 }

@@ -424,10 +424,7 @@ mod tests {
                     .sum();
                 let found = f64::from(out.row(row)[column]);
                 // Bytes of `x` are up to a 250th of the largest in a block away.
-                let tolerance = match format.group_len() {
-                    Some(_) => 2e-3,
-                    None => 1e-5,
-                };
+                let tolerance = if ops.rounds_rows(format) { 2e-3 } else { 1e-5 };
                 assert!(
                     (found - expected).abs() <= tolerance * (width as f64).sqrt(),
                     "{} {rows}x{width}x{outputs} at {row},{column}: {found} for {expected}",
@@ -500,9 +497,9 @@ mod tests {
                 }
                 let error = (errors / squares).sqrt();
                 println!("{} {rows}: {error:.2e}", format.name());
-                let bound = match format.group_len() {
-                    Some(_) => ROUNDED_ROWS_ERROR,
-                    None => 1e-6,
+                let bound = match ops.rounds_rows(format) {
+                    true => ROUNDED_ROWS_ERROR,
+                    false => 1e-6,
                 };
                 assert!(error < bound, "{} in {rows} rows: {error}", format.name());
             }

@@ -7,7 +7,7 @@ use super::{Kernel, Output, Rows, TileOf};
 const VECTOR: usize = 8;
 const COLUMNS: usize = 2 * VECTOR;
 
-pub(super) static KERNEL: Kernel = Kernel {
+pub(in crate::ops::cpu) static KERNEL: Kernel = Kernel {
     rows: 6,
     row_lanes: VECTOR,
     columns: COLUMNS,

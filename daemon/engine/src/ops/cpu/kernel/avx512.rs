@@ -7,7 +7,7 @@ use super::{Kernel, Output, Rows, TileOf};
 const VECTOR: usize = 16;
 const COLUMNS: usize = 2 * VECTOR;
 
-pub(super) static KERNEL: Kernel = Kernel {
+pub(in crate::ops::cpu) static KERNEL: Kernel = Kernel {
     rows: 12,
     row_lanes: VECTOR,
     columns: COLUMNS,

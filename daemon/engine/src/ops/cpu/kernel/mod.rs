@@ -8,6 +8,9 @@ mod avx2;
 mod avx512;
 mod portable;
 
+#[cfg(target_arch = "x86_64")]
+pub(super) use self::{avx2::KERNEL as AVX2, avx512::KERNEL as AVX512};
+
 /// Numbers of the depth that are multiplied at a time: a panel of 32 weight rows takes 32 KiB then, and stays in a core's
 /// nearest cache while rows of `x` go by. A product is the sum of those of such blocks, each of them summed up one number
 /// after another, whatever tile it is in: it depends neither on the rows beside it nor on how weights are shared out.
@@ -105,7 +108,7 @@ impl Output {
     ///
     /// # Safety
     /// The row's columns are nobody else's.
-    unsafe fn write(&self, row: usize, values: &[f32]) {
+    pub(super) unsafe fn write(&self, row: usize, values: &[f32]) {
         for (column, &value) in values[..self.columns].iter().enumerate() {
             let place = self.start.wrapping_add(row * self.stride + column);
             // SAFETY: as the caller says.

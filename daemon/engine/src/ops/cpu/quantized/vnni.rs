@@ -2,16 +2,30 @@
 
 use std::{arch::x86_64::*, mem};
 
-use super::{BLOCK, COLUMNS, LANES, Output};
+use super::{BLOCK, ByteKernel, Output, Row, Tile, kernel::AVX512};
 
 const VECTOR: usize = 16;
+const LANES: usize = VECTOR;
+const COLUMNS: usize = 2 * VECTOR;
 
-/// # Safety
-/// The CPU has the instructions, and the output's columns of the tile's rows are nobody else's.
-pub(super) type Tile = unsafe fn(&[f32], &[f32], &[f32], &[f32], Output);
+pub(super) static KERNEL: ByteKernel = ByteKernel {
+    lanes: LANES,
+    columns: COLUMNS,
+    words: &AVX512,
+    bits_max: 8,
+    round,
+    tiles: |groups| match groups.len {
+        16 => &TILES_OF_16,
+        _ => &TILES_OF_32,
+    },
+    dot: |groups| match groups.len {
+        16 => dot::<4>,
+        _ => dot::<2>,
+    },
+};
 
 /// For one row and more, where groups are 16 weights.
-pub(super) static TILES_OF_16: [Tile; super::ROWS] = [
+static TILES_OF_16: [Tile; super::ROWS] = [
     tile::<1, 4>,
     tile::<2, 4>,
     tile::<3, 4>,
@@ -21,7 +35,7 @@ pub(super) static TILES_OF_16: [Tile; super::ROWS] = [
 ];
 
 /// The same for groups of 32.
-pub(super) static TILES_OF_32: [Tile; super::ROWS] = [
+static TILES_OF_32: [Tile; super::ROWS] = [
     tile::<1, 8>,
     tile::<2, 8>,
     tile::<3, 8>,
@@ -94,12 +108,8 @@ fn halves(values: &[f32; COLUMNS]) -> [__m512; 2] {
     unsafe { mem::transmute(*values) }
 }
 
-/// Rounds a row to bytes, and writes scales and sums of each group to the row's lane of `numbers`: the sums times the scales.
-///
-/// # Safety
-/// The CPU has the instructions.
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn round(
+unsafe fn round(
     x: &[f32],
     bytes: &mut [i8],
     numbers: &mut [f32],
@@ -133,7 +143,7 @@ pub(super) unsafe fn round(
             bytes[VECTOR * half..][..VECTOR].copy_from_slice(&narrow);
         }
         if group == BLOCK {
-            sums[0] += sums[1];
+            sums[0] = sums[0].wrapping_add(sums[1]);
         }
         for (numbers, sum) in numbers.chunks_exact_mut(2 * lanes).zip(sums) {
             numbers[row] = scale;
@@ -142,19 +152,12 @@ pub(super) unsafe fn round(
     }
 }
 
-/// A row's bytes, and two numbers of each group: of weights scales and minima, of `x` scales and sums times scales.
-pub(super) struct Row<'a, B> {
-    pub(super) bytes: &'a [B],
-    pub(super) scales: &'a [f32],
-    pub(super) others: &'a [f32],
-}
-
 /// The product of two rows of whole blocks of the depth, of whose groups so many are in a vector of bytes.
 ///
 /// # Safety
 /// The CPU has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub(super) unsafe fn dot<const GROUPS: usize>(weights: &Row<'_, u8>, x: &Row<'_, i8>) -> f32 {
+unsafe fn dot<const GROUPS: usize>(weights: &Row<'_, u8>, x: &Row<'_, i8>) -> f32 {
     let mut sums = [_mm512_setzero_ps(); 3];
     // Each group's scale in the lanes that its products come to.
     let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
