@@ -58,7 +58,7 @@ pub enum Event {
         is_exact: bool,
     },
     /// A pass is done; a full picture of the open block.
-    Pass(PassReport),
+    Pass(Box<PassReport>),
     /// A block has no mask left.
     BlockDone {
         /// Its index, from 0.
