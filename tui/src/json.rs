@@ -13,8 +13,8 @@ use sluice_proto::{
     plan_table,
     v1::{
         BlockDone, CanvasToken, Card, Device, Done, FinishReason, Host, JobKind, JobState,
-        LoadProgress, Model, ModelOrigin, ModelShape, ModelState, Notice, Pass, Policy, Queue,
-        Queued, RequestKind, RequestState, RequestSummary, ScoreResult, Server, ServerState,
+        LoadProgress, Model, ModelOrigin, ModelShape, ModelState, Notice, Pass, Phases, Policy,
+        Queue, Queued, RequestKind, RequestState, RequestSummary, ScoreResult, Server, ServerState,
         Snapshot, Started, TokenState, Totals, generation_event::Kind,
     },
 };
@@ -104,7 +104,19 @@ fn pass(pass: &Pass) -> Value {
         "waited_ms": pass.waited_ms,
         "streamed_bytes": pass.streamed_bytes,
         "requests": pass.requests,
+        "phases": pass.phases.as_ref().map(phases),
         "switch": pass.switch.as_ref().map(switch),
+    })
+}
+
+fn phases(phases: &Phases) -> Value {
+    json!({
+        "attention_ms": phases.attention_ms,
+        "multiply_ms": phases.multiply_ms,
+        "decode_ms": phases.decode_ms,
+        "head_ms": phases.head_ms,
+        "other_ms": phases.other_ms,
+        "copy_ms": phases.copy_ms,
     })
 }
 
@@ -150,6 +162,9 @@ fn done(done: &Done) -> Value {
         "peak_device_bytes": done.peak_device_bytes,
         "seed": done.seed,
         "exact": done.exact,
+        "pass_ms": done.pass_ms,
+        "waited_ms": done.waited_ms,
+        "phases": done.phases.as_ref().map(phases),
     })
 }
 
@@ -387,7 +402,7 @@ mod tests {
         let line = value.to_string();
         assert_eq!(
             line,
-            r#"{"event":"done","request_id":3,"finish_reason":"eos","tokens":[5,6],"text":null,"text_tokens":0,"passes":0,"tokens_per_pass":null,"ms":1.5,"peak_device_bytes":0,"seed":18446744073709551615,"exact":false}"#
+            r#"{"event":"done","request_id":3,"finish_reason":"eos","tokens":[5,6],"text":null,"text_tokens":0,"passes":0,"tokens_per_pass":null,"ms":1.5,"peak_device_bytes":0,"seed":18446744073709551615,"exact":false,"pass_ms":0.0,"waited_ms":0.0,"phases":null}"#
         );
     }
 

@@ -3,8 +3,9 @@
 //! [`cli`] is the command line, [`commands`] what each subcommand does, [`dashboard`] the
 //! screen that a bare `sluice` opens. They share [`canvas`] (tokens to styled text),
 //! [`live`] (a canvas redrawn in place), [`json`] (events for scripts), [`output`] (errors,
-//! exit codes, writing), [`plans`] (figures of plans in words), [`card`] (what is known of a
-//! graphics card) and [`text`] (making untrusted text safe to show).
+//! exit codes, writing), [`plans`] (figures of plans in words), [`phases`] (where the time of
+//! passes went), [`card`] (what is known of a graphics card) and [`text`] (making untrusted
+//! text safe to show).
 
 pub mod canvas;
 pub mod card;
@@ -15,6 +16,7 @@ pub mod dashboard;
 pub mod json;
 pub mod live;
 pub mod output;
+pub mod phases;
 pub mod plans;
 pub mod text;
 

@@ -18,6 +18,16 @@ pub fn streamed(plan: &Plan) -> String {
     }
 }
 
+/// The tier that weights are streamed from, the slowest one; `None` where none are.
+#[must_use]
+pub fn streamed_from(plan: &Plan) -> Option<&str> {
+    let units = plan.layers.iter().flat_map(|layer| &layer.units);
+    let tiers = units.filter(|unit| unit.is_streamed);
+    let mut tiers = tiers.map(|unit| unit.tier.as_str());
+    let first = tiers.next()?;
+    Some(tiers.find(|tier| *tier == "disk").unwrap_or(first))
+}
+
 /// Where a switch leads, and how far it is: `to moderate, step 4 of 9`.
 #[must_use]
 pub fn switching(snapshot: &Snapshot) -> Option<String> {

@@ -5,8 +5,8 @@ mod support;
 use std::{io::Read, process::Stdio, time::Duration};
 
 use sluice_proto::v1::{
-    CanvasToken, Dial, Done, Notice, Pass, Queued, Started, TokenState, generate_request::Input,
-    generation_event::Kind,
+    CanvasToken, Dial, Done, Notice, Pass, Phases, Queued, Started, TokenState,
+    generate_request::Input, generation_event::Kind,
 };
 use support::{Fake, Step, code, eventually, run_with_input, sluice, stderr, stdout, story};
 use tonic::{Code, Status};
@@ -178,6 +178,16 @@ fn measured() -> Vec<Step> {
             text_tokens: 2,
             passes: 2,
             peak_device_bytes: 64 << 20,
+            pass_ms: 40.0,
+            waited_ms: 10.0,
+            phases: Some(Phases {
+                attention_ms: 4.0,
+                multiply_ms: 20.0,
+                head_ms: 4.0,
+                other_ms: 2.0,
+                copy_ms: 30.0,
+                ..Default::default()
+            }),
             ..Default::default()
         })),
     ]
@@ -193,14 +203,20 @@ fn a_bench_has_a_row_for_each_position_of_the_dial() {
         .lines()
         .map(|line| line.split_whitespace().collect())
         .collect();
-    assert_eq!(lines.len(), 3, "{table}");
-    for (line, same) in [(&lines[1], &["-"][..]), (&lines[2], &["100.0", "%"])] {
+    assert_eq!(lines.len(), 7, "{table}");
+    for (line, same) in [(&lines[1], &["-"][..]), (&lines[4], &["100.0", "%"])] {
         assert_eq!(line[0], "fast");
         let passes = [
             "16", "1.00", "20.0", "20.0", "25", "%", "40", "2", "64.0", "MiB",
         ];
         assert_eq!(line[2..12], passes, "{table}");
         assert!(line.ends_with(same), "{table}");
+    }
+    let below = "wait 25 %, decode 0 %, multiply 50 %, attention 10 %, head 10 %, other 5 %";
+    let sentence = "compute-bound: 60 % of a pass is multiply and attention";
+    for row in [1, 4] {
+        let words = [&lines[row + 1], &lines[row + 2]].map(|words| words.join(" "));
+        assert_eq!(words, [below, sentence]);
     }
     // One that doesn't count, and four prompts twice.
     let seen = fake.seen.lock().unwrap();
@@ -217,6 +233,12 @@ fn a_bench_has_a_json_form_and_tells_what_went_wrong() {
     let row: serde_json::Value = serde_json::from_str(&stdout(&output)).expect("one object");
     assert_eq!(row["tokens"], 2);
     assert_eq!(row["waited_share"], 0.25);
+    let each = &row["phases_ms_per_pass"];
+    assert_eq!(
+        (&each["multiply"], &each["copy"]),
+        (&10.0.into(), &15.0.into())
+    );
+    assert_eq!(row["bottleneck"]["bound"], "compute");
     assert_eq!(row["same_tokens"], serde_json::Value::Null);
     assert_eq!(fake.seen.lock().unwrap().generate.len(), 1);
 

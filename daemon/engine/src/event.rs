@@ -1,6 +1,7 @@
 //! What the engine says while it works. Emitting never waits for a reader.
 
 use std::{
+    ops::AddAssign,
     panic::{AssertUnwindSafe, catch_unwind},
     thread,
     time::Duration,
@@ -8,7 +9,7 @@ use std::{
 
 use sluice_shared::level::Level;
 
-use crate::{decode::WeightsState, error::EngineError};
+use crate::{decode::WeightsState, error::EngineError, ops::Times};
 
 /// Takes a request's events, on the engine's thread; must not block.
 pub type Sink = Box<dyn FnMut(Event) + Send>;
@@ -57,7 +58,7 @@ pub enum Event {
         is_exact: bool,
     },
     /// A pass is done; a full picture of the open block.
-    Pass(PassReport),
+    Pass(Box<PassReport>),
     /// A block has no mask left.
     BlockDone {
         /// Its index, from 0.
@@ -112,12 +113,65 @@ pub struct PassCost {
     pub time: Duration,
     /// Time that it waited for streamed weights.
     pub waited: Duration,
+    /// Where the rest of its time went; `None` on a card, which works on while the engine's thread is elsewhere.
+    pub phases: Option<Phases>,
     /// Bytes of weights that were streamed for it.
     pub streamed_bytes: u64,
     /// Device memory held after it, in bytes.
     pub device_bytes: u64,
     /// How the weights stand.
     pub weights: WeightsState,
+}
+
+/// Where the time of passes went. With what they waited, all but `copy` come to their time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Phases {
+    /// Turning and keeping keys and values, and looking at them.
+    pub attention: Duration,
+    /// Products with the layers' matrices.
+    pub multiply: Duration,
+    /// Decoding coded matrices to multiply with them, head included: the sum over all threads, divided by their number.
+    /// Products of a single row are computed in the same loop and count here, too.
+    pub decode: Duration,
+    /// Products with the head, and the choice of tokens.
+    pub head: Duration,
+    /// Embedding, norms, activation functions, changes of the weights, and what lies between operations.
+    pub other: Duration,
+    /// Beside all that: time in which the streamed weights that they used were brought, decoded on the way where they are
+    /// kept so, and slowed down where there is a limit.
+    pub copy: Duration,
+}
+
+impl Phases {
+    /// Of one pass that took so long in all, and waited and copied so long.
+    pub(crate) fn of(times: Times, time: Duration, waited: Duration, copy: Duration) -> Self {
+        let Times {
+            attention,
+            multiply,
+            decode,
+            head,
+        } = times;
+        let known = attention + multiply + decode + head + waited;
+        Self {
+            attention,
+            multiply,
+            decode,
+            head,
+            other: time.saturating_sub(known),
+            copy,
+        }
+    }
+}
+
+impl AddAssign for Phases {
+    fn add_assign(&mut self, more: Self) {
+        self.attention += more.attention;
+        self.multiply += more.multiply;
+        self.decode += more.decode;
+        self.head += more.head;
+        self.other += more.other;
+        self.copy += more.copy;
+    }
 }
 
 /// A position of the part to fill.

@@ -7,13 +7,16 @@ pub mod coded;
 pub mod figures;
 pub mod plan;
 
-use std::sync::{Arc, Weak};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use sluice_engine::{
     Engine, EngineError, Event, Generate, Outcome, Slot,
     decode::Visible,
     engine::SwitchState,
-    event::{Finish, Generated, PassReport, Position, Sink, TokenState},
+    event::{Finish, Generated, PassCost, PassReport, Phases, Position, Sink, TokenState},
     plan::{Plan, PlanError},
 };
 use sluice_proto::v1::{self, generation_event::Kind};
@@ -44,6 +47,7 @@ pub fn generation(
         expected,
         engine,
         saw_lossy: false,
+        took: Took::default(),
         committed: (work.canvas.iter())
             .filter(|slot| **slot != Slot::Masked)
             .count(),
@@ -133,6 +137,26 @@ struct Generation {
     committed: usize,
     /// A pass met other weights than the checkpoint's own.
     saw_lossy: bool,
+    took: Took,
+}
+
+/// What all passes of a request took.
+#[derive(Default)]
+struct Took {
+    time: Duration,
+    waited: Duration,
+    /// `None` where that is not told.
+    phases: Option<Phases>,
+}
+
+impl Took {
+    fn add(&mut self, cost: &PassCost) {
+        self.time += cost.time;
+        self.waited += cost.waited;
+        if let Some(phases) = cost.phases {
+            *self.phases.get_or_insert_default() += phases;
+        }
+    }
 }
 
 impl Generation {
@@ -184,6 +208,7 @@ impl Generation {
 
     fn pass(&mut self, report: &PassReport) {
         self.saw_lossy |= !report.cost.weights.is_lossless;
+        self.took.add(&report.cost);
         self.stable.take_open(&report.positions, &self.serving);
         // What the pass has taken back is not counted twice.
         let committed = report.committed.saturating_sub(self.committed);
@@ -199,14 +224,15 @@ impl Generation {
             stable_text: self.stable.text.shown().to_vec(),
             rows: report.rows as u32,
             head_rows: report.head_rows as u32,
-            pass_ms: report.cost.time.as_secs_f64() * 1000.0,
-            elapsed_ms: report.elapsed.as_secs_f64() * 1000.0,
+            pass_ms: ms(report.cost.time),
+            elapsed_ms: ms(report.elapsed),
             device_bytes: report.cost.device_bytes,
             epoch: report.cost.weights.epoch,
             exact: self.started.exact && !self.saw_lossy,
-            waited_ms: report.cost.waited.as_secs_f64() * 1000.0,
+            waited_ms: ms(report.cost.waited),
             streamed_bytes: report.cost.streamed_bytes,
             requests: report.cost.requests as u32,
+            phases: report.cost.phases.map(phases),
             switch: report
                 .cost
                 .weights
@@ -243,7 +269,7 @@ impl Generation {
             finish_reason: finish.into(),
             tokens: generated.tokens,
             passes: generated.passes as u32,
-            elapsed_ms: generated.elapsed.as_secs_f64() * 1000.0,
+            elapsed_ms: ms(generated.elapsed),
             peak_device_bytes: generated.peak_device_bytes,
             exact: self.started.exact && generated.is_lossless,
             ..self.done_so_far(generated.finish)
@@ -277,9 +303,27 @@ impl Generation {
             text_tokens: self.stable.tokens as u32,
             seed: self.started.seed,
             exact: self.started.exact,
+            pass_ms: ms(self.took.time),
+            waited_ms: ms(self.took.waited),
+            phases: self.took.phases.map(phases),
             ..Default::default()
         }
     }
+}
+
+fn phases(phases: Phases) -> v1::Phases {
+    v1::Phases {
+        attention_ms: ms(phases.attention),
+        multiply_ms: ms(phases.multiply),
+        decode_ms: ms(phases.decode),
+        head_ms: ms(phases.head),
+        other_ms: ms(phases.other),
+        copy_ms: ms(phases.copy),
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
 }
 
 /// The text up to the first position still open. It only grows.

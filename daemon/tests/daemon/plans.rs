@@ -253,6 +253,41 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
     assert!(daemon.snapshot().await.settings.unwrap().is_default_budget);
 }
 
+/// What a pass took, or all of them.
+fn took(ms: f64, waited_ms: f64, phases: Option<&v1::Phases>) -> v1::Phases {
+    let phases = *phases.expect("the CPU is timed");
+    let known = phases.attention_ms + phases.multiply_ms + phases.decode_ms + phases.head_ms;
+    let all = known + phases.other_ms + waited_ms;
+    assert!((all - ms).abs() < 1e-6 * ms, "{all} of {ms}: {phases:?}");
+    assert!(phases.attention_ms > 0.0 && phases.multiply_ms > 0.0 && phases.head_ms > 0.0);
+    phases
+}
+
+#[tokio::test]
+async fn passes_tell_where_their_time_went() {
+    let daemon = slow(&[]).await;
+    let less = streaming_budget(&daemon).await;
+    for streams in [false, true] {
+        if streams {
+            apply(&daemon, budget(less)).await.unwrap();
+        }
+        let events = generate(&daemon, tokens(&[1, 2, 3], 16)).await.unwrap();
+        let (mut seen_ms, mut copy_ms) = (0.0, 0.0);
+        for event in &events {
+            if let generation_event::Kind::Pass(pass) = event {
+                seen_ms += pass.pass_ms;
+                copy_ms += took(pass.pass_ms, pass.waited_ms, pass.phases.as_ref()).copy_ms;
+            }
+        }
+        let done = done(&events);
+        let all = took(done.pass_ms, done.waited_ms, done.phases.as_ref());
+        // Some pictures may have been missed.
+        assert!(seen_ms > 0.0 && seen_ms <= done.pass_ms * 1.000_001);
+        assert!(copy_ms <= all.copy_ms * 1.000_001);
+        assert_eq!(all.copy_ms > 0.0, streams);
+    }
+}
+
 #[tokio::test]
 async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
     let daemon = slow(&[]).await;

@@ -251,13 +251,25 @@ text, and time on this side of the socket.
   first         median time until the first token of an answer was certain
   same          tokens that are those of the first row
 
-What is not known is '-'. Passes, of which a slow reader misses some, are judged by those that were seen.
+Below each row stands where the time of its passes went, and what takes the most of it:
+
+  wait          for streamed weights
+  decode        decoding coded weights
+  multiply      products with the layers' matrices
+  attention     attention, with rotary embedding and what is kept of keys and values
+  head          products with the head, and the choice of tokens
+  other         the rest
+
+What is not known is '-': on a card, all but waiting. Times and rows of single passes are those of the
+passes that were seen, of which a slow reader misses some.
 
 {}
 
 With --json: dial, policy, cache, window, growth, speculation, exact, model, level, block_length,
 requests, tokens, ms, tokens_per_second, passes, tokens_per_pass, pass_ms_median, pass_ms_min,
-waited_share, rows_per_pass, head_rows_per_pass, peak_device_bytes, first_text_ms, same_tokens.",
+waited_share, phases_ms_per_pass (wait, decode, multiply, attention, head, other; and copy, which runs
+beside them), bottleneck (bound, share, words), rows_per_pass, head_rows_per_pass, peak_device_bytes,
+first_text_ms, same_tokens.",
         decoding()
     )
 }

@@ -12,8 +12,8 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use sluice_proto::{
     client::CallError,
     v1::{
-        Chat, Done, GenerateRequest, Pass, Started, TokenIds, TokenState, generate_request::Input,
-        generation_event::Kind,
+        Chat, Done, GenerateRequest, GetSnapshotRequest, Pass, Started, TokenIds, TokenState,
+        generate_request::Input, generation_event::Kind,
     },
 };
 use sluice_shared::dial::{DIALS, Dial};
@@ -27,6 +27,8 @@ use crate::{
     connection::Daemon,
     json,
     output::{Failure, Out, Progress},
+    phases::PassTime,
+    plans,
 };
 
 /// Where nobody gives others: prose, an explanation, code and a sum, since they differ in how many tokens are sure at once.
@@ -55,7 +57,8 @@ pub(super) async fn run(socket: PathBuf, arguments: &Bench, out: &mut Out) -> Re
         let begun = Instant::now();
         let concurrent = arguments.concurrent as usize;
         let answers = all(&daemon, requests.into_iter(), concurrent, &board).await?;
-        let figures = Figures::of(&answers, begun.elapsed(), first.as_deref());
+        let mut figures = Figures::of(&answers, begun.elapsed(), first.as_deref());
+        figures.streamed_from = streamed_from(&daemon).await;
         drop(board);
         if arguments.json {
             out.line(&json::bench(&figures).to_string())?;
@@ -63,11 +66,20 @@ pub(super) async fn run(socket: PathBuf, arguments: &Bench, out: &mut Out) -> Re
             if first.is_none() {
                 out.line(&figures::header())?;
             }
-            out.line(&figures.row())?;
+            for line in figures.lines() {
+                out.line(&line)?;
+            }
         }
         first.get_or_insert(answers);
     }
     Ok(())
+}
+
+/// The tier that weights are streamed from, if that can be told.
+async fn streamed_from(daemon: &Daemon) -> Option<String> {
+    let answer = daemon.telemetry().get_snapshot(GetSnapshotRequest {}).await;
+    let plan = answer.ok()?.into_inner().snapshot?.plan?;
+    plans::streamed_from(&plan).map(str::to_owned)
 }
 
 /// The rows without repetition; `None`: as the daemon does without a word.
@@ -191,6 +203,7 @@ fn is_full(status: &Status) -> bool {
 }
 
 fn answered(started: Started, done: Done, passes: Vec<PassFigures>, first_ms: f64) -> Answer {
+    let time = PassTime::from(&done);
     let mut tokens = done.tokens;
     tokens.truncate(done.text_tokens as usize);
     Answer {
@@ -198,6 +211,7 @@ fn answered(started: Started, done: Done, passes: Vec<PassFigures>, first_ms: f6
         exact: done.exact,
         tokens,
         passes: done.passes,
+        time,
         seen: passes,
         first_ms,
         peak_device_bytes: done.peak_device_bytes,

@@ -1,6 +1,6 @@
 //! Rows of `sluice bench` as JSON.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::policy;
 use crate::commands::Figures;
@@ -33,11 +33,29 @@ pub fn bench(figures: &Figures) -> Value {
         "tokens_per_pass": figures.tokens_per_pass(),
         "pass_ms_median": figures.pass_ms_median,
         "pass_ms_min": figures.pass_ms_min,
-        "waited_share": figures.waited_share,
+        "waited_share": figures.waited_share(),
+        "phases_ms_per_pass": phases_per_pass(figures),
+        "bottleneck": figures.bottleneck().map(|bottleneck| json!({
+            "bound": bottleneck.bound.name(),
+            "share": bottleneck.share,
+            "words": bottleneck.to_string(),
+        })),
         "rows_per_pass": figures.rows,
         "head_rows_per_pass": figures.head_rows,
         "peak_device_bytes": figures.peak_device_bytes,
         "first_text_ms": figures.first_ms,
         "same_tokens": figures.same_tokens,
     })
+}
+
+/// Null where passes were not told of; a part that is not known is null as well.
+fn phases_per_pass(figures: &Figures) -> Option<Value> {
+    let time = &figures.time;
+    let each = |ms: f64| json!(ms / figures.passes as f64);
+    let mut parts: Map<String, Value> = (time.parts().into_iter())
+        .map(|(name, ms)| (name.to_owned(), ms.map_or(Value::Null, each)))
+        .collect();
+    let copy = time.phases.map(|phases| each(phases.copy_ms));
+    parts.insert("copy".into(), copy.unwrap_or_default());
+    (figures.passes > 0 && time.ms > 0.0).then_some(Value::Object(parts))
 }

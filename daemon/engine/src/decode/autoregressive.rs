@@ -140,7 +140,7 @@ impl Continuation {
         self.passes_in_block += 1;
         let written = self.sequence.len() - self.request.prompt.len();
         let block = written.saturating_sub(1) / self.request.block_length;
-        emit(Event::Pass(PassReport {
+        emit(Event::Pass(Box::new(PassReport {
             pass: self.passes,
             block,
             pass_in_block: self.passes_in_block,
@@ -151,7 +151,7 @@ impl Continuation {
             head_rows: usize::from(token.is_some()),
             elapsed: self.started.elapsed(),
             cost: *cost,
-        }));
+        })));
         let Some(token) = token else {
             return;
         };

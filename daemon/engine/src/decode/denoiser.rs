@@ -11,7 +11,7 @@ use crate::{
     },
     ops::{
         Candidate, Choice, Distributions, HeadGroup, HeadRow, KeySegment, KvCache, Noise, Ops,
-        Ranking,
+        Phase, Ranking,
     },
     residency::{Part, Residency, StreamStats},
 };
@@ -219,7 +219,9 @@ impl Denoiser<'_> {
             let head = weights.acquire(unit)?;
             ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first)?;
         }
+        let timed = ops.timed(Phase::Head);
         let candidates = reduction.candidates()?;
+        drop(timed);
         for asked in asked {
             let selects = asked.pass.reach.selects.is_some();
             if let Some(memory) = asked.memory.as_deref_mut().filter(|_| selects) {

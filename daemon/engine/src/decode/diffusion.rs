@@ -513,7 +513,7 @@ impl Filling for Diffusion {
             self.passes_in_block += 1;
         }
         self.passes += 1;
-        emit(Event::Pass(PassReport {
+        emit(Event::Pass(Box::new(PassReport {
             pass: self.passes,
             block: self.block,
             pass_in_block: self.passes_in_block,
@@ -523,7 +523,7 @@ impl Filling for Diffusion {
             head_rows,
             elapsed: self.started.elapsed(),
             cost: *cost,
-        }));
+        })));
         self.advance(&last, emit);
     }
 

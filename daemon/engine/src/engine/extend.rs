@@ -12,7 +12,7 @@ use crate::{
     error::EngineError,
     event::{Event, Generated, PassCost},
     model::transformer::{Interrupt, Sees, Sequence},
-    ops::{Activation, Candidate, KvCache, LogitsRows, Ops, cache_format, computed_format},
+    ops::{Activation, Candidate, KvCache, LogitsRows, Ops, Phase, cache_format, computed_format},
     plan::{Storage, Workload},
     request::Generate,
     residency::{Part, Residency},
@@ -258,6 +258,7 @@ fn choose(
             let (logits, order) = ops.read_logits(logits, row)?;
             row += 1;
             let position = request.cache.len() - 1;
+            let _timed = ops.timed(Phase::Head);
             let chosen = request.continuation.choose(logits, order);
             chosen.ok_or(EngineError::NotANumber { position }).map(Some)
         })

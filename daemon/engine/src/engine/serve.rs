@@ -13,7 +13,7 @@ use super::{SwitchState, current::Current, derive::lacks_copy, worker::Worker};
 use crate::{
     decode::WeightsState,
     error::EngineError,
-    event::PassCost,
+    event::{PassCost, Phases},
     ledger::Mark,
     model::transformer::{Interrupt, MLP_ROWS},
     ops::Ops,
@@ -314,6 +314,8 @@ impl<'a> Served<'a> {
         let started = Instant::now();
         let before = self.weights().stream;
         self.worker.between_passes();
+        // What a change of the weights measures is no part of the pass.
+        self.worker.ops.take_times();
         loop {
             let begun = Instant::now();
             let Worker { current, ops, .. } = &mut *self.worker;
@@ -330,12 +332,16 @@ impl<'a> Served<'a> {
                 Ok((result, rows)) => {
                     self.measure(begun, rows);
                     let weights = self.weights();
+                    let stream = weights.stream.since(&before);
+                    let time = started.elapsed();
+                    let times = self.worker.ops.take_times();
                     let cost = PassCost {
                         requests,
-                        time: started.elapsed(),
-                        // Both begin anew when another plan is put in force.
-                        waited: weights.stream.waited.saturating_sub(before.waited),
-                        streamed_bytes: weights.stream.bytes.saturating_sub(before.bytes),
+                        time,
+                        waited: stream.waited,
+                        phases: times
+                            .map(|times| Phases::of(times, time, stream.waited, stream.copied)),
+                        streamed_bytes: stream.bytes,
                         device_bytes: self.worker.ops.ledger().used_bytes(),
                         weights,
                     };

@@ -58,7 +58,7 @@ impl Engine {
         for event in events {
             match event {
                 Event::Pass(report) => {
-                    reports.push(report);
+                    reports.push(*report);
                     if reports.len() == count {
                         self.cancel(ticket);
                     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use sluice_cuda::{ATTEND_QUERIES, Segment, Task};
 
-use super::{Activation, Body, KvCache, Ops, activation::Indices};
+use super::{Activation, Body, KvCache, Ops, Phase, activation::Indices};
 use crate::error::EngineError;
 
 /// Consecutive key and value rows.
@@ -221,6 +221,7 @@ impl Ops {
             };
             assert!(range.keys.end() <= rows);
         }
+        let _timed = self.timed(Phase::Attention);
         let mut out = self.pool.take(q.len(), q.width(), q.number())?;
         match &self.body {
             Body::Cpu(cpu) => cpu.attend(&mut out, q, keys, shape, &tasks.ranges),

@@ -6,7 +6,7 @@ use std::ops::Range;
 use sluice_cuda::{Number, Span};
 use sluice_shared::level::Kv;
 
-use super::{Activation, AttentionShape, Body, Ops};
+use super::{Activation, AttentionShape, Body, Ops, Phase};
 use crate::{
     device::{DeviceBuffer, Profile},
     error::EngineError,
@@ -224,6 +224,7 @@ impl Ops {
         let places = start..start + rows.len();
         assert!(places.end <= cache.capacity);
         assert!(rows.end <= keys.len().min(values.len()));
+        let _timed = self.timed(Phase::Attention);
         for (which, x) in [keys, values].into_iter().enumerate() {
             match &self.body {
                 Body::Cpu(cpu) => {
@@ -284,6 +285,7 @@ impl Ops {
         count: usize,
     ) -> Result<(), EngineError> {
         assert!(places.is_sorted_by(|a, b| a.end <= b.start) && !self.device.is_card());
+        let _timed = self.timed(Phase::Attention);
         let all: usize = places.iter().map(Range::len).sum();
         let mut sums = self.pool.take(shape.heads, all, Number::F32)?;
         let Body::Cpu(cpu) = &self.body else {

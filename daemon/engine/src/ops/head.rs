@@ -9,7 +9,7 @@ use rayon::prelude::*;
 pub use self::distributions::Distributions;
 use self::distributions::Moved;
 use super::{
-    Activation, Body, Noise, Ops,
+    Activation, Body, Noise, Ops, Phase,
     cpu::{Cpu, exp},
     gpu::{CardHead, HeadMemory},
 };
@@ -230,6 +230,7 @@ impl Ops {
         part: &Weight<'_>,
         first: usize,
     ) -> Result<(), EngineError> {
+        let _timed = self.timed(Phase::Head);
         let inputs = reduction.groups.iter().map(HeadGroup::inputs);
         assert_eq!(x.len(), inputs.sum::<usize>());
         for from in (0..part.rows).step_by(reduction.columns.max(1)) {

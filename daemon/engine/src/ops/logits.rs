@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use sluice_cuda::Span;
 
-use super::{Activation, Body, Ops};
+use super::{Activation, Body, Ops, Phase};
 use crate::{
     device::DeviceBuffer,
     error::EngineError,
@@ -77,6 +77,7 @@ impl Ops {
         first: usize,
     ) -> Result<(), EngineError> {
         assert!(x.len() <= rows.count && first + part.rows <= rows.head_rows);
+        let _timed = self.timed(Phase::Head);
         match &self.body {
             Body::Cpu(cpu) => {
                 let logits = &mut rows.on_device.host_mut()[first..];

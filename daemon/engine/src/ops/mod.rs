@@ -5,6 +5,7 @@ mod activation;
 mod arena;
 mod attention;
 mod cache;
+mod clock;
 mod compare;
 mod cpu;
 mod gpu;
@@ -16,6 +17,7 @@ use std::{ops::Range, time::Instant};
 
 use sluice_cuda::Number;
 
+pub(crate) use self::clock::{Phase, Times};
 use self::{activation::Pool, cpu::Cpu, gpu::Card};
 pub use self::{
     activation::{Activation, Indices},
@@ -338,6 +340,7 @@ impl Ops {
         positions: &Indices,
     ) -> Result<(), EngineError> {
         assert_eq!(positions.len(), x.len());
+        let _timed = self.timed(Phase::Attention);
         match &self.body {
             Body::Cpu(cpu) => cpu.rope(x, table, positions),
             Body::Card(card) => card.rope(x, table, positions)?,
@@ -354,6 +357,7 @@ impl Ops {
     /// # Panics
     /// When the widths differ.
     pub fn linear(&self, x: &Activation, weight: &Weight<'_>) -> Result<Activation, EngineError> {
+        let _timed = self.timed(Phase::Multiply);
         let mut out = self.pool.take(x.len(), weight.rows, self.device.number())?;
         match &self.body {
             Body::Cpu(cpu) => cpu.multiply(x, weight, out.values_mut(), false),
@@ -406,6 +410,7 @@ impl Ops {
     ) -> Result<(), EngineError> {
         assert_eq!(out.width(), weight.rows);
         assert!(start + x.len() <= out.len());
+        let _timed = self.timed(Phase::Multiply);
         match &self.body {
             Body::Cpu(cpu) => {
                 let rows = start * weight.rows..(start + x.len()) * weight.rows;

@@ -47,8 +47,8 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     free: Vec<DeviceBuffer<Page>>,
-    /// Filled, with the unit's place in the cycle.
-    ready: Vec<(usize, Loaded)>,
+    /// Filled.
+    ready: Vec<Ready>,
     /// Being filled.
     filling: Option<usize>,
     /// To be filled next.
@@ -56,8 +56,17 @@ struct State {
     /// What could not be read, with its place in the cycle. The reader pauses until somebody asks for a unit.
     failed: Option<(usize, EngineError)>,
     stopped: bool,
-    waited: Duration,
-    streamed_bytes: u64,
+    stats: StreamStats,
+}
+
+/// A unit in a slot.
+#[derive(Debug)]
+struct Ready {
+    /// In the cycle.
+    place: usize,
+    loaded: Loaded,
+    /// Time it took.
+    time: Duration,
 }
 
 impl State {
@@ -69,7 +78,7 @@ impl State {
         // After a jump some of what comes next may be there already.
         let next = (0..cycle)
             .map(|ahead| (self.next + ahead) % cycle)
-            .find(|next| self.ready.iter().all(|(place, _)| place != next))?;
+            .find(|next| self.ready.iter().all(|ready| ready.place != *next))?;
         Some((next, self.free.pop()?))
     }
 }
@@ -81,6 +90,19 @@ pub struct StreamStats {
     pub waited: Duration,
     /// Bytes brought for them.
     pub bytes: u64,
+    /// Time in which those were brought, beside the passes or before.
+    pub copied: Duration,
+}
+
+impl StreamStats {
+    /// What it cost since then. All begins anew when another plan is put in force.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        Self {
+            waited: self.waited.saturating_sub(before.waited),
+            bytes: self.bytes.saturating_sub(before.bytes),
+            copied: self.copied.saturating_sub(before.copied),
+        }
+    }
 }
 
 impl Stream {
@@ -112,8 +134,7 @@ impl Stream {
                 next: 0,
                 failed: None,
                 stopped: false,
-                waited: Duration::ZERO,
-                streamed_bytes: 0,
+                stats: StreamStats::default(),
             }),
             changed: Condvar::new(),
             abandon: AtomicBool::new(false),
@@ -140,9 +161,9 @@ impl Stream {
             state.next = failed;
             self.shared.changed.notify_all();
         }
-        let loaded = loop {
-            if let Some(index) = state.ready.iter().position(|(ready, _)| *ready == place) {
-                break state.ready.swap_remove(index).1;
+        let Ready { loaded, time, .. } = loop {
+            if let Some(index) = state.ready.iter().position(|ready| ready.place == place) {
+                break state.ready.swap_remove(index);
             }
             if let Some((failed, error)) = state.failed.take() {
                 state.next = place;
@@ -160,13 +181,14 @@ impl Stream {
                 let stale = std::mem::take(&mut state.ready);
                 state
                     .free
-                    .extend(stale.into_iter().map(|(_, slot)| slot.memory));
+                    .extend(stale.into_iter().map(|ready| ready.loaded.memory));
             }
             self.shared.changed.notify_all();
             state = self.shared.wait(state);
         };
-        state.waited += begun.elapsed();
-        state.streamed_bytes += self.shared.cycle[place].bytes();
+        state.stats.waited += begun.elapsed();
+        state.stats.bytes += self.shared.cycle[place].bytes();
+        state.stats.copied += time;
         drop(state);
         Ok(Slot {
             loaded: Some(loaded),
@@ -180,7 +202,7 @@ impl Stream {
         let mut state = self.shared.state();
         let ready = std::mem::take(&mut state.ready);
         let mut slots = std::mem::take(&mut state.free);
-        slots.extend(ready.into_iter().map(|(_, loaded)| loaded.memory));
+        slots.extend(ready.into_iter().map(|ready| ready.loaded.memory));
         slots
     }
 
@@ -199,17 +221,13 @@ impl Stream {
 
     /// What streaming cost so far.
     pub(super) fn stats(&self) -> StreamStats {
-        let state = self.shared.state();
-        StreamStats {
-            waited: state.waited,
-            bytes: state.streamed_bytes,
-        }
+        self.shared.state().stats
     }
 
     /// Places of the cycle that wait filled, and the one being filled.
     pub(super) fn in_flight(&self) -> Vec<usize> {
         let state = self.shared.state();
-        let ready = state.ready.iter().map(|(place, _)| *place);
+        let ready = state.ready.iter().map(|ready| ready.place);
         ready.chain(state.filling).collect()
     }
 }
@@ -282,7 +300,11 @@ impl Shared {
                         starts,
                         coded,
                     };
-                    state.ready.push((next, loaded));
+                    state.ready.push(Ready {
+                        place: next,
+                        loaded,
+                        time: begun.elapsed(),
+                    });
                 }
                 Ok(None) => state.free.push(memory),
                 Err(error) => {

@@ -2,4 +2,5 @@
 
 mod decoding;
 mod packing;
+mod phases;
 mod world;

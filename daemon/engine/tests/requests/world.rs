@@ -70,7 +70,7 @@ impl World {
         let mut results = BTreeMap::new();
         for (index, event) in events {
             match event {
-                Event::Pass(report) => passes.entry(index).or_default().push(report),
+                Event::Pass(report) => passes.entry(index).or_default().push(*report),
                 Event::Finished(Ok(Outcome::Generated(generated))) => {
                     results.insert(index, generated);
                 }

@@ -5,7 +5,10 @@ use std::time::Duration;
 use sluice_proto::v1::{Pass, Started};
 use sluice_shared::units;
 
-use crate::text::sanitise_line;
+use crate::{
+    phases::{Bottleneck, PassTime},
+    text::sanitise_line,
+};
 
 /// An answer, and what it took.
 #[derive(Debug, Clone)]
@@ -15,6 +18,8 @@ pub(super) struct Answer {
     /// Those before the end of the text.
     pub(super) tokens: Vec<u32>,
     pub(super) passes: u32,
+    /// Of all of them.
+    pub(super) time: PassTime,
     /// Of the passes those that were seen: a picture may be missed.
     pub(super) seen: Vec<PassFigures>,
     /// From the call on.
@@ -26,7 +31,6 @@ pub(super) struct Answer {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PassFigures {
     ms: f64,
-    waited_ms: f64,
     rows: u32,
     head_rows: u32,
 }
@@ -35,7 +39,6 @@ impl PassFigures {
     pub(super) fn of(pass: &Pass) -> Self {
         Self {
             ms: pass.pass_ms,
-            waited_ms: pass.waited_ms,
             rows: pass.rows,
             head_rows: pass.head_rows,
         }
@@ -61,8 +64,10 @@ pub struct Figures {
     pub pass_ms_median: Option<f64>,
     /// Shortest time of a pass.
     pub pass_ms_min: Option<f64>,
-    /// Share of the passes' time that was spent waiting for streamed weights.
-    pub waited_share: Option<f64>,
+    /// Time of all passes, of which one that several shared counts for each.
+    pub time: PassTime,
+    /// The tier that weights are streamed from, by the plan's name.
+    pub streamed_from: Option<String>,
     /// Rows that the layers computed for a request in a pass, on average.
     pub rows: Option<f64>,
     /// Rows that the head read for it, on average.
@@ -83,8 +88,9 @@ impl Figures {
         let mean = |figure: fn(&PassFigures) -> f64| {
             (count > 0.0).then(|| seen().map(figure).sum::<f64>() / count)
         };
-        let pass_ms = mean(|pass| pass.ms).filter(|ms| *ms > 0.0);
-        let waited_ms = mean(|pass| pass.waited_ms);
+        // An answer without passes has none that could be unknown.
+        let times = answers.iter().map(|answer| answer.time);
+        let times = times.filter(|time| time.ms > 0.0);
         Self {
             started: (answers.first())
                 .map_or_else(Started::default, |answer| answer.started.clone()),
@@ -97,7 +103,8 @@ impl Figures {
             passes: answers.iter().map(|answer| u64::from(answer.passes)).sum(),
             pass_ms_median: median(seen().map(|pass| pass.ms)),
             pass_ms_min: seen().map(|pass| pass.ms).reduce(f64::min),
-            waited_share: pass_ms.zip(waited_ms).map(|(all, waited)| waited / all),
+            time: times.reduce(PassTime::with).unwrap_or_default(),
+            streamed_from: None,
             rows: mean(|pass| f64::from(pass.rows)),
             head_rows: mean(|pass| f64::from(pass.head_rows)),
             peak_device_bytes: (answers.iter())
@@ -121,7 +128,27 @@ impl Figures {
         (self.passes > 0).then(|| self.tokens as f64 / self.passes as f64)
     }
 
-    pub(super) fn row(&self) -> String {
+    /// Share of the passes' time that was spent waiting for streamed weights.
+    #[must_use]
+    pub fn waited_share(&self) -> Option<f64> {
+        self.time.share(self.time.waited_ms)
+    }
+
+    /// What takes the most time of a pass.
+    #[must_use]
+    pub fn bottleneck(&self) -> Option<Bottleneck> {
+        self.time.bottleneck(self.streamed_from.as_deref())
+    }
+
+    /// The row, where the time of its passes went, and in a sentence what that means.
+    pub(super) fn lines(&self) -> impl Iterator<Item = String> {
+        let sentence = self.bottleneck().map(|bottleneck| bottleneck.to_string());
+        let below = [self.time.shares()].into_iter().chain(sentence);
+        let below = below.map(|words| format!("{:9}{words}", ""));
+        [self.row()].into_iter().chain(below)
+    }
+
+    fn row(&self) -> String {
         let dial = match self.started.dial.as_str() {
             "" => "none",
             dial => dial,
@@ -139,7 +166,7 @@ impl Figures {
             &number(self.tokens_per_pass(), 2),
             &number(self.pass_ms_median, 1),
             &number(self.pass_ms_min, 1),
-            &share(self.waited_share, 0),
+            &share(self.waited_share(), 0),
             &number(self.rows, 0),
             &number(self.head_rows, 0),
             &units::bytes(self.peak_device_bytes),
@@ -206,12 +233,14 @@ fn agreement(first: &[Answer], others: &[Answer]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use sluice_proto::v1::Phases;
+
     use super::*;
 
     fn answer(tokens: &[u32], passes: &[f64]) -> Answer {
+        let all = passes.iter().sum::<f64>();
         let seen = passes.iter().map(|ms| PassFigures {
             ms: *ms,
-            waited_ms: ms / 4.0,
             rows: 64,
             head_rows: 16,
         });
@@ -223,6 +252,17 @@ mod tests {
             exact: true,
             tokens: tokens.to_vec(),
             passes: passes.len() as u32,
+            time: PassTime {
+                ms: all,
+                waited_ms: all / 4.0,
+                phases: Some(Phases {
+                    multiply_ms: all / 2.0,
+                    attention_ms: all / 8.0,
+                    other_ms: all / 8.0,
+                    copy_ms: all,
+                    ..Default::default()
+                }),
+            },
             seen: seen.collect(),
             first_ms: passes.first().copied().unwrap_or_default(),
             peak_device_bytes: 640 << 20,
@@ -242,6 +282,15 @@ mod tests {
             "balanced     50.0       4   1.25     20.0     10.0   25 %    64    16   640 MiB   15 ms  66.7 %"
         );
         assert_eq!(header().len(), figures.row().len());
+        let lines: Vec<String> = figures.lines().collect();
+        assert_eq!(
+            lines[1..],
+            [
+                "         wait 25 %, decode 0 %, multiply 50 %, attention 12 %, head 0 %, other 12 %",
+                "         compute-bound: 62 % of a pass is multiply and attention",
+            ]
+        );
+        assert!(lines.iter().all(|line| line.len() <= 120));
     }
 
     #[test]
@@ -249,7 +298,11 @@ mod tests {
         let figures = Figures::of(&[answer(&[], &[])], Duration::ZERO, Some(&[]));
         assert_eq!(figures.tokens_per_second(), None);
         assert_eq!(figures.tokens_per_pass(), None);
-        assert_eq!((figures.pass_ms_median, figures.waited_share), (None, None));
+        assert_eq!(
+            (figures.pass_ms_median, figures.waited_share()),
+            (None, None)
+        );
+        assert_eq!(figures.lines().count(), 2, "nothing is said to hold it up");
         assert_eq!(figures.same_tokens, None);
         let alone = Figures::of(&[answer(&[1], &[1.0])], Duration::ZERO, None);
         assert_eq!(alone.same_tokens, None, "there is nothing to compare with");

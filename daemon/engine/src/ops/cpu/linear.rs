@@ -2,7 +2,11 @@
 //! packed there, and multiplied by all rows while they are in the nearest cache. A format is a way to decode, and nothing
 //! else.
 
-use std::{ops::Range, slice};
+use std::{
+    ops::Range,
+    slice,
+    time::{Duration, Instant},
+};
 
 use rayon::prelude::*;
 
@@ -14,7 +18,7 @@ use super::{
 };
 use crate::{
     format::Format,
-    ops::Activation,
+    ops::{Activation, clock::Clock},
     residency::{Data, Weight},
 };
 
@@ -111,7 +115,7 @@ impl Cpu {
             // Dot products decode the weights anew for every row of input: two rows took 1.4 to 2.1 times as long as by
             // widening once (a core of an EPYC, 576 outputs of 1536, `q8_0` to `q4_k`).
             if x.len() == 1 && part.has_dots() && Products::of(&part).is_none() {
-                return dot_tile(x, &part, &out, columns.start);
+                return dot_tile(x, &part, &out, columns.start, &self.clock);
             }
             self.scratch.with(|scratch| {
                 if let Some(products) = Products::of(&part) {
@@ -127,7 +131,7 @@ impl Cpu {
                     return unsafe { products.multiply(x, &part, out, scratch) };
                 }
                 let mut tile = Tile::new(kernel, x, rows, &out, scratch);
-                tile.multiply(&part, columns.start);
+                tile.multiply(&part, columns.start, &self.clock);
             });
         });
     }
@@ -240,7 +244,7 @@ impl<'a> Tile<'a> {
     }
 
     /// Products of all rows and these weights, into the columns from `column` on.
-    fn multiply(&mut self, weight: &Weight<'_>, column: usize) {
+    fn multiply(&mut self, weight: &Weight<'_>, column: usize, clock: &Clock) {
         assert!(column + weight.rows <= self.out.columns);
         if !matches!(weight.data, Data::Coded(_)) {
             return self.multiply_by(weight, column);
@@ -249,7 +253,10 @@ impl<'a> Tile<'a> {
         // Whole panels, if one fits.
         let fitting = fitting - fitting % self.kernel.columns.min(fitting);
         let decoded = std::mem::take(&mut self.decoded);
+        let begun = Instant::now();
+        let mut multiplied = Duration::ZERO;
         weight.widen_by(fitting, decoded, |row, values| {
+            let begun = Instant::now();
             let decoded = Weight {
                 format: Format::F32,
                 rows: values.len() / weight.width,
@@ -257,7 +264,9 @@ impl<'a> Tile<'a> {
                 ..*weight
             };
             self.multiply_by(&decoded, column + row);
+            multiplied += begun.elapsed();
         });
+        clock.decoded(begun.elapsed().saturating_sub(multiplied));
         self.decoded = decoded;
     }
 
@@ -335,21 +344,27 @@ impl<'a> Tile<'a> {
     }
 }
 
-/// The single row of `x` times the tile's rows, into the columns from `column` on.
-fn dot_tile(x: &Activation, tile: &Weight<'_>, out: &Columns, column: usize) {
+/// The single row of `x` times the tile's rows, into the columns from `column` on. Coded weights are added up as they are
+/// decoded, number by number, which takes far longer: all of it counts as decoding.
+fn dot_tile(x: &Activation, tile: &Weight<'_>, out: &Columns, column: usize, clock: &Clock) {
+    let begun = Instant::now();
     assert!(column + tile.rows <= out.columns && out.rows == 1);
     // SAFETY: these columns are inside the only row, and no other tile's.
     let out_tile = unsafe { slice::from_raw_parts_mut(out.start.add(column), tile.rows) };
-    if !out.adds {
-        return tile.dot(x.values(), out_tile);
-    }
-    let mut products = [0.0; DOTS];
-    for (from, out) in (0..tile.rows).step_by(DOTS).zip(out_tile.chunks_mut(DOTS)) {
-        let products = &mut products[..out.len()];
-        tile.rows(from, from + out.len()).dot(x.values(), products);
-        for (out, product) in out.iter_mut().zip(products) {
-            *out += *product;
+    if out.adds {
+        let mut products = [0.0; DOTS];
+        for (from, out) in (0..tile.rows).step_by(DOTS).zip(out_tile.chunks_mut(DOTS)) {
+            let products = &mut products[..out.len()];
+            tile.rows(from, from + out.len()).dot(x.values(), products);
+            for (out, product) in out.iter_mut().zip(products) {
+                *out += *product;
+            }
         }
+    } else {
+        tile.dot(x.values(), out_tile);
+    }
+    if matches!(tile.data, Data::Coded(_)) {
+        clock.decoded(begun.elapsed());
     }
 }
 

@@ -13,19 +13,29 @@ use rayon::prelude::*;
 
 pub(super) use self::quantized::rounds_rows;
 use self::scratch::Scratch;
-use super::{Activation, Indices, RopeTable};
+use super::{Activation, Indices, RopeTable, clock::Clock};
 use crate::{device::Device, error::EngineError, ledger::Ledger, residency::Weight};
 
 /// The threads and the scratch memory of each.
 pub(super) struct Cpu {
     device: Device,
     scratch: Scratch,
+    clock: Clock,
 }
 
 impl Cpu {
     pub(super) fn new(device: Device, ledger: &Ledger) -> Result<Self, EngineError> {
         let scratch = Scratch::new(device.threads(), ledger)?;
-        Ok(Self { device, scratch })
+        Ok(Self {
+            clock: Clock::new(device.threads()),
+            device,
+            scratch,
+        })
+    }
+
+    /// What its operations took.
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     /// Runs `work` on the device's threads.

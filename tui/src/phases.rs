@@ -1,0 +1,269 @@
+//! Where the time of passes went, in shares, and in words that name what holds them up.
+
+use std::fmt;
+
+use sluice_proto::v1::{Done, Pass, Phases};
+
+/// The time of a pass, or of several.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PassTime {
+    /// All of it.
+    pub ms: f64,
+    /// What of it was spent waiting for streamed weights.
+    pub waited_ms: f64,
+    /// The rest, where it is known.
+    pub phases: Option<Phases>,
+}
+
+impl From<&Pass> for PassTime {
+    fn from(pass: &Pass) -> Self {
+        Self {
+            ms: pass.pass_ms,
+            waited_ms: pass.waited_ms,
+            phases: pass.phases,
+        }
+    }
+}
+
+impl From<&Done> for PassTime {
+    fn from(done: &Done) -> Self {
+        Self {
+            ms: done.pass_ms,
+            waited_ms: done.waited_ms,
+            phases: done.phases,
+        }
+    }
+}
+
+impl PassTime {
+    /// Of these passes together; phases are known only where they are of all.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        let sum = |(a, b): (Phases, Phases)| Phases {
+            attention_ms: a.attention_ms + b.attention_ms,
+            multiply_ms: a.multiply_ms + b.multiply_ms,
+            decode_ms: a.decode_ms + b.decode_ms,
+            head_ms: a.head_ms + b.head_ms,
+            other_ms: a.other_ms + b.other_ms,
+            copy_ms: a.copy_ms + b.copy_ms,
+        };
+        Self {
+            ms: self.ms + other.ms,
+            waited_ms: self.waited_ms + other.waited_ms,
+            phases: self.phases.zip(other.phases).map(sum),
+        }
+    }
+
+    /// The parts that come to the whole, by name, in ms.
+    #[must_use]
+    pub fn parts(&self) -> [(&'static str, Option<f64>); 6] {
+        let part = |part: fn(&Phases) -> f64| self.phases.as_ref().map(part);
+        [
+            ("wait", (self.ms > 0.0).then_some(self.waited_ms)),
+            ("decode", part(|phases| phases.decode_ms)),
+            ("multiply", part(|phases| phases.multiply_ms)),
+            ("attention", part(|phases| phases.attention_ms)),
+            ("head", part(|phases| phases.head_ms)),
+            ("other", part(|phases| phases.other_ms)),
+        ]
+    }
+
+    /// So many ms as a share of the whole.
+    #[must_use]
+    pub fn share(&self, ms: f64) -> Option<f64> {
+        (self.ms > 0.0).then(|| ms / self.ms)
+    }
+
+    /// The parts in words: `wait 0 %, decode 0 %, multiply 66 %`, and so on; what is not known is `-`.
+    #[must_use]
+    pub fn shares(&self) -> String {
+        let part = |(name, ms): (&str, Option<f64>)| {
+            let share = ms.and_then(|ms| self.share(ms));
+            share.map_or_else(
+                || format!("{name} -"),
+                |share| format!("{name} {}", percent(share)),
+            )
+        };
+        self.parts().map(part).join(", ")
+    }
+
+    /// What takes the most time. Where only waiting is known, that takes at least half of it. `from` is the tier that weights
+    /// are streamed from, by the plan's name.
+    #[must_use]
+    pub fn bottleneck(&self, from: Option<&str>) -> Option<Bottleneck> {
+        let bound = match from {
+            Some("host") => Bound::Bus,
+            Some("disk") => Bound::Disk,
+            _ => Bound::Transfer,
+        };
+        let waits = (bound, self.waited_ms);
+        let (bound, ms) = match &self.phases {
+            None => Some(waits).filter(|(_, ms)| *ms >= self.ms / 2.0)?,
+            Some(phases) => [
+                (Bound::Compute, phases.multiply_ms + phases.attention_ms),
+                (Bound::Head, phases.head_ms),
+                (Bound::Decode, phases.decode_ms),
+                (Bound::Overhead, phases.other_ms),
+            ]
+            .into_iter()
+            .fold(
+                waits,
+                |most, next| if next.1 > most.1 { next } else { most },
+            ),
+        };
+        let share = self.share(ms)?;
+        Some(Bottleneck { bound, share })
+    }
+}
+
+/// What takes the most time of a pass. Shown, it is a sentence.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bottleneck {
+    /// What it is.
+    pub bound: Bound,
+    /// Its share of the time.
+    pub share: f64,
+}
+
+/// What can take the most time of a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bound {
+    /// Weights that come from the host's memory.
+    Bus,
+    /// Weights that come from the disk.
+    Disk,
+    /// Weights that come from nobody knows where.
+    Transfer,
+    /// Products with the layers' matrices, and attention.
+    Compute,
+    /// Logits, and the choice of tokens.
+    Head,
+    /// Decoding coded weights.
+    Decode,
+    /// All the rest.
+    Overhead,
+}
+
+impl Bound {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bus => "bus",
+            Self::Disk => "disk",
+            Self::Transfer => "transfer",
+            Self::Compute => "compute",
+            Self::Head => "head",
+            Self::Decode => "decode",
+            Self::Overhead => "overhead",
+        }
+    }
+}
+
+impl fmt::Display for Bottleneck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let goes = match self.bound {
+            Bound::Bus | Bound::Disk | Bound::Transfer => "waits for layer bytes",
+            Bound::Compute => "is multiply and attention",
+            Bound::Head => "is logits and the choice of tokens",
+            Bound::Decode => "decodes coded weights",
+            Bound::Overhead => "is small operations and what lies between them",
+        };
+        let (name, share) = (self.bound.name(), percent(self.share));
+        write!(f, "{name}-bound: {share} of a pass {goes}")
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pass of 100 ms; the rest is `other`.
+    fn pass([wait, decode, multiply, attention, head]: [f64; 5]) -> PassTime {
+        PassTime {
+            ms: 100.0,
+            waited_ms: wait,
+            phases: Some(Phases {
+                attention_ms: attention,
+                multiply_ms: multiply,
+                decode_ms: decode,
+                head_ms: head,
+                other_ms: 100.0 - wait - decode - multiply - attention - head,
+                copy_ms: 90.0,
+            }),
+        }
+    }
+
+    #[test]
+    fn a_sentence_names_what_takes_the_most() {
+        let words = |parts, from| pass(parts).bottleneck(from).unwrap().to_string();
+        for (from, name) in [
+            (Some("host"), "bus"),
+            (Some("disk"), "disk"),
+            (None, "transfer"),
+        ] {
+            assert_eq!(
+                words([71.0, 0.0, 20.0, 4.0, 3.0], from),
+                format!("{name}-bound: 71 % of a pass waits for layer bytes")
+            );
+        }
+        for (parts, sentence) in [
+            // Neither of the two takes as much as the head.
+            (
+                [0.0, 0.0, 30.0, 25.0, 40.0],
+                "compute-bound: 55 % of a pass is multiply and attention",
+            ),
+            (
+                [10.0, 0.0, 20.0, 5.0, 60.0],
+                "head-bound: 60 % of a pass is logits and the choice of tokens",
+            ),
+            (
+                [10.0, 45.0, 30.0, 5.0, 5.0],
+                "decode-bound: 45 % of a pass decodes coded weights",
+            ),
+            (
+                [0.0, 0.0, 20.0, 10.0, 10.0],
+                "overhead-bound: 60 % of a pass is small operations and what lies between them",
+            ),
+        ] {
+            assert_eq!(words(parts, None), sentence);
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_zero() {
+        let on_card = |waited_ms| PassTime {
+            waited_ms,
+            phases: None,
+            ..pass([0.0; 5])
+        };
+        assert_eq!(
+            on_card(25.0).shares(),
+            "wait 25 %, decode -, multiply -, attention -, head -, other -"
+        );
+        assert_eq!(on_card(25.0).bottleneck(None), None);
+        let bottleneck = on_card(71.0).bottleneck(Some("host")).unwrap();
+        assert_eq!(bottleneck.bound, Bound::Bus);
+        let none = PassTime::default();
+        assert_eq!(none.bottleneck(None), None);
+        assert!(none.shares().starts_with("wait -, "));
+    }
+
+    #[test]
+    fn passes_are_told_together_where_all_are_known() {
+        let both = pass([0.0, 0.0, 60.0, 20.0, 10.0]).with(pass([50.0, 0.0, 20.0, 10.0, 10.0]));
+        assert_eq!(
+            both.shares(),
+            "wait 25 %, decode 0 %, multiply 40 %, attention 15 %, head 10 %, other 10 %"
+        );
+        let unknown = PassTime {
+            phases: None,
+            ..both
+        };
+        assert_eq!(both.with(unknown).phases, None);
+    }
+}
