@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use super::{
     Cpu,
-    kernel::{DEPTH, Kernel, Output, Rows},
+    kernel::{DEPTH, Kernel, Output, Rows, prefetch},
     quantized::Products,
     scratch::SCRATCH_LEN,
 };
@@ -316,6 +316,16 @@ impl<'a> Tile<'a> {
             let widened = self.widened.chunks_exact_mut(depth);
             for (row, out) in bytes.chunks_exact(row_bytes).zip(widened) {
                 format.widen(&row[part.clone()], out);
+            }
+            // What is widened next: short pieces of many rows, which the processor doesn't foresee.
+            let (ahead, next) = match from + depth < span.end {
+                true => (0, from + depth),
+                false => (weight.rows, span.start),
+            };
+            let piece = format.bytes(DEPTH.min(span.end - next));
+            for row in 0..weight.rows {
+                let place = (row + ahead) * row_bytes + format.bytes(next);
+                prefetch(bytes.as_ptr().wrapping_add(place), piece);
             }
             let weights = Rows::new(self.widened, depth, weight.rows, depth);
             let panel = &mut self.panel[..self.kernel.columns * depth];

@@ -16,6 +16,10 @@ pub(super) use self::{avx2::KERNEL as AVX2, avx512::KERNEL as AVX512};
 /// after another, whatever tile it is in: it depends neither on the rows beside it nor on how weights are shared out.
 pub(super) const DEPTH: usize = 256;
 
+/// Bytes that are brought near together.
+#[cfg(target_arch = "x86_64")]
+const CACHE_LINE: usize = 64;
+
 /// The most lanes of a packed panel of rows that a kernel has, and the most columns.
 pub(super) const ROW_LANES_MAX: usize = 64;
 pub(super) const COLUMNS_MAX: usize = 32;
@@ -252,6 +256,18 @@ impl Kernel {
             (from, (panel + 1) * rows / panels - from)
         })
     }
+}
+
+/// Has memory brought near, if there is any.
+pub(super) fn prefetch(start: *const u8, len: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for from in (0..len).step_by(CACHE_LINE) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint, which reads nothing, wherever it points.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(start.wrapping_add(from).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (start, len);
 }
 
 /// Copies so many numbers of each row: a call for a number that isn't known when this is compiled takes longer than the copy.
