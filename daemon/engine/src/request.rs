@@ -292,9 +292,9 @@ impl Generate {
     fn check_decoding(&self, model: &ModelInfo, is_shifted: bool) -> Result<(), RequestError> {
         let Decoding {
             caching,
+            window,
             growth,
             speculation,
-            ..
         } = self.decoding;
         let refused = |what, problem: String| Err(RequestError::Sampling { what, problem });
         if let Some((what, problem)) = caching.problem() {
@@ -342,6 +342,11 @@ impl Generate {
                 self.policy.name()
             );
             return refused("policy", problem);
+        }
+        if growth == Growth::Append && window.is_some() {
+            let problem =
+                "a canvas that is appended to has no masks behind its block; leave it out";
+            return refused("window", problem.to_owned());
         }
         if growth == Growth::Insert && !policy.is_stateless() {
             let problem = format!(

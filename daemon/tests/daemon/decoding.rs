@@ -185,6 +185,11 @@ async fn what_does_not_go_together_is_refused_and_the_daemon_lives_on() {
             "several canvases in a pass go with no cache",
         ),
         (
+            asked(&[("growth", "append"), ("window", "8")]),
+            "SAMPLING",
+            "window: a canvas that is appended to has no masks behind its block",
+        ),
+        (
             asked(&[("growth", "insert"), ("speculation", "explore")]),
             "SAMPLING",
             "several canvases in a pass go with no cache and no insertion",
