@@ -2,7 +2,12 @@
 
 mod unload;
 
-use std::{path::Path, sync::mpsc, time::Duration};
+use std::{
+    path::Path,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use super::*;
 use crate::{
@@ -51,6 +56,19 @@ impl World {
             block_length: length.min(16),
             seed: 1,
             ..Generate::greedy(self.model.id, prompt.unwrap(), length)
+        }
+    }
+
+    /// Waits until no change is under way: after one that failed, the way back is gone step by step.
+    fn wait_for_switch(&self) {
+        let is_switching = || {
+            let in_force = self.engine.in_force();
+            in_force.is_some_and(|in_force| in_force.switch.is_some())
+        };
+        let begun = Instant::now();
+        while is_switching() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it never ends");
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -546,6 +564,7 @@ fn every_reservation_of_a_change_may_fail() {
             ledger.fail_at(0);
             if let Err(error) = &result {
                 assert!(matches!(error, EngineError::OutOfMemory { .. }), "{error}");
+                world.wait_for_switch();
             }
             let generated = short().unwrap();
             if result.is_err() || change != level(Level::Aggressive) {
