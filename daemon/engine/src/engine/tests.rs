@@ -322,9 +322,9 @@ fn the_plan_goes_back_to_the_usual_canvas() {
     finished.recv().unwrap().unwrap();
     let wide = world.engine.in_force().unwrap().plan;
     assert!(wide.streamed_bytes() > 0 && wide.workload.canvas > 400);
-    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while world.engine.in_force().unwrap().plan != before {
-        assert!(std::time::Instant::now() < deadline, "it stays wide");
+        assert!(Instant::now() < deadline, "it stays wide");
         thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(world.generate().tokens, expected);

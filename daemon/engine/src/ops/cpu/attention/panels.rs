@@ -112,9 +112,9 @@ pub(super) fn attend(
         }
         before += count;
     }
-    for row in 0..rows {
+    for (row, sum) in sums[..rows].iter().enumerate() {
         let (panel, lane) = (row / columns, row % columns);
-        let inverse = 1.0 / sums[row];
+        let inverse = 1.0 / sum;
         let values = out[panel * columns * dim + lane..].iter().step_by(columns);
         target.write(
             task.place(row),
