@@ -16,6 +16,7 @@ pub mod dashboard;
 pub mod json;
 pub mod live;
 pub mod output;
+pub mod paint;
 pub mod phases;
 pub mod plans;
 pub mod text;
