@@ -253,6 +253,10 @@ pub(super) fn draw_history(screen: &mut Screen<'_, '_>, area: Rect, figure: Figu
         ));
         return screen.lines(inner, vec![line]);
     }
+    if most_seen == 0.0 {
+        let line = Line::styled("nothing in this time", screen.style(Role::Dim));
+        return screen.lines(inner, vec![line]);
+    }
     graph(screen, inner, values.into_iter(), end, limit, figure.role());
     let most = figure.words(end);
     screen.foot(
