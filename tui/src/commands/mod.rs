@@ -16,6 +16,7 @@ mod models;
 mod offline;
 mod plan;
 mod pull;
+mod replay;
 mod requests;
 mod score;
 mod status;
@@ -103,6 +104,7 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             let daemon = Daemon::connect(socket).await?;
             follow::watch(&daemon, arguments.id, arguments.json, out).await
         }
+        Some(Command::Replay(arguments)) => replay::run(&arguments, out),
         Some(Command::Cancel(arguments)) => {
             let daemon = Daemon::connect(socket).await?;
             requests::cancel(&daemon, arguments.id, out).await
