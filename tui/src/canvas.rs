@@ -18,7 +18,7 @@ pub use look::{Confidence, Look};
 pub const NOTICES_MAX: usize = 64;
 
 /// One request as its events have shown it so far.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Canvas {
     /// Set once it was admitted.
     pub queued: Option<Queued>,

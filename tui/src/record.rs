@@ -11,7 +11,7 @@ use std::{
 use prost::Message as _;
 use sluice_proto::v1::{BlockDone, Notice, Pass, generation_event::Kind};
 
-pub use file::load;
+pub use file::{Runs, load, save};
 pub use heat::Cell;
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
 pub const PASSES_BYTES_MAX: usize = 2 << 20;
 
 /// The events of one request, taken in order.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Recording {
     canvas: Canvas,
     passes: Vec<Kept>,
@@ -40,7 +40,7 @@ pub struct Recording {
 }
 
 /// A pass as it came. It is a full picture of its block, so it needs none of the others.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 struct Kept {
     number: u32,
     block: u32,

@@ -42,8 +42,9 @@ Examples:
   sluice generate --json \"Tell me a story.\" > story.jsonl
   sluice replay story.jsonl
 
-The text is printed, or as much of it as was certain where the run was cut off. A line that is no event is told
-with its number; events and fields that are not known are skipped.";
+On a terminal the dashboard plays the run; no daemon is needed. Elsewhere the text is printed, or as much of it
+as was certain where the run was cut off. A line that is no event is told with its number; events and fields that
+are not known are skipped.";
 
 pub(super) const PULL: &str = "\
 Examples:

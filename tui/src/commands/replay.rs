@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{BufRead, BufReader, stdin},
+    io::{BufRead, BufReader, IsTerminal, stdin},
     path::Path,
 };
 
@@ -10,6 +10,7 @@ use super::input::STANDARD_INPUT;
 use crate::{
     canvas::{Canvas, ids_text},
     cli::Replay,
+    dashboard::{self, Setup, state::Opened},
     json::{
         self,
         read::{Events, ReadError},
@@ -18,35 +19,41 @@ use crate::{
     record,
 };
 
-/// Prints what a run came to, or its events.
-pub(super) fn run(arguments: &Replay, out: &mut Out) -> Result<(), Failure> {
+/// Shows a run in the dashboard; without a terminal, prints what it came to, or its events.
+pub(super) async fn run(setup: Setup, arguments: &Replay, out: &mut Out) -> Result<(), Failure> {
     let path = &arguments.file;
     if path == Path::new("-") {
         return print(stdin().lock(), STANDARD_INPUT, arguments.json, out);
     }
     let name = path.display().to_string();
     let file = File::open(path).map_err(|error| Failure::new(format!("open {name}: {error}")))?;
-    print(BufReader::new(file), &name, arguments.json, out)
+    let reader = BufReader::new(file);
+    if !arguments.json && out.is_terminal() && stdin().is_terminal() {
+        let recording = record::load(reader).map_err(|error| wrong(&name, &error))?;
+        return dashboard::replay(setup, Opened { name, recording }).await;
+    }
+    print(reader, &name, arguments.json, out)
 }
 
 fn print(reader: impl BufRead, name: &str, json: bool, out: &mut Out) -> Result<(), Failure> {
-    let wrong = |error: ReadError| {
-        Failure::new(format!("{name}, {error}"))
-            .with_hint("`sluice generate --json > FILE` saves a run")
-    };
     if json {
         for kind in Events::new(reader) {
-            out.line(&json::event(&kind.map_err(wrong)?).to_string())?;
+            out.line(&json::event(&kind.map_err(|error| wrong(name, &error))?).to_string())?;
         }
         return Ok(());
     }
-    let recording = record::load(reader).map_err(wrong)?;
+    let recording = record::load(reader).map_err(|error| wrong(name, &error))?;
     let canvas = recording.canvas();
     out.line(&text(canvas))?;
     if !canvas.has_ended() {
         dim("the run was saved before its end");
     }
     Ok(())
+}
+
+fn wrong(name: &str, error: &ReadError) -> Failure {
+    Failure::new(format!("{name}, {error}"))
+        .with_hint("`sluice generate --json > FILE` saves a run")
 }
 
 /// The result, or as much of it as was certain.

@@ -4,7 +4,7 @@ mod memory;
 mod request;
 
 pub(super) use memory::{memory, memory_brief};
-pub(super) use request::request;
+pub(super) use request::{canvas_lines, legend, progress, request};
 
 use ratatui::{style::Style, text::Span};
 

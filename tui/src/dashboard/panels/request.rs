@@ -63,7 +63,12 @@ pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
 }
 
 /// How far a request has come: gauges where there is room, else one line.
-fn progress(canvas: &Canvas, columns: usize, roomy: bool, paint: &Paint) -> Vec<Line<'static>> {
+pub(in super::super) fn progress(
+    canvas: &Canvas,
+    columns: usize,
+    roomy: bool,
+    paint: &Paint,
+) -> Vec<Line<'static>> {
     let say = |words: String, style| Line::styled(clip(&sanitise_line(&words), columns), style);
     if let Some(failure) = &canvas.failure {
         return vec![say(format!("failed: {failure}"), paint.style(Role::Bad))];
@@ -146,7 +151,7 @@ fn exactness(exact: bool) -> &'static str {
 }
 
 /// The canvas in `rows` rows, and which lines they are when not all of them are.
-fn canvas_lines(
+pub(in super::super) fn canvas_lines(
     canvas: &Canvas,
     columns: usize,
     rows: usize,
@@ -184,7 +189,7 @@ fn canvas_lines(
 }
 
 /// What the looks mean, each word in its look.
-fn legend(columns: usize, paint: &Paint) -> Line<'static> {
+pub(in super::super) fn legend(columns: usize, paint: &Paint) -> Line<'static> {
     let mask = format!("{MASK_MARK} masked");
     let entries = [
         ("committed", Look::Committed),
