@@ -5,7 +5,7 @@
 mod layout;
 mod look;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use sluice_proto::v1::{
     BlockDone, CanvasToken, Done, Pass, Queued, Started, TokenState, generation_event::Kind,
@@ -14,8 +14,11 @@ use sluice_proto::v1::{
 pub use layout::{MASK_MARK, Run, SPECIAL_MARK, runs, wrap};
 pub use look::{Confidence, Look};
 
+/// Notices of a request that are kept, the newest.
+pub const NOTICES_MAX: usize = 64;
+
 /// One request as its events have shown it so far.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Canvas {
     /// Set once it was admitted.
     pub queued: Option<Queued>,
@@ -59,7 +62,11 @@ impl Canvas {
                 }
                 self.blocks.insert(block, tokens);
             }
-            Kind::Notice(notice) => self.notices.push(notice.text),
+            Kind::Notice(notice) => {
+                self.notices.push(notice.text);
+                let excess = self.notices.len().saturating_sub(NOTICES_MAX);
+                self.notices.drain(..excess);
+            }
             Kind::Done(done) => self.done = Some(done),
             // Of the model, not of the canvas.
             Kind::Loading(_) => {}
@@ -68,6 +75,22 @@ impl Canvas {
 
     fn see(&mut self, tokens: &[CanvasToken]) {
         self.any_piece |= tokens.iter().any(|token| !token.piece.is_empty());
+    }
+
+    /// The same request as it stood when a block was opened, without its notices.
+    #[must_use]
+    pub fn before(&self, block: u32) -> Self {
+        let done = self.blocks.range(..block);
+        Self {
+            queued: self.queued,
+            started: self.started.clone(),
+            blocks: done
+                .map(|(block, tokens)| (*block, tokens.clone()))
+                .collect(),
+            // Numbers in an early picture and words in a later one would be hard to read.
+            any_piece: self.any_piece,
+            ..Self::default()
+        }
     }
 
     /// Whether nothing more will come.
@@ -108,8 +131,10 @@ impl Canvas {
             return tokens;
         };
         let next = tokens.last().map_or(0, |token| token.position + 1);
+        let pins = started.pinned.iter().map(|pin| (pin.position, pin));
+        let pins: HashMap<u32, &CanvasToken> = pins.collect();
         tokens.extend((next..started.length).map(|position| {
-            let pinned = started.pinned.iter().find(|pin| pin.position == position);
+            let pinned = pins.get(&position).copied();
             pinned.cloned().unwrap_or(CanvasToken {
                 position,
                 state: TokenState::Masked.into(),

@@ -88,6 +88,8 @@ pub enum Command {
     Requests(Plain),
     /// Follows a request from its first event
     Watch(Watch),
+    /// Shows a saved run again, without a daemon
+    Replay(Replay),
     /// Stops a request within one pass
     Cancel(Cancel),
     /// Prints a completion script for a shell
@@ -305,6 +307,17 @@ pub struct Load {
 pub struct Watch {
     /// The request, as `sluice requests` numbers it
     pub id: u64,
+    /// Print each event as a JSON object on its own line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `sluice replay`.
+#[derive(Debug, Args)]
+#[command(after_help = help::REPLAY)]
+pub struct Replay {
+    /// What `sluice generate --json` printed; `-` reads standard input
+    pub file: PathBuf,
     /// Print each event as a JSON object on its own line
     #[arg(long)]
     pub json: bool,

@@ -1,11 +1,12 @@
 //! Events and answers as JSON objects for scripts.
 //!
 //! Field names are those of the schema; enums are their short names in lower case; bytes are
-//! read as UTF-8, with U+FFFD where they are not.
+//! read as UTF-8, with U+FFFD where they are not. [`read`] takes events of a generation back.
 
 mod bench;
 mod jobs;
 mod library;
+pub mod read;
 mod weights;
 
 use serde_json::{Map, Value, json};
@@ -121,17 +122,23 @@ fn phases(phases: &Phases) -> Value {
 }
 
 fn tokens(tokens: &[CanvasToken]) -> Vec<Value> {
-    let token = |token: &CanvasToken| {
-        json!({
-            "position": token.position,
-            "id": token.id,
-            "piece": lossy(&token.piece),
-            "confidence": token.confidence,
-            "state": token_state(token.state()),
-            "fresh": token.fresh,
-        })
-    };
     tokens.iter().map(token).collect()
+}
+
+/// A token; where its piece is no text by itself, such as half a character, with its bytes.
+fn token(token: &CanvasToken) -> Value {
+    let mut value = json!({
+        "position": token.position,
+        "id": token.id,
+        "piece": lossy(&token.piece),
+        "confidence": token.confidence,
+        "state": token_state(token.state()),
+        "fresh": token.fresh,
+    });
+    if std::str::from_utf8(&token.piece).is_err() {
+        value["bytes"] = json!(token.piece);
+    }
+    value
 }
 
 fn block_done(block: &BlockDone) -> Value {
@@ -422,6 +429,7 @@ mod tests {
         assert!(!line.contains('\n') && !line.contains('\x1b'), "{line}");
         let read: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(read["tokens"][0]["piece"], "\u{fffd}\x1b\n");
+        assert_eq!(read["tokens"][0]["bytes"], json!([0xc3, 0x1b, 0x0a]));
         assert_eq!(read["tokens"][0]["confidence"], Value::Null);
         assert_eq!(read["tokens"][0]["state"], "provisional");
     }

@@ -85,8 +85,18 @@ const ROLES: [(Role, &str, Option<Color>, Modifier); 23] = {
         (Role::Bad, "bad", Some(Red), BOLD),
         (Role::Committed, "committed", None, NONE),
         (Role::Sure, "sure", Some(Green), BOLD),
-        (Role::Likely, "likely", Some(Yellow), BOLD),
-        (Role::Unsure, "unsure", Some(Red), BOLD),
+        (
+            Role::Likely,
+            "likely",
+            Some(Yellow),
+            BOLD.union(Modifier::ITALIC),
+        ),
+        (
+            Role::Unsure,
+            "unsure",
+            Some(Red),
+            BOLD.union(Modifier::UNDERLINED),
+        ),
         (
             Role::Provisional,
             "provisional",
@@ -265,7 +275,11 @@ impl Glyphs {
 fn ascii(character: char) -> char {
     match character {
         '─' | '━' | '–' | '—' => '-',
-        '│' | '┃' => '|',
+        '│' | '┃' | '▕' | '▏' => '|',
+        '═' => '=',
+        '●' => '@',
+        '◐' => 'O',
+        '○' => 'o',
         '┌' | '┐' | '└' | '┘' | '├' | '┤' | '┬' | '┴' | '┼' => '+',
         '▸' | '»' | '→' | '▶' => '>',
         '◂' | '«' | '←' => '<',

@@ -258,3 +258,27 @@ fn a_switch_shows_its_progress_and_takes_it_away() {
         .expect("the progress line");
     assert!(after.starts_with("\x1b[K\r\x1b[K"), "{screen:?}");
 }
+
+#[test]
+fn a_saved_run_is_replayed_without_a_daemon() {
+    let fake = Fake::start(story("once upon a time"));
+    let run = fake.output(&["generate", "hi", "--json"]).stdout;
+    drop(fake);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.jsonl");
+    std::fs::write(&file, run).unwrap();
+    let file = file.to_str().expect("a plain name");
+    let mut command = support::sluice(&["replay", file, "--socket", "/nowhere"]);
+    command.env("XDG_STATE_HOME", folder.path());
+    let mut journey = Journey::start(command);
+    journey.expect("replay of ");
+    journey.expect("ended");
+    // The name that is offered is taken.
+    journey.press("s\r");
+    journey.expect("saved ");
+    journey.press("q");
+    assert!(journey.end().success());
+    assert!(journey.screen().contains(GIVEN_BACK));
+    let saved = std::fs::read_dir(folder.path().join("sluice/runs")).unwrap();
+    assert_eq!(saved.count(), 1);
+}

@@ -37,6 +37,15 @@ Examples:
 
 Ctrl-C cancels the load.";
 
+pub(super) const REPLAY: &str = "\
+Examples:
+  sluice generate --json \"Tell me a story.\" > story.jsonl
+  sluice replay story.jsonl
+
+On a terminal the dashboard plays the run; no daemon is needed. Elsewhere the text is printed, or as much of it
+as was certain where the run was cut off. A line that is no event is told with its number; events and fields that
+are not known are skipped.";
+
 pub(super) const PULL: &str = "\
 Examples:
   sluice pull GSAI-ML/LLaDA-8B-Instruct

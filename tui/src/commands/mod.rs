@@ -16,11 +16,12 @@ mod models;
 mod offline;
 mod plan;
 mod pull;
+mod replay;
 mod requests;
 mod score;
 mod status;
 
-use std::io::IsTerminal;
+use std::{io::IsTerminal, path::PathBuf};
 
 use clap::{CommandFactory, error::ErrorKind};
 use sluice_proto::v1;
@@ -48,12 +49,7 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
                 let daemon = Daemon::connect(socket).await?;
                 return status::run(&daemon, false, out).await;
             }
-            let setup = dashboard::Setup {
-                socket,
-                paint: Paint::new(Theme::Terminal, Glyphs::Braille, colour_allowed()),
-                mouse: true,
-            };
-            dashboard::run(setup).await
+            dashboard::run(setup(socket)).await
         }
         Some(Command::Generate(arguments)) => {
             let request = generate::request(&arguments)?;
@@ -110,6 +106,7 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             let daemon = Daemon::connect(socket).await?;
             follow::watch(&daemon, arguments.id, arguments.json, out).await
         }
+        Some(Command::Replay(arguments)) => replay::run(setup(socket), &arguments, out).await,
         Some(Command::Cancel(arguments)) => {
             let daemon = Daemon::connect(socket).await?;
             requests::cancel(&daemon, arguments.id, out).await
@@ -120,6 +117,15 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             out.raw(&script)
         }
         Some(Command::Man { command }) => manual(command.as_deref(), out),
+    }
+}
+
+/// What the dashboard is started with.
+fn setup(socket: PathBuf) -> dashboard::Setup {
+    dashboard::Setup {
+        socket,
+        paint: Paint::new(Theme::Terminal, Glyphs::Braille, colour_allowed()),
+        mouse: true,
     }
 }
 

@@ -97,6 +97,21 @@ const COMMANDS: &[Command] = &[
         },
     },
     Command {
+        name: "save",
+        takes: "FILE",
+        about: "save the run on the canvas page",
+        run: save,
+    },
+    Command {
+        name: "open",
+        takes: "FILE",
+        about: "show a saved run",
+        run: |_, text, effects| {
+            effects.push(Effect::Open(PathBuf::from(text)));
+            Ok(())
+        },
+    },
+    Command {
         name: "theme",
         takes: "NAME",
         about: "terminal, dark, light or safe",
@@ -228,6 +243,7 @@ fn choices(state: &State, name: &str) -> Vec<String> {
             .iter()
             .map(|page| page.name().to_lowercase())
             .collect(),
+        "save" => pages::canvas::file(state).into_iter().collect(),
         "load" | "compress" => {
             let models = state.jobs.models.iter().flatten();
             models.map(|model| model.name.clone()).collect()
@@ -334,6 +350,13 @@ fn raw(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), S
         state.options.apply(&mut request);
         super::update::submit(state, request, effects);
     }
+    Ok(())
+}
+
+fn save(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    let recording = state.recording().ok_or("there is no run to save")?;
+    let recording = Box::new(recording.clone());
+    effects.push(Effect::Save(PathBuf::from(text), recording));
     Ok(())
 }
 

@@ -9,7 +9,8 @@ use sluice_proto::v1::{
 };
 use sluice_shared::level::Level;
 
-use super::view::Target;
+use super::{state::Opened, view::Target};
+use crate::record::Recording;
 
 /// What happened.
 #[derive(Debug, Clone)]
@@ -53,6 +54,8 @@ pub enum Event {
         /// Why.
         message: String,
     },
+    /// A run was read from a file.
+    Opened(Box<Opened>),
     /// Something was done as it was asked for.
     Told(String),
     /// Something that was asked for can't be had.
@@ -130,6 +133,10 @@ pub enum Effect {
         /// The file.
         output: PathBuf,
     },
+    /// Write a run to a new file.
+    Save(PathBuf, Box<Recording>),
+    /// Read a run from a file.
+    Open(PathBuf),
     /// Let the mouse choose and scroll, or leave it to the terminal.
     Mouse(bool),
     /// Hand the terminal back and stop the process until it is continued.

@@ -7,6 +7,7 @@
 pub mod chat;
 mod command;
 pub mod event;
+mod files;
 pub mod history;
 pub mod jobs;
 pub mod keys;
@@ -38,9 +39,9 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::{output::Failure, paint::Paint};
+use crate::{output::Failure, paint::Paint, record::Runs};
 use event::{Effect, Event};
-use state::State;
+use state::{Link, Opened, State};
 use tasks::Tasks;
 use terminal::Session;
 use update::update;
@@ -73,9 +74,22 @@ pub struct Setup {
 /// When the terminal can't be taken over or drawn on. A daemon that is absent is no error:
 /// the screen says so and waits for it.
 pub async fn run(setup: Setup) -> Result<(), Failure> {
+    show(setup, None).await
+}
+
+/// Shows a saved run until the user leaves. No daemon is looked for.
+///
+/// # Errors
+/// When the terminal can't be taken over or drawn on.
+pub async fn replay(setup: Setup, run: Opened) -> Result<(), Failure> {
+    show(setup, Some(run)).await
+}
+
+async fn show(setup: Setup, replayed: Option<Opened>) -> Result<(), Failure> {
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let mut state = State::new(setup.socket.display().to_string(), setup.paint);
     state.mouse = setup.mouse;
+    state.runs = Runs::here();
     let mut ends = [
         signal(SignalKind::terminate())?,
         signal(SignalKind::hangup())?,
@@ -84,7 +98,15 @@ pub async fn run(setup: Setup) -> Result<(), Failure> {
     let start = Instant::now();
     let mut session = Session::enter(setup.mouse)?;
     let mut input = EventStream::new();
-    let mut tasks = Tasks::start(setup.socket, sender);
+    let mut tasks = match replayed {
+        Some(run) => {
+            let name = run.name.clone();
+            state.link = Link::Replay { name };
+            pages::canvas::open(&mut state, Box::new(run));
+            Tasks::alone(setup.socket, sender)
+        }
+        None => Tasks::start(setup.socket, sender),
+    };
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     let mut targets = Targets::default();

@@ -15,7 +15,12 @@ use super::{
     line::Line,
     options::Options,
 };
-use crate::{canvas::Canvas, json, paint::Paint};
+use crate::{
+    canvas::Canvas,
+    json,
+    paint::Paint,
+    record::{Recording, Runs},
+};
 
 /// Snapshots come several times a second; after this long without one the age is shown.
 pub const STALE_MS: u64 = 2_500;
@@ -78,6 +83,10 @@ pub struct State {
     pub requests: Requests,
     /// What the canvas page shows.
     pub reel: Reel,
+    /// A run from a file, which the canvas page shows in the selected request's place.
+    pub opened: Option<Box<Opened>>,
+    /// Where runs are saved.
+    pub runs: Runs,
     /// The selected layer of the memory page.
     pub layer: usize,
     /// The prompt being written.
@@ -172,7 +181,7 @@ impl Recall {
 #[derive(Debug, Default)]
 pub struct Requests {
     /// What was seen of each.
-    pub canvases: BTreeMap<u64, Canvas>,
+    pub recordings: BTreeMap<u64, Recording>,
     /// Our own request: waiting for its number, or numbered.
     pub own: Own,
     /// The selected one.
@@ -180,6 +189,14 @@ pub struct Requests {
     /// Whether the user chose the selection; else it follows what runs.
     pub(super) chosen: bool,
     pub(super) watched: Option<u64>,
+}
+
+impl Requests {
+    /// The latest picture of one.
+    #[must_use]
+    pub fn canvas(&self, request_id: u64) -> Option<&Canvas> {
+        self.recordings.get(&request_id).map(Recording::canvas)
+    }
 }
 
 /// The request that a prompt started.
@@ -197,8 +214,8 @@ pub enum Own {
 /// Which pass of a request is shown, and how.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reel {
-    /// Index of the pass, of those that are kept; `None`: the latest, as it comes.
-    pub at: Option<usize>,
+    /// Number of the pass; `None`: the latest, as it comes.
+    pub at: Option<u32>,
     /// When the next pass is shown, while they are played.
     pub next_at_ms: Option<u64>,
     /// Text, heat map, or both.
@@ -217,6 +234,15 @@ pub enum Show {
     Text,
     /// How sure the model was, token by token and pass by pass.
     Heat,
+}
+
+/// A run that was read from a file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Opened {
+    /// The file, for the screen.
+    pub name: String,
+    /// What it holds.
+    pub recording: Recording,
 }
 
 impl State {
@@ -241,6 +267,8 @@ impl State {
             help_line: 0,
             requests: Requests::default(),
             reel: Reel::default(),
+            opened: None,
+            runs: Runs::default(),
             layer: 0,
             prompt: Input::default(),
             prompts: Recall::default(),
@@ -281,7 +309,8 @@ impl State {
             None => Vec::new(),
         };
         let known = rows.len();
-        for (id, canvas) in self.requests.canvases.iter().rev() {
+        for (id, recording) in self.requests.recordings.iter().rev() {
+            let canvas = recording.canvas();
             if canvas.has_ended() && !rows[..known].iter().any(|row| row.request_id == *id) {
                 rows.push(ended(*id, canvas));
             }
@@ -307,7 +336,27 @@ impl State {
     /// The canvas of the selected request.
     #[must_use]
     pub fn canvas(&self) -> Option<&Canvas> {
-        self.requests.canvases.get(&self.requests.selected?)
+        self.requests.canvas(self.requests.selected?)
+    }
+
+    /// What the canvas page shows: the run that was opened, else the selected request.
+    #[must_use]
+    pub fn recording(&self) -> Option<&Recording> {
+        match &self.opened {
+            Some(opened) => Some(&opened.recording),
+            None => self.requests.recordings.get(&self.requests.selected?),
+        }
+    }
+
+    /// Lets the canvas page show the latest of the selected request.
+    pub(super) fn show_latest(&mut self) {
+        // Without a daemon there is nothing but the run.
+        if !matches!(self.link, Link::Replay { .. }) {
+            self.opened = None;
+        }
+        self.reel.at = None;
+        self.reel.next_at_ms = None;
+        self.reel.scroll = 0;
     }
 
     /// Whether a request is known to be no generation.
@@ -363,7 +412,7 @@ impl State {
     }
 
     pub(super) fn has_ended(&self, request_id: u64) -> bool {
-        let canvas = self.requests.canvases.get(&request_id);
+        let canvas = self.requests.canvas(request_id);
         canvas.is_some_and(Canvas::has_ended)
     }
 

@@ -15,7 +15,10 @@ use sluice_shared::{level::Level, units};
 use tokio::{sync::mpsc::Sender, task::JoinHandle};
 use tonic::Status;
 
-use super::event::{Effect, Event};
+use super::{
+    event::{Effect, Event},
+    files,
+};
 use crate::{connection::Daemon, output::Failure};
 
 /// First wait before a lost daemon is looked for again; it doubles up to the longest.
@@ -28,7 +31,7 @@ const SNAPSHOT_MS: u32 = 250;
 pub(super) struct Tasks {
     socket: PathBuf,
     events: Sender<Event>,
-    connection: JoinHandle<()>,
+    connection: Option<JoinHandle<()>>,
     own: Option<JoinHandle<()>>,
     watch: Option<JoinHandle<()>>,
     plans: Option<JoinHandle<()>>,
@@ -39,11 +42,17 @@ pub(super) struct Tasks {
 impl Tasks {
     /// Starts to look for the daemon.
     pub(super) fn start(socket: PathBuf, events: Sender<Event>) -> Self {
-        let connection = tokio::spawn(keep_connected(socket.clone(), events.clone()));
+        let mut tasks = Self::alone(socket.clone(), events.clone());
+        tasks.connection = Some(tokio::spawn(keep_connected(socket, events)));
+        tasks
+    }
+
+    /// Looks for no daemon.
+    pub(super) fn alone(socket: PathBuf, events: Sender<Event>) -> Self {
         Self {
             socket,
             events,
-            connection,
+            connection: None,
             own: None,
             watch: None,
             plans: None,
@@ -145,6 +154,8 @@ impl Tasks {
                     units::bytes(freed)
                 ))
             }),
+            Effect::Save(path, recording) => files::save(path, recording, self.events.clone()),
+            Effect::Open(path) => files::open(path, self.events.clone()),
             // The runtime's own.
             Effect::Mouse(_) | Effect::Suspend | Effect::Quit => {}
         }
@@ -204,14 +215,15 @@ fn replace(place: &mut Option<JoinHandle<()>>, task: JoinHandle<()>) {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        let others = [
+        let all = [
+            &self.connection,
             &self.own,
             &self.watch,
             &self.plans,
             &self.apply,
             &self.measure,
         ];
-        for task in others.into_iter().flatten().chain([&self.connection]) {
+        for task in all.into_iter().flatten() {
             task.abort();
         }
     }

@@ -1,5 +1,6 @@
 //! The dashboard without a terminal: what its tests begin with.
 
+mod canvas;
 mod journeys;
 mod screens;
 

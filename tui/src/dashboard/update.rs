@@ -16,8 +16,8 @@ use super::{
     view::Target,
 };
 
-/// Requests whose canvas is kept after they ended.
-const CANVASES_MAX: usize = 16;
+/// Requests whose passes are kept after they ended.
+const RECORDINGS_MAX: usize = 16;
 /// How long a message stays that is no error, and how long a first Esc waits for the second.
 const MESSAGE_MS: u64 = 6_000;
 const SECOND_ESCAPE_MS: u64 = 2_000;
@@ -66,7 +66,7 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
             state.latest = Some((snapshot, now_ms));
             // A daemon that was started anew numbers its requests anew.
             if known_pid.is_some() && state.daemon_pid() != known_pid {
-                state.requests.canvases.clear();
+                state.requests.recordings.clear();
                 state.requests.selected = None;
                 state.requests.watched = None;
             }
@@ -78,12 +78,13 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
             request_id,
             message,
         } => {
-            if let Some(canvas) = state.requests.canvases.get_mut(&request_id)
+            if let Some(recording) = state.requests.recordings.get_mut(&request_id)
                 && state.link == Link::Connected
             {
-                canvas.failure = Some(message);
+                recording.fail(message);
             }
         }
+        Event::Opened(opened) => pages::canvas::open(state, opened),
         Event::Told(message) => state.tell(message),
         Event::Failed(message) => state.warn(message),
         Event::Planned { .. }
@@ -131,8 +132,7 @@ fn follow(state: &mut State, request_id: u64, kind: Kind) {
         state.requests.own = Own::Active(request_id);
         state.requests.selected = Some(request_id);
         state.requests.chosen = false;
-        state.reel.scroll = 0;
-        state.reel.at = None;
+        state.show_latest();
     }
     match &kind {
         Kind::Notice(notice) => state.tell(notice.text.clone()),
@@ -142,27 +142,31 @@ fn follow(state: &mut State, request_id: u64, kind: Kind) {
         _ => {}
     }
     let requests = &mut state.requests;
-    requests.canvases.entry(request_id).or_default().apply(kind);
+    requests
+        .recordings
+        .entry(request_id)
+        .or_default()
+        .take(kind);
     if ends && requests.own == Own::Active(request_id) {
         requests.own = Own::Idle;
         pages::chat::answered(state, request_id);
     }
     let requests = &mut state.requests;
-    while requests.canvases.len() > CANVASES_MAX {
+    while requests.recordings.len() > RECORDINGS_MAX {
         let keep = requests.selected;
-        let mut ids = requests.canvases.keys().copied();
+        let mut ids = requests.recordings.keys().copied();
         let Some(oldest) = ids.find(|id| Some(*id) != keep) else {
             break;
         };
-        requests.canvases.remove(&oldest);
+        requests.recordings.remove(&oldest);
     }
 }
 
 fn own_failed(state: &mut State, message: String) {
     match state.requests.own {
         Own::Active(id) => {
-            if let Some(canvas) = state.requests.canvases.get_mut(&id) {
-                canvas.failure = Some(message.clone());
+            if let Some(recording) = state.requests.recordings.get_mut(&id) {
+                recording.fail(message.clone());
             }
         }
         Own::Sent | Own::Idle => pages::chat::refused(state),
@@ -178,7 +182,7 @@ fn select(state: &mut State, effects: &mut Vec<Effect>) {
     let listed = |id: &u64| rows.iter().any(|row| row.request_id == *id);
     let present = requests
         .selected
-        .filter(|id| listed(id) || requests.canvases.contains_key(id));
+        .filter(|id| listed(id) || requests.recordings.contains_key(id));
     let lasting = present.filter(|id| requests.chosen || !state.has_ended(*id));
     let own = match requests.own {
         Own::Active(own) if !requests.chosen => Some(own),
@@ -193,7 +197,11 @@ fn select(state: &mut State, effects: &mut Vec<Effect>) {
     let held = present.filter(|_| state.reel.at.is_some());
     let selected = held.or(own).or(lasting).or(running).or(present).or(first);
     if selected != state.requests.selected {
-        choose(state, selected);
+        match state.opened {
+            // Whoever looks at a saved run goes on looking at it, too.
+            Some(_) => state.requests.selected = selected,
+            None => choose(state, selected),
+        }
         state.requests.chosen = false;
     }
     // Our own request comes over its own stream, and one that ended has nothing to add.
@@ -212,9 +220,7 @@ fn select(state: &mut State, effects: &mut Vec<Effect>) {
 pub(super) fn choose(state: &mut State, request_id: Option<u64>) {
     state.requests.selected = request_id;
     state.requests.chosen = true;
-    state.reel.at = None;
-    state.reel.next_at_ms = None;
-    state.reel.scroll = 0;
+    state.show_latest();
 }
 
 /// Selects the request so many rows below the selected one.
@@ -405,6 +411,9 @@ fn escape(state: &mut State, effects: &mut Vec<Effect>) {
     }
     state.filter.reset();
     leave_prompt(state);
+    if state.page == Page::Canvas {
+        state.show_latest();
+    }
 }
 
 fn send(state: &mut State, effects: &mut Vec<Effect>) {
@@ -442,7 +451,7 @@ pub(super) fn submit(
 ) {
     state.requests.own = Own::Sent;
     state.requests.chosen = false;
-    state.reel.at = None;
+    state.show_latest();
     state.message = None;
     effects.push(Effect::Generate(Box::new(request)));
 }

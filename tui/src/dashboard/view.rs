@@ -285,9 +285,12 @@ fn draw_header(screen: &mut Screen<'_, '_>, area: Rect) {
     let model = state
         .snapshot()
         .and_then(|snapshot| snapshot.model.as_ref());
-    let (words, role) = match model {
-        Some(model) => model_words(model),
-        None => ("model unknown".to_owned(), Role::Dim),
+    let opened = state.opened.as_ref();
+    let saved = opened.and_then(|opened| opened.recording.canvas().started.as_ref());
+    let (words, role) = match (model, saved) {
+        (Some(model), _) => model_words(model),
+        (None, Some(started)) => (format!("model {}", started.model), Role::Committed),
+        (None, None) => ("model unknown".to_owned(), Role::Dim),
     };
     let words = clip(&sanitise_line(&words), usize::from(area.width));
     let second = Line::styled(words, screen.style(role));

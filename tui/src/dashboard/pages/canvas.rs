@@ -1,15 +1,38 @@
 //! One request's text as it takes shape, pass by pass.
 
-use ratatui::layout::Rect;
+mod heat;
+mod scrubber;
+
+use std::borrow::Cow;
+
+use ratatui::{
+    layout::{Constraint, Layout, Rect},
+    text::Line,
+};
+use sluice_proto::v1::{CanvasToken, Pass};
+use sluice_shared::units;
+use tui_input::Input;
 
 use super::super::{
     event::Effect,
-    keys::Action,
+    keys::{Action, Mode, Page},
     panels,
-    state::State,
+    state::{Opened, Own, Show, State},
     update::{SCROLL_LINES, step_request},
-    view::{Screen, Target},
+    view::{Screen, Shape, Target},
 };
+use crate::{
+    canvas::{Canvas, Look},
+    record::Recording,
+    text::{clip, sanitise_line},
+};
+
+/// Time that each pass is shown while passes are played.
+const PASS_MS: u64 = 100;
+/// From here on, text and heat map stand beside each other.
+const BESIDE_COLUMNS: u16 = 120;
+/// From here on, they stand below each other.
+const BELOW_ROWS: u16 = 30;
 
 pub(super) fn act(state: &mut State, action: Action, _effects: &mut Vec<Effect>) {
     match action {
@@ -17,6 +40,22 @@ pub(super) fn act(state: &mut State, action: Action, _effects: &mut Vec<Effect>)
         Action::Down => scroll(state, -1),
         Action::PageUp => scroll(state, SCROLL_LINES),
         Action::PageDown => scroll(state, -SCROLL_LINES),
+        Action::Left => step(state, -1),
+        Action::Right => step(state, 1),
+        Action::First => show(state, 0),
+        Action::Last => {
+            state.reel.at = None;
+            state.reel.next_at_ms = None;
+        }
+        Action::Play => match state.reel.next_at_ms.take() {
+            Some(_) => {}
+            None => begin_to_play(state),
+        },
+        Action::Heat => turn(state),
+        Action::Save => ask_where_to_save(state),
+        Action::PreviousRequest | Action::NextRequest if state.opened.is_some() => {
+            state.show_latest();
+        }
         Action::PreviousRequest => step_request(state, -1),
         Action::NextRequest => step_request(state, 1),
         _ => {}
@@ -25,25 +64,219 @@ pub(super) fn act(state: &mut State, action: Action, _effects: &mut Vec<Effect>)
 
 /// Scrolls so many lines back.
 pub(super) fn scroll(state: &mut State, by: isize) {
-    state.reel.scroll = state.reel.scroll.saturating_add_signed(by);
+    let shown = state.recording().map(Recording::canvas);
+    let started = shown.and_then(|canvas| canvas.started.as_ref());
+    // No text has more lines than positions, but for those that are lines of their own.
+    let most = started.map_or(0, |started| 2 * started.length as usize);
+    state.reel.scroll = state.reel.scroll.saturating_add_signed(by).min(most);
 }
 
-/// Shows a pass of the selected request.
+/// Shows a pass, by its index of those that are kept.
 pub(super) fn show(state: &mut State, index: usize) {
-    state.reel.at = Some(index);
+    let number = state.recording().and_then(|run| run.number(index));
+    if let Some(number) = number {
+        state.reel.at = Some(number);
+        state.reel.next_at_ms = None;
+    }
+}
+
+/// The index of the pass that is shown; `None` for the latest.
+fn index(state: &State) -> Option<usize> {
+    state.recording()?.index_of(state.reel.at?)
+}
+
+/// Shows the pass so many passes later; beyond the last one lies the latest, as it comes.
+fn step(state: &mut State, by: isize) {
+    state.reel.next_at_ms = None;
+    let Some(recording) = state.recording() else {
+        return;
+    };
+    // The end of a run has a picture of its own; while it runs, the latest is that of its last pass.
+    let end = match recording.canvas().has_ended() {
+        true => recording.len(),
+        false => recording.len().saturating_sub(1),
+    };
+    let at = index(state).unwrap_or(end).saturating_add_signed(by);
+    let number = (at < end).then(|| recording.number(at)).flatten();
+    state.reel.at = number;
+}
+
+/// Plays on from the pass that is shown; from the first where that is the latest.
+fn begin_to_play(state: &mut State) {
+    if index(state).is_none() {
+        show(state, 0);
+    }
+    if state.reel.at.is_some() {
+        state.reel.next_at_ms = Some(state.now_ms + PASS_MS);
+    }
 }
 
 /// Shows the next pass when its time has come; whether that changed something.
-pub(in super::super) fn play(_state: &mut State) -> bool {
-    false
+pub(in super::super) fn play(state: &mut State) -> bool {
+    let mut changed = false;
+    while let Some(next_at_ms) = state.reel.next_at_ms.filter(|at| *at <= state.now_ms) {
+        changed = true;
+        step(state, 1);
+        // Beyond the last pass it goes on as it comes.
+        if state.reel.at.is_none() {
+            break;
+        }
+        state.reel.next_at_ms = Some(next_at_ms + PASS_MS);
+    }
+    changed
+}
+
+/// Shows a run that was read from a file, from its first pass on.
+pub(in super::super) fn open(state: &mut State, opened: Box<Opened>) {
+    state.opened = Some(opened);
+    state.page = Page::Canvas;
+    state.modes = vec![Mode::Page];
+    state.reel.at = None;
+    state.reel.scroll = 0;
+    begin_to_play(state);
+}
+
+/// The next of text, heat map and both.
+fn turn(state: &mut State) {
+    let (show, words) = match state.reel.show {
+        Show::Both => (Show::Text, "text alone"),
+        Show::Text => (Show::Heat, "heat map alone"),
+        Show::Heat => (Show::Both, "text and heat map, where there is room"),
+    };
+    state.reel.show = show;
+    state.tell(words);
+}
+
+/// Opens the command line with a file's name to save under.
+fn ask_where_to_save(state: &mut State) {
+    match file(state) {
+        Some(file) => {
+            state.command = Input::new(format!("save {file}"));
+            state.modes.push(Mode::Command);
+        }
+        None => state.warn("there is no run to save"),
+    }
+}
+
+/// Where the run that is shown is saved if nobody says another place.
+pub(in super::super) fn file(state: &State) -> Option<String> {
+    let canvas = state.recording()?.canvas();
+    let request_id = canvas.queued.map_or(0, |queued| queued.request_id);
+    let file = state.runs.file(request_id, state.now_ms);
+    Some(sanitise_line(&file.display().to_string()))
 }
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
-    draw_request(screen, area);
+    let state = screen.state;
+    let Some(recording) = state.recording() else {
+        draw_request(screen, area);
+        return;
+    };
+    let index = index(state);
+    let picture = match index.and_then(|index| recording.picture(index)) {
+        Some(picture) => Cow::Owned(picture),
+        None => Cow::Borrowed(recording.canvas()),
+    };
+    let foot_rows = if screen.shape == Shape::Small { 1 } else { 2 };
+    let [body, foot] =
+        Layout::vertical([Constraint::Min(0), Constraint::Length(foot_rows)]).areas(area);
+    let halves = match state.reel.show {
+        Show::Both if area.width >= BESIDE_COLUMNS => {
+            Some(Layout::horizontal([Constraint::Percentage(45), Constraint::Min(0)]).areas(body))
+        }
+        Show::Both if area.height >= BELOW_ROWS => {
+            Some(Layout::vertical([Constraint::Percentage(45), Constraint::Min(0)]).areas(body))
+        }
+        _ => None,
+    };
+    match (halves, state.reel.show) {
+        (Some([text, map]), _) => {
+            draw_text(screen, text, &picture, index.is_none());
+            heat::draw(screen, map, recording, &picture, index);
+        }
+        (None, Show::Heat) => heat::draw(screen, body, recording, &picture, index),
+        (None, Show::Text | Show::Both) => draw_text(screen, body, &picture, index.is_none()),
+    }
+    let [line, figures] =
+        Layout::vertical([Constraint::Length(1), Constraint::Length(foot_rows - 1)]).areas(foot);
+    scrubber::draw(screen, line, recording, index);
+    let words = match &picture.pass {
+        Some(pass) => figures_of(pass, &picture),
+        None => "no pass yet".to_owned(),
+    };
+    let words = clip(&words, usize::from(figures.width));
+    screen.lines(figures, vec![Line::raw(words)]);
 }
 
 /// The selected request: its progress, its canvas and what the canvas's looks mean.
 pub(super) fn draw_request(screen: &mut Screen<'_, '_>, area: Rect) {
     screen.target(area, Target::Canvas);
     panels::request(screen, area);
+}
+
+fn draw_text(screen: &mut Screen<'_, '_>, area: Rect, picture: &Canvas, is_latest: bool) {
+    screen.target(area, Target::Canvas);
+    let (state, paint) = (screen.state, screen.paint());
+    let inner = screen.pane(area, &title(state), false);
+    let (columns, rows) = (usize::from(inner.width), usize::from(inner.height));
+    let mut lines = match is_latest {
+        true => {
+            let from = panels::work::streamed_from(state);
+            panels::work::progress(picture, from, columns, false, paint)
+        }
+        false => Vec::new(),
+    };
+    let legend = (rows >= 6).then(|| panels::legend(columns, paint));
+    let free = rows.saturating_sub(lines.len() + usize::from(legend.is_some()));
+    let (text, part) = panels::canvas_lines(picture, columns, free, state.reel.scroll, paint);
+    lines.extend(text);
+    lines.truncate(rows);
+    screen.lines(inner, lines);
+    if let Some(legend) = legend {
+        let last = Rect::new(inner.x, inner.bottom() - 1, inner.width, 1);
+        screen.lines(last, vec![legend]);
+    }
+    if let Some(part) = part {
+        screen.foot(area, &part);
+    }
+}
+
+fn title(state: &State) -> String {
+    match (&state.opened, state.requests.selected) {
+        (Some(opened), _) => format!("Saved run {}", opened.name),
+        (None, Some(id)) if state.requests.own == Own::Active(id) => format!("Request {id}, yours"),
+        (None, Some(id)) => format!("Request {id}"),
+        (None, None) => "Canvas".to_owned(),
+    }
+}
+
+/// A pass in figures.
+fn figures_of(pass: &Pass, picture: &Canvas) -> String {
+    let length = match &picture.started {
+        Some(started) => units::count(started.length.into()),
+        None => "unknown".to_owned(),
+    };
+    let fresh = pass.tokens.iter().filter(|token| token.fresh).count();
+    let sure = match mean_confidence(&pass.tokens) {
+        Some(mean) => format!("mean confidence {mean:.2}"),
+        None => "mean confidence unknown".to_owned(),
+    };
+    format!(
+        "committed {} of {length}, {fresh} new · {sure} · {:.1} ms, {} since the start · {} rows, {} to the head · block {}",
+        units::count(pass.committed.into()),
+        pass.pass_ms,
+        units::duration_ms(pass.elapsed_ms),
+        units::count(pass.rows.into()),
+        units::count(pass.head_rows.into()),
+        u64::from(pass.block) + 1,
+    )
+}
+
+/// Of what the pass predicted; what was committed earlier keeps the confidence that it had.
+fn mean_confidence(tokens: &[CanvasToken]) -> Option<f32> {
+    let predicted = tokens
+        .iter()
+        .filter(|token| matches!(Look::of(token), Look::Fresh(_) | Look::Provisional));
+    let known: Vec<f32> = predicted.filter_map(|token| token.confidence).collect();
+    (!known.is_empty()).then(|| known.iter().sum::<f32>() / known.len() as f32)
 }

@@ -6,7 +6,7 @@ pub(super) mod memory;
 mod request;
 pub(super) mod work;
 
-pub(super) use request::request;
+pub(super) use request::{canvas_lines, legend, request};
 
 use ratatui::{style::Style, text::Span};
 

@@ -57,7 +57,7 @@ pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
 }
 
 /// The canvas in `rows` rows, and which lines they are when not all of them are.
-fn canvas_lines(
+pub(in super::super) fn canvas_lines(
     canvas: &Canvas,
     columns: usize,
     rows: usize,
@@ -95,7 +95,7 @@ fn canvas_lines(
 }
 
 /// What the looks mean, each word in its look.
-fn legend(columns: usize, paint: &Paint) -> Line<'static> {
+pub(in super::super) fn legend(columns: usize, paint: &Paint) -> Line<'static> {
     let mask = format!("{MASK_MARK} masked");
     let entries = [
         ("committed", Look::Committed),

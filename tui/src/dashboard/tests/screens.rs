@@ -204,13 +204,19 @@ fn states_of_a_token_differ_in_style() {
         (cell.fg, cell.modifier)
     };
     assert_eq!(style(true, "upon"), (Color::Reset, Modifier::empty()));
-    assert_eq!(style(true, "so"), (Color::Red, Modifier::BOLD));
+    assert_eq!(
+        style(true, "so"),
+        (Color::Red, Modifier::BOLD | Modifier::UNDERLINED)
+    );
     assert_eq!(
         style(true, "the"),
         (Color::Reset, Modifier::DIM | Modifier::ITALIC)
     );
     assert_eq!(style(true, "mill"), (Color::Cyan, Modifier::UNDERLINED));
-    assert_eq!(style(false, "so"), (Color::Reset, Modifier::BOLD));
+    assert_eq!(
+        style(false, "so"),
+        (Color::Reset, Modifier::BOLD | Modifier::UNDERLINED)
+    );
     assert_eq!(style(false, "mill"), (Color::Reset, Modifier::UNDERLINED));
 }
 

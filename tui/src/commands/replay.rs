@@ -1,0 +1,89 @@
+//! `sluice replay`: a saved run, without a daemon.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, IsTerminal, stdin},
+    path::Path,
+};
+
+use super::input::STANDARD_INPUT;
+use crate::{
+    canvas::{Canvas, ids_text},
+    cli::Replay,
+    dashboard::{self, Setup, state::Opened},
+    json::{
+        self,
+        read::{Events, ReadError},
+    },
+    output::{Failure, Out, dim},
+    record,
+};
+
+/// Shows a run in the dashboard; without a terminal, prints what it came to, or its events.
+pub(super) async fn run(setup: Setup, arguments: &Replay, out: &mut Out) -> Result<(), Failure> {
+    let path = &arguments.file;
+    if path == Path::new("-") {
+        return print(stdin().lock(), STANDARD_INPUT, arguments.json, out);
+    }
+    let name = path.display().to_string();
+    let file = File::open(path).map_err(|error| Failure::new(format!("open {name}: {error}")))?;
+    let reader = BufReader::new(file);
+    if !arguments.json && out.is_terminal() && stdin().is_terminal() {
+        let recording = record::load(reader).map_err(|error| wrong(&name, &error))?;
+        return dashboard::replay(setup, Opened { name, recording }).await;
+    }
+    print(reader, &name, arguments.json, out)
+}
+
+fn print(reader: impl BufRead, name: &str, json: bool, out: &mut Out) -> Result<(), Failure> {
+    if json {
+        for kind in Events::new(reader) {
+            out.line(&json::event(&kind.map_err(|error| wrong(name, &error))?).to_string())?;
+        }
+        return Ok(());
+    }
+    let recording = record::load(reader).map_err(|error| wrong(name, &error))?;
+    let canvas = recording.canvas();
+    out.line(&text(canvas))?;
+    if !canvas.has_ended() {
+        dim("the run was saved before its end");
+    }
+    Ok(())
+}
+
+fn wrong(name: &str, error: &ReadError) -> Failure {
+    Failure::new(format!("{name}, {error}"))
+        .with_hint("`sluice generate --json > FILE` saves a run")
+}
+
+/// The result, or as much of it as was certain.
+fn text(canvas: &Canvas) -> String {
+    match (&canvas.done, &canvas.pass) {
+        (Some(done), _) => (done.text.clone()).unwrap_or_else(|| ids_text(&done.tokens)),
+        (None, Some(pass)) => String::from_utf8_lossy(&pass.stable_text).into_owned(),
+        (None, None) => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_proto::v1::{Done, Pass, generation_event::Kind};
+
+    use super::*;
+
+    #[test]
+    fn a_run_without_an_end_has_the_text_that_was_certain() {
+        let mut canvas = Canvas::default();
+        assert_eq!(text(&canvas), "");
+        canvas.apply(Kind::Pass(Pass {
+            stable_text: b"Once".to_vec(),
+            ..Default::default()
+        }));
+        assert_eq!(text(&canvas), "Once");
+        canvas.apply(Kind::Done(Done {
+            tokens: vec![1, 2],
+            ..Default::default()
+        }));
+        assert_eq!(text(&canvas), "1,2");
+    }
+}

@@ -1,0 +1,233 @@
+//! The heat map: a row a token, a column a pass, and how sure the model was where they meet.
+
+use std::{collections::HashMap, ops::Range};
+
+use ratatui::{
+    layout::Rect,
+    style::{Modifier, Style},
+    text::{Line, Span},
+};
+use sluice_proto::v1::CanvasToken;
+
+use super::super::super::view::{Screen, Target};
+use crate::{
+    canvas::{Canvas, Confidence, Look, MASK_MARK, runs},
+    paint::{Paint, Role},
+    record::{Cell, Recording},
+    text::{clip, sanitise_line, width},
+};
+
+/// Columns of the tokens' texts, with their numbers and a space behind.
+const LABEL_COLUMNS: usize = 14;
+/// A pass is drawn this wide where there is room.
+const PASS_COLUMNS_MAX: usize = 2;
+/// From the least sure guess to the surest.
+const SHADES: [&str; 8] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
+
+/// Draws the map, with the column of the pass at `index` marked, or that of the latest.
+pub(super) fn draw(
+    screen: &mut Screen<'_, '_>,
+    area: Rect,
+    recording: &Recording,
+    picture: &Canvas,
+    index: Option<usize>,
+) {
+    screen.target(area, Target::Canvas);
+    let paint = screen.paint();
+    let inner = screen.pane(area, "Confidence, pass by pass", false);
+    let (columns, rows) = (usize::from(inner.width), usize::from(inner.height));
+    let has_legend = rows >= 8;
+    let rows = rows.saturating_sub(1 + usize::from(has_legend));
+    let room = columns.saturating_sub(LABEL_COLUMNS);
+    let passes = recording.columns(room);
+    if passes.is_empty() || rows == 0 {
+        let line = Line::styled("no pass yet", screen.style(Role::Dim));
+        screen.lines(inner, vec![line]);
+        return;
+    }
+    let wide = (room / passes.len()).clamp(1, PASS_COLUMNS_MAX);
+    let last = recording.len() - 1;
+    let at = index.unwrap_or(last);
+    let cursor = passes.iter().position(|shared| shared.contains(&at));
+    let cursor = cursor.unwrap_or(passes.len() - 1);
+
+    let tokens = recording.canvas().all_tokens();
+    let (positions, total) = visible(&tokens, picture, rows, screen.state.reel.scroll);
+    let digits = total.to_string().len();
+    let ids = recording.canvas().shows_ids();
+    let labels = labels(&tokens, &positions, digits, ids, paint);
+    let heat = recording.heat(positions.clone(), &passes);
+    let mut lines = vec![axis(recording, &passes, cursor, wide, paint)];
+    for (label, row) in labels.into_iter().zip(0..) {
+        let mut spans = label;
+        spans.extend(heat.iter().zip(0..).map(|(column, at)| {
+            let (glyph, style) = drawn(column[row], paint);
+            let style = match at == cursor {
+                true => style.patch(paint.style(Role::Selected)),
+                false => style,
+            };
+            Span::styled(glyph.repeat(wide), style)
+        }));
+        lines.push(Line::from(spans));
+    }
+    screen.lines(inner, lines);
+    if has_legend {
+        let place = Rect::new(inner.x, inner.bottom() - 1, inner.width, 1);
+        screen.lines(place, vec![legend(columns, paint)]);
+    }
+    let shown = usize::try_from(positions.end - positions.start).unwrap_or(usize::MAX);
+    if shown < total {
+        let part = format!(
+            " tokens {}-{} of {total} ",
+            positions.start + 1,
+            positions.end
+        );
+        screen.foot(area, &part);
+    }
+    for (shared, at) in passes.iter().zip(0..) {
+        let x = inner.x + u16::try_from(LABEL_COLUMNS + at * wide).unwrap_or(u16::MAX);
+        let place = Rect::new(x, inner.y, wide as u16, inner.height);
+        screen.target(place, Target::Pass(shared.end - 1));
+    }
+}
+
+/// Which positions fit into `rows`, and how many there are. It follows the open block of the picture, a little of what lies
+/// ahead included.
+fn visible(
+    tokens: &[CanvasToken],
+    picture: &Canvas,
+    rows: usize,
+    scroll: usize,
+) -> (Range<u32>, usize) {
+    let end_of = |tokens: &[CanvasToken]| {
+        let ends = tokens.iter().map(|token| token.position as usize + 1);
+        ends.max().unwrap_or(0)
+    };
+    let total = end_of(tokens);
+    let open = picture.pass.as_ref().map_or(0, |pass| end_of(&pass.tokens));
+    let end = (open + 1).min(total).max(rows.min(total));
+    let end = end.saturating_sub(scroll).max(rows.min(total));
+    let place = |position: usize| u32::try_from(position).unwrap_or(u32::MAX);
+    (place(end.saturating_sub(rows))..place(end), total)
+}
+
+/// What stands at each position in the latest picture, fitted to its columns.
+fn labels(
+    tokens: &[CanvasToken],
+    positions: &Range<u32>,
+    digits: usize,
+    ids: bool,
+    paint: &Paint,
+) -> Vec<Vec<Span<'static>>> {
+    let visible = tokens.iter().filter(|t| positions.contains(&t.position));
+    let visible: HashMap<u32, &CanvasToken> = visible.map(|t| (t.position, t)).collect();
+    let room = LABEL_COLUMNS - digits - 2;
+    positions
+        .clone()
+        .map(|position| {
+            let token = visible.get(&position);
+            let text: String = match token {
+                Some(token) => runs(std::slice::from_ref(*token), ids)
+                    .into_iter()
+                    .map(|run| run.text)
+                    .collect(),
+                None => MASK_MARK.to_owned(),
+            };
+            let text = clip(&sanitise_line(&text.replace('\n', "\\n")), room);
+            let look = token.map_or(Look::Masked, |token| Look::of(token));
+            let space = " ".repeat(LABEL_COLUMNS - digits - 1 - width(&text));
+            let number = format!("{:>digits$} ", position + 1);
+            vec![
+                Span::styled(number, paint.style(Role::Dim)),
+                Span::styled(text, paint.look(look)),
+                Span::raw(space),
+            ]
+        })
+        .collect()
+}
+
+/// The numbers of the first and the last pass, and a mark above the one that is seen.
+fn axis(
+    recording: &Recording,
+    passes: &[Range<usize>],
+    cursor: usize,
+    wide: usize,
+    paint: &Paint,
+) -> Line<'static> {
+    let columns = passes.len() * wide;
+    let mut row: Vec<char> = vec![' '; columns];
+    let number = |index: usize| {
+        let number = recording.number(index).unwrap_or_default();
+        number.to_string().chars().collect::<Vec<_>>()
+    };
+    let (first, last) = (number(0), number(recording.len() - 1));
+    let mark = cursor * wide;
+    // Where both don't fit, the last one tells more.
+    if last.len() <= columns {
+        let start = columns - last.len();
+        row[start..].copy_from_slice(&last);
+        if first.len() < start {
+            row[..first.len()].copy_from_slice(&first);
+        }
+    }
+    row[mark] = '▾';
+    let words: String = row.into_iter().collect();
+    Line::from(vec![
+        Span::raw(" ".repeat(LABEL_COLUMNS)),
+        Span::styled(words, paint.style(Role::Dim)),
+    ])
+}
+
+/// Height tells how sure a guess is, a mark what became of it; colour says both again.
+fn drawn(cell: Cell, paint: &Paint) -> (&'static str, Style) {
+    let class = |p| paint.style(Role::from(Confidence::of(p)));
+    match cell {
+        Cell::Masked => (" ", paint.style(Role::Masked)),
+        Cell::Provisional(None) => ("?", paint.style(Role::Provisional)),
+        Cell::Provisional(Some(p)) => {
+            let shade = (p.clamp(0.0, 1.0) * SHADES.len() as f32) as usize;
+            // Bold, slanted or underlined, a bar would be another one.
+            let style = class(Some(p)).remove_modifier(Modifier::all());
+            (SHADES[shade.min(SHADES.len() - 1)], style)
+        }
+        Cell::Fresh(p) => {
+            let mark = match Confidence::of(p) {
+                Confidence::High => "●",
+                Confidence::Medium => "◐",
+                Confidence::Low => "○",
+            };
+            (mark, class(p).remove_modifier(Modifier::UNDERLINED))
+        }
+        Cell::Committed => ("─", paint.style(Role::Dim)),
+        Cell::Pinned => (
+            "═",
+            paint
+                .style(Role::Pinned)
+                .remove_modifier(Modifier::UNDERLINED),
+        ),
+    }
+}
+
+fn legend(columns: usize, paint: &Paint) -> Line<'static> {
+    let entries = [
+        ("▁", Cell::Provisional(Some(0.1)), " to "),
+        ("█", Cell::Provisional(Some(0.9)), " guess  "),
+        ("●", Cell::Fresh(Some(0.9)), " new  "),
+        ("◐", Cell::Fresh(Some(0.5)), " <0.7  "),
+        ("○", Cell::Fresh(Some(0.1)), " <0.3  "),
+        ("─", Cell::Committed, " committed  "),
+        ("═", Cell::Pinned, " pinned"),
+    ];
+    let mut spans = Vec::new();
+    let mut used = 0;
+    for (glyph, cell, words) in entries {
+        let wide = width(glyph) + width(words);
+        if used + wide > columns {
+            break;
+        }
+        used += wide;
+        spans.push(Span::styled(glyph, drawn(cell, paint).1));
+        spans.push(Span::raw(words));
+    }
+    Line::from(spans)
+}

@@ -1,0 +1,412 @@
+//! Events of a generation read back from the lines that [`event`](super::event) makes.
+//!
+//! A person may have edited them, or somebody sent them: nothing is trusted. Events and fields that are not known are
+//! skipped, so that a file of a later version still shows what this one knows.
+
+mod lines;
+
+use std::{
+    fmt,
+    io::{self, BufRead, Read},
+};
+
+use serde::{Deserialize, de::DeserializeOwned};
+use sluice_proto::v1::{Loading, Notice, Queued, generation_event::Kind};
+
+use lines::{BlockDoneLine, DoneLine, LoadingLine, NoticeLine, PassLine, QueuedLine, StartedLine};
+
+/// Most bytes that are read: a thousand passes over a thousand positions, and more.
+pub const BYTES_MAX: u64 = 256 << 20;
+/// Most bytes of a line.
+pub const LINE_BYTES_MAX: u64 = 8 << 20;
+/// Most positions of a canvas: far beyond any model's context.
+pub const POSITIONS_MAX: usize = 1 << 16;
+
+/// Why a line could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReadError {
+    /// Which, counted from 1.
+    pub line: u64,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.message)
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+/// Events as they are read, one after the other; an error is the last item.
+#[derive(Debug)]
+pub struct Events<R> {
+    reader: R,
+    line: u64,
+    bytes: u64,
+    /// Positions of blocks that were done since the last beginning.
+    positions: usize,
+    has_ended: bool,
+}
+
+impl<R: BufRead> Events<R> {
+    /// The events in `reader`.
+    pub fn new(reader: R) -> Self {
+        Self {
+            reader,
+            line: 0,
+            bytes: 0,
+            positions: 0,
+            has_ended: false,
+        }
+    }
+
+    /// The line that was read last, counted from 1.
+    pub fn line(&self) -> u64 {
+        self.line
+    }
+
+    /// The next event that is known; `None` at the end.
+    fn event(&mut self) -> Result<Option<Kind>, String> {
+        let mut line = Vec::new();
+        loop {
+            self.line += 1;
+            line.clear();
+            let mut limited = (&mut self.reader).take(LINE_BYTES_MAX + 1);
+            let read = limited.read_until(b'\n', &mut line);
+            let bytes = read.map_err(|error| unreadable(&error))? as u64;
+            self.bytes += bytes;
+            if bytes == 0 {
+                self.line = (self.line - 1).max(1);
+                return Ok(None);
+            }
+            if bytes > LINE_BYTES_MAX {
+                return Err(format!("is longer than {} MiB", LINE_BYTES_MAX >> 20));
+            }
+            if self.bytes > BYTES_MAX {
+                return Err(format!("more than {} MiB", BYTES_MAX >> 20));
+            }
+            if line.trim_ascii().is_empty() {
+                continue;
+            }
+            match parse(&line) {
+                Ok(Some(kind)) => {
+                    self.count(&kind)?;
+                    return Ok(Some(kind));
+                }
+                Ok(None) => {}
+                // Whoever wrote it was stopped in the middle of a line.
+                Err(Wrong::Torn(_)) if line.last() != Some(&b'\n') && self.line > 1 => {
+                    return Ok(None);
+                }
+                Err(Wrong::Torn(message) | Wrong::Said(message)) => return Err(message),
+            }
+        }
+    }
+
+    /// Blocks that are done stay in memory; all of them together are no more than a canvas.
+    fn count(&mut self, kind: &Kind) -> Result<(), String> {
+        match kind {
+            Kind::Queued(_) => self.positions = 0,
+            Kind::BlockDone(done) => {
+                self.positions += done.tokens.len().max(1);
+                at_most("tokens of all blocks", self.positions)?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl<R: BufRead> Iterator for Events<R> {
+    type Item = Result<Kind, ReadError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.has_ended {
+            return None;
+        }
+        let next = self.event();
+        self.has_ended = !matches!(next, Ok(Some(_)));
+        let line = self.line;
+        next.map_err(|message| ReadError { line, message })
+            .transpose()
+    }
+}
+
+fn unreadable(error: &io::Error) -> String {
+    format!("can't be read: {error}")
+}
+
+/// What is wrong with a line.
+enum Wrong {
+    /// It is no JSON, perhaps for want of its end.
+    Torn(String),
+    /// It is, but not of an event.
+    Said(String),
+}
+
+impl From<String> for Wrong {
+    fn from(message: String) -> Self {
+        Self::Said(message)
+    }
+}
+
+/// One line; `None` where the event is not known.
+fn parse(line: &[u8]) -> Result<Option<Kind>, Wrong> {
+    let event = json::<EventLine>(line)?.event;
+    Ok(Some(match event.as_str() {
+        "queued" => {
+            let QueuedLine { request_id, ahead } = json(line)?;
+            Kind::Queued(Queued { request_id, ahead })
+        }
+        "started" => Kind::Started(json::<StartedLine>(line)?.started()?),
+        "pass" => Kind::Pass(json::<PassLine>(line)?.pass()?),
+        "block_done" => Kind::BlockDone(json::<BlockDoneLine>(line)?.block_done()?),
+        "notice" => {
+            let NoticeLine { request_id, text } = json(line)?;
+            Kind::Notice(Notice { request_id, text })
+        }
+        "done" => Kind::Done(json::<DoneLine>(line)?.done()?),
+        "loading" => {
+            let loading: LoadingLine = json(line)?;
+            Kind::Loading(Loading {
+                model: loading.model,
+                loaded_bytes: loading.loaded_bytes,
+                total_bytes: loading.total_bytes,
+            })
+        }
+        _ => return Ok(None),
+    }))
+}
+
+fn json<T: DeserializeOwned>(line: &[u8]) -> Result<T, Wrong> {
+    serde_json::from_slice(line).map_err(|error| {
+        // The parser counts lines too, of which it is given one.
+        let column = error.column();
+        let words = error.to_string();
+        let words = words.split(" at line ").next().unwrap_or_default();
+        let message = format!("{words}, at column {column}");
+        match error.classify() {
+            serde_json::error::Category::Data => Wrong::Said(message),
+            _ => Wrong::Torn(message),
+        }
+    })
+}
+
+#[derive(Deserialize)]
+struct EventLine {
+    event: String,
+}
+
+fn at_most(what: &str, count: usize) -> Result<(), String> {
+    if count > POSITIONS_MAX {
+        return Err(format!("{what}: {count} is more than {POSITIONS_MAX}"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_proto::v1::{
+        BlockDone, CanvasToken, Done, FinishReason, Pass, Phases, Policy, Started, Switch,
+        TokenState,
+    };
+
+    use super::*;
+    use crate::json;
+
+    fn read(text: &[u8]) -> Result<Vec<Kind>, ReadError> {
+        Events::new(text).collect()
+    }
+
+    fn problem(text: &str) -> String {
+        read(text.as_bytes()).expect_err("wrong").to_string()
+    }
+
+    /// One of each, with every field set.
+    fn every_event() -> Vec<Kind> {
+        let token = CanvasToken {
+            position: 3,
+            id: Some(7),
+            piece: b"caf\xc3".to_vec(),
+            confidence: Some(0.1),
+            state: TokenState::Committed.into(),
+            fresh: true,
+        };
+        let phases = Phases {
+            attention_ms: 1.0,
+            multiply_ms: 2.0,
+            decode_ms: 3.0,
+            head_ms: 4.0,
+            other_ms: 5.0,
+            copy_ms: 6.0,
+        };
+        vec![
+            Kind::Loading(Loading {
+                model: "tiny".into(),
+                loaded_bytes: 1,
+                total_bytes: 2,
+            }),
+            Kind::Queued(Queued {
+                request_id: 9,
+                ahead: 1,
+            }),
+            Kind::Started(Started {
+                request_id: 9,
+                prompt_tokens: 1,
+                length: 8,
+                block_length: 4,
+                blocks: 2,
+                steps: 8,
+                seed: u64::MAX,
+                policy: Some(Policy {
+                    name: "threshold".into(),
+                    parameters: [("t".to_owned(), 0.75)].into(),
+                }),
+                model: "tiny".into(),
+                pinned: vec![token.clone()],
+                exact: true,
+                prompt_text: b"hi".to_vec(),
+                level: "off".into(),
+                warnings: vec!["slow".into()],
+                estimated_ms: Some(1.5),
+                dial: "exact".into(),
+                cache: "none".into(),
+                window: Some(4),
+                growth: "fixed".into(),
+                speculation: "none".into(),
+            }),
+            Kind::Notice(Notice {
+                request_id: 9,
+                text: "look".into(),
+            }),
+            Kind::Pass(Pass {
+                request_id: 9,
+                pass: 1,
+                block: 1,
+                pass_in_block: 1,
+                tokens: vec![token.clone(), CanvasToken::default()],
+                committed: 2,
+                stable_text: "é".into(),
+                rows: 3,
+                head_rows: 4,
+                pass_ms: 1.25,
+                elapsed_ms: 2.5,
+                device_bytes: 5,
+                epoch: 6,
+                exact: true,
+                waited_ms: 0.5,
+                streamed_bytes: 7,
+                switch: Some(Switch { done: 1, steps: 2 }),
+                requests: 2,
+                phases: Some(phases),
+            }),
+            Kind::BlockDone(BlockDone {
+                request_id: 9,
+                block: 1,
+                passes: 4,
+                tokens: vec![token],
+            }),
+            Kind::Done(Done {
+                request_id: 9,
+                finish_reason: FinishReason::Eos.into(),
+                tokens: vec![1, 2],
+                text: Some("a\n\"b\"".into()),
+                passes: 8,
+                elapsed_ms: 9.5,
+                peak_device_bytes: 10,
+                seed: u64::MAX,
+                exact: true,
+                text_tokens: 2,
+                pass_ms: 8.5,
+                waited_ms: 0.25,
+                phases: Some(phases),
+            }),
+        ]
+    }
+
+    #[test]
+    fn every_field_comes_back() {
+        let events = every_event();
+        let lines: String = (events.iter())
+            .map(|kind| format!("{}\n", json::event(kind)))
+            .collect();
+        assert_eq!(read(lines.as_bytes()).unwrap(), events);
+    }
+
+    #[test]
+    fn what_is_not_known_is_skipped() {
+        let text = "{\"event\":\"thought\",\"about\":[1]}\n\n\
+            {\"event\":\"notice\",\"text\":\"x\",\"mood\":3}\r\n";
+        let kinds = read(text.as_bytes()).unwrap();
+        let notice = Notice {
+            text: "x".into(),
+            ..Default::default()
+        };
+        assert_eq!(kinds, [Kind::Notice(notice)]);
+    }
+
+    #[test]
+    fn a_line_that_was_cut_off_is_the_end() {
+        let whole = "{\"event\":\"notice\",\"text\":\"é\"}\n";
+        let two = whole.repeat(2);
+        for cut in whole.len()..two.len() {
+            let kinds = read(&two.as_bytes()[..cut]).unwrap();
+            let only_newline_is_missing = cut == two.len() - 1;
+            assert_eq!(
+                kinds.len(),
+                1 + usize::from(only_newline_is_missing),
+                "{cut}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_line_and_what_is_wrong() {
+        let good = "{\"event\":\"queued\"}\n";
+        let wrong = problem(&format!(
+            "{good}{good}{{\"event\":\"pass\",\"pass\":\"x\"}}\n"
+        ));
+        assert!(wrong.starts_with("line 3: invalid type: string"), "{wrong}");
+        assert!(wrong.contains("column 26"), "{wrong}");
+        assert!(problem("hello\n").starts_with("line 1: expected value"));
+        assert!(problem("hello").starts_with("line 1: "));
+        assert!(problem("{\"a\":1}\n").contains("missing field `event`"));
+        assert!(problem(&format!("{good}[\n{good}")).starts_with("line 2: "));
+        let deep = "[".repeat(100_000);
+        assert!(problem(&format!("{{\"event\":{deep}\n")).starts_with("line 1: "));
+    }
+
+    #[test]
+    fn more_than_a_canvas_holds_is_refused() {
+        let started = "{\"event\":\"started\",\"length\":4294967295}\n";
+        assert!(problem(started).contains("length: 4294967295 is more than 65536"));
+        let token = "{\"position\":4000000000,\"state\":\"masked\"}";
+        let pass = format!("{{\"event\":\"pass\",\"tokens\":[{token}]}}\n");
+        assert!(problem(&pass).contains("position: 4000000000"));
+        let blocks: String = (0..=POSITIONS_MAX)
+            .map(|block| format!("{{\"event\":\"block_done\",\"block\":{block}}}\n"))
+            .collect();
+        assert!(problem(&blocks).starts_with("line 65537: tokens of all blocks"));
+        let long = format!("{{\"event\":\"{}", "x".repeat(LINE_BYTES_MAX as usize));
+        assert_eq!(problem(&long), "line 1: is longer than 8 MiB");
+    }
+
+    #[test]
+    fn odd_values_become_what_the_screen_can_show() {
+        let token = |fields: &str| {
+            let line = format!(
+                "{{\"event\":\"pass\",\"tokens\":[{{\"position\":0,\"state\":\"glowing\"{fields}}}]}}\n"
+            );
+            match read(line.as_bytes()).as_deref() {
+                Ok([Kind::Pass(pass)]) => pass.tokens[0].clone(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(token("").state(), TokenState::Unspecified);
+        assert_eq!(token(",\"confidence\":7").confidence, None);
+        assert_eq!(token(",\"confidence\":-1").confidence, None);
+        assert_eq!(token(",\"piece\":\"\\u001b\"").piece, b"\x1b");
+    }
+}

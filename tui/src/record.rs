@@ -1,0 +1,244 @@
+//! What a request went through, pass by pass, so that each of its pictures can be shown again.
+
+mod file;
+mod heat;
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+};
+
+use prost::Message as _;
+use sluice_proto::v1::{BlockDone, Notice, Pass, generation_event::Kind};
+
+pub use file::{Runs, load, save};
+pub use heat::Cell;
+
+use crate::{
+    canvas::{Canvas, NOTICES_MAX},
+    json,
+};
+
+/// Most bytes that the passes of a recording take. A pass of 32 positions takes 1 KiB.
+pub const PASSES_BYTES_MAX: usize = 2 << 20;
+
+/// The events of one request, taken in order.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Recording {
+    canvas: Canvas,
+    passes: Vec<Kept>,
+    /// Bytes that they take.
+    bytes: usize,
+    /// How often every second pass was dropped.
+    halvings: u32,
+    /// Passes that each block took, of those that are done.
+    block_passes: BTreeMap<u32, u32>,
+    /// Notices, each with the number of the pass that it came after.
+    notices: Vec<(u32, Notice)>,
+    /// What was recorded before somebody joined anew, until it is known to be of the same request.
+    earlier: Option<Box<Recording>>,
+}
+
+/// A pass as it came. It is a full picture of its block, so it needs none of the others.
+#[derive(Debug, Clone, PartialEq)]
+struct Kept {
+    number: u32,
+    block: u32,
+    encoded: Box<[u8]>,
+}
+
+impl Kept {
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.encoded.len()
+    }
+
+    fn pass(&self) -> Option<Pass> {
+        // It was encoded here, so there is no reason for it to fail.
+        Pass::decode(&*self.encoded).ok()
+    }
+}
+
+impl Recording {
+    /// Takes in one event.
+    pub fn take(&mut self, kind: Kind) {
+        match &kind {
+            // Whoever joins again is told everything from the start, less the passes between.
+            Kind::Queued(_) => {
+                let mut earlier = std::mem::take(self);
+                // One that was joined twice before it began has nothing of its own yet.
+                let oldest = earlier.earlier.take();
+                self.earlier = match oldest {
+                    Some(oldest) if earlier.canvas.started.is_none() => Some(oldest),
+                    _ => Some(Box::new(earlier)),
+                };
+            }
+            Kind::Started(started) => {
+                let earlier = self.earlier.take();
+                if let Some(earlier) = earlier
+                    && earlier.canvas.started.as_ref() == Some(started)
+                {
+                    self.passes = earlier.passes;
+                    self.bytes = earlier.bytes;
+                    self.halvings = earlier.halvings;
+                }
+            }
+            Kind::Pass(pass) => self.keep(pass),
+            Kind::BlockDone(done) => {
+                self.block_passes.insert(done.block, done.passes);
+            }
+            Kind::Notice(notice) => {
+                let after = self.canvas.pass.as_ref().map_or(0, |pass| pass.pass);
+                self.notices.push((after, notice.clone()));
+                let excess = self.notices.len().saturating_sub(NOTICES_MAX);
+                self.notices.drain(..excess);
+            }
+            Kind::Done(_) | Kind::Loading(_) => {}
+        }
+        self.canvas.apply(kind);
+    }
+
+    /// The latest picture.
+    #[must_use]
+    pub fn canvas(&self) -> &Canvas {
+        &self.canvas
+    }
+
+    /// The request came to no good end.
+    pub fn fail(&mut self, message: String) {
+        self.canvas.failure = Some(message);
+    }
+
+    /// Passes that can be shown again.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.passes.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.passes.is_empty()
+    }
+
+    /// Whether passes between those that are kept were dropped, for want of room.
+    #[must_use]
+    pub fn is_thinned(&self) -> bool {
+        self.halvings > 0
+    }
+
+    /// The number of the pass at an index, counted from 1.
+    #[must_use]
+    pub fn number(&self, index: usize) -> Option<u32> {
+        Some(self.passes.get(index)?.number)
+    }
+
+    /// The index of a pass by its number, or of the one before it where it was not kept.
+    #[must_use]
+    pub fn index_of(&self, number: u32) -> Option<usize> {
+        let after = self.passes.partition_point(|kept| kept.number <= number);
+        after.checked_sub(1)
+    }
+
+    /// The picture after the pass at an index.
+    #[must_use]
+    pub fn picture(&self, index: usize) -> Option<Canvas> {
+        let kept = self.passes.get(index)?;
+        let mut picture = self.canvas.before(kept.block);
+        picture.notices = self.notices_before(kept.number);
+        picture.apply(Kind::Pass(kept.pass()?));
+        Some(picture)
+    }
+
+    /// Writes what is kept as `sluice generate --json` would have printed it.
+    ///
+    /// # Errors
+    /// When it can't be written.
+    pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        let mut tell = |kind: Kind| writeln!(to, "{}", json::event(&kind));
+        if let Some(queued) = self.canvas.queued {
+            tell(Kind::Queued(queued))?;
+        }
+        if let Some(started) = &self.canvas.started {
+            tell(Kind::Started(started.clone()))?;
+        }
+        let mut blocks = self.canvas.blocks.keys().copied().peekable();
+        let mut notices = self.notices.iter().peekable();
+        for kept in &self.passes {
+            while let Some((_, notice)) = notices.next_if(|(after, _)| *after < kept.number) {
+                tell(Kind::Notice(notice.clone()))?;
+            }
+            while let Some(block) = blocks.next_if(|block| *block < kept.block) {
+                tell(self.block_done(block))?;
+            }
+            if let Some(pass) = kept.pass() {
+                tell(Kind::Pass(pass))?;
+            }
+        }
+        let latest = self.canvas.pass.as_ref();
+        if let Some(pass) = latest.filter(|pass| self.is_after_kept(pass)) {
+            while let Some(block) = blocks.next_if(|block| *block < pass.block) {
+                tell(self.block_done(block))?;
+            }
+            tell(Kind::Pass(pass.clone()))?;
+        }
+        for (_, notice) in notices {
+            tell(Kind::Notice(notice.clone()))?;
+        }
+        for block in blocks {
+            tell(self.block_done(block))?;
+        }
+        match &self.canvas.done {
+            Some(done) => tell(Kind::Done(done.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps a pass, unless it lies too close to the last one.
+    fn keep(&mut self, pass: &Pass) {
+        let last = self.passes.last();
+        let stride = 1_u32.checked_shl(self.halvings).unwrap_or(u32::MAX);
+        let next = last.map_or(Some(0), |last| last.number.checked_add(stride));
+        if next.is_none_or(|next| pass.pass < next) {
+            return;
+        }
+        let kept = Kept {
+            number: pass.pass,
+            block: pass.block,
+            encoded: pass.encode_to_vec().into(),
+        };
+        self.bytes += kept.bytes();
+        self.passes.push(kept);
+        while self.bytes > PASSES_BYTES_MAX && self.passes.len() > 1 {
+            self.halvings += 1;
+            let mut index = 0;
+            self.passes.retain(|_| {
+                index += 1;
+                index % 2 == 1
+            });
+            self.bytes = self.passes.iter().map(Kept::bytes).sum();
+        }
+    }
+
+    fn is_after_kept(&self, pass: &Pass) -> bool {
+        let last = self.passes.last();
+        last.is_none_or(|last| pass.pass > last.number)
+    }
+
+    fn notices_before(&self, number: u32) -> Vec<String> {
+        let before = self.notices.iter().filter(|(after, _)| *after < number);
+        before.map(|(_, notice)| notice.text.clone()).collect()
+    }
+
+    fn block_done(&self, block: u32) -> Kind {
+        let queued = self.canvas.queued.as_ref();
+        Kind::BlockDone(BlockDone {
+            request_id: queued.map_or(0, |queued| queued.request_id),
+            block,
+            passes: self.block_passes.get(&block).copied().unwrap_or_default(),
+            tokens: self.canvas.blocks.get(&block).cloned().unwrap_or_default(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,158 @@
+//! Recordings in files.
+
+use std::{
+    env,
+    fs::{self, DirBuilder, OpenOptions},
+    io::{self, BufRead, BufWriter, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use super::Recording;
+use crate::json::read::{Events, ReadError};
+
+/// The run that `reader` holds, as `sluice generate --json` printed it or [`Recording::write`] wrote it. It may have been cut
+/// off before its end.
+///
+/// # Errors
+/// When a line is no event, too much is in it, or there is no event at all.
+pub fn load(reader: impl BufRead) -> Result<Recording, ReadError> {
+    let mut recording = Recording::default();
+    let mut events = Events::new(reader);
+    for kind in &mut events {
+        recording.take(kind?);
+    }
+    let canvas = recording.canvas();
+    if canvas.queued.is_none() && canvas.started.is_none() && canvas.pass.is_none() {
+        return Err(ReadError {
+            line: events.line(),
+            message: "it ends without an event of a generation".into(),
+        });
+    }
+    Ok(recording)
+}
+
+/// Writes a run to a new file that its owner alone can read, and makes the folders that lead there.
+///
+/// # Errors
+/// When the file is there already, or can't be written; then nothing is left of it.
+pub fn save(path: &Path, recording: &Recording) -> io::Result<()> {
+    if let Some(folder) = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+    {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)?;
+    }
+    let mut options = OpenOptions::new();
+    let file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    let mut writer = BufWriter::new(file);
+    let written = recording.write(&mut writer).and_then(|()| writer.flush());
+    if written.is_err() {
+        // Half a run under this name would only be in the way; the first error is the one to tell.
+        let _ = fs::remove_file(path);
+    }
+    written
+}
+
+/// Where runs are saved when nobody says where, and the time that their names tell.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Runs {
+    /// The folder; empty where the environment names none.
+    pub folder: PathBuf,
+    /// Seconds since 1970 when the dashboard's clock began.
+    pub began_s: u64,
+}
+
+impl Runs {
+    /// As the environment has it: `sluice/runs` below `$XDG_STATE_HOME`, else below `~/.local/state`.
+    #[must_use]
+    pub fn here() -> Self {
+        // The standard wants relative paths ignored.
+        let absolute = |name| {
+            env::var_os(name)
+                .map(PathBuf::from)
+                .filter(|p| p.is_absolute())
+        };
+        let state = absolute("XDG_STATE_HOME")
+            .or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+        Self {
+            folder: state.map_or_else(PathBuf::new, |state| state.join("sluice/runs")),
+            began_s: since_1970.map_or(0, |time| time.as_secs()),
+        }
+    }
+
+    /// A file for a request that is saved at a time of the dashboard's clock.
+    #[must_use]
+    pub fn file(&self, request_id: u64, now_ms: u64) -> PathBuf {
+        let date = date(self.began_s.saturating_add(now_ms / 1000));
+        self.folder.join(format!("{request_id}-{date}.jsonl"))
+    }
+}
+
+/// Seconds since 1970 as a date and time of day that sort by name, in UTC.
+fn date(seconds: u64) -> String {
+    // Years that begin in March have their leap day at the end (Hinnant, "chrono-compatible low-level date algorithms").
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let from_march = (5 * day + 2) / 153;
+    let day = day - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 {
+        from_march + 3
+    } else {
+        from_march - 9
+    };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let time = seconds % 86_400;
+    let (hour, minute, second) = (time / 3_600, time / 60 % 60, time % 60);
+    format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use sluice_proto::v1::{Queued, generation_event::Kind};
+
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(date(0), "19700101-000000");
+        assert_eq!(date(951_782_399), "20000228-235959");
+        assert_eq!(date(951_782_400), "20000229-000000");
+        assert_eq!(date(951_868_800), "20000301-000000");
+        assert_eq!(date(1_767_323_045), "20260102-030405");
+        let _ = date(u64::MAX);
+    }
+
+    #[test]
+    fn a_saved_run_is_its_owners_and_never_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let runs = Runs {
+            folder: folder.path().join("sluice/runs"),
+            began_s: 1_767_323_040,
+        };
+        let path = runs.file(7, 5_999);
+        assert!(path.ends_with("sluice/runs/7-20260102-030405.jsonl"));
+        let mut recording = Recording::default();
+        recording.take(Kind::Queued(Queued::default()));
+        save(&path, &recording).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(&runs.folder)), (0o600, 0o700));
+        let again = save(&path, &Recording::default()).unwrap_err();
+        assert_eq!(again.kind(), io::ErrorKind::AlreadyExists);
+        let read = load(&*fs::read(&path).unwrap()).unwrap();
+        assert_eq!(read, recording);
+    }
+}
