@@ -31,6 +31,8 @@ use crate::{
 const PASS_MS: u64 = 100;
 /// From here on, text and heat map stand beside each other.
 const BESIDE_COLUMNS: u16 = 120;
+/// From here on, there is room to say where the time of a pass goes.
+const ROOMY_ROWS: usize = 24;
 /// From here on, they stand below each other.
 const BELOW_ROWS: u16 = 30;
 
@@ -222,7 +224,7 @@ fn draw_text(screen: &mut Screen<'_, '_>, area: Rect, picture: &Canvas, is_lates
     let mut lines = match is_latest {
         true => {
             let from = panels::work::streamed_from(state);
-            panels::work::progress(picture, from, columns, false, paint)
+            panels::work::progress(picture, from, columns, rows >= ROOMY_ROWS, paint)
         }
         false => Vec::new(),
     };
