@@ -136,6 +136,55 @@ fn a_lost_connection_keeps_what_was_known() {
 }
 
 #[test]
+fn a_silent_daemon_leaves_figures_that_are_told_to_be_old() {
+    let mut state = busy();
+    update(&mut state, Event::Tick, 4_000);
+    pictures("stale", &state);
+    let terminal = draw(&state, SIZES[1]);
+    let cell = &terminal.backend().buffer()[(8, 0)];
+    assert_eq!((cell.symbol(), cell.fg), ("s", Color::Yellow));
+}
+
+#[test]
+fn what_went_wrong_stays_until_a_key_is_pressed() {
+    let mut state = busy();
+    let Event::Snapshot(mut failed) = snapshot(vec![]) else {
+        unreachable!("that is what it is");
+    };
+    let model = failed.model.as_mut().expect("given");
+    model.state = ModelState::Failed.into();
+    model.error = "model.safetensors: its header names 12 bytes more than the file has".into();
+    feed(&mut state, Event::Snapshot(failed));
+    let refused = "the budget of 64.0 MiB is too small: at least 70.2 MiB are needed";
+    feed(&mut state, Event::Failed(refused.into()));
+    update(&mut state, Event::Tick, 60_000);
+    feed(&mut state, snapshot(vec![]));
+    pictures("error", &state);
+    let terminal = draw(&state, SIZES[1]);
+    let cell = &terminal.backend().buffer()[(0, 23)];
+    assert_eq!((cell.symbol(), cell.fg), ("e", Color::Red));
+    assert!(cell.modifier.contains(Modifier::BOLD));
+    press(&mut state, KeyCode::Left);
+    assert_eq!(state.message, None);
+}
+
+#[test]
+fn a_daemon_without_a_model_has_empty_pages() {
+    let mut state = idle();
+    let Event::Snapshot(mut bare) = snapshot(vec![]) else {
+        unreachable!("that is what it is");
+    };
+    (bare.model, bare.plan, bare.measured) = (None, None, None);
+    bare.layers.clear();
+    feed(&mut state, Event::Snapshot(bare));
+    press(&mut state, KeyCode::Esc);
+    for (page, number) in Page::ALL.into_iter().zip('1'..) {
+        press(&mut state, KeyCode::Char(number));
+        pictures(&format!("empty_{}", page.name().to_lowercase()), &state);
+    }
+}
+
+#[test]
 fn levels_with_what_each_would_lead_to() {
     pictures("levels", &choosing());
 }
