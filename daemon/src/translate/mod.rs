@@ -188,10 +188,8 @@ impl Generation {
         started.blocks = blocks as u32;
         // The daemon holds the engine until its thread, which this is, has ended.
         let engine = self.engine.upgrade();
-        if let Some((engine, in_force)) = engine.and_then(|engine| {
-            let in_force = engine.in_force()?;
-            Some((engine, in_force))
-        }) {
+        let in_force = engine.as_ref().and_then(|engine| engine.in_force());
+        if let (Some(engine), Some(in_force)) = (engine, in_force) {
             let plan = &in_force.plan;
             started.level = plan.level.name().to_owned();
             started.exact &= plan::is_lossless(plan) && engine.multiplies_exactly(plan);

@@ -31,6 +31,8 @@ use crate::{
 const PASS_MS: u64 = 100;
 /// From here on, text and heat map stand beside each other.
 const BESIDE_COLUMNS: u16 = 120;
+/// From here on, there is room to say where the time of a pass goes.
+const ROOMY_ROWS: usize = 24;
 /// From here on, they stand below each other.
 const BELOW_ROWS: u16 = 30;
 
@@ -220,7 +222,10 @@ fn draw_text(screen: &mut Screen<'_, '_>, area: Rect, picture: &Canvas, is_lates
     let inner = screen.pane(area, &title(state), false);
     let (columns, rows) = (usize::from(inner.width), usize::from(inner.height));
     let mut lines = match is_latest {
-        true => panels::progress(picture, columns, false, paint),
+        true => {
+            let from = panels::work::streamed_from(state);
+            panels::work::progress(picture, from, columns, rows >= ROOMY_ROWS, paint)
+        }
         false => Vec::new(),
     };
     let legend = (rows >= 6).then(|| panels::legend(columns, paint));

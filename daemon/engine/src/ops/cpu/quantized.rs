@@ -8,7 +8,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
-use super::kernel::{self, Kernel, Output, Rows};
+use super::kernel::{self, COLUMNS_MAX, Kernel, Output, Rows};
 use crate::{
     format::{Format, Groups},
     residency::{Data, Weight},
@@ -22,8 +22,6 @@ const BLOCK: usize = 32;
 const BYTES: usize = 4;
 /// Rows of `x` that a tile of the output has, at most.
 const ROWS: usize = 6;
-/// Weight rows in a panel, at most.
-const COLUMNS_MAX: usize = 32;
 
 /// Words that packed rows take at a time.
 const PACKED_LEN: usize = 1 << 18;

@@ -64,7 +64,7 @@ unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: Output) {
 /// overlap each time.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn vector(values: &[f32; VECTOR]) -> __m256 {
+pub(in crate::ops::cpu) fn vector(values: &[f32; VECTOR]) -> __m256 {
     // SAFETY: a vector is as many numbers, of any bits.
     unsafe { mem::transmute(*values) }
 }
@@ -72,7 +72,7 @@ fn vector(values: &[f32; VECTOR]) -> __m256 {
 /// Numbers of a vector.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn numbers(vector: __m256) -> [f32; VECTOR] {
+pub(in crate::ops::cpu) fn numbers(vector: __m256) -> [f32; VECTOR] {
     // SAFETY: as above.
     unsafe { mem::transmute(vector) }
 }

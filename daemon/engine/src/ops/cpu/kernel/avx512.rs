@@ -75,7 +75,7 @@ unsafe fn tile_of<const ROWS: usize>(x: &[f32], panel: &[f32], out: Output) {
 /// overlap each time.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn vector(values: &[f32; VECTOR]) -> __m512 {
+pub(in crate::ops::cpu) fn vector(values: &[f32; VECTOR]) -> __m512 {
     // SAFETY: a vector is as many numbers, of any bits.
     unsafe { mem::transmute(*values) }
 }

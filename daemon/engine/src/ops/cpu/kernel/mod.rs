@@ -3,13 +3,10 @@
 //! program runs.
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(super) mod avx512;
 mod portable;
-
-#[cfg(target_arch = "x86_64")]
-pub(super) use self::{avx2::KERNEL as AVX2, avx512::KERNEL as AVX512};
 
 /// Numbers of the depth that are multiplied at a time: a panel of 32 weight rows takes 32 KiB then, and stays in a core's
 /// nearest cache while rows of `x` go by. A product is the sum of those of such blocks, each of them summed up one number

@@ -3,7 +3,10 @@
 
 use std::{arch::x86_64::*, mem};
 
-use super::{BLOCK, ByteKernel, Output, ROWS, Row, Tile, kernel::AVX2};
+use super::{
+    BLOCK, ByteKernel, Output, ROWS, Row, Tile,
+    kernel::avx2::{KERNEL as WORDS, numbers as numbers_of, vector},
+};
 
 const VECTOR: usize = 8;
 const COLUMNS: usize = 2 * VECTOR;
@@ -11,7 +14,7 @@ const COLUMNS: usize = 2 * VECTOR;
 pub(super) static KERNEL: ByteKernel = ByteKernel {
     lanes: VECTOR,
     columns: COLUMNS,
-    words: &AVX2,
+    words: &WORDS,
     round,
     // Not 8: their products have to be widened before any are added, and take the signs of weights besides. A tile alone was 1.2
     // times as fast as that of `f32` (four bits: 2.0, six: 1.6), and a single row of `q8_0` 0.9 times as fast as widened (a core
@@ -232,21 +235,7 @@ unsafe fn dot<const GROUP: usize>(weights: &Row<'_, u8>, x: &Row<'_, i8>) -> f32
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn vector(values: &[f32; VECTOR]) -> __m256 {
-    // SAFETY: a vector is as many numbers.
-    unsafe { mem::transmute(*values) }
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
 fn bytes(words: &[f32; VECTOR]) -> __m256i {
     // SAFETY: a vector is as many words, of any bits.
     unsafe { mem::transmute(*words) }
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn numbers_of(vector: __m256) -> [f32; VECTOR] {
-    // SAFETY: as above.
-    unsafe { mem::transmute(vector) }
 }

@@ -2,7 +2,10 @@
 
 use std::{arch::x86_64::*, mem};
 
-use super::{BLOCK, ByteKernel, Output, Row, Tile, kernel::AVX512};
+use super::{
+    BLOCK, ByteKernel, Output, Row, Tile,
+    kernel::avx512::{KERNEL as WORDS, vector},
+};
 
 const VECTOR: usize = 16;
 const LANES: usize = VECTOR;
@@ -11,7 +14,7 @@ const COLUMNS: usize = 2 * VECTOR;
 pub(super) static KERNEL: ByteKernel = ByteKernel {
     lanes: LANES,
     columns: COLUMNS,
-    words: &AVX512,
+    words: &WORDS,
     bits_max: 8,
     round,
     tiles: |groups| match groups.len {
@@ -200,11 +203,4 @@ unsafe fn dot<const GROUPS: usize>(weights: &Row<'_, u8>, x: &Row<'_, i8>) -> f3
     }
     let [even, odd, minima] = sums;
     _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(even, odd), minima))
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn vector(values: &[f32; VECTOR]) -> __m512 {
-    // SAFETY: a vector is as many numbers.
-    unsafe { mem::transmute(*values) }
 }
