@@ -130,7 +130,9 @@ impl Canvas {
         let Some(started) = &self.started else {
             return tokens;
         };
-        let next = tokens.last().map_or(0, |token| token.position + 1);
+        let next = tokens
+            .last()
+            .map_or(0, |token| token.position.saturating_add(1));
         let pins = started.pinned.iter().map(|pin| (pin.position, pin));
         let pins: HashMap<u32, &CanvasToken> = pins.collect();
         tokens.extend((next..started.length).map(|position| {

@@ -13,6 +13,7 @@ use sluice_proto::v1::{BlockDone, Notice, Pass, generation_event::Kind};
 
 pub use file::{Runs, load, save};
 pub use heat::Cell;
+use heat::Row;
 
 use crate::{
     canvas::{Canvas, NOTICES_MAX},
@@ -44,12 +45,13 @@ pub struct Recording {
 struct Kept {
     number: u32,
     block: u32,
+    row: Row,
     encoded: Box<[u8]>,
 }
 
 impl Kept {
     fn bytes(&self) -> usize {
-        size_of::<Self>() + self.encoded.len()
+        size_of::<Self>() + self.row.bytes() + self.encoded.len()
     }
 
     fn pass(&self) -> Option<Pass> {
@@ -204,6 +206,7 @@ impl Recording {
         let kept = Kept {
             number: pass.pass,
             block: pass.block,
+            row: Row::of(&pass.tokens),
             encoded: pass.encode_to_vec().into(),
         };
         self.bytes += kept.bytes();

@@ -5,6 +5,7 @@ use std::ops::Range;
 use sluice_proto::v1::{CanvasToken, TokenState};
 
 use super::Recording;
+use crate::json::read::POSITIONS_MAX;
 
 /// How things stood with one position after one pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,6 +22,80 @@ pub enum Cell {
     Pinned,
 }
 
+/// How the positions of a pass stood, two bytes each: whoever draws a map needs them of hundreds of passes at once.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Row {
+    first: u32,
+    cells: Box<[u16]>,
+}
+
+/// Confidences are kept in so many parts of 1, of which the limits of the classes are whole numbers.
+const PARTS: f32 = 8_000.0;
+/// Above the bits of a confidence; 0 is a position that the pass doesn't have.
+const MASKED: u16 = 1 << 13;
+const COMMITTED: u16 = 2 << 13;
+const PINNED: u16 = 3 << 13;
+const PROVISIONAL: u16 = 4 << 13;
+const FRESH: u16 = 5 << 13;
+/// The confidence that isn't known.
+const UNKNOWN: u16 = MASKED - 1;
+
+impl Row {
+    /// Of the tokens of a pass.
+    pub(super) fn of(tokens: &[CanvasToken]) -> Self {
+        let positions = || tokens.iter().map(|token| token.position);
+        let first = positions().min().unwrap_or(0);
+        let length = positions()
+            .max()
+            .map_or(0, |last| (last - first) as usize + 1);
+        let mut cells = vec![0; length.min(POSITIONS_MAX)];
+        for token in tokens {
+            if let Some(place) = cells.get_mut((token.position - first) as usize) {
+                *place = pack(cell(token));
+            }
+        }
+        Self {
+            first,
+            cells: cells.into(),
+        }
+    }
+
+    /// Bytes that it takes beside itself.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.cells)
+    }
+
+    /// How a position stood, if the pass has it.
+    fn at(&self, position: u32) -> Option<Cell> {
+        let offset = position.checked_sub(self.first)?;
+        let packed = *self.cells.get(offset as usize)?;
+        let known = packed & UNKNOWN;
+        let confidence = (known != UNKNOWN).then(|| f32::from(known) / PARTS);
+        match packed & !UNKNOWN {
+            MASKED => Some(Cell::Masked),
+            COMMITTED => Some(Cell::Committed),
+            PINNED => Some(Cell::Pinned),
+            PROVISIONAL => Some(Cell::Provisional(confidence)),
+            FRESH => Some(Cell::Fresh(confidence)),
+            _ => None,
+        }
+    }
+}
+
+fn pack(cell: Cell) -> u16 {
+    let parts = |confidence: Option<f32>| match confidence {
+        Some(p) => (p.clamp(0.0, 1.0) * PARTS).round() as u16,
+        None => UNKNOWN,
+    };
+    match cell {
+        Cell::Masked => MASKED,
+        Cell::Committed => COMMITTED,
+        Cell::Pinned => PINNED,
+        Cell::Provisional(confidence) => PROVISIONAL | parts(confidence),
+        Cell::Fresh(confidence) => FRESH | parts(confidence),
+    }
+}
+
 /// A position that was settled with its block.
 struct Settled<'a> {
     block: u32,
@@ -29,7 +104,7 @@ struct Settled<'a> {
 
 impl Recording {
     /// A column for each run of passes in `columns`, which shows how things stood after the last of them: a cell for each
-    /// position of `positions`. Nothing else is decoded.
+    /// position of `positions`.
     #[must_use]
     pub fn heat(&self, positions: Range<u32>, columns: &[Range<usize>]) -> Vec<Vec<Cell>> {
         let visible = positions.len();
@@ -58,20 +133,17 @@ impl Recording {
             let Some(kept) = self.passes.get(index) else {
                 return vec![Cell::Masked; visible];
             };
-            let mut cells: Vec<Cell> = (settled.iter().zip(&pinned))
-                .map(|(settled, is_pinned)| match settled {
-                    _ if *is_pinned => Cell::Pinned,
-                    Some(settled) if settled.block < kept.block => Cell::Committed,
-                    _ => Cell::Masked,
+            let places = positions.clone().zip(settled.iter().zip(&pinned));
+            places
+                .map(|(position, (settled, is_pinned))| {
+                    let of_block = kept.row.at(position);
+                    of_block.unwrap_or(match settled {
+                        _ if *is_pinned => Cell::Pinned,
+                        Some(settled) if settled.block < kept.block => Cell::Committed,
+                        _ => Cell::Masked,
+                    })
                 })
-                .collect();
-            let tokens = kept.pass().map(|pass| pass.tokens).unwrap_or_default();
-            for token in &tokens {
-                if let Some(offset) = at(token.position) {
-                    cells[offset] = cell(token);
-                }
-            }
-            cells
+                .collect()
         };
         let mut heat = Vec::with_capacity(columns.len());
         // What stood before the first column; before the first pass there was nothing.

@@ -173,6 +173,18 @@ fn the_heat_map_tells_when_each_token_was_settled() {
 }
 
 #[test]
+fn positions_beyond_any_canvas_are_left_out() {
+    let far = [0, 3, u32::MAX].map(|position| token(position, GUESS, 0.5));
+    let recording = recorded([pass(1, 0, far.to_vec())]);
+    assert!(recording.bytes < 1 << 20);
+    let heat = recording.heat(2..4, &recording.columns(1));
+    assert_eq!(heat, [[Cell::Masked, Cell::Provisional(Some(0.5))]]);
+    let end = recording.heat(u32::MAX - 1..u32::MAX, &recording.columns(1));
+    assert_eq!(end, [[Cell::Masked]]);
+    let _ = pictures(&recording);
+}
+
+#[test]
 fn columns_share_passes_out_evenly() {
     let recording = recorded((1..=7).map(|number| pass(number, 0, Vec::new())));
     assert_eq!(recording.columns(3), [0..2, 2..4, 4..7]);
