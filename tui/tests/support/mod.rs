@@ -6,6 +6,8 @@
     reason = "each test program uses its own part of this module"
 )]
 
+pub mod terminal;
+
 use std::{
     io::Write,
     path::PathBuf,
