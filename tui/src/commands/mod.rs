@@ -30,7 +30,8 @@ use crate::{
     cli::{Cli, Command},
     connection::{self, Daemon},
     dashboard,
-    output::{Failure, Out},
+    output::{Failure, Out, colour_allowed},
+    paint::{Glyphs, Paint, Theme},
 };
 
 /// Runs the command that was asked for.
@@ -43,10 +44,16 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
     match cli.command {
         None => {
             if !out.is_terminal() || !std::io::stdin().is_terminal() {
-                return Err(Failure::new("the dashboard needs a terminal")
-                    .with_hint("`sluice status` prints the same facts once, also as --json"));
+                // Whoever reads a pipe wants the figures, once.
+                let daemon = Daemon::connect(socket).await?;
+                return status::run(&daemon, false, out).await;
             }
-            dashboard::run(socket).await
+            let setup = dashboard::Setup {
+                socket,
+                paint: Paint::new(Theme::Terminal, Glyphs::Braille, colour_allowed()),
+                mouse: true,
+            };
+            dashboard::run(setup).await
         }
         Some(Command::Generate(arguments)) => {
             let request = generate::request(&arguments)?;

@@ -1,8 +1,15 @@
 //! Everything that can wake the dashboard, and everything it can ask for.
 
+use std::path::PathBuf;
+
 use crossterm::event::KeyEvent;
-use sluice_proto::v1::{Plan, Snapshot, generation_event::Kind};
+use sluice_proto::v1::{
+    Applied, ApplyRequest, FidelityResult, GenerateRequest, Model, Plan, PlanRequest, Snapshot,
+    generation_event::Kind,
+};
 use sluice_shared::level::Level;
+
+use super::view::Target;
 
 /// What happened.
 #[derive(Debug, Clone)]
@@ -11,6 +18,10 @@ pub enum Event {
     Key(KeyEvent),
     /// Text was pasted.
     Paste(String),
+    /// The mouse pressed on something.
+    Click(Target),
+    /// The wheel turned over something, by so many notches; downwards is positive.
+    Wheel(Option<Target>, isize),
     /// The screen has another size, or was given back after a suspension.
     Redraw,
     /// The clock moved on.
@@ -42,8 +53,10 @@ pub enum Event {
         /// Why.
         message: String,
     },
-    /// A cancellation or a change was answered, or failed.
+    /// Something was done as it was asked for.
     Told(String),
+    /// Something that was asked for can't be had.
+    Failed(String),
     /// The daemon said what a level would lead to, or why it can't be.
     Planned {
         /// Which.
@@ -51,8 +64,32 @@ pub enum Event {
         /// What it said.
         answer: Result<Box<Plan>, String>,
     },
-    /// How far weights are converted for the level that we asked for; nothing once they are.
-    Converting(Option<String>),
+    /// What a change that was asked for will lead to, and what was in force.
+    Changing {
+        /// What will be in force.
+        plan: Box<Plan>,
+        /// What was.
+        before: Box<Plan>,
+    },
+    /// How far weights are converted for the level that we asked for, in bytes of bytes; nothing once they are.
+    Converting(Option<(u64, u64)>),
+    /// A change that was asked for is in force.
+    Applied(Box<Applied>),
+    /// A change that was asked for failed.
+    ApplyFailed(String),
+    /// How far a measurement of fidelity is: passes of passes.
+    Measuring {
+        /// Its request.
+        request_id: u64,
+        /// Passes done.
+        done: u32,
+        /// Of so many.
+        total: u32,
+    },
+    /// How faithful a level is, or why that isn't known.
+    Measured(Result<Box<FidelityResult>, String>),
+    /// The models that the daemon knows.
+    Models(Vec<Model>),
     /// Somebody asked the process to end.
     Terminate,
 }
@@ -60,16 +97,41 @@ pub enum Event {
 /// What the runtime is to do, decided by the update and carried out beside it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
-    /// Send a prompt as a conversation of one turn.
-    Generate(String),
+    /// Send a request of our own.
+    Generate(Box<GenerateRequest>),
     /// Stop a request.
     Cancel(u64),
     /// Follow this request and no other.
     Watch(Option<u64>),
-    /// Ask what each level would lead to.
-    AskPlans,
-    /// Put a level in force.
-    Apply(Level),
+    /// Ask what these levels would lead to, all else as in the request.
+    AskPlans(Vec<Level>, Box<PlanRequest>),
+    /// Put another level, budget or choice in force.
+    Apply(Box<ApplyRequest>),
+    /// Go back to the checkpoint's own weights.
+    Restore,
+    /// Measure how faithful a level is.
+    Measure(Level),
+    /// Ask for the models.
+    ListModels,
+    /// Put a model in the present one's place, by its name or path.
+    Load(String),
+    /// Stop the load that is under way.
+    CancelLoad,
+    /// Let the model go.
+    Unload,
+    /// Stop a download.
+    CancelPull(String),
+    /// Stop a job.
+    CancelJob(u64),
+    /// Code a model, by its name, into a file.
+    Compress {
+        /// The model.
+        name: String,
+        /// The file.
+        output: PathBuf,
+    },
+    /// Let the mouse choose and scroll, or leave it to the terminal.
+    Mouse(bool),
     /// Hand the terminal back and stop the process until it is continued.
     Suspend,
     /// End.

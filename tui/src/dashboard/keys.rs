@@ -1,20 +1,88 @@
-//! The keys: one table for each mode, read by the update and by the help alike.
+//! The keys: tables that the update and the help read alike.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+/// What fills the screen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Page {
+    /// Everything at a glance.
+    #[default]
+    Overview,
+    /// What memory holds, and where each layer is.
+    Memory,
+    /// One request's text as it takes shape.
+    Canvas,
+    /// Conversations.
+    Chat,
+    /// Levels, budgets and the dial.
+    Levels,
+    /// Jobs and models.
+    Jobs,
+}
+
+impl Page {
+    /// All of them, as their keys count them.
+    pub const ALL: [Self; 6] = [
+        Self::Overview,
+        Self::Memory,
+        Self::Canvas,
+        Self::Chat,
+        Self::Levels,
+        Self::Jobs,
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Overview => "Overview",
+            Self::Memory => "Memory",
+            Self::Canvas => "Canvas",
+            Self::Chat => "Chat",
+            Self::Levels => "Levels",
+            Self::Jobs => "Jobs",
+        }
+    }
+
+    /// Whether a prompt can be written on it.
+    #[must_use]
+    pub fn has_prompt(self) -> bool {
+        matches!(self, Self::Overview | Self::Chat)
+    }
+
+    fn bindings(self) -> &'static [Binding] {
+        match self {
+            Self::Overview => OVERVIEW,
+            Self::Memory => MEMORY,
+            Self::Canvas => CANVAS,
+            Self::Chat => CHAT,
+            Self::Levels => LEVELS,
+            Self::Jobs => JOBS,
+        }
+    }
+}
 
 /// What has the keyboard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
+    /// The page itself.
+    Page,
     /// The prompt line.
     Prompt,
-    /// The list of requests.
-    Requests,
     /// The help overlay.
     Help,
     /// A question that wants a yes or a no.
     Confirm,
-    /// The list of levels.
-    Levels,
+    /// The line that takes commands.
+    Command,
+    /// The line that filters lists.
+    Filter,
+    /// The form of what requests ask for.
+    Options,
+    /// A field of the form.
+    Field,
+    /// Choosing the words of an answer that are written anew.
+    Mask,
 }
 
 /// What a key does.
@@ -24,42 +92,88 @@ pub enum Action {
     Quit,
     /// Stop the process until it is continued.
     Suspend,
-    /// Send the prompt.
-    Send,
-    /// Move between prompt and requests.
-    SwitchFocus,
     /// Close, leave or cancel, whichever is innermost.
     Escape,
     /// Show the keys.
     Help,
     /// Show the keys, or write the character where there is text already.
     HelpIfEmpty,
-    /// Close the help.
-    CloseHelp,
-    /// Select what is above, or scroll the help.
-    SelectPrevious,
-    /// Select what is below, or scroll the help.
-    SelectNext,
-    /// Show the levels.
-    OpenLevels,
-    /// Put the selected level in force.
-    ApplyLevel,
-    /// Close the levels.
-    CloseLevels,
-    /// Recall the prompt before.
-    RecallPrevious,
-    /// Recall the prompt after.
-    RecallNext,
-    /// Ask whether to cancel the selected request.
-    AskCancel,
+    /// Go to a page.
+    Go(Page),
+    /// Move between the parts of a page, and its prompt.
+    NextPane,
+    /// Write a prompt.
+    Write,
+    /// Open the line that takes commands.
+    Command,
+    /// Open the line that filters.
+    Filter,
+    /// Open the form of what requests ask for.
+    Options,
+    /// Hold what is shown, or go on.
+    Freeze,
+    /// Next theme.
+    Theme,
+    /// One up.
+    Up,
+    /// One down.
+    Down,
+    /// One to the left.
+    Left,
+    /// One to the right.
+    Right,
+    /// Some up.
+    PageUp,
+    /// Some down.
+    PageDown,
+    /// To the beginning.
+    First,
+    /// To the end.
+    Last,
+    /// Open, send or apply what is selected.
+    Enter,
+    /// Stop what is selected; asks first.
+    Cancel,
     /// Answer a question with yes.
     Yes,
     /// Answer a question with no.
     No,
-    /// Scroll the canvas towards its start.
-    ScrollUp,
-    /// Scroll the canvas towards its end.
-    ScrollDown,
+    /// Complete the word.
+    Complete,
+    /// Play the passes of a request.
+    Play,
+    /// Text, heat map, or both.
+    Heat,
+    /// Save the selected request.
+    Save,
+    /// The request before.
+    PreviousRequest,
+    /// The request after.
+    NextRequest,
+    /// A new conversation.
+    NewConversation,
+    /// The conversation before.
+    PreviousConversation,
+    /// The conversation after.
+    NextConversation,
+    /// Forget a conversation; asks first.
+    ForgetConversation,
+    /// Choose words of an answer to be written anew.
+    Mask,
+    /// Ask for the answer once more.
+    Again,
+    /// Begin or end the chosen span.
+    Mark,
+    /// Set the budget.
+    Budget,
+    /// Measure the fidelity of the selected level.
+    Measure,
+    /// Back to the checkpoint's own weights.
+    Restore,
+    /// Let the model go.
+    Unload,
+    /// Back to the default.
+    Clear,
 }
 
 /// One line of a table.
@@ -77,155 +191,601 @@ pub struct Binding {
 
 const NONE: KeyModifiers = KeyModifiers::NONE;
 const CONTROL: KeyModifiers = KeyModifiers::CONTROL;
+const ALT: KeyModifiers = KeyModifiers::ALT;
 
-macro_rules! binding {
-    ([$($code:expr, $modifiers:expr);+], $label:literal, $help:literal, $action:ident) => {
-        Binding {
-            keys: &[$(($code, $modifiers)),+],
-            label: $label,
-            help: $help,
-            action: Action::$action,
-        }
+const fn code(code: KeyCode) -> (KeyCode, KeyModifiers) {
+    (code, NONE)
+}
+
+const fn letter(letter: char) -> (KeyCode, KeyModifiers) {
+    (KeyCode::Char(letter), NONE)
+}
+
+const fn control(letter: char) -> (KeyCode, KeyModifiers) {
+    (KeyCode::Char(letter), CONTROL)
+}
+
+const fn bind(
+    keys: &'static [(KeyCode, KeyModifiers)],
+    label: &'static str,
+    help: &'static str,
+    action: Action,
+) -> Binding {
+    Binding {
+        keys,
+        label,
+        help,
+        action,
+    }
+}
+
+/// The same keys move everywhere; a page tells what they move.
+macro_rules! movement {
+    (up: $help:literal) => {
+        bind(
+            &[code(KeyCode::Up), letter('k')],
+            "Up, k",
+            $help,
+            Action::Up,
+        )
+    };
+    (down: $help:literal) => {
+        bind(
+            &[code(KeyCode::Down), letter('j')],
+            "Down, j",
+            $help,
+            Action::Down,
+        )
+    };
+    (left: $help:literal) => {
+        bind(
+            &[code(KeyCode::Left), letter('h')],
+            "Left, h",
+            $help,
+            Action::Left,
+        )
+    };
+    (right: $help:literal) => {
+        bind(
+            &[code(KeyCode::Right), letter('l')],
+            "Right, l",
+            $help,
+            Action::Right,
+        )
+    };
+    (first: $help:literal) => {
+        bind(
+            &[code(KeyCode::Home), letter('g')],
+            "Home, g",
+            $help,
+            Action::First,
+        )
+    };
+    (last: $help:literal) => {
+        bind(
+            &[code(KeyCode::End), letter('G')],
+            "End, G",
+            $help,
+            Action::Last,
+        )
+    };
+    (page_up: $help:literal) => {
+        bind(
+            &[code(KeyCode::PageUp), control('u')],
+            "PgUp",
+            $help,
+            Action::PageUp,
+        )
+    };
+    (page_down: $help:literal) => {
+        bind(
+            &[code(KeyCode::PageDown), control('d')],
+            "PgDn",
+            $help,
+            Action::PageDown,
+        )
     };
 }
 
 /// Keys that do the same in every mode.
-pub const ANYWHERE: &[Binding] = &[
-    binding!([KeyCode::Char('c'), CONTROL], "Ctrl-C", "quit", Quit),
-    binding!([KeyCode::Char('z'), CONTROL], "Ctrl-Z", "suspend", Suspend),
-    binding!(
-        [KeyCode::PageUp, NONE],
-        "PgUp",
-        "scroll the canvas up",
-        ScrollUp
+pub static ANYWHERE: &[Binding] = &[
+    bind(&[control('c')], "Ctrl-C", "quit", Action::Quit),
+    bind(&[control('z')], "Ctrl-Z", "suspend", Action::Suspend),
+];
+
+/// Keys that do the same on all pages.
+pub static PAGES: &[Binding] = &[
+    bind(
+        &[letter('?'), code(KeyCode::F(1))],
+        "?",
+        "help",
+        Action::Help,
     ),
-    binding!(
-        [KeyCode::PageDown, NONE],
-        "PgDn",
-        "scroll it down",
-        ScrollDown
+    bind(&[letter('q')], "q", "quit", Action::Quit),
+    bind(&[letter('1')], "1", "overview", Action::Go(Page::Overview)),
+    bind(
+        &[letter('2')],
+        "2",
+        "memory and layers",
+        Action::Go(Page::Memory),
+    ),
+    bind(&[letter('3')], "3", "canvas", Action::Go(Page::Canvas)),
+    bind(&[letter('4')], "4", "chat", Action::Go(Page::Chat)),
+    bind(
+        &[letter('5'), code(KeyCode::F(2)), letter('L')],
+        "5, F2",
+        "levels",
+        Action::Go(Page::Levels),
+    ),
+    bind(
+        &[letter('6')],
+        "6",
+        "jobs and models",
+        Action::Go(Page::Jobs),
+    ),
+    bind(&[letter(':')], ":", "command", Action::Command),
+    bind(
+        &[letter('o'), code(KeyCode::F(3))],
+        "o, F3",
+        "options of requests",
+        Action::Options,
+    ),
+    bind(&[letter('f')], "f", "freeze, or go on", Action::Freeze),
+    bind(&[letter('t')], "t", "next theme", Action::Theme),
+    bind(&[letter('i')], "i", "write a prompt", Action::Write),
+    bind(
+        &[code(KeyCode::Esc)],
+        "Esc",
+        "close; twice: cancel own",
+        Action::Escape,
     ),
 ];
 
 /// Keys of the prompt line; every other key writes or moves in it.
-pub const PROMPT: &[Binding] = &[
-    binding!([KeyCode::Enter, NONE], "Enter", "send the prompt", Send),
-    binding!([KeyCode::Tab, NONE; KeyCode::BackTab, KeyModifiers::SHIFT], "Tab", "go to the requests", SwitchFocus),
-    binding!(
-        [KeyCode::Up, NONE],
-        "Up",
-        "recall an earlier prompt",
-        RecallPrevious
+pub static PROMPT: &[Binding] = &[
+    bind(&[code(KeyCode::Enter)], "Enter", "send", Action::Enter),
+    bind(
+        &[code(KeyCode::Tab), (KeyCode::BackTab, KeyModifiers::SHIFT)],
+        "Tab",
+        "leave for the page",
+        Action::NextPane,
     ),
-    binding!(
-        [KeyCode::Down, NONE],
+    bind(&[code(KeyCode::F(1))], "F1", "help", Action::Help),
+    bind(
+        &[code(KeyCode::F(2))],
+        "F2",
+        "levels",
+        Action::Go(Page::Levels),
+    ),
+    bind(&[code(KeyCode::F(3))], "F3", "options", Action::Options),
+    bind(&[code(KeyCode::Up)], "Up", "an earlier prompt", Action::Up),
+    bind(
+        &[code(KeyCode::Down)],
         "Down",
-        "recall a later prompt",
-        RecallNext
+        "a later prompt",
+        Action::Down,
     ),
-    binding!(
-        [KeyCode::Esc, NONE],
+    bind(
+        &[code(KeyCode::Esc)],
         "Esc",
-        "leave, or twice: cancel own",
-        Escape
+        "leave; twice: cancel own",
+        Action::Escape,
     ),
-    binding!([KeyCode::F(1), NONE], "F1", "help", Help),
-    binding!([KeyCode::F(2), NONE], "F2", "levels", OpenLevels),
-    binding!(
-        [KeyCode::Char('?'), NONE],
+    bind(
+        &[code(KeyCode::PageUp)],
+        "PgUp",
+        "scroll up",
+        Action::PageUp,
+    ),
+    bind(
+        &[code(KeyCode::PageDown)],
+        "PgDn",
+        "scroll down",
+        Action::PageDown,
+    ),
+    bind(
+        &[control('n')],
+        "Ctrl-N",
+        "new conversation",
+        Action::NewConversation,
+    ),
+    bind(
+        &[letter('?')],
         "?",
-        "help, while the prompt is empty",
-        HelpIfEmpty
+        "help, while nothing is written",
+        Action::HelpIfEmpty,
+    ),
+    bind(
+        &[(KeyCode::Char('1'), ALT)],
+        "Alt-1",
+        "overview",
+        Action::Go(Page::Overview),
+    ),
+    bind(
+        &[(KeyCode::Char('2'), ALT)],
+        "Alt-2",
+        "memory and layers",
+        Action::Go(Page::Memory),
+    ),
+    bind(
+        &[(KeyCode::Char('3'), ALT)],
+        "Alt-3",
+        "canvas",
+        Action::Go(Page::Canvas),
+    ),
+    bind(
+        &[(KeyCode::Char('4'), ALT)],
+        "Alt-4",
+        "chat",
+        Action::Go(Page::Chat),
+    ),
+    bind(
+        &[(KeyCode::Char('5'), ALT)],
+        "Alt-5",
+        "levels",
+        Action::Go(Page::Levels),
+    ),
+    bind(
+        &[(KeyCode::Char('6'), ALT)],
+        "Alt-6",
+        "jobs and models",
+        Action::Go(Page::Jobs),
     ),
 ];
 
-/// Keys of the request list.
-pub const REQUESTS: &[Binding] = &[
-    binding!([KeyCode::Char('?'), NONE; KeyCode::F(1), NONE; KeyCode::Char('h'), NONE], "?", "help", Help),
-    binding!([KeyCode::Char('q'), NONE], "q", "quit", Quit),
-    binding!([KeyCode::Tab, NONE; KeyCode::BackTab, KeyModifiers::SHIFT; KeyCode::Enter, NONE; KeyCode::Char('i'), NONE], "Tab", "go to the prompt", SwitchFocus),
-    binding!([KeyCode::Up, NONE; KeyCode::Char('k'), NONE], "Up, k", "select the request above", SelectPrevious),
-    binding!([KeyCode::Down, NONE; KeyCode::Char('j'), NONE], "Down, j", "select the one below", SelectNext),
-    binding!(
-        [KeyCode::Char('x'), NONE],
+/// Keys of the overview.
+pub static OVERVIEW: &[Binding] = &[
+    movement!(up: "select the request above"),
+    movement!(down: "select the one below"),
+    bind(
+        &[code(KeyCode::Enter)],
+        "Enter",
+        "show it large",
+        Action::Enter,
+    ),
+    bind(&[letter('x')], "x", "cancel it, asks first", Action::Cancel),
+    bind(
+        &[letter('l')],
+        "l",
+        "choose a level",
+        Action::Go(Page::Levels),
+    ),
+    bind(&[letter('/')], "/", "filter the requests", Action::Filter),
+    bind(
+        &[code(KeyCode::Tab), (KeyCode::BackTab, KeyModifiers::SHIFT)],
+        "Tab",
+        "go to the prompt",
+        Action::NextPane,
+    ),
+    movement!(page_up: "scroll the canvas up"),
+    movement!(page_down: "scroll it down"),
+];
+
+/// Keys of the memory page.
+pub static MEMORY: &[Binding] = &[
+    movement!(left: "the layer before"),
+    movement!(right: "the layer after"),
+    movement!(first: "the first layer"),
+    movement!(last: "the last layer"),
+];
+
+/// Keys of the canvas page.
+pub static CANVAS: &[Binding] = &[
+    movement!(left: "the pass before"),
+    movement!(right: "the pass after"),
+    movement!(first: "the first pass"),
+    movement!(last: "the latest, live"),
+    bind(&[letter(' ')], "Space", "play, or hold", Action::Play),
+    bind(&[letter('m')], "m", "text, heat map, both", Action::Heat),
+    bind(&[letter('s')], "s", "save the run", Action::Save),
+    movement!(up: "scroll up"),
+    movement!(down: "scroll down"),
+    movement!(page_up: "scroll far up"),
+    movement!(page_down: "scroll far down"),
+    bind(
+        &[letter('[')],
+        "[",
+        "the request before",
+        Action::PreviousRequest,
+    ),
+    bind(
+        &[letter(']')],
+        "]",
+        "the request after",
+        Action::NextRequest,
+    ),
+    bind(&[letter('x')], "x", "cancel it, asks first", Action::Cancel),
+];
+
+/// Keys of the chat page.
+pub static CHAT: &[Binding] = &[
+    movement!(up: "select the message above"),
+    movement!(down: "select the one below"),
+    bind(
+        &[letter('e')],
+        "e",
+        "rewrite words of an answer",
+        Action::Mask,
+    ),
+    bind(&[letter('r')], "r", "answer once more", Action::Again),
+    bind(
+        &[letter('n'), control('n')],
+        "n",
+        "new conversation",
+        Action::NewConversation,
+    ),
+    bind(
+        &[letter('[')],
+        "[",
+        "the conversation before",
+        Action::PreviousConversation,
+    ),
+    bind(
+        &[letter(']')],
+        "]",
+        "the conversation after",
+        Action::NextConversation,
+    ),
+    bind(
+        &[letter('d')],
+        "d",
+        "forget it, asks first",
+        Action::ForgetConversation,
+    ),
+    bind(
+        &[
+            code(KeyCode::Enter),
+            code(KeyCode::Tab),
+            (KeyCode::BackTab, KeyModifiers::SHIFT),
+        ],
+        "Tab",
+        "go to the prompt",
+        Action::NextPane,
+    ),
+    bind(&[letter('x')], "x", "cancel what runs", Action::Cancel),
+    movement!(page_up: "scroll up"),
+    movement!(page_down: "scroll down"),
+];
+
+/// Keys of the levels.
+pub static LEVELS: &[Binding] = &[
+    bind(
+        &[code(KeyCode::Enter)],
+        "Enter",
+        "put it in force",
+        Action::Enter,
+    ),
+    movement!(up: "select the one above"),
+    movement!(down: "select the one below"),
+    bind(
+        &[
+            code(KeyCode::Tab),
+            (KeyCode::BackTab, KeyModifiers::SHIFT),
+            code(KeyCode::Left),
+            code(KeyCode::Right),
+        ],
+        "Tab",
+        "levels, or the dial",
+        Action::NextPane,
+    ),
+    bind(&[letter('b')], "b", "try another budget", Action::Budget),
+    bind(&[letter('m')], "m", "measure its fidelity", Action::Measure),
+    bind(
+        &[letter('R')],
+        "R",
+        "restore the checkpoint's weights",
+        Action::Restore,
+    ),
+    bind(
+        &[letter('x')],
         "x",
-        "cancel the selected, asks first",
-        AskCancel
+        "cancel the measurement",
+        Action::Cancel,
     ),
-    binding!([KeyCode::Char('l'), NONE; KeyCode::F(2), NONE], "l", "choose a level", OpenLevels),
-    binding!(
-        [KeyCode::Char('u'), CONTROL],
-        "Ctrl-U",
-        "scroll the canvas up",
-        ScrollUp
+];
+
+/// Keys of the jobs.
+pub static JOBS: &[Binding] = &[
+    movement!(up: "select the one above"),
+    movement!(down: "select the one below"),
+    bind(
+        &[code(KeyCode::Enter)],
+        "Enter",
+        "load the selected model",
+        Action::Enter,
     ),
-    binding!(
-        [KeyCode::Char('d'), CONTROL],
-        "Ctrl-D",
-        "scroll it down",
-        ScrollDown
+    bind(
+        &[letter('x')],
+        "x",
+        "cancel the selected job",
+        Action::Cancel,
     ),
-    binding!([KeyCode::Esc, NONE], "Esc", "twice: cancel own", Escape),
+    bind(
+        &[letter('u')],
+        "u",
+        "unload the model, asks first",
+        Action::Unload,
+    ),
+    bind(&[letter('/')], "/", "filter", Action::Filter),
 ];
 
 /// Keys of the help overlay.
-pub const HELP: &[Binding] = &[
-    binding!(
-        [KeyCode::Esc, NONE; KeyCode::Char('?'), NONE; KeyCode::Char('q'), NONE; KeyCode::F(1), NONE; KeyCode::Enter, NONE],
+pub static HELP: &[Binding] = &[
+    bind(
+        &[
+            code(KeyCode::Esc),
+            letter('?'),
+            letter('q'),
+            code(KeyCode::F(1)),
+            code(KeyCode::Enter),
+        ],
         "Esc, ?",
         "close the help",
-        CloseHelp
+        Action::Escape,
     ),
-    binding!([KeyCode::Up, NONE; KeyCode::Char('k'), NONE], "Up, k", "scroll up", SelectPrevious),
-    binding!([KeyCode::Down, NONE; KeyCode::Char('j'), NONE], "Down, j", "scroll down", SelectNext),
+    movement!(up: "scroll up"),
+    movement!(down: "scroll down"),
+    movement!(page_up: "scroll far up"),
+    movement!(page_down: "scroll far down"),
+    bind(&[letter('/')], "/", "find a key", Action::Filter),
 ];
 
 /// Keys of a question.
-pub const CONFIRM: &[Binding] = &[
-    binding!([KeyCode::Char('y'), NONE], "y", "yes", Yes),
-    binding!([KeyCode::Char('n'), NONE; KeyCode::Esc, NONE], "n, Esc", "no", No),
+pub static CONFIRM: &[Binding] = &[
+    bind(&[letter('y')], "y", "yes", Action::Yes),
+    bind(
+        &[letter('n'), code(KeyCode::Esc), letter('q')],
+        "n, Esc",
+        "no",
+        Action::No,
+    ),
 ];
 
-/// Keys of the list of levels.
-pub const LEVELS: &[Binding] = &[
-    binding!([KeyCode::Esc, NONE; KeyCode::Char('L'), NONE; KeyCode::Char('q'), NONE; KeyCode::F(2), NONE], "Esc, L", "close the levels", CloseLevels),
-    binding!(
-        [KeyCode::Enter, NONE],
+/// Keys of the line that takes commands; every other key writes.
+pub static COMMAND: &[Binding] = &[
+    bind(&[code(KeyCode::Enter)], "Enter", "do it", Action::Enter),
+    bind(&[code(KeyCode::Tab)], "Tab", "complete", Action::Complete),
+    bind(&[code(KeyCode::Up)], "Up", "an earlier command", Action::Up),
+    bind(&[code(KeyCode::Down)], "Down", "a later one", Action::Down),
+    bind(&[code(KeyCode::Esc)], "Esc", "leave", Action::Escape),
+];
+
+/// Keys of the line that filters; every other key writes.
+pub static FILTER: &[Binding] = &[
+    bind(
+        &[code(KeyCode::Enter)],
         "Enter",
-        "put it in force",
-        ApplyLevel
+        "keep the filter",
+        Action::Enter,
     ),
-    binding!([KeyCode::Up, NONE; KeyCode::Char('k'), NONE], "Up, k", "select the one above", SelectPrevious),
-    binding!([KeyCode::Down, NONE; KeyCode::Char('j'), NONE], "Down, j", "select the one below", SelectNext),
-    binding!([KeyCode::Char('?'), NONE; KeyCode::F(1), NONE], "?", "help", Help),
+    bind(
+        &[code(KeyCode::Esc)],
+        "Esc",
+        "show all again",
+        Action::Escape,
+    ),
+];
+
+/// Keys of the form.
+pub static OPTIONS: &[Binding] = &[
+    movement!(up: "the field above"),
+    movement!(down: "the field below"),
+    bind(&[code(KeyCode::Enter)], "Enter", "change it", Action::Enter),
+    bind(
+        &[code(KeyCode::Delete), code(KeyCode::Backspace), letter('d')],
+        "Del, d",
+        "back to the default",
+        Action::Clear,
+    ),
+    bind(
+        &[
+            code(KeyCode::Esc),
+            letter('o'),
+            letter('q'),
+            code(KeyCode::F(3)),
+        ],
+        "Esc, o",
+        "close",
+        Action::Escape,
+    ),
+    bind(
+        &[letter('?'), code(KeyCode::F(1))],
+        "?",
+        "help",
+        Action::Help,
+    ),
+];
+
+/// Keys of a field of the form; every other key writes.
+pub static FIELD: &[Binding] = &[
+    bind(&[code(KeyCode::Enter)], "Enter", "take it", Action::Enter),
+    bind(
+        &[code(KeyCode::Tab)],
+        "Tab",
+        "next choice",
+        Action::Complete,
+    ),
+    bind(
+        &[code(KeyCode::Esc)],
+        "Esc",
+        "leave as it was",
+        Action::Escape,
+    ),
+];
+
+/// Keys while words of an answer are chosen.
+pub static MASK: &[Binding] = &[
+    movement!(left: "the word before"),
+    movement!(right: "the word after"),
+    movement!(up: "a line up"),
+    movement!(down: "a line down"),
+    bind(
+        &[letter(' '), letter('v')],
+        "Space",
+        "begin the span here",
+        Action::Mark,
+    ),
+    bind(
+        &[code(KeyCode::Enter)],
+        "Enter",
+        "write the span anew",
+        Action::Enter,
+    ),
+    bind(
+        &[code(KeyCode::Esc), letter('q')],
+        "Esc",
+        "leave the answer as it is",
+        Action::Escape,
+    ),
+    bind(
+        &[letter('?'), code(KeyCode::F(1))],
+        "?",
+        "help",
+        Action::Help,
+    ),
 ];
 
 /// Every table with its heading, as the help shows them.
-pub const TABLES: &[(&str, &[Binding])] = &[
-    ("In the prompt", PROMPT),
-    ("In the requests", REQUESTS),
-    ("In the levels", LEVELS),
-    ("In a question", CONFIRM),
-    ("In this help", HELP),
+pub static TABLES: &[(&str, &[Binding])] = &[
+    ("On every page", PAGES),
+    ("Prompt", PROMPT),
+    ("Overview", OVERVIEW),
+    ("Memory", MEMORY),
+    ("Canvas", CANVAS),
+    ("Chat", CHAT),
+    ("Words of an answer", MASK),
+    ("Levels", LEVELS),
+    ("Jobs", JOBS),
+    ("Options", OPTIONS),
+    ("A field", FIELD),
+    ("Command", COMMAND),
+    ("Filter", FILTER),
+    ("Question", CONFIRM),
+    ("This help", HELP),
     ("Anywhere", ANYWHERE),
 ];
 
 impl Mode {
-    /// The table of this mode.
+    /// The tables that hold, the innermost first.
     #[must_use]
-    pub fn bindings(self) -> &'static [Binding] {
-        match self {
+    pub fn tables(self, page: Page) -> [&'static [Binding]; 3] {
+        let own = match self {
+            Self::Page => return [page.bindings(), PAGES, ANYWHERE],
             Self::Prompt => PROMPT,
-            Self::Requests => REQUESTS,
             Self::Help => HELP,
             Self::Confirm => CONFIRM,
-            Self::Levels => LEVELS,
-        }
+            Self::Command => COMMAND,
+            Self::Filter => FILTER,
+            Self::Options => OPTIONS,
+            Self::Field => FIELD,
+            Self::Mask => MASK,
+        };
+        [own, ANYWHERE, &[]]
     }
 
-    /// What a key does in this mode; `None` where the tables don't name it.
+    /// What a key does; `None` where the tables don't name it.
     #[must_use]
-    pub fn action(self, key: &KeyEvent) -> Option<Action> {
+    pub fn action(self, page: Page, key: &KeyEvent) -> Option<Action> {
         let matches = |binding: &&Binding| {
             binding.keys.iter().any(|(code, modifiers)| {
                 // Terminals differ on whether SHIFT comes with '?' or a capital letter.
@@ -236,8 +796,17 @@ impl Mode {
                 *code == key.code && *modifiers == pressed
             })
         };
-        let mut all = self.bindings().iter().chain(ANYWHERE);
+        let mut all = self.tables(page).into_iter().flatten();
         all.find(matches).map(|binding| binding.action)
+    }
+
+    /// Whether keys that no table names are written somewhere.
+    #[must_use]
+    pub fn writes(self) -> bool {
+        matches!(
+            self,
+            Self::Prompt | Self::Command | Self::Filter | Self::Field
+        )
     }
 }
 
@@ -245,12 +814,16 @@ impl Mode {
 mod tests {
     use super::*;
 
-    const MODES: [Mode; 5] = [
+    const MODES: [Mode; 9] = [
+        Mode::Page,
         Mode::Prompt,
-        Mode::Requests,
         Mode::Help,
         Mode::Confirm,
-        Mode::Levels,
+        Mode::Command,
+        Mode::Filter,
+        Mode::Options,
+        Mode::Field,
+        Mode::Mask,
     ];
 
     fn key(code: KeyCode, modifiers: KeyModifiers) -> KeyEvent {
@@ -259,47 +832,78 @@ mod tests {
 
     #[test]
     fn no_table_binds_a_key_twice() {
-        for mode in MODES {
-            let all = mode.bindings().iter().chain(ANYWHERE);
-            let keys: Vec<_> = all.flat_map(|binding| binding.keys).collect();
-            for (index, a) in keys.iter().enumerate() {
-                assert!(!keys[index + 1..].contains(a), "{mode:?} binds {a:?} twice");
+        for (mode, page) in MODES
+            .iter()
+            .flat_map(|mode| Page::ALL.map(|page| (*mode, page)))
+        {
+            for table in mode.tables(page) {
+                let keys: Vec<_> = table.iter().flat_map(|binding| binding.keys).collect();
+                for (index, a) in keys.iter().enumerate() {
+                    assert!(!keys[index + 1..].contains(a), "{mode:?} binds {a:?} twice");
+                }
             }
         }
     }
 
     #[test]
-    fn control_c_quits_everywhere_and_q_only_outside_the_prompt() {
-        for mode in MODES {
-            let action = mode.action(&key(KeyCode::Char('c'), CONTROL));
-            assert_eq!(action, Some(Action::Quit));
+    fn no_page_hides_a_key_that_all_pages_have() {
+        for page in Page::ALL {
+            let own: Vec<_> = page.bindings().iter().flat_map(|b| b.keys).collect();
+            for binding in PAGES.iter().chain(ANYWHERE) {
+                for key in binding.keys {
+                    assert!(!own.contains(&key), "{page:?} hides {}", binding.label);
+                }
+            }
         }
-        let q = key(KeyCode::Char('q'), NONE);
-        assert_eq!(Mode::Requests.action(&q), Some(Action::Quit));
-        assert_eq!(Mode::Prompt.action(&q), None);
-        assert_eq!(Mode::Confirm.action(&q), None);
+    }
+
+    #[test]
+    fn every_table_is_in_the_help() {
+        for mode in MODES {
+            for page in Page::ALL {
+                for table in mode.tables(page) {
+                    let listed = TABLES
+                        .iter()
+                        .any(|(_, listed)| std::ptr::eq(*listed, table));
+                    assert!(listed || table.is_empty(), "{mode:?} on {page:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn control_c_quits_everywhere_and_q_only_where_nothing_is_written() {
+        for mode in MODES {
+            let action = mode.action(Page::Chat, &key(KeyCode::Char('c'), CONTROL));
+            assert_eq!(action, Some(Action::Quit));
+            let q = mode.action(Page::Chat, &key(KeyCode::Char('q'), NONE));
+            assert_eq!(q.is_none(), mode.writes(), "{mode:?}");
+        }
     }
 
     #[test]
     fn a_question_mark_with_shift_is_a_question_mark() {
         let shifted = key(KeyCode::Char('?'), KeyModifiers::SHIFT);
-        assert_eq!(Mode::Requests.action(&shifted), Some(Action::Help));
+        let action = Mode::Page.action(Page::Overview, &shifted);
+        assert_eq!(action, Some(Action::Help));
     }
 
     #[test]
     fn a_capital_letter_is_told_from_a_small_one() {
-        let capital = key(KeyCode::Char('L'), KeyModifiers::SHIFT);
-        assert_eq!(Mode::Levels.action(&capital), Some(Action::CloseLevels));
-        assert_eq!(Mode::Requests.action(&capital), None);
-        let small = key(KeyCode::Char('l'), NONE);
-        assert_eq!(Mode::Requests.action(&small), Some(Action::OpenLevels));
-        assert_eq!(Mode::Prompt.action(&small), None);
+        let capital = key(KeyCode::Char('G'), KeyModifiers::SHIFT);
+        assert_eq!(
+            Mode::Page.action(Page::Canvas, &capital),
+            Some(Action::Last)
+        );
+        let small = key(KeyCode::Char('g'), NONE);
+        assert_eq!(Mode::Page.action(Page::Canvas, &small), Some(Action::First));
     }
 
     #[test]
     fn editing_keys_of_the_prompt_are_left_to_it() {
-        assert_eq!(Mode::Prompt.action(&key(KeyCode::Char('u'), CONTROL)), None);
-        let scroll = Mode::Requests.action(&key(KeyCode::Char('u'), CONTROL));
-        assert_eq!(scroll, Some(Action::ScrollUp));
+        for letter in ['u', 'w', 'a', 'e', 'k'] {
+            let key = key(KeyCode::Char(letter), CONTROL);
+            assert_eq!(Mode::Prompt.action(Page::Overview, &key), None);
+        }
     }
 }

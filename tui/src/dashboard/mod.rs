@@ -1,13 +1,19 @@
 //! The dashboard: what a bare `sluice` shows.
 //!
-//! [`event`] lists all that can happen, [`keys`] what keys do, [`state`] holds what is known,
-//! [`levels`] the list of
-//! levels, [`mod@update`] is the one function that changes it, [`view`] draws it. This module runs them: it waits
-//! for the next event, and carries out what the update asks for.
+//! [`event`] lists all that can happen, [`keys`] what keys do, [`state`] holds what is known, [`mod@update`] is the one function
+//! that changes it, [`view`] draws it. Each of the six pages is a module that draws and says what its keys do. This module runs
+//! them: it waits for the next event, and carries out what the update asks for.
 
+pub mod chat;
+mod command;
 pub mod event;
+pub mod history;
+pub mod jobs;
 pub mod keys;
 pub mod levels;
+pub mod line;
+pub mod options;
+mod pages;
 mod panels;
 pub mod state;
 mod tasks;
@@ -23,78 +29,98 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crossterm::event::{Event as Input, EventStream, KeyEventKind};
+use crossterm::event::{
+    Event as Input, EventStream, KeyEventKind, MouseButton, MouseEvent, MouseEventKind,
+};
 use futures_util::StreamExt;
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
 };
 
-use crate::output::{Failure, colour_allowed};
+use crate::{output::Failure, paint::Paint};
 use event::{Effect, Event};
 use state::State;
 use tasks::Tasks;
 use terminal::Session;
 use update::update;
+use view::Targets;
 
 /// Events that may wait for the update; beyond that the stream waits, and the daemon skips
 /// pictures for us.
 const EVENTS_MAX: usize = 256;
-/// Least time between two frames: about 30 a second.
-const FRAME: Duration = Duration::from_millis(33);
-/// Precision of what counts seconds.
-const TICK: Duration = Duration::from_millis(250);
+/// Least time between two frames where a person did something: an answer to a key is soon there.
+const FRAME: Duration = Duration::from_millis(16);
+/// The same where only figures moved: 20 a second are as many as anybody can read.
+const FRAME_OF_DATA: Duration = Duration::from_millis(50);
+/// Precision of what counts seconds, and of passes that are played.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What the dashboard is started with.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    /// Where the daemon listens.
+    pub socket: PathBuf,
+    /// How things look.
+    pub paint: Paint,
+    /// Whether the mouse is ours.
+    pub mouse: bool,
+}
 
 /// Runs the dashboard until the user leaves.
 ///
 /// # Errors
 /// When the terminal can't be taken over or drawn on. A daemon that is absent is no error:
 /// the screen says so and waits for it.
-pub async fn run(socket: PathBuf) -> Result<(), Failure> {
+pub async fn run(setup: Setup) -> Result<(), Failure> {
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
-    let shown = socket.display().to_string();
-    let mut state = State::new(shown);
-    let colour = colour_allowed();
+    let mut state = State::new(setup.socket.display().to_string(), setup.paint);
+    state.mouse = setup.mouse;
     let mut ends = [
         signal(SignalKind::terminate())?,
         signal(SignalKind::hangup())?,
         signal(SignalKind::interrupt())?,
     ];
     let start = Instant::now();
-    let mut session = Session::enter()?;
+    let mut session = Session::enter(setup.mouse)?;
     let mut input = EventStream::new();
-    let mut tasks = Tasks::start(socket, sender);
+    let mut tasks = Tasks::start(setup.socket, sender);
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    let mut targets = Targets::default();
+    let mut drawn = start;
     let mut due = Some(start);
     loop {
         if due.is_some_and(|at| at <= Instant::now()) {
-            session
-                .terminal
-                .draw(|frame| view::view(frame, &state, colour))?;
+            session.terminal.draw(|frame| {
+                targets = view::view(frame, &state);
+            })?;
+            drawn = Instant::now();
             due = None;
         }
         let [terminated, hung_up, interrupted] = &mut ends;
         let next_frame = due.unwrap_or(start);
-        let event = tokio::select! {
-            pressed = input.next() => match pressed {
-                Some(Ok(Input::Key(key))) if key.kind != KeyEventKind::Release => Event::Key(key),
-                Some(Ok(Input::Paste(text))) => Event::Paste(text),
-                Some(Ok(Input::Resize(..))) => Event::Redraw,
-                Some(Ok(_)) => continue,
-                Some(Err(_)) | None => Event::Terminate,
+        let (event, frame) = tokio::select! {
+            biased;
+            _ = terminated.recv() => (Event::Terminate, FRAME),
+            _ = hung_up.recv() => (Event::Terminate, FRAME),
+            _ = interrupted.recv() => (Event::Terminate, FRAME),
+            given = input.next() => match given {
+                Some(Ok(given)) => match translate(given, &targets) {
+                    Some(event) => (event, FRAME),
+                    None => continue,
+                },
+                Some(Err(_)) | None => (Event::Terminate, FRAME),
             },
-            Some(event) = events.recv() => event,
-            _ = ticks.tick() => Event::Tick,
             () = tokio::time::sleep_until(next_frame.into()), if due.is_some() => continue,
-            _ = terminated.recv() => Event::Terminate,
-            _ = hung_up.recv() => Event::Terminate,
-            _ = interrupted.recv() => Event::Terminate,
+            Some(event) = events.recv() => (event, FRAME_OF_DATA),
+            _ = ticks.tick() => (Event::Tick, FRAME_OF_DATA),
         };
         let now_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
         let outcome = update(&mut state, event, now_ms);
-        if outcome.changed && due.is_none() {
-            due = Some(Instant::now() + FRAME);
+        if outcome.changed {
+            let soonest = drawn + frame;
+            due = Some(due.map_or(soonest, |due| due.min(soonest)));
         }
         for effect in outcome.effects {
             match effect {
@@ -106,12 +132,30 @@ pub async fn run(socket: PathBuf) -> Result<(), Failure> {
                     input = EventStream::new();
                     due = Some(Instant::now());
                 }
-                Effect::Generate(prompt) => tasks.generate(prompt),
-                Effect::Cancel(request_id) => tasks.cancel(request_id),
-                Effect::Watch(request_id) => tasks.watch(request_id),
-                Effect::AskPlans => tasks.ask_plans(),
-                Effect::Apply(level) => tasks.apply(level),
+                Effect::Mouse(ours) => session.take_mouse(ours)?,
+                other => tasks.carry_out(other),
             }
         }
+    }
+}
+
+/// What a person did, in the dashboard's terms.
+fn translate(input: Input, targets: &Targets) -> Option<Event> {
+    match input {
+        Input::Key(key) if key.kind != KeyEventKind::Release => Some(Event::Key(key)),
+        Input::Paste(text) => Some(Event::Paste(text)),
+        Input::Resize(..) => Some(Event::Redraw),
+        Input::Mouse(MouseEvent {
+            kind, column, row, ..
+        }) => {
+            let target = targets.at(column, row);
+            match kind {
+                MouseEventKind::Down(MouseButton::Left) => target.map(Event::Click),
+                MouseEventKind::ScrollUp => Some(Event::Wheel(target, -1)),
+                MouseEventKind::ScrollDown => Some(Event::Wheel(target, 1)),
+                _ => None,
+            }
+        }
+        _ => None,
     }
 }

@@ -5,10 +5,19 @@ use std::collections::BTreeMap;
 use sluice_proto::v1::{FinishReason, RequestKind, RequestState, RequestSummary, Snapshot};
 use tui_input::Input;
 
-use super::{keys::Mode, levels::Levels};
-use crate::canvas::Canvas;
+use super::{
+    chat::Chat,
+    event::Effect,
+    history::History,
+    jobs::Jobs,
+    keys::{Mode, Page},
+    levels::Levels,
+    line::Line,
+    options::Options,
+};
+use crate::{canvas::Canvas, json, paint::Paint};
 
-/// Snapshots come twice a second; after this long without one the age is shown.
+/// Snapshots come several times a second; after this long without one the age is shown.
 pub const STALE_MS: u64 = 2_500;
 
 /// How things stand with the daemon.
@@ -25,6 +34,11 @@ pub enum Link {
         /// When the next try comes.
         retry_at_ms: u64,
     },
+    /// There is none: a saved run is shown.
+    Replay {
+        /// Its file.
+        name: String,
+    },
 }
 
 /// All that the view draws from.
@@ -32,50 +46,147 @@ pub enum Link {
 pub struct State {
     /// The socket, for the screen.
     pub socket: String,
+    /// How things look.
+    pub paint: Paint,
     /// Milliseconds on the dashboard's clock.
     pub now_ms: u64,
     /// The connection.
     pub link: Link,
     /// The latest snapshot and when it came.
-    pub snapshot: Option<(Box<Snapshot>, u64)>,
-    /// Requests seen event by event.
+    pub latest: Option<(Box<Snapshot>, u64)>,
+    /// The snapshot that was shown when the screen was frozen, and its time.
+    pub frozen: Option<(Box<Snapshot>, u64)>,
+    /// What was measured over the last minutes.
+    pub history: History,
+    /// What fills the screen.
+    pub page: Page,
+    /// What has the keyboard; below it, what gets it back.
+    pub modes: Vec<Mode>,
+    /// Something to tell.
+    pub message: Option<Message>,
+    /// What a question is about.
+    pub question: Option<Question>,
+    /// The line that takes commands.
+    pub command: Line,
+    /// Commands that were given.
+    pub commands: Recall,
+    /// What lists are filtered by.
+    pub filter: Line,
+    /// First line of the help that is shown, where not all of it fits.
+    pub help_line: usize,
+    /// Requests, and the one that is selected.
+    pub requests: Requests,
+    /// What the canvas page shows.
+    pub reel: Reel,
+    /// The selected layer of the memory page.
+    pub layer: usize,
+    /// The prompt being written.
+    pub prompt: Input,
+    /// Prompts that were sent.
+    pub prompts: Recall,
+    /// Conversations.
+    pub chat: Chat,
+    /// What requests ask for.
+    pub options: Options,
+    /// The chooser.
+    pub levels: Levels,
+    /// Jobs and models.
+    pub jobs: Jobs,
+    /// Whether the mouse is ours.
+    pub mouse: bool,
+    pub(super) escape_at_ms: Option<u64>,
+}
+
+/// Something to tell, for some seconds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// The words.
+    pub text: String,
+    /// When it was told.
+    pub at_ms: u64,
+    /// Whether something went wrong.
+    pub is_error: bool,
+}
+
+/// A question, and what a yes leads to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Question {
+    /// The words.
+    pub text: String,
+    /// What to do.
+    pub effects: Vec<Effect>,
+    /// What else is to be changed here.
+    pub then: Then,
+}
+
+/// What a yes changes in the state itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// Nothing.
+    Nothing,
+    /// The present conversation is forgotten.
+    ForgetConversation,
+}
+
+/// Lines that were given, and which one is recalled.
+#[derive(Debug, Default)]
+pub struct Recall {
+    /// The earliest first.
+    pub lines: Vec<String>,
+    at: Option<usize>,
+}
+
+impl Recall {
+    /// Lines kept.
+    pub const MAX: usize = 100;
+
+    /// Keeps a line, unless it is the one before once more.
+    pub fn keep(&mut self, line: &str) {
+        self.at = None;
+        if self.lines.last().is_none_or(|last| last != line) {
+            self.lines.push(line.to_owned());
+        }
+        let excess = self.lines.len().saturating_sub(Self::MAX);
+        self.lines.drain(..excess);
+    }
+
+    /// What takes the place of `present`, so many lines later; `None` where a draft would be lost.
+    pub fn step(&mut self, present: &str, by: isize) -> Option<String> {
+        // Past the newest lies the draft, which must not be lost to a stray key.
+        if self.at.is_none() && !present.is_empty() {
+            return None;
+        }
+        let end = self.lines.len();
+        let at = self.at.unwrap_or(end).saturating_add_signed(by).min(end);
+        self.at = (at < end).then_some(at);
+        Some(self.lines.get(at).cloned().unwrap_or_default())
+    }
+
+    /// What is written is a draft from here on.
+    pub fn leave(&mut self) {
+        self.at = None;
+    }
+}
+
+/// Requests seen event by event, and the one that is selected.
+#[derive(Debug, Default)]
+pub struct Requests {
+    /// What was seen of each.
     pub canvases: BTreeMap<u64, Canvas>,
     /// Our own request: waiting for its number, or numbered.
     pub own: Own,
-    /// The selected request.
+    /// The selected one.
     pub selected: Option<u64>,
-    /// Lines scrolled back from the canvas's end; 0 follows it.
-    pub scroll_lines: usize,
-    /// What has the keyboard.
-    pub mode: Mode,
-    /// The prompt being written.
-    pub input: Input,
-    /// Something to tell, and when it was told.
-    pub message: Option<(String, u64)>,
-    /// The request that a question is about.
-    pub asked: Option<u64>,
-    /// The list of levels, as it was last opened.
-    pub levels: Levels,
-    /// How far weights are converted for the level that we asked for.
-    pub converting: Option<String>,
-    /// First line of the help that is shown, where not all of it fits.
-    pub help_line: usize,
     /// Whether the user chose the selection; else it follows what runs.
     pub(super) chosen: bool,
-    /// Where closing the help leads back to.
-    pub(super) below_help: Mode,
-    /// Where closing the levels leads back to.
-    pub(super) below_levels: Mode,
     pub(super) watched: Option<u64>,
-    pub(super) escape_at_ms: Option<u64>,
-    pub(super) history: Vec<String>,
-    pub(super) recalled: Option<usize>,
 }
 
-/// The request that the prompt line started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The request that a prompt started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Own {
     /// None runs.
+    #[default]
     Idle,
     /// Sent; the daemon has not numbered it yet.
     Sent,
@@ -83,93 +194,182 @@ pub enum Own {
     Active(u64),
 }
 
+/// Which pass of a request is shown, and how.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reel {
+    /// Index of the pass, of those that are kept; `None`: the latest, as it comes.
+    pub at: Option<usize>,
+    /// When the next pass is shown, while they are played.
+    pub next_at_ms: Option<u64>,
+    /// Text, heat map, or both.
+    pub show: Show,
+    /// Lines scrolled back from the end; 0 follows it.
+    pub scroll: usize,
+}
+
+/// What of a request is shown large.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Show {
+    /// Both, where there is room for them.
+    #[default]
+    Both,
+    /// Its text.
+    Text,
+    /// How sure the model was, token by token and pass by pass.
+    Heat,
+}
+
 impl State {
     /// A dashboard that has seen nothing yet.
     #[must_use]
-    pub fn new(socket: String) -> Self {
+    pub fn new(socket: String, paint: Paint) -> Self {
         Self {
             socket,
+            paint,
             now_ms: 0,
             link: Link::Connecting,
-            snapshot: None,
-            canvases: BTreeMap::new(),
-            own: Own::Idle,
-            selected: None,
-            scroll_lines: 0,
-            mode: Mode::Prompt,
-            input: Input::default(),
+            latest: None,
+            frozen: None,
+            history: History::default(),
+            page: Page::Overview,
+            modes: vec![Mode::Prompt],
             message: None,
-            asked: None,
-            levels: Levels::default(),
-            converting: None,
+            question: None,
+            command: Line::default(),
+            commands: Recall::default(),
+            filter: Line::default(),
             help_line: 0,
-            chosen: false,
-            below_help: Mode::Prompt,
-            below_levels: Mode::Prompt,
-            watched: None,
+            requests: Requests::default(),
+            reel: Reel::default(),
+            layer: 0,
+            prompt: Input::default(),
+            prompts: Recall::default(),
+            chat: Chat::default(),
+            options: Options::default(),
+            levels: Levels::default(),
+            jobs: Jobs::default(),
+            mouse: true,
             escape_at_ms: None,
-            history: Vec::new(),
-            recalled: None,
         }
     }
 
-    /// Requests to list: the daemon's, then those that ended under our eyes, newest first.
+    /// What has the keyboard.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.modes.last().copied().unwrap_or(Mode::Page)
+    }
+
+    /// The snapshot to show: the latest, or the one that was there when the screen was frozen.
+    #[must_use]
+    pub fn snapshot(&self) -> Option<&Snapshot> {
+        let shown = self.frozen.as_ref().or(self.latest.as_ref());
+        shown.map(|(snapshot, _)| &**snapshot)
+    }
+
+    /// Whether a daemon is there to be asked.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.link == Link::Connected
+    }
+
+    /// Requests to list: the daemon's, then those that ended under our eyes, newest first; only those that the filter lets
+    /// through.
     #[must_use]
     pub fn rows(&self) -> Vec<RequestSummary> {
-        let mut rows: Vec<RequestSummary> = match &self.snapshot {
-            Some((snapshot, _)) => snapshot.requests.clone(),
+        let mut rows: Vec<RequestSummary> = match self.snapshot() {
+            Some(snapshot) => snapshot.requests.clone(),
             None => Vec::new(),
         };
         let known = rows.len();
-        for (id, canvas) in self.canvases.iter().rev() {
+        for (id, canvas) in self.requests.canvases.iter().rev() {
             if canvas.has_ended() && !rows[..known].iter().any(|row| row.request_id == *id) {
                 rows.push(ended(*id, canvas));
             }
         }
+        if self.page == Page::Overview && !self.filter.value().is_empty() {
+            let wanted = self.filter.value().to_lowercase();
+            rows.retain(|row| {
+                let state = json::request_state(row.state());
+                let words = format!("{} {state} {}", row.request_id, row.error);
+                words.to_lowercase().contains(&wanted)
+            });
+        }
         rows
+    }
+
+    /// The mode that the help was opened in.
+    pub(super) fn mode_below_help(&self) -> Mode {
+        let mut below = self.modes.iter().rev();
+        let mode = below.find(|mode| !matches!(mode, Mode::Help | Mode::Filter));
+        mode.copied().unwrap_or(Mode::Page)
     }
 
     /// The canvas of the selected request.
     #[must_use]
     pub fn canvas(&self) -> Option<&Canvas> {
-        self.canvases.get(&self.selected?)
+        self.requests.canvases.get(&self.requests.selected?)
     }
 
     /// Whether a request is known to be no generation.
     #[must_use]
     pub fn fills_no_canvas(&self, request_id: u64) -> bool {
-        let Some((snapshot, _)) = &self.snapshot else {
-            return false;
-        };
-        let mut requests = snapshot.requests.iter();
+        let mut requests = self.latest.iter().flat_map(|(latest, _)| &latest.requests);
         requests.any(|row| row.request_id == request_id && row.kind() != RequestKind::Generate)
     }
 
     /// How old the shown figures are, when that is worth saying.
     #[must_use]
     pub fn stale_ms(&self) -> Option<u64> {
-        let (_, at_ms) = self.snapshot.as_ref()?;
+        if let Some((_, at_ms)) = &self.frozen {
+            return Some(self.now_ms.saturating_sub(*at_ms));
+        }
+        let (_, at_ms) = self.latest.as_ref()?;
         let age_ms = self.now_ms.saturating_sub(*at_ms);
         let lost = matches!(self.link, Link::Lost { .. });
         (lost || age_ms >= STALE_MS).then_some(age_ms)
     }
 
-    pub(super) fn tell(&mut self, message: impl Into<String>) {
-        self.message = Some((message.into(), self.now_ms));
+    /// Tells something.
+    pub(super) fn tell(&mut self, text: impl Into<String>) {
+        self.say(text.into(), false);
+    }
+
+    /// Tells that something went wrong.
+    pub(super) fn warn(&mut self, text: impl Into<String>) {
+        self.say(text.into(), true);
+    }
+
+    fn say(&mut self, text: String, is_error: bool) {
+        let at_ms = self.now_ms;
+        self.message = Some(Message {
+            text,
+            at_ms,
+            is_error,
+        });
+    }
+
+    /// Asks before something is done.
+    pub(super) fn ask(&mut self, text: impl Into<String>, effects: Vec<Effect>, then: Then) {
+        self.question = Some(Question {
+            text: text.into(),
+            effects,
+            then,
+        });
+        self.modes.push(Mode::Confirm);
     }
 
     pub(super) fn own_is_active(&self) -> bool {
-        self.own != Own::Idle
+        self.requests.own != Own::Idle
     }
 
     pub(super) fn has_ended(&self, request_id: u64) -> bool {
-        let canvas = self.canvases.get(&request_id);
+        let canvas = self.requests.canvases.get(&request_id);
         canvas.is_some_and(Canvas::has_ended)
     }
 
     /// Process id of the daemon that the latest snapshot came from.
     pub(super) fn daemon_pid(&self) -> Option<u32> {
-        let (snapshot, _) = self.snapshot.as_ref()?;
+        let (snapshot, _) = self.latest.as_ref()?;
         Some(snapshot.server.as_ref()?.pid)
     }
 }

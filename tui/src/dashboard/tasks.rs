@@ -4,22 +4,27 @@ use std::{path::PathBuf, time::Duration};
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
-    ApplyPlanned, ApplyRequest, CancelRequestRequest, Chat, GenerateRequest, GenerationEvent,
-    Message, PlanRequest, WatchRequestRequest, WatchSnapshotsRequest, apply_response,
-    generate_request::Input, generation_event::Kind,
+    ApplyRequest, ApplyResponse, CancelJobRequest, CancelLoadRequest, CancelPullRequest,
+    CancelRequestRequest, CompressRequest, GenerateRequest, GenerationEvent, ListModelsRequest,
+    LoadModelRequest, MeasureFidelityRequest, PlanRequest, RestoreRequest, Texts,
+    UnloadModelRequest, WatchRequestRequest, WatchSnapshotsRequest, apply_response,
+    generation_event::Kind, load_model_response, measure_fidelity_request::Samples,
+    measure_fidelity_response,
 };
 use sluice_shared::{level::Level, units};
 use tokio::{sync::mpsc::Sender, task::JoinHandle};
 use tonic::Status;
 
-use super::event::Event;
-use crate::{connection::Daemon, output::Failure, plans};
+use super::event::{Effect, Event};
+use crate::{connection::Daemon, output::Failure};
 
 /// First wait before a lost daemon is looked for again; it doubles up to the longest.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_LONGEST: Duration = Duration::from_secs(8);
+/// Often enough that streaming is seen moving.
+const SNAPSHOT_MS: u32 = 250;
 
-/// What runs beside the screen.
+/// What runs beside the screen: one task of each kind, where a later one takes the place of the one before.
 pub(super) struct Tasks {
     socket: PathBuf,
     events: Sender<Event>,
@@ -28,6 +33,7 @@ pub(super) struct Tasks {
     watch: Option<JoinHandle<()>>,
     plans: Option<JoinHandle<()>>,
     apply: Option<JoinHandle<()>>,
+    measure: Option<JoinHandle<()>>,
 }
 
 impl Tasks {
@@ -42,91 +48,170 @@ impl Tasks {
             watch: None,
             plans: None,
             apply: None,
+            measure: None,
         }
     }
 
-    /// Sends a prompt as a conversation of one turn.
-    pub(super) fn generate(&mut self, prompt: String) {
-        let (socket, events) = (self.socket.clone(), self.events.clone());
-        let own = tokio::spawn(async move {
-            let message = match generate(socket, prompt, &events).await {
-                Ok(()) => return,
-                Err(failure) => words(&failure),
-            };
-            let _ = events.send(Event::OwnFailed(message)).await;
-        });
-        if let Some(earlier) = self.own.replace(own) {
-            earlier.abort();
+    /// Does what the update asks for.
+    pub(super) fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Generate(request) => {
+                let own = self.spawn(Event::OwnFailed, move |daemon, events| async move {
+                    generate(daemon, *request, events).await
+                });
+                replace(&mut self.own, own);
+            }
+            Effect::Watch(request_id) => self.watch(request_id),
+            Effect::AskPlans(levels, request) => {
+                let plans = self.spawn(Event::Failed, move |daemon, events| async move {
+                    ask_plans(daemon, &levels, *request, events).await
+                });
+                replace(&mut self.plans, plans);
+            }
+            // The daemon lets a change take over from one that is on its way.
+            Effect::Apply(request) => {
+                let apply = self.spawn(Event::ApplyFailed, move |daemon, events| async move {
+                    apply(daemon, *request, events).await
+                });
+                replace(&mut self.apply, apply);
+            }
+            Effect::Restore => {
+                let apply = self.spawn(Event::ApplyFailed, restore);
+                replace(&mut self.apply, apply);
+            }
+            Effect::Measure(level) => {
+                let failed = |message| Event::Measured(Err(message));
+                let measure = self.spawn(failed, move |daemon, events| async move {
+                    measure(daemon, level, events).await
+                });
+                replace(&mut self.measure, measure);
+            }
+            Effect::Load(name) => {
+                self.spawn(Event::Failed, move |daemon, events| async move {
+                    load(daemon, name, events).await
+                });
+            }
+            Effect::ListModels => {
+                self.spawn(Event::Failed, list_models);
+            }
+            Effect::Compress { name, output } => {
+                self.spawn(Event::Failed, move |daemon, events| async move {
+                    compress(daemon, name, output, events).await
+                });
+            }
+            Effect::Cancel(request_id) => self.tell(move |daemon| async move {
+                let call = CancelRequestRequest { request_id };
+                let answer = daemon.generation().cancel_request(call).await;
+                let answer = answer.map_err(|status| daemon.failure(status))?;
+                Ok(match answer.into_inner().was_active {
+                    true => format!("cancelled request {request_id}"),
+                    false => format!("request {request_id} had already ended"),
+                })
+            }),
+            Effect::CancelLoad => self.tell(|daemon| async move {
+                let answer = daemon.models().cancel_load(CancelLoadRequest {}).await;
+                let answer = answer.map_err(|status| daemon.failure(status))?;
+                Ok(match answer.into_inner().was_loading {
+                    true => "the load was cancelled".to_owned(),
+                    false => "nothing was being loaded".to_owned(),
+                })
+            }),
+            Effect::CancelPull(name) => self.tell(move |daemon| async move {
+                let call = CancelPullRequest { name: name.clone() };
+                let answer = daemon.models().cancel_pull(call).await;
+                answer.map_err(|status| daemon.failure(status))?;
+                Ok(format!(
+                    "the download of {name} was stopped; what came stays"
+                ))
+            }),
+            Effect::CancelJob(job_id) => self.tell(move |daemon| async move {
+                let answer = daemon.jobs().cancel_job(CancelJobRequest { job_id }).await;
+                let answer = answer.map_err(|status| daemon.failure(status))?;
+                Ok(match answer.into_inner().was_running {
+                    true => format!("cancelled job {job_id}"),
+                    false => format!("job {job_id} had already ended"),
+                })
+            }),
+            Effect::Unload => self.tell(|daemon| async move {
+                let answer = daemon.models().unload_model(UnloadModelRequest {}).await;
+                let answer = answer.map_err(|status| daemon.failure(status))?;
+                let answer = answer.into_inner();
+                let freed = answer
+                    .device_bytes_before
+                    .saturating_sub(answer.device_bytes_after);
+                Ok(format!(
+                    "unloaded {}: {} freed",
+                    answer.name,
+                    units::bytes(freed)
+                ))
+            }),
+            // The runtime's own.
+            Effect::Mouse(_) | Effect::Suspend | Effect::Quit => {}
         }
+    }
+
+    /// Calls the daemon beside the screen; how that failed is told as the event that `failed` makes of it.
+    fn spawn<F: Future<Output = Result<(), Failure>> + Send>(
+        &self,
+        failed: impl FnOnce(String) -> Event + Send + 'static,
+        call: impl FnOnce(Daemon, Sender<Event>) -> F + Send + 'static,
+    ) -> JoinHandle<()> {
+        let (socket, events) = (self.socket.clone(), self.events.clone());
+        tokio::spawn(async move {
+            let result = match Daemon::connect(socket).await {
+                Ok(daemon) => call(daemon, events.clone()).await,
+                Err(failure) => Err(failure),
+            };
+            if let Err(failure) = result {
+                let _ = events.send(failed(words(&failure))).await;
+            }
+        })
+    }
+
+    /// The same for a short call with an answer in words.
+    fn tell<F: Future<Output = Result<String, Failure>> + Send>(
+        &self,
+        call: impl FnOnce(Daemon) -> F + Send + 'static,
+    ) {
+        self.spawn(Event::Failed, move |daemon, events| async move {
+            let told = call(daemon).await?;
+            let _ = events.send(Event::Told(told)).await;
+            Ok(())
+        });
     }
 
     /// Follows a request in the place of the one followed so far.
-    pub(super) fn watch(&mut self, request_id: Option<u64>) {
+    fn watch(&mut self, request_id: Option<u64>) {
         if let Some(earlier) = self.watch.take() {
             earlier.abort();
         }
         let Some(request_id) = request_id else { return };
-        let (socket, events) = (self.socket.clone(), self.events.clone());
-        self.watch = Some(tokio::spawn(async move {
-            if let Err(failure) = watch(socket, request_id, &events).await {
-                let message = words(&failure);
-                let failed = Event::WatchFailed {
-                    request_id,
-                    message,
-                };
-                let _ = events.send(failed).await;
-            }
+        let failed = move |message| Event::WatchFailed {
+            request_id,
+            message,
+        };
+        self.watch = Some(self.spawn(failed, move |daemon, events| async move {
+            watch(daemon, request_id, events).await
         }));
     }
+}
 
-    /// Asks what each level would lead to, in the place of an earlier asking.
-    pub(super) fn ask_plans(&mut self) {
-        let (socket, events) = (self.socket.clone(), self.events.clone());
-        let plans = tokio::spawn(async move {
-            if let Err(failure) = ask_plans(socket, &events).await {
-                let _ = events.send(Event::Told(words(&failure))).await;
-            }
-        });
-        if let Some(earlier) = self.plans.replace(plans) {
-            earlier.abort();
-        }
-    }
-
-    /// Puts a level in force. The daemon lets it take over from one that is on its way.
-    pub(super) fn apply(&mut self, level: Level) {
-        let (socket, events) = (self.socket.clone(), self.events.clone());
-        let apply = tokio::spawn(async move {
-            let told = match apply(socket, level, &events).await {
-                Ok(told) => told,
-                Err(failure) => words(&failure),
-            };
-            let _ = events.send(Event::Converting(None)).await;
-            let _ = events.send(Event::Told(told)).await;
-        });
-        if let Some(earlier) = self.apply.replace(apply) {
-            earlier.abort();
-        }
-    }
-
-    /// Stops a request.
-    pub(super) fn cancel(&self, request_id: u64) {
-        let (socket, events) = (self.socket.clone(), self.events.clone());
-        tokio::spawn(async move {
-            let told = match cancel(socket, request_id).await {
-                Ok(true) => format!("cancelled request {request_id}"),
-                Ok(false) => format!("request {request_id} had already ended"),
-                Err(failure) => words(&failure),
-            };
-            let _ = events.send(Event::Told(told)).await;
-        });
+fn replace(place: &mut Option<JoinHandle<()>>, task: JoinHandle<()>) {
+    if let Some(earlier) = place.replace(task) {
+        earlier.abort();
     }
 }
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        let others = self.own.iter().chain(&self.watch);
-        let others = others.chain(&self.plans).chain(&self.apply);
-        for task in others.chain([&self.connection]) {
+        let others = [
+            &self.own,
+            &self.watch,
+            &self.plans,
+            &self.apply,
+            &self.measure,
+        ];
+        for task in others.into_iter().flatten().chain([&self.connection]) {
             task.abort();
         }
     }
@@ -155,7 +240,9 @@ async fn snapshots(
     wait: &mut Duration,
 ) -> Result<(), Failure> {
     let daemon = Daemon::connect(socket.to_owned()).await?;
-    let call = WatchSnapshotsRequest::default();
+    let call = WatchSnapshotsRequest {
+        interval_ms: Some(SNAPSHOT_MS),
+    };
     let answer = daemon.telemetry().watch_snapshots(call).await;
     let mut stream = answer
         .map_err(|status| daemon.failure(status))?
@@ -179,34 +266,27 @@ async fn snapshots(
     Ok(())
 }
 
-async fn generate(socket: PathBuf, prompt: String, events: &Sender<Event>) -> Result<(), Failure> {
-    let daemon = Daemon::connect(socket).await?;
-    let request = GenerateRequest {
-        input: Some(Input::Chat(Chat {
-            messages: vec![Message {
-                role: "user".into(),
-                content: prompt,
-            }],
-        })),
-        ..Default::default()
-    };
+async fn generate(
+    daemon: Daemon,
+    request: GenerateRequest,
+    events: Sender<Event>,
+) -> Result<(), Failure> {
     let answer = daemon.generation().generate(request).await;
     let stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     let stream = stream.map(|answer| answer.map(|answer| answer.event));
-    forward(&daemon, stream, events).await
+    forward(&daemon, stream, &events).await
 }
 
-async fn watch(socket: PathBuf, request_id: u64, events: &Sender<Event>) -> Result<(), Failure> {
-    let daemon = Daemon::connect(socket).await?;
+async fn watch(daemon: Daemon, request_id: u64, events: Sender<Event>) -> Result<(), Failure> {
     let call = WatchRequestRequest { request_id };
     let answer = daemon.generation().watch_request(call).await;
     let stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     let stream = stream.map(|answer| answer.map(|answer| answer.event));
-    forward(&daemon, stream, events).await
+    forward(&daemon, stream, &events).await
 }
 
 async fn forward(
@@ -231,13 +311,17 @@ async fn forward(
     Err(Failure::new("the daemon ended the stream without a result"))
 }
 
-async fn ask_plans(socket: PathBuf, events: &Sender<Event>) -> Result<(), Failure> {
-    let daemon = Daemon::connect(socket).await?;
+async fn ask_plans(
+    daemon: Daemon,
+    levels: &[Level],
+    request: PlanRequest,
+    events: Sender<Event>,
+) -> Result<(), Failure> {
     let mut client = daemon.optimizer();
-    for level in Level::ALL {
+    for level in levels.iter().copied() {
         let call = PlanRequest {
             level: Some(level.name().to_owned()),
-            ..Default::default()
+            ..request.clone()
         };
         let answer = match client.plan(call).await {
             Ok(answer) => match answer.into_inner().plan {
@@ -251,37 +335,41 @@ async fn ask_plans(socket: PathBuf, events: &Sender<Event>) -> Result<(), Failur
     Ok(())
 }
 
-/// Follows a change until it is in force, and says how it turned out.
-async fn apply(socket: PathBuf, level: Level, events: &Sender<Event>) -> Result<String, Failure> {
+async fn apply(daemon: Daemon, call: ApplyRequest, events: Sender<Event>) -> Result<(), Failure> {
+    let answer = daemon.optimizer().apply(call).await;
+    let stream = answer.map_err(|status| daemon.failure(status))?;
+    change(&daemon, stream.into_inner(), &events).await
+}
+
+async fn restore(daemon: Daemon, events: Sender<Event>) -> Result<(), Failure> {
+    let answer = daemon.optimizer().restore(RestoreRequest {}).await;
+    let stream = answer.map_err(|status| daemon.failure(status))?;
+    change(&daemon, stream.into_inner(), &events).await
+}
+
+/// Follows a change until it is in force.
+async fn change(
+    daemon: &Daemon,
+    mut stream: impl Stream<Item = Result<ApplyResponse, Status>> + Unpin,
+    events: &Sender<Event>,
+) -> Result<(), Failure> {
     use apply_response::Kind;
 
-    let daemon = Daemon::connect(socket).await?;
-    let call = ApplyRequest {
-        level: Some(level.name().to_owned()),
-        ..Default::default()
-    };
-    let answer = daemon.optimizer().apply(call).await;
-    let mut stream = answer
-        .map_err(|status| daemon.failure(status))?
-        .into_inner();
     while let Some(answer) = stream.next().await {
         let event = match answer.map_err(|status| daemon.failure(status))?.kind {
-            Some(Kind::Planned(planned)) => Event::Told(prediction(&planned)),
-            Some(Kind::Conversion(conversion)) => Event::Converting(Some(format!(
-                "{} of {}",
-                units::bytes(conversion.done_bytes),
-                units::bytes(conversion.total_bytes)
-            ))),
+            Some(Kind::Planned(planned)) => Event::Changing {
+                plan: Box::new(planned.plan.unwrap_or_default()),
+                before: Box::new(planned.before.unwrap_or_default()),
+            },
+            Some(Kind::Conversion(conversion)) => {
+                Event::Converting(Some((conversion.done_bytes, conversion.total_bytes)))
+            }
             // The snapshots tell the same, for changes that others ask for too.
             Some(Kind::Progress(_)) => Event::Converting(None),
             Some(Kind::Notice(text)) => Event::Told(text),
             Some(Kind::Applied(applied)) => {
-                return Ok(format!(
-                    "level {} is in force after {}: {} held",
-                    applied.plan.map_or(level.to_string(), |plan| plan.level),
-                    units::duration_ms(applied.elapsed_ms),
-                    units::bytes(applied.device_bytes)
-                ));
+                let _ = events.send(Event::Applied(Box::new(applied))).await;
+                return Ok(());
             }
             None => continue,
         };
@@ -290,22 +378,100 @@ async fn apply(socket: PathBuf, level: Level, events: &Sender<Event>) -> Result<
     Err(Failure::new("the daemon ended the stream without a result"))
 }
 
-fn prediction(planned: &ApplyPlanned) -> String {
-    let plan = planned.plan.clone().unwrap_or_default();
-    let pass = plans::pass_time(&plan);
-    let peak = units::bytes(plan.peak_bytes);
-    format!(
-        "level {}: peak {peak}, a pass {pass}, predicted",
-        plan.level
-    )
+/// What levels are compared on where nobody gives a text: the stories that the demonstration model was judged by.
+const SAMPLE: &str = include_str!("../../../daemon/model/sample.txt");
+
+async fn measure(daemon: Daemon, level: Level, events: Sender<Event>) -> Result<(), Failure> {
+    use measure_fidelity_response::Kind;
+
+    let call = MeasureFidelityRequest {
+        samples: Some(Samples::Texts(Texts {
+            texts: vec![SAMPLE.to_owned()],
+        })),
+        level: Some(level.name().to_owned()),
+        ..Default::default()
+    };
+    let answer = daemon.optimizer().measure_fidelity(call).await;
+    let mut stream = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner();
+    while let Some(answer) = stream.next().await {
+        let event = match answer.map_err(|status| daemon.failure(status))?.kind {
+            Some(Kind::Progress(progress)) => Event::Measuring {
+                request_id: progress.request_id,
+                done: progress.done,
+                total: progress.total,
+            },
+            Some(Kind::Result(result)) => {
+                let _ = events.send(Event::Measured(Ok(Box::new(result)))).await;
+                return Ok(());
+            }
+            None => continue,
+        };
+        let _ = events.send(event).await;
+    }
+    Err(Failure::new("the daemon ended the stream without a result"))
 }
 
-async fn cancel(socket: PathBuf, request_id: u64) -> Result<bool, Failure> {
-    let daemon = Daemon::connect(socket).await?;
-    let call = CancelRequestRequest { request_id };
-    let answer = daemon.generation().cancel_request(call).await;
+async fn load(daemon: Daemon, model: String, events: Sender<Event>) -> Result<(), Failure> {
+    use load_model_response::Kind;
+
+    let mut call = LoadModelRequest::default();
+    match model.starts_with('/') {
+        true => call.path = model,
+        false => call.name = model,
+    }
+    let answer = daemon.models().load_model(call).await;
+    let mut stream = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner();
+    while let Some(answer) = stream.next().await {
+        // How far it is, the snapshots tell.
+        match answer.map_err(|status| daemon.failure(status))?.kind {
+            Some(Kind::Notice(text)) => {
+                let _ = events.send(Event::Told(text)).await;
+            }
+            Some(Kind::Model(model)) => {
+                let told = format!("{} is loaded", model.name);
+                let _ = events.send(Event::Told(told)).await;
+            }
+            _ => {}
+        }
+    }
+    list_models(daemon, events).await
+}
+
+async fn list_models(daemon: Daemon, events: Sender<Event>) -> Result<(), Failure> {
+    let answer = daemon.models().list_models(ListModelsRequest {}).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
-    Ok(answer.into_inner().was_active)
+    let _ = events.send(Event::Models(answer.into_inner().models)).await;
+    Ok(())
+}
+
+/// Begins a job; the snapshots tell how far it is.
+async fn compress(
+    daemon: Daemon,
+    name: String,
+    output: PathBuf,
+    events: Sender<Event>,
+) -> Result<(), Failure> {
+    let output = output.display().to_string();
+    let call = CompressRequest {
+        name,
+        output: output.clone(),
+        ..Default::default()
+    };
+    let answer = daemon.jobs().compress(call).await;
+    let mut stream = answer
+        .map_err(|status| daemon.failure(status))?
+        .into_inner();
+    while let Some(answer) = stream.next().await {
+        answer.map_err(|status| daemon.failure(status))?;
+    }
+    let _ = events
+        .send(Event::Told(format!("{output} is written")))
+        .await;
+    Ok(())
 }
 
 fn id(kind: &Kind) -> u64 {

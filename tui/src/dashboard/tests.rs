@@ -14,15 +14,18 @@ use sluice_shared::level::Level;
 
 use super::{
     event::{Effect, Event},
+    keys::{Mode, Page},
     state::State,
     update::update,
-    view::view,
+    view::{Targets, view},
 };
+use crate::paint::{Glyphs, Paint, Theme};
 
-const SIZES: [(u16, u16); 3] = [(120, 40), (80, 24), (40, 12)];
+const SIZES: [(u16, u16); 3] = [(160, 50), (80, 24), (40, 12)];
 
 fn state() -> State {
-    State::new("/run/sluice/sluice.sock".into())
+    let paint = Paint::new(Theme::Terminal, Glyphs::Braille, true);
+    State::new("/run/sluice/sluice.sock".into(), paint)
 }
 
 fn feed(state: &mut State, event: Event) -> Vec<Effect> {
@@ -184,11 +187,11 @@ fn on_card(change: impl FnOnce(&mut Device)) -> State {
     state
 }
 
-/// The list of levels with all answers but the last.
+/// The levels with all answers but the last.
 fn choosing() -> State {
     let mut state = busy();
-    press(&mut state, KeyCode::Tab);
-    assert_eq!(press(&mut state, KeyCode::Char('l')), [Effect::AskPlans]);
+    let effects = press(&mut state, KeyCode::F(2));
+    assert!(matches!(&effects[..], [Effect::AskPlans(levels, _)] if *levels == Level::ALL));
     let refusal = "a budget of 4294967296 bytes is too small: level off needs at least 17179869184";
     for level in Level::ALL {
         let answer = match level {
@@ -336,17 +339,29 @@ fn lost() -> State {
     state
 }
 
-fn draw(state: &State, (columns, rows): (u16, u16), colour: bool) -> Terminal<TestBackend> {
+fn draw(state: &State, size: (u16, u16)) -> Terminal<TestBackend> {
+    draw_with_targets(state, size).0
+}
+
+fn draw_with_targets(
+    state: &State,
+    (columns, rows): (u16, u16),
+) -> (Terminal<TestBackend>, Targets) {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).expect("infallible");
+    let mut targets = Targets::default();
     terminal
-        .draw(|frame| view(frame, state, colour))
+        .draw(|frame| targets = view(frame, state))
         .expect("infallible");
-    terminal
+    (terminal, targets)
+}
+
+fn shown(state: &State, size: (u16, u16)) -> String {
+    draw(state, size).backend().to_string()
 }
 
 fn pictures(name: &str, state: &State) {
     for size in SIZES {
-        let terminal = draw(state, size, true);
+        let terminal = draw(state, size);
         let name = format!("{name}_{}x{}", size.0, size.1);
         insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true }, {
             insta::assert_snapshot!(name, terminal.backend());

@@ -1,28 +1,28 @@
 //! The one function that changes the state.
 //!
 //! Nothing here does I/O: [`update`] takes an event and the time, and answers with effects
-//! for the runtime.
+//! for the runtime. What a key does on a page stands with the page ([`super::pages`]).
 
-use crossterm::event::{KeyCode, KeyEvent};
+use crossterm::event::KeyEvent;
 use sluice_proto::v1::{RequestState, generation_event::Kind};
-use tui_input::{Input, InputRequest};
+use tui_input::Input;
 
 use super::{
+    command,
     event::{Effect, Event},
-    keys::{self, Action, Mode},
-    levels::Levels,
-    state::{Link, Own, State},
+    keys::{Action, Mode, Page},
+    line, pages,
+    state::{Link, Own, State, Then},
+    view::Target,
 };
 
 /// Requests whose canvas is kept after they ended.
 const CANVASES_MAX: usize = 16;
-/// Prompts kept for recall.
-const HISTORY_MAX: usize = 100;
 /// How long a message stays, and how long a first Esc waits for the second.
 const MESSAGE_MS: u64 = 6_000;
 const SECOND_ESCAPE_MS: u64 = 2_000;
 /// Lines that one press scrolls.
-const SCROLL_LINES: usize = 5;
+pub(super) const SCROLL_LINES: isize = 5;
 
 /// What an event led to.
 #[derive(Debug, Default, PartialEq)]
@@ -40,14 +40,17 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
     state.now_ms = now_ms;
     let mut changed = true;
     match event {
-        Event::Key(key) => effects.extend(press(state, key)),
+        Event::Key(key) => press(state, key, &mut effects),
         Event::Paste(text) => paste(state, &text),
+        Event::Click(target) => click(state, target, &mut effects),
+        Event::Wheel(target, by) => wheel(state, target, by, &mut effects),
         Event::Redraw => {}
         Event::Tick => changed = tick(state, shown_seconds),
         Event::Connected => {
             state.link = Link::Connected;
             // A watch broke with the connection; what is selected is followed anew.
-            state.watched = None;
+            state.requests.watched = None;
+            pages::enter(state, &mut effects);
         }
         Event::Lost { cause, retry_ms } => {
             state.link = Link::Lost {
@@ -58,44 +61,39 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
         Event::Snapshot(snapshot) => {
             state.link = Link::Connected;
             let known_pid = state.daemon_pid();
-            state.snapshot = Some((snapshot, now_ms));
+            state.history.take(&snapshot, now_ms);
+            pages::jobs::note(state, &snapshot, &mut effects);
+            state.latest = Some((snapshot, now_ms));
             // A daemon that was started anew numbers its requests anew.
             if known_pid.is_some() && state.daemon_pid() != known_pid {
-                state.canvases.clear();
-                state.selected = None;
-                state.watched = None;
+                state.requests.canvases.clear();
+                state.requests.selected = None;
+                state.requests.watched = None;
             }
+            changed = state.frozen.is_none();
         }
         Event::Request { request_id, kind } => follow(state, request_id, *kind),
-        Event::OwnFailed(message) => {
-            match state.own {
-                Own::Active(id) => {
-                    if let Some(canvas) = state.canvases.get_mut(&id) {
-                        canvas.failure = Some(message.clone());
-                    }
-                }
-                // Refused: the prompt comes back to be changed, unless another is being written.
-                _ if state.input.value().is_empty() => recall(state, -1),
-                _ => {}
-            }
-            state.own = Own::Idle;
-            state.tell(message);
-        }
+        Event::OwnFailed(message) => own_failed(state, message),
         Event::WatchFailed {
             request_id,
             message,
         } => {
-            if let Some(canvas) = state.canvases.get_mut(&request_id)
-                && matches!(state.link, Link::Connected)
+            if let Some(canvas) = state.requests.canvases.get_mut(&request_id)
+                && state.link == Link::Connected
             {
                 canvas.failure = Some(message);
             }
         }
         Event::Told(message) => state.tell(message),
-        Event::Planned { level, answer } => {
-            state.levels.answers.insert(level, answer);
-        }
-        Event::Converting(words) => state.converting = words,
+        Event::Failed(message) => state.warn(message),
+        Event::Planned { .. }
+        | Event::Changing { .. }
+        | Event::Converting(_)
+        | Event::Applied(_)
+        | Event::ApplyFailed(_)
+        | Event::Measuring { .. }
+        | Event::Measured(_) => pages::levels::take(state, event),
+        Event::Models(models) => state.jobs.models = Some(models),
         Event::Terminate => effects.push(Effect::Quit),
     }
     select(state, &mut effects);
@@ -104,8 +102,12 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
 
 /// Whether the passing of time shows.
 fn tick(state: &mut State, shown_seconds: u64) -> bool {
-    let expired = |at: u64, span: u64| state.now_ms.saturating_sub(at) >= span;
-    let message_ends = matches!(&state.message, Some((_, at)) if expired(*at, MESSAGE_MS));
+    let now_ms = state.now_ms;
+    let expired = |at: u64, span: u64| now_ms.saturating_sub(at) >= span;
+    let message_ends = state
+        .message
+        .as_ref()
+        .is_some_and(|message| expired(message.at_ms, MESSAGE_MS));
     let escape_ends = matches!(state.escape_at_ms, Some(at) if expired(at, SECOND_ESCAPE_MS));
     if message_ends {
         state.message = None;
@@ -115,7 +117,8 @@ fn tick(state: &mut State, shown_seconds: u64) -> bool {
     }
     let counts = matches!(state.link, Link::Lost { .. }) || state.stale_ms().is_some();
     let next_second = state.now_ms / 1000 != shown_seconds;
-    message_ends || escape_ends || (counts && next_second)
+    let played = pages::canvas::play(state);
+    message_ends || escape_ends || played || (counts && next_second)
 }
 
 fn follow(state: &mut State, request_id: u64, kind: Kind) {
@@ -124,11 +127,12 @@ fn follow(state: &mut State, request_id: u64, kind: Kind) {
         return;
     }
     let ends = matches!(kind, Kind::Done(_));
-    if state.own == Own::Sent && matches!(kind, Kind::Queued(_)) {
-        state.own = Own::Active(request_id);
-        state.selected = Some(request_id);
-        state.chosen = false;
-        state.scroll_lines = 0;
+    if state.requests.own == Own::Sent && matches!(kind, Kind::Queued(_)) {
+        state.requests.own = Own::Active(request_id);
+        state.requests.selected = Some(request_id);
+        state.requests.chosen = false;
+        state.reel.scroll = 0;
+        state.reel.at = None;
     }
     match &kind {
         Kind::Notice(notice) => state.tell(notice.text.clone()),
@@ -137,28 +141,47 @@ fn follow(state: &mut State, request_id: u64, kind: Kind) {
         }
         _ => {}
     }
-    state.canvases.entry(request_id).or_default().apply(kind);
-    if ends && state.own == Own::Active(request_id) {
-        state.own = Own::Idle;
+    let requests = &mut state.requests;
+    requests.canvases.entry(request_id).or_default().apply(kind);
+    if ends && requests.own == Own::Active(request_id) {
+        requests.own = Own::Idle;
+        pages::chat::answered(state, request_id);
     }
-    while state.canvases.len() > CANVASES_MAX {
-        let keep = state.selected;
-        let oldest = state.canvases.keys().copied().find(|id| Some(*id) != keep);
-        let Some(oldest) = oldest else { break };
-        state.canvases.remove(&oldest);
+    let requests = &mut state.requests;
+    while requests.canvases.len() > CANVASES_MAX {
+        let keep = requests.selected;
+        let mut ids = requests.canvases.keys().copied();
+        let Some(oldest) = ids.find(|id| Some(*id) != keep) else {
+            break;
+        };
+        requests.canvases.remove(&oldest);
     }
+}
+
+fn own_failed(state: &mut State, message: String) {
+    match state.requests.own {
+        Own::Active(id) => {
+            if let Some(canvas) = state.requests.canvases.get_mut(&id) {
+                canvas.failure = Some(message.clone());
+            }
+        }
+        Own::Sent | Own::Idle => pages::chat::refused(state),
+    }
+    state.requests.own = Own::Idle;
+    state.warn(message);
 }
 
 /// Keeps a selection where there is something to select, and follows what is selected.
 fn select(state: &mut State, effects: &mut Vec<Effect>) {
     let rows = state.rows();
+    let requests = &state.requests;
     let listed = |id: &u64| rows.iter().any(|row| row.request_id == *id);
-    let present = state
+    let present = requests
         .selected
-        .filter(|id| listed(id) || state.canvases.contains_key(id));
-    let lasting = present.filter(|id| state.chosen || !state.has_ended(*id));
-    let own = match state.own {
-        Own::Active(own) if !state.chosen => Some(own),
+        .filter(|id| listed(id) || requests.canvases.contains_key(id));
+    let lasting = present.filter(|id| requests.chosen || !state.has_ended(*id));
+    let own = match requests.own {
+        Own::Active(own) if !requests.chosen => Some(own),
         _ => None,
     };
     let running = rows
@@ -166,115 +189,205 @@ fn select(state: &mut State, effects: &mut Vec<Effect>) {
         .find(|row| row.state() == RequestState::Running)
         .map(|row| row.request_id);
     let first = rows.first().map(|row| row.request_id);
-    let selected = own.or(lasting).or(running).or(present).or(first);
-    if selected != state.selected {
-        state.selected = selected;
-        state.scroll_lines = 0;
-        state.chosen = false;
+    // Whoever looks at an earlier pass goes on looking at it.
+    let held = present.filter(|_| state.reel.at.is_some());
+    let selected = held.or(own).or(lasting).or(running).or(present).or(first);
+    if selected != state.requests.selected {
+        choose(state, selected);
+        state.requests.chosen = false;
     }
     // Our own request comes over its own stream, and one that ended has nothing to add.
-    let wanted = state.selected.filter(|id| {
-        state.own != Own::Active(*id) && !state.has_ended(*id) && !state.fills_no_canvas(*id)
+    let wanted = state.requests.selected.filter(|id| {
+        state.requests.own != Own::Active(*id)
+            && !state.has_ended(*id)
+            && !state.fills_no_canvas(*id)
     });
-    if matches!(state.link, Link::Connected) && wanted != state.watched {
-        state.watched = wanted;
+    if state.is_connected() && wanted != state.requests.watched {
+        state.requests.watched = wanted;
         effects.push(Effect::Watch(wanted));
     }
 }
 
-fn press(state: &mut State, key: KeyEvent) -> Option<Effect> {
-    let Some(action) = state.mode.action(&key) else {
-        if state.mode == Mode::Prompt {
-            write(state, &key);
+/// Selects a request, of which the latest pass is shown.
+pub(super) fn choose(state: &mut State, request_id: Option<u64>) {
+    state.requests.selected = request_id;
+    state.requests.chosen = true;
+    state.reel.at = None;
+    state.reel.next_at_ms = None;
+    state.reel.scroll = 0;
+}
+
+/// Selects the request so many rows below the selected one.
+pub(super) fn step_request(state: &mut State, by: isize) {
+    let rows = state.rows();
+    let at = rows
+        .iter()
+        .position(|row| Some(row.request_id) == state.requests.selected)
+        .map_or(0, |at| at.saturating_add_signed(by));
+    if let Some(row) = rows.get(at.min(rows.len().saturating_sub(1))) {
+        choose(state, Some(row.request_id));
+    }
+}
+
+fn press(state: &mut State, key: KeyEvent, effects: &mut Vec<Effect>) {
+    let mode = state.mode();
+    match mode.action(state.page, &key) {
+        Some(action) => act(state, action, &key, effects),
+        None if mode.writes() => write(state, &key),
+        None => {}
+    }
+}
+
+/// Keys that no table names are written where something is being written.
+fn write(state: &mut State, key: &KeyEvent) {
+    match state.mode() {
+        Mode::Prompt if line::write(&mut state.prompt, key) => state.prompts.leave(),
+        Mode::Command if line::write(&mut state.command, key) => state.commands.leave(),
+        Mode::Filter => {
+            line::write(&mut state.filter, key);
+            state.help_line = 0;
         }
-        return None;
+        Mode::Field => pages::options::write(state, key),
+        _ => {}
+    }
+}
+
+fn paste(state: &mut State, text: &str) {
+    match state.mode() {
+        Mode::Prompt => line::paste(&mut state.prompt, text),
+        Mode::Command => line::paste(&mut state.command, text),
+        Mode::Filter => line::paste(&mut state.filter, text),
+        Mode::Field => pages::options::paste(state, text),
+        // Nothing is being written.
+        _ => {}
+    }
+}
+
+fn act(state: &mut State, action: Action, key: &KeyEvent, effects: &mut Vec<Effect>) {
+    let mode = state.mode();
+    match (mode, action) {
+        (_, Action::Quit) => effects.push(Effect::Quit),
+        (_, Action::Suspend) => effects.push(Effect::Suspend),
+        (Mode::Help, _) => help(state, action),
+        (Mode::Confirm, _) => answer(state, action == Action::Yes, effects),
+        (Mode::Command, _) => command::act(state, action, effects),
+        (Mode::Filter, _) => filter(state, action),
+        (Mode::Options | Mode::Field, _) if action != Action::Help => {
+            pages::options::act(state, action, effects);
+        }
+        (Mode::Mask, _) if action != Action::Help => pages::chat::mask(state, action, effects),
+        (Mode::Prompt, Action::HelpIfEmpty) if !state.prompt.value().is_empty() => {
+            write(state, key);
+        }
+        (_, Action::Help | Action::HelpIfEmpty) => {
+            state.help_line = 0;
+            state.filter.reset();
+            state.modes.push(Mode::Help);
+        }
+        (_, Action::Go(page)) => go(state, page, effects),
+        (Mode::Prompt, Action::NextPane) => leave_prompt(state),
+        (_, Action::Command) => {
+            state.command.reset();
+            state.modes.push(Mode::Command);
+        }
+        (_, Action::Filter) => {
+            state.filter.reset();
+            state.modes.push(Mode::Filter);
+        }
+        (_, Action::Options) => pages::options::open(state, effects),
+        (_, Action::Freeze) => freeze(state),
+        (_, Action::Theme) => {
+            state.paint.theme = state.paint.theme.next();
+            state.tell(format!("theme {}", state.paint.theme));
+        }
+        (_, Action::Write) => {
+            if !state.page.has_prompt() {
+                go(state, Page::Chat, effects);
+            }
+            state.modes = vec![Mode::Page, Mode::Prompt];
+        }
+        (_, Action::NewConversation) => pages::chat::begin(state),
+        (_, Action::Escape) => escape(state, effects),
+        (Mode::Prompt, Action::Enter) => send(state, effects),
+        (Mode::Prompt, Action::Up) => recall(state, -1),
+        (Mode::Prompt, Action::Down) => recall(state, 1),
+        (_, Action::Cancel) => cancel(state),
+        _ => pages::act(state, action, effects),
+    }
+}
+
+/// Shows another page.
+pub(super) fn go(state: &mut State, page: Page, effects: &mut Vec<Effect>) {
+    state.page = page;
+    state.filter.reset();
+    // A page with a prompt is mostly there to be written on.
+    state.modes = vec![Mode::Page];
+    pages::enter(state, effects);
+}
+
+fn leave_prompt(state: &mut State) {
+    state.modes = vec![Mode::Page];
+}
+
+fn help(state: &mut State, action: Action) {
+    let by = match action {
+        Action::Up => -1,
+        Action::Down => 1,
+        Action::PageUp => -SCROLL_LINES,
+        Action::PageDown => SCROLL_LINES,
+        Action::Filter => {
+            state.filter.reset();
+            state.modes.push(Mode::Filter);
+            return;
+        }
+        _ => {
+            state.filter.reset();
+            state.modes.pop();
+            return;
+        }
     };
-    if action != Action::Escape {
-        state.escape_at_ms = None;
-    }
-    match action {
-        Action::Quit => return Some(Effect::Quit),
-        Action::Suspend => return Some(Effect::Suspend),
-        Action::Send => return send(state),
-        Action::SwitchFocus => {
-            state.mode = match state.mode {
-                Mode::Prompt => Mode::Requests,
-                _ => Mode::Prompt,
-            };
-        }
-        Action::Escape => return escape(state),
-        Action::Help => open_help(state),
-        Action::HelpIfEmpty if state.input.value().is_empty() => open_help(state),
-        Action::HelpIfEmpty => write(state, &key),
-        Action::CloseHelp => state.mode = state.below_help,
-        Action::SelectPrevious if state.mode == Mode::Help => {
-            state.help_line = state.help_line.saturating_sub(1);
-        }
-        Action::SelectNext if state.mode == Mode::Help => {
-            let lines: usize = keys::TABLES.iter().map(|(_, table)| table.len() + 1).sum();
-            state.help_line = (state.help_line + 1).min(lines - 1);
-        }
-        Action::SelectPrevious if state.mode == Mode::Levels => state.levels.step(-1),
-        Action::SelectNext if state.mode == Mode::Levels => state.levels.step(1),
-        Action::SelectPrevious => step(state, -1),
-        Action::SelectNext => step(state, 1),
-        Action::RecallPrevious => recall(state, -1),
-        Action::RecallNext => recall(state, 1),
-        Action::AskCancel => ask_cancel(state),
-        Action::Yes => {
-            state.mode = Mode::Requests;
-            return state.asked.take().map(Effect::Cancel);
-        }
-        Action::No => {
-            state.mode = Mode::Requests;
-            state.asked = None;
-        }
-        Action::OpenLevels => return open_levels(state),
-        Action::CloseLevels => state.mode = state.below_levels,
-        Action::ApplyLevel => return apply_level(state),
-        Action::ScrollUp => state.scroll_lines = state.scroll_lines.saturating_add(SCROLL_LINES),
-        Action::ScrollDown => state.scroll_lines = state.scroll_lines.saturating_sub(SCROLL_LINES),
-    }
-    None
+    let last = super::view::help_lines(state).len().saturating_sub(1);
+    state.help_line = state.help_line.saturating_add_signed(by).min(last);
 }
 
-fn open_help(state: &mut State) {
-    state.below_help = state.mode;
-    state.help_line = 0;
-    state.mode = Mode::Help;
-}
-
-fn open_levels(state: &mut State) -> Option<Effect> {
-    if !matches!(state.link, Link::Connected) {
-        state.tell("not connected; what levels would lead to is not known");
-        return None;
+fn filter(state: &mut State, action: Action) {
+    if action == Action::Escape {
+        state.filter.reset();
     }
-    let snapshot = state.snapshot.as_ref().map(|(snapshot, _)| &**snapshot);
-    state.levels = Levels::open(snapshot);
-    state.below_levels = state.mode;
-    state.mode = Mode::Levels;
-    Some(Effect::AskPlans)
+    state.modes.pop();
 }
 
-fn apply_level(state: &mut State) -> Option<Effect> {
-    if !matches!(state.link, Link::Connected) {
-        state.tell("not connected; the level stays");
-        return None;
+fn answer(state: &mut State, is_yes: bool, effects: &mut Vec<Effect>) {
+    state.modes.pop();
+    let Some(question) = state.question.take().filter(|_| is_yes) else {
+        return;
+    };
+    effects.extend(question.effects);
+    match question.then {
+        Then::Nothing => {}
+        Then::ForgetConversation => pages::chat::forget(state),
     }
-    state.mode = state.below_levels;
-    let level = state.levels.level();
-    state.converting = None;
-    state.tell(format!("level {level} was asked for"));
-    Some(Effect::Apply(level))
 }
 
-fn escape(state: &mut State) -> Option<Effect> {
+fn freeze(state: &mut State) {
+    match state.frozen.take() {
+        Some(_) => state.tell("going on"),
+        None if state.latest.is_some() => {
+            state.frozen.clone_from(&state.latest);
+            state.tell("frozen; f goes on");
+        }
+        None => state.warn("there is nothing to freeze yet"),
+    }
+}
+
+fn escape(state: &mut State, effects: &mut Vec<Effect>) {
     if state.own_is_active() {
         let second = state.escape_at_ms.take().is_some();
-        match state.own {
+        match state.requests.own {
             Own::Active(id) if second => {
                 state.tell("cancelling");
-                return Some(Effect::Cancel(id));
+                effects.push(Effect::Cancel(id));
+                return;
             }
             _ => {
                 state.escape_at_ms = Some(state.now_ms);
@@ -282,111 +395,112 @@ fn escape(state: &mut State) -> Option<Effect> {
             }
         }
     }
-    state.mode = Mode::Requests;
-    None
+    state.filter.reset();
+    leave_prompt(state);
 }
 
-fn send(state: &mut State) -> Option<Effect> {
-    let prompt = state.input.value().trim().to_owned();
+fn send(state: &mut State, effects: &mut Vec<Effect>) {
+    let prompt = state.prompt.value().trim().to_owned();
     if prompt.is_empty() {
-        return None;
+        return;
     }
-    if !matches!(state.link, Link::Connected) {
-        state.tell("not connected; the prompt is kept");
-        return None;
+    if can_send(state, "the prompt is kept") {
+        state.prompt.reset();
+        state.prompts.keep(&prompt);
+        let mut request = pages::chat::request(state, &prompt);
+        state.options.apply(&mut request);
+        submit(state, request, effects);
+    }
+}
+
+/// Whether a request of ours can be sent now; if not, it is told why.
+pub(super) fn can_send(state: &mut State, otherwise: &str) -> bool {
+    if !state.is_connected() {
+        state.warn(format!("not connected; {otherwise}"));
+        return false;
     }
     if state.own_is_active() {
-        state.tell("your request still runs; Esc twice cancels it");
-        return None;
+        state.warn("your request still runs; Esc twice cancels it");
+        return false;
     }
-    state.input.reset();
-    state.recalled = None;
-    if state.history.last() != Some(&prompt) {
-        state.history.push(prompt.clone());
-    }
-    if state.history.len() > HISTORY_MAX {
-        state.history.remove(0);
-    }
-    state.own = Own::Sent;
+    true
+}
+
+/// Sends a request of our own.
+pub(super) fn submit(
+    state: &mut State,
+    request: sluice_proto::v1::GenerateRequest,
+    effects: &mut Vec<Effect>,
+) {
+    state.requests.own = Own::Sent;
+    state.requests.chosen = false;
+    state.reel.at = None;
     state.message = None;
-    Some(Effect::Generate(prompt))
+    effects.push(Effect::Generate(Box::new(request)));
 }
 
-fn recall(state: &mut State, step: isize) {
-    let end = state.history.len();
-    let at = state
-        .recalled
-        .unwrap_or(end)
-        .saturating_add_signed(step)
-        .min(end);
-    let text = state.history.get(at).cloned().unwrap_or_default();
-    // Past the newest lies the draft, which must not be lost to a stray key.
-    if state.recalled.is_some() || state.input.value().is_empty() {
-        state.recalled = (at < end).then_some(at);
-        state.input = Input::new(text);
+fn recall(state: &mut State, by: isize) {
+    let present = state.prompt.value().to_owned();
+    if let Some(text) = state.prompts.step(&present, by) {
+        state.prompt = Input::new(text);
     }
 }
 
-fn step(state: &mut State, by: isize) {
-    let rows = state.rows();
-    let at = rows
-        .iter()
-        .position(|row| Some(row.request_id) == state.selected)
-        .map_or(0, |at| at.saturating_add_signed(by));
-    if let Some(row) = rows.get(at.min(rows.len().saturating_sub(1))) {
-        state.selected = Some(row.request_id);
-        state.chosen = true;
-        state.scroll_lines = 0;
+/// Asks whether to stop what is selected.
+fn cancel(state: &mut State) {
+    match state.page {
+        Page::Jobs => return pages::jobs::cancel(state),
+        Page::Levels => return pages::levels::cancel(state),
+        Page::Chat => {
+            if let Own::Active(id) = state.requests.own {
+                choose(state, Some(id));
+            }
+        }
+        Page::Overview | Page::Memory | Page::Canvas => {}
     }
-}
-
-fn ask_cancel(state: &mut State) {
     let rows = state.rows();
     let active = rows.iter().find(|row| {
-        Some(row.request_id) == state.selected
+        Some(row.request_id) == state.requests.selected
             && matches!(row.state(), RequestState::Queued | RequestState::Running)
     });
-    match active {
-        Some(row) => {
-            state.asked = Some(row.request_id);
-            state.mode = Mode::Confirm;
-        }
-        None => state.tell("no waiting or running request is selected"),
+    match active.map(|row| row.request_id) {
+        Some(id) => state.ask(
+            format!("Cancel request {id}?"),
+            vec![Effect::Cancel(id)],
+            Then::Nothing,
+        ),
+        None => state.warn("no waiting or running request is selected"),
     }
 }
 
-/// Keys of the prompt that its table leaves to the line editor.
-fn write(state: &mut State, key: &KeyEvent) {
-    use crossterm::event::KeyModifiers as M;
-    let control = key.modifiers.contains(M::CONTROL);
-    let alt = key.modifiers.contains(M::ALT);
-    let request = match key.code {
-        KeyCode::Char('a') if control => InputRequest::GoToStart,
-        KeyCode::Char('e') if control => InputRequest::GoToEnd,
-        KeyCode::Char('u') if control => InputRequest::DeleteLine,
-        KeyCode::Char('k') if control => InputRequest::DeleteTillEnd,
-        KeyCode::Char('w') if control => InputRequest::DeletePrevWord,
-        KeyCode::Backspace if alt || control => InputRequest::DeletePrevWord,
-        KeyCode::Left if alt || control => InputRequest::GoToPrevWord,
-        KeyCode::Right if alt || control => InputRequest::GoToNextWord,
-        KeyCode::Char(character) if !control && !alt => InputRequest::InsertChar(character),
-        KeyCode::Backspace => InputRequest::DeletePrevChar,
-        KeyCode::Delete => InputRequest::DeleteNextChar,
-        KeyCode::Left => InputRequest::GoToPrevChar,
-        KeyCode::Right => InputRequest::GoToNextChar,
-        KeyCode::Home => InputRequest::GoToStart,
-        KeyCode::End => InputRequest::GoToEnd,
-        _ => return,
-    };
-    state.recalled = None;
-    let _ = state.input.handle(request);
+fn click(state: &mut State, target: Target, effects: &mut Vec<Effect>) {
+    // What lies below an overlay can't be reached.
+    let mode = state.mode();
+    if !matches!(mode, Mode::Page | Mode::Prompt) {
+        return pages::click_overlay(state, target, effects);
+    }
+    match target {
+        Target::Page(page) => go(state, page, effects),
+        Target::Prompt => state.modes = vec![Mode::Page, Mode::Prompt],
+        Target::Request(id) => choose(state, Some(id)),
+        other => {
+            state.modes = vec![Mode::Page];
+            pages::click(state, other, effects);
+        }
+    }
 }
 
-fn paste(state: &mut State, text: &str) {
-    if state.mode == Mode::Prompt {
-        // One line holds the prompt, so line ends become spaces.
-        for character in crate::text::sanitise_line(text).chars() {
-            let _ = state.input.handle(InputRequest::InsertChar(character));
+fn wheel(state: &mut State, target: Option<Target>, by: isize, effects: &mut Vec<Effect>) {
+    let action = |less, more| if by < 0 { less } else { more };
+    match (state.mode(), target) {
+        (Mode::Help, _) => help(state, action(Action::Up, Action::Down)),
+        (Mode::Page | Mode::Prompt, Some(Target::Request(_))) => step_request(state, by),
+        (Mode::Page | Mode::Prompt, Some(Target::Canvas)) => {
+            pages::act(state, action(Action::PageUp, Action::PageDown), effects);
         }
+        (Mode::Page | Mode::Prompt, _) if !matches!(state.page, Page::Overview) => {
+            pages::act(state, action(Action::Up, Action::Down), effects);
+        }
+        _ => {}
     }
 }

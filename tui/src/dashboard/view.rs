@@ -1,284 +1,197 @@
 //! Drawing: a pure function of the state and the size of the screen.
 //!
-//! Three shapes: two columns, one column, and for the smallest screens the canvas alone.
+//! Every page has three shapes: panes beside each other, panes below each other, and for the smallest screens the most
+//! important pane alone. What the mouse can reach is noted as it is drawn.
 
 use ratatui::{
     Frame,
-    layout::{Constraint, Layout, Rect},
-    style::{Color, Modifier, Style},
+    layout::{Constraint, Layout, Position, Rect},
+    style::Style,
+    symbols::border,
     text::{Line, Span},
     widgets::{Block, Clear, Paragraph, Wrap},
 };
 use sluice_proto::v1::{Model, ModelState, Snapshot};
 use sluice_shared::units;
+use tui_input::Input;
 
 use super::{
-    keys::{ANYWHERE, Action, Binding, Mode, TABLES},
-    levels, panels,
+    command,
+    keys::{ANYWHERE, Action, Binding, Mode, Page, TABLES},
+    pages,
     state::{Link, State},
 };
 use crate::{
     json,
+    paint::{Paint, Role},
     text::{clip, sanitise_line, width},
 };
 
 /// The least screen that anything useful fits on.
 const LEAST_COLUMNS: u16 = 40;
 const LEAST_ROWS: u16 = 10;
-/// From here on, panels stand beside the canvas, or above it.
+/// From here on, panes stand beside each other.
 const WIDE_COLUMNS: u16 = 100;
+/// From here on, more than one pane fits.
 const TALL_ROWS: u16 = 20;
-const SIDE_COLUMNS: u16 = 44;
-/// What the list of requests keeps below the memory.
-const REQUESTS_ROWS: u16 = 4;
 
-/// Draws the whole screen.
-pub fn view(frame: &mut Frame<'_>, state: &State, colour: bool) {
-    let area = frame.area();
-    if area.width < LEAST_COLUMNS || area.height < LEAST_ROWS {
-        let words = format!(
-            "sluice needs {LEAST_COLUMNS}x{LEAST_ROWS}, this is {}x{}",
-            area.width, area.height
-        );
-        frame.render_widget(Paragraph::new(words).wrap(Wrap { trim: true }), area);
-        return;
-    }
-    let paint = Paint { colour };
-    let is_tall = area.height >= TALL_ROWS;
-    let prompt_rows = if is_tall { 3 } else { 1 };
-    let [header, body, prompt, footer] = Layout::vertical([
-        Constraint::Length(2),
-        Constraint::Min(0),
-        Constraint::Length(prompt_rows),
-        Constraint::Length(1),
-    ])
-    .areas(area);
+/// Something that the mouse can reach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// The name of a page.
+    Page(Page),
+    /// The prompt line.
+    Prompt,
+    /// A request of the list.
+    Request(u64),
+    /// A canvas, which scrolls.
+    Canvas,
+    /// A layer of the map.
+    Layer(usize),
+    /// A row of the page's list.
+    Row(usize),
+    /// A row of the page's second list.
+    OtherRow(usize),
+    /// A pass of the request, by its index.
+    Pass(usize),
+    /// A conversation.
+    Conversation(usize),
+}
 
-    draw_header(frame, header, state, paint);
-    if area.width >= WIDE_COLUMNS && is_tall {
-        let [side, main] =
-            Layout::horizontal([Constraint::Length(SIDE_COLUMNS), Constraint::Min(0)]).areas(body);
-        let inner = (
-            SIDE_COLUMNS - 2,
-            side.height.saturating_sub(REQUESTS_ROWS + 2),
-        );
-        let inner = (usize::from(inner.0), usize::from(inner.1));
-        let memory = panels::memory(state, inner, paint);
-        let rows = u16::try_from(memory.len()).unwrap_or(u16::MAX) + 2;
-        let [top, bottom] =
-            Layout::vertical([Constraint::Length(rows), Constraint::Min(REQUESTS_ROWS)])
-                .areas(side);
-        framed(frame, top, "Memory", false, memory);
-        draw_requests(frame, bottom, state);
-        panels::request(frame, main, state, paint);
-    } else if is_tall {
-        let facts = panels::memory_brief(state, usize::from(area.width), paint);
-        let rows = u16::try_from(facts.len()).unwrap_or(u16::MAX);
-        let [top, middle, bottom] = Layout::vertical([
-            Constraint::Length(rows),
-            Constraint::Length(5),
-            Constraint::Min(0),
-        ])
-        .areas(body);
-        frame.render_widget(Paragraph::new(facts), top);
-        draw_requests(frame, middle, state);
-        panels::request(frame, bottom, state, paint);
-    } else {
-        panels::request(frame, body, state, paint);
-    }
-    draw_prompt(frame, prompt, state, is_tall);
-    frame.render_widget(footer_line(state, usize::from(footer.width), paint), footer);
+/// What was drawn where, for the mouse.
+#[derive(Debug, Default, Clone)]
+pub struct Targets(Vec<(Rect, Target)>);
 
-    match state.mode {
-        Mode::Help => draw_help(frame, area, state.help_line),
-        Mode::Confirm => draw_question(frame, area, state),
-        Mode::Levels => levels::draw(frame, area, state),
-        Mode::Prompt | Mode::Requests => {}
+impl Targets {
+    /// What lies at a place; of several the one drawn last.
+    #[must_use]
+    pub fn at(&self, column: u16, row: u16) -> Option<Target> {
+        let place = Position::new(column, row);
+        let hit = self.0.iter().rev().find(|(area, _)| area.contains(place));
+        hit.map(|(_, target)| *target)
     }
 }
 
-/// Colours by role. Words and attributes carry the meaning where colour is not wanted.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Paint {
-    /// Whether colour is allowed.
-    pub(super) colour: bool,
+/// The shape of a screen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// Panes beside each other.
+    Wide,
+    /// Panes below each other.
+    Tall,
+    /// One pane.
+    Small,
 }
 
-impl Paint {
-    pub(super) fn good(self) -> Style {
-        self.colour(Color::Green, Modifier::empty())
-    }
-
-    pub(super) fn warning(self) -> Style {
-        self.colour(Color::Yellow, Modifier::BOLD)
-    }
-
-    pub(super) fn bad(self) -> Style {
-        self.colour(Color::Red, Modifier::BOLD)
-    }
-
-    fn colour(self, colour: Color, modifier: Modifier) -> Style {
-        let style = Style::new().add_modifier(modifier);
-        if self.colour { style.fg(colour) } else { style }
-    }
-}
-
-/// Quiet words.
-pub(super) fn dim() -> Style {
-    Style::new().add_modifier(Modifier::DIM)
-}
-
-pub(super) fn bold() -> Style {
-    Style::new().add_modifier(Modifier::BOLD)
-}
-
-/// A titled frame around lines; the title of what has the keyboard is reversed.
-pub(super) fn framed(
-    frame: &mut Frame<'_>,
-    area: Rect,
-    title: &str,
-    focused: bool,
-    lines: Vec<Line<'_>>,
-) {
-    let style = match focused {
-        true => bold().add_modifier(Modifier::REVERSED),
-        false => bold(),
-    };
-    let title = Span::styled(format!(" {title} "), style);
-    let block = Block::bordered().border_style(dim()).title(title);
-    frame.render_widget(Paragraph::new(lines).block(block), area);
-}
-
-fn draw_header(frame: &mut Frame<'_>, area: Rect, state: &State, paint: Paint) {
-    let (words, style) = connection(state, paint);
-    let room = usize::from(area.width).saturating_sub("sluice  ".len());
-    let first = Line::from(vec![
-        Span::styled("sluice  ", bold()),
-        Span::styled(clip(&sanitise_line(&words), room), style),
-    ]);
-    let model = state.snapshot.as_ref().and_then(|(s, _)| s.model.as_ref());
-    let (words, style) = match model {
-        Some(model) => model_words(model, paint),
-        None => ("model unknown".to_owned(), dim()),
-    };
-    let words = clip(&sanitise_line(&words), usize::from(area.width));
-    let second = Line::styled(words, style);
-    frame.render_widget(Paragraph::new(vec![first, second]), area);
-}
-
-/// The connection in words; always on screen.
-fn connection(state: &State, paint: Paint) -> (String, Style) {
-    let age = state
-        .stale_ms()
-        .map(|ms| format!("data from {} s ago", ms / 1000));
-    match &state.link {
-        Link::Connecting => (format!("connecting to {}", state.socket), paint.warning()),
-        Link::Connected => {
-            let snapshot = state.snapshot.as_ref().map(|(snapshot, _)| &**snapshot);
-            let words = format!("connected{}", server(snapshot));
-            match age {
-                Some(age) => (format!("{words}, {age}"), paint.warning()),
-                None => (format!("{words} · {}", state.socket), paint.good()),
-            }
-        }
-        Link::Lost { cause, retry_at_ms } => {
-            let left_ms = retry_at_ms.saturating_sub(state.now_ms);
-            let retry = match left_ms.div_ceil(1000) {
-                0 => "retrying now".to_owned(),
-                seconds => format!("retrying in {seconds} s"),
-            };
-            let age = age.map_or(String::new(), |age| format!(", {age}"));
-            (format!("lost: {retry}{age} · {cause}"), paint.bad())
+impl Shape {
+    fn of(area: Rect) -> Self {
+        match (area.width >= WIDE_COLUMNS, area.height >= TALL_ROWS) {
+            (_, false) => Self::Small,
+            (true, true) => Self::Wide,
+            (false, true) => Self::Tall,
         }
     }
 }
 
-fn server(snapshot: Option<&Snapshot>) -> String {
-    let Some(server) = snapshot.and_then(|snapshot| snapshot.server.as_ref()) else {
-        return String::new();
-    };
-    format!(
-        " · sluiced {} {} · up {}",
-        server.version,
-        json::server_state(server.state()).replace('_', " "),
-        units::duration_ms(server.uptime_ms as f64)
-    )
+/// What pages draw on.
+pub(super) struct Screen<'a, 'b> {
+    pub(super) frame: &'a mut Frame<'b>,
+    pub(super) state: &'a State,
+    pub(super) shape: Shape,
+    targets: Targets,
 }
 
-fn model_words(model: &Model, paint: Paint) -> (String, Style) {
-    let mut words = format!("model {}", model.name);
-    if let Some(shape) = &model.shape {
-        words += &format!(
-            " · {} parameters · {}",
-            units::count(shape.parameters),
-            shape.formats.join(" + ")
+impl<'a> Screen<'a, '_> {
+    /// The paint.
+    pub(super) fn paint(&self) -> &'a Paint {
+        &self.state.paint
+    }
+
+    /// How a role looks.
+    pub(super) fn style(&self, role: Role) -> Style {
+        self.paint().style(role)
+    }
+
+    /// Notes what the mouse finds there.
+    pub(super) fn target(&mut self, area: Rect, target: Target) {
+        self.targets.0.push((area, target));
+    }
+
+    /// Draws a frame with a title; reversed where it has the keyboard. What is left inside is returned.
+    pub(super) fn pane(&mut self, area: Rect, title: &str, is_focused: bool) -> Rect {
+        let role = if is_focused { Role::Focus } else { Role::Title };
+        let room = usize::from(area.width).saturating_sub(4);
+        let title = format!(" {} ", clip(&sanitise_line(title), room));
+        let block = Block::bordered()
+            .border_set(border::PLAIN)
+            .border_style(self.style(Role::Dim))
+            .title(Span::styled(title, self.style(role)));
+        let inner = block.inner(area);
+        self.frame.render_widget(block, area);
+        inner
+    }
+
+    /// Draws lines as far as there are rows.
+    pub(super) fn lines(&mut self, area: Rect, lines: Vec<Line<'_>>) {
+        self.frame.render_widget(Paragraph::new(lines), area);
+    }
+
+    /// A frame with lines in it.
+    pub(super) fn framed(
+        &mut self,
+        area: Rect,
+        title: &str,
+        is_focused: bool,
+        lines: Vec<Line<'_>>,
+    ) {
+        let inner = self.pane(area, title, is_focused);
+        self.lines(inner, lines);
+    }
+
+    /// Words at the right end of a frame's lower edge.
+    pub(super) fn foot(&mut self, area: Rect, words: &str) {
+        let room = usize::from(area.width).saturating_sub(4);
+        let words = clip(words, room);
+        let columns = u16::try_from(width(&words)).unwrap_or(u16::MAX);
+        let place = Rect::new(
+            area.right().saturating_sub(columns + 2),
+            area.bottom().saturating_sub(1),
+            columns,
+            1,
         );
+        let line = Line::styled(words, self.style(Role::Dim));
+        self.frame.render_widget(line, place);
     }
-    if model.is_demonstration {
-        words += " · demonstration model";
-    }
-    match model.state() {
-        ModelState::Ready => (words, Style::new()),
-        ModelState::Loading => {
-            words += " · loading";
-            if let Some(progress) = &model.progress {
-                words += &format!(
-                    " {} of {}",
-                    units::bytes(progress.loaded_bytes),
-                    units::bytes(progress.total_bytes)
-                );
-            }
-            (words, paint.warning())
-        }
-        ModelState::Failed => (format!("{words} · failed: {}", model.error), paint.bad()),
-        ModelState::Asleep => (words + " · asleep until a request", dim()),
-        ModelState::Available
-        | ModelState::Pulling
-        | ModelState::Partial
-        | ModelState::Unspecified => (words + " · not loaded", dim()),
-    }
-}
 
-fn draw_requests(frame: &mut Frame<'_>, area: Rect, state: &State) {
-    let focused = state.mode == Mode::Requests;
-    let inner = (area.width.saturating_sub(2), area.height.saturating_sub(2));
-    let lines = panels::requests(state, inner.0.into(), inner.1.into());
-    let title = panels::queue_title(state);
-    framed(frame, area, &title, focused, lines);
-}
+    /// A frame in the middle of everything, over what is there; what is left inside is returned.
+    pub(super) fn popup(&mut self, columns: u16, rows: u16, title: &str) -> Rect {
+        let area = self.frame.area();
+        let (columns, rows) = (columns.min(area.width), rows.min(area.height));
+        let place = Rect::new(
+            area.x + (area.width - columns) / 2,
+            area.y + (area.height - rows) / 2,
+            columns,
+            rows,
+        );
+        self.frame.render_widget(Clear, place);
+        self.pane(place, title, true)
+    }
 
-fn draw_prompt(frame: &mut Frame<'_>, area: Rect, state: &State, has_frame: bool) {
-    let focused = state.mode == Mode::Prompt;
-    let columns = usize::from(area.width).saturating_sub(if has_frame { 4 } else { 2 });
-    let scroll = state.input.visual_scroll(columns.saturating_sub(1));
-    let value = sanitise_line(state.input.value());
-    let line = if value.is_empty() {
-        let invitation = if focused {
-            "write a prompt; Enter sends it, ? helps"
-        } else {
-            "Tab leads here"
+    /// A line that is being written, or what invites to write it; with the cursor where it has the keyboard.
+    pub(super) fn editor(&mut self, area: Rect, line: &Input, invitation: &str, is_focused: bool) {
+        let columns = usize::from(area.width);
+        let scroll = line.visual_scroll(columns.saturating_sub(1));
+        let value = sanitise_line(line.value());
+        let shown = match value.is_empty() {
+            true => Line::styled(clip(invitation, columns), self.style(Role::Dim)),
+            false => Line::raw(visible(&value, scroll, columns)),
         };
-        Line::styled(invitation, dim())
-    } else {
-        Line::raw(visible(&value, scroll, columns))
-    };
-    let (x, y) = if has_frame {
-        framed(frame, area, "Prompt", focused, vec![Line::default()]);
-        (area.x + 2, area.y + 1)
-    } else {
-        let mark = if focused { bold() } else { dim() };
-        frame.render_widget(Line::styled("> ", mark), area);
-        (area.x + 2, area.y)
-    };
-    let width = u16::try_from(columns).unwrap_or(u16::MAX);
-    frame.render_widget(line, Rect::new(x, y, width, 1));
-    if focused {
-        let column = state
-            .input
-            .visual_cursor()
-            .saturating_sub(scroll)
-            .min(columns);
-        frame.set_cursor_position((x + u16::try_from(column).unwrap_or(0), y));
+        self.frame.render_widget(shown, area);
+        if is_focused {
+            let column = line.visual_cursor().saturating_sub(scroll);
+            let column = u16::try_from(column.min(columns)).unwrap_or(0);
+            self.frame.set_cursor_position((area.x + column, area.y));
+        }
     }
 }
 
@@ -296,26 +209,261 @@ fn visible(text: &str, scroll: usize, columns: usize) -> String {
     shown
 }
 
-/// What is to be told, else the keys of the mode.
-fn footer_line(state: &State, columns: usize, paint: Paint) -> Line<'static> {
-    if let Some((message, _)) = &state.message {
-        let words = clip(&sanitise_line(message), columns);
-        return Line::styled(words, paint.warning().add_modifier(Modifier::REVERSED));
+/// Draws the whole screen, and tells what lies where.
+pub fn view(frame: &mut Frame<'_>, state: &State) -> Targets {
+    let area = frame.area();
+    if area.width < LEAST_COLUMNS || area.height < LEAST_ROWS {
+        let words = format!(
+            "sluice needs {LEAST_COLUMNS}x{LEAST_ROWS}, this is {}x{}",
+            area.width, area.height
+        );
+        frame.render_widget(Paragraph::new(words).wrap(Wrap { trim: true }), area);
+        return Targets::default();
     }
+    let shape = Shape::of(area);
+    let mut screen = Screen {
+        frame,
+        state,
+        shape,
+        targets: Targets::default(),
+    };
+    draw(&mut screen, area);
+    let targets = screen.targets;
+    state.paint.glyphs.translate(frame.buffer_mut());
+    targets
+}
+
+fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
+    let state = screen.state;
+    let is_small = screen.shape == Shape::Small;
+    let prompt_rows = match (state.page.has_prompt(), is_small) {
+        (false, _) => 0,
+        (true, true) => 1,
+        (true, false) => 3,
+    };
+    let [header, tabs, body, prompt, footer] = Layout::vertical([
+        Constraint::Length(if is_small { 1 } else { 2 }),
+        Constraint::Length(1),
+        Constraint::Min(0),
+        Constraint::Length(prompt_rows),
+        Constraint::Length(1),
+    ])
+    .areas(area);
+    draw_header(screen, header);
+    draw_tabs(screen, tabs);
+    match state.page {
+        Page::Overview => pages::overview::draw(screen, body),
+        Page::Memory => pages::memory::draw(screen, body),
+        Page::Canvas => pages::canvas::draw(screen, body),
+        Page::Chat => pages::chat::draw(screen, body),
+        Page::Levels => pages::levels::draw(screen, body),
+        Page::Jobs => pages::jobs::draw(screen, body),
+    }
+    if prompt_rows > 0 {
+        draw_prompt(screen, prompt);
+    }
+    draw_footer(screen, footer);
+    for mode in state.modes.clone() {
+        match mode {
+            Mode::Help => draw_help(screen),
+            Mode::Confirm => draw_question(screen),
+            Mode::Options => pages::options::draw(screen),
+            Mode::Command => command::draw(screen, footer),
+            Mode::Page | Mode::Prompt | Mode::Filter | Mode::Field | Mode::Mask => {}
+        }
+    }
+}
+
+fn draw_header(screen: &mut Screen<'_, '_>, area: Rect) {
+    let state = screen.state;
+    let (words, role) = connection(state);
+    let room = usize::from(area.width).saturating_sub("sluice  ".len());
+    let first = Line::from(vec![
+        Span::styled("sluice  ", screen.style(Role::Title)),
+        Span::styled(clip(&sanitise_line(&words), room), screen.style(role)),
+    ]);
+    let model = state
+        .snapshot()
+        .and_then(|snapshot| snapshot.model.as_ref());
+    let (words, role) = match model {
+        Some(model) => model_words(model),
+        None => ("model unknown".to_owned(), Role::Dim),
+    };
+    let words = clip(&sanitise_line(&words), usize::from(area.width));
+    let second = Line::styled(words, screen.style(role));
+    screen.lines(area, vec![first, second]);
+}
+
+/// The connection in words; always on screen.
+fn connection(state: &State) -> (String, Role) {
+    let age = state
+        .stale_ms()
+        .map(|ms| format!("data from {} s ago", ms / 1000));
+    match &state.link {
+        Link::Connecting => (format!("connecting to {}", state.socket), Role::Warning),
+        Link::Connected => {
+            let words = format!("connected{}", server(state.snapshot()));
+            match age {
+                Some(age) if state.frozen.is_some() => {
+                    (format!("frozen, {age} · {words}"), Role::Warning)
+                }
+                Some(age) => (format!("stale, {age} · {words}"), Role::Warning),
+                None => (format!("{words} · {}", state.socket), Role::Good),
+            }
+        }
+        Link::Lost { cause, retry_at_ms } => {
+            let left_ms = retry_at_ms.saturating_sub(state.now_ms);
+            let retry = match left_ms.div_ceil(1000) {
+                0 => "retrying now".to_owned(),
+                seconds => format!("retrying in {seconds} s"),
+            };
+            let age = age.map_or(String::new(), |age| format!(", {age}"));
+            (format!("lost: {retry}{age} · {cause}"), Role::Bad)
+        }
+        Link::Replay { name } => (format!("replay of {name}, no daemon"), Role::Good),
+    }
+}
+
+fn server(snapshot: Option<&Snapshot>) -> String {
+    let Some(server) = snapshot.and_then(|snapshot| snapshot.server.as_ref()) else {
+        return String::new();
+    };
+    format!(
+        " · sluiced {} {} · up {}",
+        server.version,
+        json::server_state(server.state()).replace('_', " "),
+        units::duration_ms(server.uptime_ms as f64)
+    )
+}
+
+fn model_words(model: &Model) -> (String, Role) {
+    let mut words = format!("model {}", model.name);
+    if let Some(shape) = &model.shape {
+        words += &format!(
+            " · {} parameters · {}",
+            units::count(shape.parameters),
+            shape.formats.join(" + ")
+        );
+    }
+    if model.is_demonstration {
+        words += " · demonstration model";
+    }
+    match model.state() {
+        ModelState::Ready => (words, Role::Committed),
+        ModelState::Loading => {
+            words += " · loading";
+            if let Some(progress) = &model.progress {
+                words += &format!(
+                    " {} of {}",
+                    units::bytes(progress.loaded_bytes),
+                    units::bytes(progress.total_bytes)
+                );
+            }
+            (words, Role::Warning)
+        }
+        ModelState::Failed => (format!("{words} · failed: {}", model.error), Role::Bad),
+        ModelState::Asleep => (words + " · asleep until a request", Role::Dim),
+        ModelState::Available
+        | ModelState::Pulling
+        | ModelState::Partial
+        | ModelState::Unspecified => (words + " · not loaded", Role::Dim),
+    }
+}
+
+/// The pages by their keys; narrow screens cut the names of the others short.
+fn draw_tabs(screen: &mut Screen<'_, '_>, area: Rect) {
+    let open = screen.state.page;
+    // Two spaces, a number and one more space stand around a name.
+    let left = usize::from(area.width).saturating_sub(open.name().len() + 4);
+    let others = Page::ALL.len() - 1;
+    let letters = (left / others).saturating_sub(4);
+    let full: usize = Page::ALL.iter().map(|page| page.name().len() + 4).sum();
+    let is_narrow = full > usize::from(area.width);
+    let mut column = area.x;
+    for (page, number) in Page::ALL.into_iter().zip(1..) {
+        let is_open = page == open;
+        let name = match is_narrow && !is_open {
+            true => page.name().chars().take(letters).collect(),
+            false => page.name().to_owned(),
+        };
+        let words = format!(" {number} {name} ");
+        let columns = u16::try_from(words.len()).unwrap_or(u16::MAX);
+        let place = Rect::new(column, area.y, columns, 1).intersection(area);
+        let role = if is_open { Role::Focus } else { Role::Dim };
+        let line = Line::styled(words, screen.style(role));
+        screen.frame.render_widget(line, place);
+        screen.target(place, Target::Page(page));
+        column = column.saturating_add(columns);
+    }
+}
+
+fn draw_prompt(screen: &mut Screen<'_, '_>, area: Rect) {
+    let state = screen.state;
+    let is_focused = state.mode() == Mode::Prompt;
+    screen.target(area, Target::Prompt);
+    let invitation = match is_focused {
+        true => "write a prompt; Enter sends it, ? helps, Esc leads to the page",
+        false => "i writes a prompt",
+    };
+    let place = match area.height {
+        1 => {
+            let role = if is_focused { Role::Title } else { Role::Dim };
+            let mark = Line::styled("> ", screen.style(role));
+            screen.frame.render_widget(mark, area);
+            Rect::new(area.x + 2, area.y, area.width.saturating_sub(2), 1)
+        }
+        _ => {
+            let title = pages::chat::prompt_title(state);
+            let inner = screen.pane(area, &title, is_focused);
+            Rect::new(inner.x + 1, inner.y, inner.width.saturating_sub(2), 1)
+        }
+    };
+    screen.editor(place, &state.prompt, invitation, is_focused);
+}
+
+/// What is written on it, what is to be told, else the keys of the mode.
+fn draw_footer(screen: &mut Screen<'_, '_>, area: Rect) {
+    let state = screen.state;
+    if state.mode() == Mode::Filter {
+        let mark = Line::styled("/", screen.style(Role::Title));
+        screen.frame.render_widget(mark, area);
+        let place = Rect::new(area.x + 1, area.y, area.width.saturating_sub(1), 1);
+        screen.editor(place, &state.filter, "words to look for", true);
+        return;
+    }
+    let columns = usize::from(area.width);
+    let line = match &state.message {
+        Some(message) => {
+            let role = if message.is_error {
+                Role::Bad
+            } else {
+                Role::Warning
+            };
+            let (mark, room) = match message.is_error {
+                true => ("error: ", columns.saturating_sub("error: ".len())),
+                false => ("", columns),
+            };
+            let words = clip(&sanitise_line(&message.text), room);
+            Line::styled(format!("{mark}{words}"), screen.style(role))
+        }
+        None => keys_line(screen, columns),
+    };
+    screen.frame.render_widget(line, area);
+}
+
+fn keys_line(screen: &Screen<'_, '_>, columns: usize) -> Line<'static> {
+    let state = screen.state;
     let mut spans = Vec::new();
     let mut used = 0;
-    // Help and the way out are never what a narrow screen drops.
-    let all = state.mode.bindings().iter().chain(ANYWHERE);
+    // Help and the way out are never what a narrow screen drops; the pages have their names above.
+    let tables = state.mode().tables(state.page);
+    let all = tables.into_iter().flatten();
+    let all = all.filter(|binding| !matches!(binding.action, Action::Go(_)));
     let (first, rest): (Vec<&Binding>, Vec<&Binding>) = all.partition(|binding| {
         matches!(
             binding.action,
-            Action::Help
-                | Action::CloseHelp
-                | Action::CloseLevels
-                | Action::Quit
-                | Action::Yes
-                | Action::No
-        )
+            Action::Help | Action::Quit | Action::Yes | Action::No
+        ) && !std::ptr::eq(*binding, &ANYWHERE[0])
     });
     for binding in first.into_iter().chain(rest) {
         let space = if used == 0 { "" } else { "  " };
@@ -324,57 +472,86 @@ fn footer_line(state: &State, columns: usize, paint: Paint) -> Line<'static> {
             break;
         }
         used += columns_needed;
-        spans.push(Span::styled(format!("{space}{}", binding.label), bold()));
-        spans.push(Span::styled(format!(" {}", binding.help), dim()));
+        let label = format!("{space}{}", binding.label);
+        spans.push(Span::styled(label, screen.style(Role::Title)));
+        spans.push(Span::styled(
+            format!(" {}", binding.help),
+            screen.style(Role::Dim),
+        ));
     }
     Line::from(spans)
 }
 
-fn draw_help(frame: &mut Frame<'_>, area: Rect, first_line: usize) {
+/// The lines of the help: tables with their headings, less the keys that the filter doesn't find.
+pub(super) fn help_lines(state: &State) -> Vec<Line<'static>> {
+    let wanted = state.filter.value().to_lowercase();
+    let paint = &state.paint;
+    let own = state.mode_below_help().tables(state.page);
+    let is_own = |table: &[Binding]| own.iter().any(|own| std::ptr::eq(*own, table));
+    // What holds here comes first.
+    let (here, elsewhere): (Vec<_>, Vec<_>) = TABLES.iter().partition(|(_, table)| is_own(table));
     let mut lines = Vec::new();
-    for (title, table) in TABLES {
-        lines.push(Line::styled(*title, bold()));
-        for binding in *table {
+    for (title, table) in here.into_iter().chain(elsewhere) {
+        let finds = |binding: &&Binding| {
+            let words = format!("{} {} {title}", binding.label, binding.help);
+            words.to_lowercase().contains(&wanted)
+        };
+        let found: Vec<&Binding> = table.iter().filter(finds).collect();
+        if found.is_empty() {
+            continue;
+        }
+        lines.push(Line::styled(title, paint.style(Role::Title)));
+        for binding in found {
             lines.push(Line::from(vec![
-                Span::styled(format!("  {:<8} ", binding.label), bold()),
+                Span::styled(format!("  {:<9} ", binding.label), paint.style(Role::Title)),
                 Span::raw(binding.help),
             ]));
         }
     }
+    lines
+}
+
+fn draw_help(screen: &mut Screen<'_, '_>) {
+    let state = screen.state;
+    let mut lines = help_lines(state);
+    if lines.is_empty() {
+        lines.push(Line::styled(
+            "no key is called that",
+            screen.style(Role::Dim),
+        ));
+    }
+    let height = screen.frame.area().height;
     let rows = u16::try_from(lines.len() + 2).unwrap_or(u16::MAX);
-    let hidden = rows.saturating_sub(area.height);
-    let title = if hidden > 0 {
-        "Keys (Down: more)"
-    } else {
-        "Keys"
+    let hidden = rows.saturating_sub(height.saturating_sub(1));
+    let title = match hidden {
+        0 => "Keys".to_owned(),
+        _ => "Keys (Down: more, /: find)".to_owned(),
     };
-    lines.drain(..first_line.min(hidden.into()));
-    popup(frame, area, (46, rows), title, lines);
+    lines.drain(..state.help_line.min(hidden.into()));
+    let inner = screen.popup(52, rows.min(height.saturating_sub(1)), &title);
+    screen.lines(inner, lines);
 }
 
-fn draw_question(frame: &mut Frame<'_>, area: Rect, state: &State) {
-    let id = state.asked.unwrap_or_default();
-    let question = format!("Cancel request {id}?  y yes, n no");
-    let columns = u16::try_from(width(&question) + 4).unwrap_or(area.width);
-    let line = Line::styled(format!(" {question}"), bold());
-    popup(frame, area, (columns, 3), "Sure?", vec![line]);
-}
-
-/// Lines in a frame in the middle of `area`.
-pub(super) fn popup(
-    frame: &mut Frame<'_>,
-    area: Rect,
-    (columns, rows): (u16, u16),
-    title: &str,
-    lines: Vec<Line<'_>>,
-) {
-    let (columns, rows) = (columns.min(area.width), rows.min(area.height));
-    let place = Rect::new(
-        area.x + (area.width - columns) / 2,
-        area.y + (area.height - rows) / 2,
-        columns,
-        rows,
-    );
-    frame.render_widget(Clear, place);
-    framed(frame, place, title, true, lines);
+fn draw_question(screen: &mut Screen<'_, '_>) {
+    let Some(question) = &screen.state.question else {
+        return;
+    };
+    let text = sanitise_line(&question.text);
+    let columns = screen.frame.area().width.min(64);
+    let room = usize::from(columns).saturating_sub(4);
+    let run = crate::canvas::Run {
+        text,
+        look: crate::canvas::Look::Committed,
+    };
+    let mut lines: Vec<Line<'_>> = crate::canvas::wrap(&[run], room)
+        .into_iter()
+        .map(|line| {
+            let words: String = line.into_iter().map(|run| run.text).collect();
+            Line::styled(format!(" {words}"), screen.style(Role::Title))
+        })
+        .collect();
+    lines.push(Line::styled(" y yes, n no", screen.style(Role::Dim)));
+    let rows = u16::try_from(lines.len() + 2).unwrap_or(u16::MAX);
+    let inner = screen.popup(columns, rows, "Sure?");
+    screen.lines(inner, lines);
 }

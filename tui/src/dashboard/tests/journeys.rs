@@ -1,11 +1,11 @@
 //! Journeys through the update: keys, events, and what becomes of them.
 
-use sluice_proto::v1::{Switch, SwitchTarget};
+use sluice_proto::v1::{Switch, SwitchTarget, generate_request::Input};
 
 use super::{
     super::{
-        keys::Mode,
         state::{Link, Own},
+        view::Target,
     },
     *,
 };
@@ -16,13 +16,22 @@ fn enter_sends_once_and_the_answer_is_followed() {
     assert_eq!(press(&mut state, KeyCode::Enter), []);
     write(&mut state, "hello");
     let effects = press(&mut state, KeyCode::Enter);
-    assert_eq!(effects, [Effect::Generate("hello".into())]);
-    assert_eq!(state.own, Own::Sent);
+    let [Effect::Generate(sent)] = &effects[..] else {
+        panic!("{effects:?}");
+    };
+    let Some(Input::Chat(chat)) = &sent.input else {
+        panic!("{sent:?}");
+    };
+    assert_eq!(chat.messages[0].content, "hello");
+    assert_eq!(state.requests.own, Own::Sent);
     write(&mut state, "again");
     assert_eq!(press(&mut state, KeyCode::Enter), []);
-    assert_eq!(state.input.value(), "again");
+    assert_eq!(state.prompt.value(), "again");
     feed(&mut state, request(5, queued(5)));
-    assert_eq!((state.own, state.selected), (Own::Active(5), Some(5)));
+    assert_eq!(
+        (state.requests.own, state.requests.selected),
+        (Own::Active(5), Some(5))
+    );
     let done = Kind::Done(Done {
         request_id: 5,
         finish_reason: FinishReason::Eos.into(),
@@ -30,7 +39,10 @@ fn enter_sends_once_and_the_answer_is_followed() {
         ..Default::default()
     });
     feed(&mut state, request(5, done));
-    assert_eq!((state.own, state.selected), (Own::Idle, Some(5)));
+    assert_eq!(
+        (state.requests.own, state.requests.selected),
+        (Own::Idle, Some(5))
+    );
     assert_eq!(state.rows()[0].state(), RequestState::Done);
 }
 
@@ -38,7 +50,7 @@ fn enter_sends_once_and_the_answer_is_followed() {
 fn escape_cancels_our_request_the_second_time() {
     let mut state = busy();
     assert_eq!(press(&mut state, KeyCode::Esc), []);
-    assert_eq!(state.mode, Mode::Requests);
+    assert_eq!(state.mode(), Mode::Page);
     assert_eq!(press(&mut state, KeyCode::Esc), [Effect::Cancel(3)]);
     // Too late a second press is a first one again.
     let mut state = busy();
@@ -48,44 +60,121 @@ fn escape_cancels_our_request_the_second_time() {
 }
 
 #[test]
-fn a_level_is_chosen_with_enter_and_the_list_closes() {
-    let mut state = choosing();
-    assert_eq!(state.levels.level(), Level::Standard, "the one in force");
-    press(&mut state, KeyCode::Char('j'));
-    press(&mut state, KeyCode::Down);
-    let effects = press(&mut state, KeyCode::Enter);
-    assert_eq!(effects, [Effect::Apply(Level::Moderate)]);
-    assert_eq!(state.mode, Mode::Requests);
-    for close in ['L', 'q'] {
-        press(&mut state, KeyCode::Char('l'));
-        assert_eq!(state.mode, Mode::Levels);
-        assert_eq!(press(&mut state, KeyCode::Char(close)), []);
-        assert_eq!(state.mode, Mode::Requests);
+fn the_prompt_writes_letters_and_opens_levels_with_f2() {
+    let mut state = idle();
+    write(&mut state, "l5");
+    assert_eq!((state.mode(), state.prompt.value()), (Mode::Prompt, "l5"));
+    press(&mut state, KeyCode::F(2));
+    assert_eq!((state.page, state.mode()), (Page::Levels, Mode::Page));
+    press(&mut state, KeyCode::Char('1'));
+    assert_eq!((state.page, state.prompt.value()), (Page::Overview, "l5"));
+}
+
+#[test]
+fn every_page_has_its_number_and_its_tab() {
+    for (page, number) in Page::ALL.into_iter().zip('1'..) {
+        let mut state = busy();
+        press(&mut state, KeyCode::Esc);
+        press(&mut state, KeyCode::Char(number));
+        assert_eq!(state.page, page);
+        for size in SIZES {
+            let screen = shown(&state, size);
+            assert!(screen.contains(page.name()), "{screen}");
+            let (_, targets) = draw_with_targets(&state, size);
+            let tabs = if size.1 < 20 { 1 } else { 2 };
+            let hit = (0..size.0).any(|x| targets.at(x, tabs) == Some(Target::Page(page)));
+            assert!(hit, "{page:?} can be pressed on");
+        }
     }
 }
 
 #[test]
-fn the_prompt_writes_an_l_and_opens_levels_with_f2() {
+fn a_command_is_completed_run_and_recalled() {
     let mut state = idle();
-    write(&mut state, "l");
-    assert_eq!((state.mode, state.input.value()), (Mode::Prompt, "l"));
-    assert_eq!(press(&mut state, KeyCode::F(2)), [Effect::AskPlans]);
     press(&mut state, KeyCode::Esc);
-    assert_eq!((state.mode, state.input.value()), (Mode::Prompt, "l"));
+    press(&mut state, KeyCode::Char(':'));
+    write(&mut state, "th");
+    press(&mut state, KeyCode::Tab);
+    assert_eq!(state.command.value(), "theme ");
+    press(&mut state, KeyCode::Tab);
+    assert_eq!(state.command.value(), "theme terminal");
+    for _ in 0.."terminal".len() {
+        press(&mut state, KeyCode::Backspace);
+    }
+    write(&mut state, "light");
+    press(&mut state, KeyCode::Enter);
+    assert_eq!(
+        (state.paint.theme, state.mode()),
+        (Theme::Light, Mode::Page)
+    );
+    press(&mut state, KeyCode::Char(':'));
+    press(&mut state, KeyCode::Up);
+    assert_eq!(state.command.value(), "theme light");
+    press(&mut state, KeyCode::Esc);
+    for (line, problem) in [
+        ("fly", "unknown command 'fly'; known are level"),
+        ("c", "'c' may be compress or cancel"),
+        ("theme", "theme takes NAME"),
+        ("quit now", "quit takes nothing"),
+        ("theme pink", "unknown theme 'pink'"),
+        ("budget much", "much"),
+        ("cancel x", "'x' is not a request's number"),
+        ("compress m relative", "must be absolute"),
+    ] {
+        press(&mut state, KeyCode::Char(':'));
+        write(&mut state, line);
+        assert_eq!(press(&mut state, KeyCode::Enter), []);
+        let message = state.message.clone().expect("told");
+        assert!(
+            message.is_error && message.text.contains(problem),
+            "{message:?}"
+        );
+    }
 }
 
 #[test]
-fn levels_of_a_lost_daemon_are_not_asked_for() {
-    let mut state = lost();
-    assert_eq!(press(&mut state, KeyCode::F(2)), []);
-    assert_eq!(state.mode, Mode::Prompt);
-    let mut state = choosing();
-    let gone = Event::Lost {
-        cause: "gone".into(),
-        retry_ms: 1_000,
+fn a_frozen_screen_holds_its_figures_and_says_so() {
+    let mut state = busy();
+    press(&mut state, KeyCode::Esc);
+    press(&mut state, KeyCode::Char('f'));
+    feed(&mut state, snapshot(vec![]));
+    update(&mut state, Event::Tick, 3_000);
+    let screen = shown(&state, SIZES[0]);
+    assert!(screen.contains("frozen, data from 3 s ago"), "{screen}");
+    assert!(screen.contains("1 running, 1 of 16 waiting"), "{screen}");
+    press(&mut state, KeyCode::Char('f'));
+    let screen = shown(&state, SIZES[0]);
+    assert!(screen.contains("0 running, 0 of 16 waiting"), "{screen}");
+}
+
+#[test]
+fn the_mouse_selects_a_request_and_writes_where_it_points() {
+    let mut state = busy();
+    let (_, targets) = draw_with_targets(&state, SIZES[0]);
+    let place = |target| {
+        let all = (0..SIZES[0].1).flat_map(|y| (0..SIZES[0].0).map(move |x| (x, y)));
+        let mut hits = all.filter(|(x, y)| targets.at(*x, *y) == Some(target));
+        hits.next()
     };
-    feed(&mut state, gone);
-    assert_eq!(press(&mut state, KeyCode::Enter), []);
+    assert!(place(Target::Request(4)).is_some() && place(Target::Prompt).is_some());
+    feed(&mut state, Event::Click(Target::Request(4)));
+    assert_eq!(state.requests.selected, Some(4));
+    feed(&mut state, Event::Wheel(Some(Target::Request(4)), -1));
+    assert_eq!(state.requests.selected, Some(3));
+    feed(&mut state, Event::Click(Target::Prompt));
+    assert_eq!(state.mode(), Mode::Prompt);
+}
+
+#[test]
+fn the_filter_keeps_the_requests_that_it_names() {
+    let mut state = busy();
+    press(&mut state, KeyCode::Esc);
+    press(&mut state, KeyCode::Char('/'));
+    write(&mut state, "queued");
+    let ids: Vec<u64> = state.rows().iter().map(|row| row.request_id).collect();
+    assert_eq!(ids, [4]);
+    press(&mut state, KeyCode::Esc);
+    assert_eq!(state.rows().len(), 2);
 }
 
 #[test]
@@ -93,14 +182,11 @@ fn a_switch_shows_how_far_it_is() {
     let mut state = idle();
     let shows = |state: &State, words: &str| {
         for size in &SIZES[..2] {
-            let screen = draw(state, *size, true).backend().to_string();
+            let screen = shown(state, *size);
             assert!(screen.contains(words), "{screen}");
         }
     };
-    feed(
-        &mut state,
-        Event::Converting(Some("1.00 MiB of 4.00 MiB".into())),
-    );
+    feed(&mut state, Event::Converting(Some((1 << 20, 4 << 20))));
     shows(&state, "1.00 MiB of 4.00 MiB");
     let Event::Snapshot(mut next) = snapshot(vec![]) else {
         unreachable!("it is a snapshot");
@@ -118,7 +204,7 @@ fn a_switch_shows_how_far_it_is() {
     shows(&state, "switching to aggressive, step 4 of 9");
     feed(&mut state, Event::Converting(None));
     feed(&mut state, snapshot(vec![]));
-    let screen = draw(&state, SIZES[0], true).backend().to_string();
+    let screen = shown(&state, SIZES[0]);
     assert!(!screen.contains("switching"), "{screen}");
 }
 
@@ -131,7 +217,7 @@ fn warnings_of_a_request_are_told() {
         ..Default::default()
     };
     feed(&mut state, request(3, Kind::Started(started)));
-    let screen = draw(&state, (80, 24), true).backend().to_string();
+    let screen = shown(&state, (80, 24));
     assert!(screen.contains("about 3 min"), "{screen}");
 }
 
@@ -140,11 +226,11 @@ fn cancelling_the_selected_request_asks_first() {
     let mut state = busy();
     press(&mut state, KeyCode::Tab);
     press(&mut state, KeyCode::Char('j'));
-    assert_eq!(state.selected, Some(4));
+    assert_eq!(state.requests.selected, Some(4));
     assert_eq!(press(&mut state, KeyCode::Char('x')), []);
-    assert_eq!(state.mode, Mode::Confirm);
+    assert_eq!(state.mode(), Mode::Confirm);
     assert_eq!(press(&mut state, KeyCode::Char('n')), []);
-    assert_eq!(state.mode, Mode::Requests);
+    assert_eq!(state.mode(), Mode::Page);
     press(&mut state, KeyCode::Char('x'));
     assert_eq!(press(&mut state, KeyCode::Char('y')), [Effect::Cancel(4)]);
 }
@@ -180,17 +266,17 @@ fn a_daemon_started_anew_has_new_requests() {
     feed(&mut state, Event::OwnFailed("lost".into()));
     feed(&mut state, Event::Snapshot(fresh));
     assert!(state.rows().is_empty());
-    assert_eq!(state.selected, None);
+    assert_eq!(state.requests.selected, None);
 }
 
 #[test]
 fn a_draft_and_the_selection_survive_a_loss() {
     let mut state = lost();
-    assert_eq!(state.input.value(), "a draft");
+    assert_eq!(state.prompt.value(), "a draft");
     assert_eq!(press(&mut state, KeyCode::Enter), []);
-    assert_eq!(state.input.value(), "a draft");
+    assert_eq!(state.prompt.value(), "a draft");
     assert!(matches!(state.link, Link::Lost { .. }));
-    assert_eq!(state.selected, Some(3));
+    assert_eq!(state.requests.selected, Some(3));
 }
 
 #[test]
@@ -203,12 +289,12 @@ fn earlier_prompts_are_recalled() {
         feed(&mut state, Event::OwnFailed("failed".into()));
     }
     press(&mut state, KeyCode::Up);
-    assert_eq!(state.input.value(), "two");
+    assert_eq!(state.prompt.value(), "two");
     press(&mut state, KeyCode::Up);
-    assert_eq!(state.input.value(), "one");
+    assert_eq!(state.prompt.value(), "one");
     press(&mut state, KeyCode::Down);
     press(&mut state, KeyCode::Down);
-    assert_eq!(state.input.value(), "");
+    assert_eq!(state.prompt.value(), "");
 }
 
 #[test]
@@ -217,7 +303,7 @@ fn a_refused_prompt_comes_back_to_be_changed() {
     write(&mut state, "too long");
     press(&mut state, KeyCode::Enter);
     feed(&mut state, Event::OwnFailed("refused".into()));
-    assert_eq!(state.input.value(), "too long");
+    assert_eq!(state.prompt.value(), "too long");
     assert!(state.message.is_some());
 }
 
@@ -227,7 +313,7 @@ fn a_scoring_is_not_watched() {
     let mut row = summary(9, RequestState::Running);
     row.kind = RequestKind::Score.into();
     assert_eq!(feed(&mut state, snapshot(vec![row])), []);
-    assert_eq!(state.selected, Some(9));
+    assert_eq!(state.requests.selected, Some(9));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use ratatui::style::{Color, Modifier};
 use sluice_proto::v1::{NoCard, Notice};
 
-use super::{super::keys::Mode, *};
+use super::*;
 
 #[test]
 fn connecting() {
@@ -50,7 +50,7 @@ fn a_cpu_that_computes_for_want_of_a_card() {
         });
     });
     pictures("no_card", &state);
-    let terminal = draw(&state, (120, 40), true);
+    let terminal = draw(&state, (120, 40));
     let buffer = terminal.backend().buffer();
     let row = (0..40).find(|y| {
         (1..8).all(|x| buffer[(x, *y)].symbol() == &"no card"[usize::from(x) - 1..usize::from(x)])
@@ -61,8 +61,8 @@ fn a_cpu_that_computes_for_want_of_a_card() {
 
 #[test]
 fn where_rows_are_short_details_go_before_the_level_does() {
-    for (rows, kept) in [(30, "context"), (24, "memory"), (20, "37 % busy")] {
-        let screen = draw(&on_card(|_| {}), (100, rows), true);
+    for (rows, kept) in [(32, "context"), (26, "memory"), (22, "37 % busy")] {
+        let screen = draw(&on_card(|_| {}), (100, rows));
         let screen = screen.backend().to_string();
         for words in ["host", "NVIDIA", "cuda: 1.15 GiB", "level", "a pass", kept] {
             assert!(screen.contains(words), "{words} in {rows} rows: {screen}");
@@ -85,38 +85,47 @@ fn help_over_everything() {
     let mut state = idle();
     press(&mut state, KeyCode::Char('?'));
     pictures("help", &state);
-    for _ in 0..99 {
+    for _ in 0..999 {
         press(&mut state, KeyCode::Down);
     }
-    let screen = draw(&state, (40, 12), true).backend().to_string();
+    let screen = shown(&state, (40, 12));
     assert!(
-        screen.contains("Ctrl-Z"),
+        screen.contains("find a key"),
         "the last keys can be reached: {screen}"
     );
+    press(&mut state, KeyCode::Char('/'));
+    write(&mut state, "suspend");
+    let screen = shown(&state, (80, 24));
+    assert!(
+        screen.contains("Ctrl-Z") && !screen.contains("PgDn"),
+        "{screen}"
+    );
+    press(&mut state, KeyCode::Enter);
     press(&mut state, KeyCode::Esc);
-    assert_eq!(state.mode, Mode::Prompt);
+    assert_eq!(state.mode(), Mode::Prompt);
     write(&mut state, "why?");
-    assert_eq!((state.mode, state.input.value()), (Mode::Prompt, "why?"));
+    assert_eq!((state.mode(), state.prompt.value()), (Mode::Prompt, "why?"));
 }
 
 #[test]
 fn a_screen_too_small_says_what_it_needs() {
-    let terminal = draw(&idle(), (39, 10), true);
+    let terminal = draw(&idle(), (39, 10));
     let screen = terminal.backend().to_string();
     assert!(
         screen.contains("sluice needs 40x10, this is 39x10"),
         "{screen}"
     );
     for size in [(1, 1), (0, 0), (300, 3), (40, 10), (100, 20), (99, 20)] {
-        draw(&busy(), size, true);
+        draw(&busy(), size);
     }
 }
 
 #[test]
 fn states_of_a_token_differ_in_style() {
-    let state = busy();
     let style = |colour: bool, word: &str| {
-        let terminal = draw(&state, (120, 40), colour);
+        let mut state = busy();
+        state.paint = Paint::new(Theme::Terminal, Glyphs::Braille, colour);
+        let terminal = draw(&state, (120, 40));
         let buffer = terminal.backend().buffer().clone();
         // The legend has the same words, so the canvas's own row is looked for.
         let row = (0..40)
@@ -149,11 +158,12 @@ fn states_of_a_token_differ_in_style() {
 fn a_selection_and_a_loss_stand_out() {
     let mut state = busy();
     press(&mut state, KeyCode::Tab);
-    let terminal = draw(&state, (120, 40), true);
+    let terminal = draw(&state, (120, 40));
     let buffer = terminal.backend().buffer();
     let mark = buffer.content().iter().find(|cell| cell.symbol() == "▸");
-    assert!(mark.expect("a selection").modifier.contains(Modifier::BOLD));
-    let terminal = draw(&lost(), (120, 40), true);
+    let selected = Modifier::BOLD | Modifier::REVERSED;
+    assert!(mark.expect("a selection").modifier.contains(selected));
+    let terminal = draw(&lost(), (120, 40));
     let cell = &terminal.backend().buffer()[(8, 0)];
     assert_eq!((cell.symbol(), cell.fg), ("l", Color::Red));
     assert!(cell.modifier.contains(Modifier::BOLD));
@@ -161,8 +171,9 @@ fn a_selection_and_a_loss_stand_out() {
 
 #[test]
 fn no_colour_means_none_anywhere() {
-    for state in [state(), busy(), lost(), choosing()] {
-        let terminal = draw(&state, (120, 40), false);
+    for mut state in [state(), busy(), lost(), choosing()] {
+        state.paint = Paint::new(Theme::Dark, Glyphs::Braille, false);
+        let terminal = draw(&state, (120, 40));
         let cells = terminal.backend().buffer().content();
         assert!(
             cells
@@ -182,7 +193,7 @@ fn control_characters_never_reach_the_screen() {
     feed(&mut state, request(3, notice));
     feed(&mut state, Event::Paste("a\x1b[2Jb\r\nc".into()));
     for size in SIZES {
-        let terminal = draw(&state, size, true);
+        let terminal = draw(&state, size);
         let cells = terminal.backend().buffer().content();
         let is_safe = |symbol: &str| !symbol.chars().any(char::is_control);
         assert!(cells.iter().all(|cell| is_safe(cell.symbol())));

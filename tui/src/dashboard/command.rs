@@ -1,0 +1,411 @@
+//! The line that takes commands, for what has no key and what is quicker typed.
+
+use std::path::PathBuf;
+
+use ratatui::{
+    layout::Rect,
+    text::{Line, Span},
+};
+use sluice_proto::v1::{ApplyRequest, GenerateRequest};
+use sluice_shared::{level::Level, units};
+use tui_input::Input;
+
+use super::{
+    event::Effect,
+    keys::{Action, Page},
+    pages,
+    state::{State, Then},
+    update::go,
+    view::Screen,
+};
+use crate::{
+    paint::{Glyphs, Role, Theme},
+    text::clip,
+};
+
+/// A command: its name, what it takes, what it does.
+struct Command {
+    name: &'static str,
+    takes: &'static str,
+    about: &'static str,
+    run: fn(&mut State, &str, &mut Vec<Effect>) -> Result<(), String>,
+}
+
+/// All commands, in the order in which they are offered.
+const COMMANDS: &[Command] = &[
+    Command {
+        name: "level",
+        takes: "LEVEL",
+        about: "put a level in force",
+        run: level,
+    },
+    Command {
+        name: "budget",
+        takes: "SIZE",
+        about: "change the budget, or `auto`",
+        run: budget,
+    },
+    Command {
+        name: "restore",
+        takes: "",
+        about: "back to the checkpoint's own weights",
+        run: restore,
+    },
+    Command {
+        name: "fidelity",
+        takes: "LEVEL",
+        about: "measure how faithful a level is",
+        run: fidelity,
+    },
+    Command {
+        name: "load",
+        takes: "MODEL",
+        about: "load a model by its name or path",
+        run: load,
+    },
+    Command {
+        name: "unload",
+        takes: "",
+        about: "let the model go",
+        run: unload,
+    },
+    Command {
+        name: "compress",
+        takes: "MODEL FILE",
+        about: "code a model into a file",
+        run: compress,
+    },
+    Command {
+        name: "cancel",
+        takes: "REQUEST",
+        about: "stop a request by its number",
+        run: cancel,
+    },
+    Command {
+        name: "raw",
+        takes: "TEXT",
+        about: "continue a text, without the chat template",
+        run: raw,
+    },
+    Command {
+        name: "new",
+        takes: "",
+        about: "a new conversation",
+        run: |state, _, _| {
+            pages::chat::begin(state);
+            Ok(())
+        },
+    },
+    Command {
+        name: "theme",
+        takes: "NAME",
+        about: "terminal, dark, light or safe",
+        run: theme,
+    },
+    Command {
+        name: "glyphs",
+        takes: "NAME",
+        about: "braille, blocks or ascii",
+        run: glyphs,
+    },
+    Command {
+        name: "mouse",
+        takes: "on|off",
+        about: "whether the mouse is ours",
+        run: mouse,
+    },
+    Command {
+        name: "page",
+        takes: "NAME",
+        about: "go to a page",
+        run: page,
+    },
+    Command {
+        name: "quit",
+        takes: "",
+        about: "end the dashboard",
+        run: |_, _, effects| {
+            effects.push(Effect::Quit);
+            Ok(())
+        },
+    },
+];
+
+pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
+    match action {
+        Action::Escape => {
+            state.modes.pop();
+        }
+        Action::Enter => {
+            state.modes.pop();
+            let line = state.command.value_and_reset();
+            let line = line.trim();
+            if !line.is_empty() {
+                state.commands.keep(line);
+                if let Err(problem) = run(state, line, effects) {
+                    state.warn(problem);
+                }
+            }
+        }
+        Action::Complete => complete(state),
+        Action::Up => recall(state, -1),
+        Action::Down => recall(state, 1),
+        _ => {}
+    }
+}
+
+fn recall(state: &mut State, by: isize) {
+    let present = state.command.value().to_owned();
+    if let Some(line) = state.commands.step(&present, by) {
+        state.command = Input::new(line);
+    }
+}
+
+/// Runs a line; a name may be cut short where that leaves one command.
+fn run(state: &mut State, line: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    let rest = rest.trim();
+    let exact = COMMANDS.iter().find(|command| command.name == name);
+    let mut starting = COMMANDS
+        .iter()
+        .filter(|command| command.name.starts_with(name));
+    let command = match (exact, starting.next(), starting.next()) {
+        (Some(command), ..) | (None, Some(command), None) => command,
+        (None, Some(a), Some(b)) => {
+            return Err(format!("'{name}' may be {} or {}", a.name, b.name));
+        }
+        (None, None, _) => {
+            let names: Vec<_> = COMMANDS.iter().map(|command| command.name).collect();
+            return Err(format!(
+                "unknown command '{name}'; known are {}",
+                names.join(", ")
+            ));
+        }
+    };
+    if command.takes.is_empty() && !rest.is_empty() {
+        return Err(format!("{} takes nothing", command.name));
+    }
+    if !command.takes.is_empty() && rest.is_empty() {
+        return Err(format!("{} takes {}", command.name, command.takes));
+    }
+    (command.run)(state, rest, effects)
+}
+
+/// Completes the name, or the word after it.
+fn complete(state: &mut State) {
+    let line = state.command.value().to_owned();
+    let completed = match line.split_once(' ') {
+        None => {
+            let mut fitting = COMMANDS.iter().filter(|c| c.name.starts_with(&line));
+            fitting.next().map(|command| match command.takes {
+                "" => command.name.to_owned(),
+                _ => format!("{} ", command.name),
+            })
+        }
+        Some((name, begun)) => {
+            let choices = choices(state, name);
+            let next = choices
+                .iter()
+                .find(|choice| choice.starts_with(begun) && *choice != begun);
+            next.map(|choice| format!("{name} {choice}"))
+        }
+    };
+    if let Some(line) = completed {
+        state.command = Input::new(line);
+    }
+}
+
+/// What may stand behind a command's name.
+fn choices(state: &State, name: &str) -> Vec<String> {
+    let own = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    match name {
+        "level" | "fidelity" => own(&Level::ALL.map(Level::name)),
+        "theme" => own(&Theme::ALL.map(Theme::name)),
+        "glyphs" => own(&Glyphs::ALL.map(Glyphs::name)),
+        "mouse" => own(&["on", "off"]),
+        "budget" => own(&["auto", "2GiB", "4GiB", "6GiB", "8GiB", "12GiB"]),
+        "page" => Page::ALL
+            .iter()
+            .map(|page| page.name().to_lowercase())
+            .collect(),
+        "load" | "compress" => {
+            let models = state.jobs.models.iter().flatten();
+            models.map(|model| model.name.clone()).collect()
+        }
+        "cancel" => state
+            .rows()
+            .iter()
+            .map(|row| row.request_id.to_string())
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn connected(state: &State) -> Result<(), String> {
+    match state.is_connected() {
+        true => Ok(()),
+        false => Err("not connected".to_owned()),
+    }
+}
+
+fn level(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    connected(state)?;
+    let level: Level = text.parse()?;
+    pages::levels::choose(state, level, effects);
+    Ok(())
+}
+
+fn budget(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    connected(state)?;
+    let request = match text {
+        "auto" => ApplyRequest {
+            default_budget: true,
+            ..Default::default()
+        },
+        size => ApplyRequest {
+            budget_bytes: Some(units::parse_bytes(size)?),
+            ..Default::default()
+        },
+    };
+    state.tell(format!("budget {text} was asked for"));
+    effects.push(Effect::Apply(Box::new(request)));
+    Ok(())
+}
+
+fn restore(state: &mut State, _: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    connected(state)?;
+    state.tell("the checkpoint's own weights were asked for");
+    effects.push(Effect::Restore);
+    Ok(())
+}
+
+fn fidelity(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    connected(state)?;
+    effects.push(Effect::Measure(text.parse()?));
+    Ok(())
+}
+
+fn load(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    connected(state)?;
+    effects.push(Effect::Load(text.to_owned()));
+    Ok(())
+}
+
+fn unload(state: &mut State, _: &str, _: &mut Vec<Effect>) -> Result<(), String> {
+    connected(state)?;
+    let words = "Unload the model? Requests that wait are refused.";
+    state.ask(words, vec![Effect::Unload], Then::Nothing);
+    Ok(())
+}
+
+fn compress(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    connected(state)?;
+    let (name, output) = text
+        .split_once(char::is_whitespace)
+        .ok_or("compress takes MODEL FILE")?;
+    let output = PathBuf::from(output.trim());
+    if !output.is_absolute() {
+        return Err("the file's path must be absolute: the daemon writes it".to_owned());
+    }
+    effects.push(Effect::Compress {
+        name: name.to_owned(),
+        output,
+    });
+    Ok(())
+}
+
+fn cancel(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    connected(state)?;
+    let id = text
+        .parse()
+        .map_err(|_| format!("'{text}' is not a request's number"))?;
+    effects.push(Effect::Cancel(id));
+    Ok(())
+}
+
+fn raw(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    if super::update::can_send(state, "nothing was sent") {
+        let mut request = GenerateRequest {
+            input: Some(sluice_proto::v1::generate_request::Input::RawText(
+                text.to_owned(),
+            )),
+            ..Default::default()
+        };
+        state.options.apply(&mut request);
+        super::update::submit(state, request, effects);
+    }
+    Ok(())
+}
+
+fn theme(state: &mut State, text: &str, _: &mut Vec<Effect>) -> Result<(), String> {
+    state.paint.theme = text.parse()?;
+    Ok(())
+}
+
+fn glyphs(state: &mut State, text: &str, _: &mut Vec<Effect>) -> Result<(), String> {
+    state.paint.glyphs = text.parse()?;
+    Ok(())
+}
+
+fn mouse(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    state.mouse = match text {
+        "on" => true,
+        "off" => false,
+        other => return Err(format!("mouse is on or off, not '{other}'")),
+    };
+    effects.push(Effect::Mouse(state.mouse));
+    Ok(())
+}
+
+fn page(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    let wanted = text.to_lowercase();
+    let page = Page::ALL
+        .into_iter()
+        .find(|page| page.name().to_lowercase() == wanted);
+    let page = page.ok_or_else(|| format!("no page is called '{text}'"))?;
+    go(state, page, effects);
+    Ok(())
+}
+
+/// The line at the foot, and above it what can be written.
+pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
+    let state = screen.state;
+    screen.frame.render_widget(ratatui::widgets::Clear, area);
+    let mark = Line::styled(":", screen.style(Role::Title));
+    screen.frame.render_widget(mark, area);
+    let place = Rect::new(area.x + 1, area.y, area.width.saturating_sub(1), 1);
+    screen.editor(place, &state.command, "a command; Tab completes", true);
+
+    let written = state.command.value();
+    let columns = usize::from(area.width).saturating_sub(2).min(64);
+    let mut lines = Vec::new();
+    match written.split_once(' ') {
+        None => {
+            for command in COMMANDS
+                .iter()
+                .filter(|command| command.name.starts_with(written))
+            {
+                let name = format!("{} {}", command.name, command.takes);
+                lines.push(Line::from(vec![
+                    Span::styled(format!("{name:<20} "), screen.style(Role::Title)),
+                    Span::raw(clip(command.about, columns.saturating_sub(21))),
+                ]));
+            }
+        }
+        Some((name, begun)) => {
+            let choices = choices(state, name).into_iter();
+            let fitting = choices.filter(|choice| choice.starts_with(begun));
+            lines.extend(fitting.map(|choice| Line::raw(crate::text::sanitise_line(&choice))));
+        }
+    }
+    if lines.is_empty() {
+        return;
+    }
+    let rows = u16::try_from(lines.len() + 2).unwrap_or(u16::MAX);
+    let rows = rows.min(area.y);
+    lines.truncate(usize::from(rows.saturating_sub(2)));
+    let width = u16::try_from(columns + 2).unwrap_or(u16::MAX);
+    let place = Rect::new(area.x, area.y - rows, width.min(area.width), rows);
+    screen.frame.render_widget(ratatui::widgets::Clear, place);
+    screen.framed(place, "Commands", false, lines);
+}

@@ -1,0 +1,61 @@
+//! The pages: what each draws, and what its keys do.
+
+pub(super) mod canvas;
+pub(super) mod chat;
+pub(super) mod jobs;
+pub(super) mod levels;
+pub(super) mod memory;
+pub(super) mod options;
+pub(super) mod overview;
+
+use super::{
+    event::Effect,
+    keys::{Action, Mode, Page},
+    state::State,
+    view::Target,
+};
+
+/// What a page wants to know when it is shown, or when a daemon is there again.
+pub(super) fn enter(state: &mut State, effects: &mut Vec<Effect>) {
+    match state.page {
+        Page::Levels => levels::enter(state, effects),
+        Page::Jobs => jobs::enter(state, effects),
+        Page::Overview | Page::Memory | Page::Canvas | Page::Chat => {}
+    }
+}
+
+/// What an action does on the page that is shown.
+pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
+    match state.page {
+        Page::Overview => overview::act(state, action, effects),
+        Page::Memory => memory::act(state, action),
+        Page::Canvas => canvas::act(state, action, effects),
+        Page::Chat => chat::act(state, action, effects),
+        Page::Levels => levels::act(state, action, effects),
+        Page::Jobs => jobs::act(state, action, effects),
+    }
+}
+
+/// What a press of the mouse does on the page that is shown.
+pub(super) fn click(state: &mut State, target: Target, effects: &mut Vec<Effect>) {
+    match (state.page, target) {
+        (Page::Memory, Target::Layer(layer)) => state.layer = layer,
+        (Page::Overview, Target::Layer(layer)) => {
+            state.layer = layer;
+            super::update::go(state, Page::Memory, effects);
+        }
+        (Page::Overview, Target::Canvas) => super::update::go(state, Page::Canvas, effects),
+        (Page::Canvas, Target::Pass(index)) => canvas::show(state, index),
+        (Page::Chat, target) => chat::click(state, target),
+        (Page::Levels, target) => levels::click(state, target, effects),
+        (Page::Jobs, Target::Row(row)) => state.jobs.selected = row,
+        _ => {}
+    }
+}
+
+/// The same over an overlay: only the form has something to press on.
+pub(super) fn click_overlay(state: &mut State, target: Target, effects: &mut Vec<Effect>) {
+    if let (Mode::Options, Target::Row(row)) = (state.mode(), target) {
+        options::click(state, row, effects);
+    }
+}

@@ -1,0 +1,156 @@
+//! Everything at a glance: memory, layers, requests, and the selected request's canvas.
+
+use ratatui::{
+    layout::{Constraint, Layout, Rect},
+    text::Line,
+};
+use sluice_proto::v1::{RequestState, RequestSummary};
+use sluice_shared::units;
+
+use super::{
+    super::{
+        event::Effect,
+        keys::{Action, Mode, Page},
+        panels,
+        state::{Link, State},
+        update::{SCROLL_LINES, go, step_request},
+        view::{Screen, Shape, Target},
+    },
+    canvas,
+};
+use crate::{
+    json,
+    paint::Role,
+    text::{clip, sanitise_line},
+};
+
+/// Columns of what stands beside the canvas.
+const SIDE_COLUMNS: u16 = 46;
+/// The same where the screen has more than enough of them.
+const BROAD_SIDE_COLUMNS: u16 = 62;
+const BROAD_COLUMNS: u16 = 140;
+/// What the list of requests keeps at least.
+const REQUESTS_ROWS: u16 = 5;
+
+pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
+    match action {
+        Action::Up => step_request(state, -1),
+        Action::Down => step_request(state, 1),
+        Action::PageUp => canvas::scroll(state, SCROLL_LINES),
+        Action::PageDown => canvas::scroll(state, -SCROLL_LINES),
+        Action::Enter => go(state, Page::Canvas, effects),
+        Action::NextPane => state.modes.push(Mode::Prompt),
+        _ => {}
+    }
+}
+
+pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
+    match screen.shape {
+        Shape::Wide => {
+            let columns = match area.width >= BROAD_COLUMNS {
+                true => BROAD_SIDE_COLUMNS,
+                false => SIDE_COLUMNS,
+            };
+            let [side, main] =
+                Layout::horizontal([Constraint::Length(columns), Constraint::Min(0)]).areas(area);
+            draw_side(screen, side);
+            canvas::draw_request(screen, main);
+        }
+        Shape::Tall => {
+            let facts = panels::memory_brief(screen.state, usize::from(area.width));
+            let rows = u16::try_from(facts.len()).unwrap_or(u16::MAX);
+            let [top, middle, bottom] = Layout::vertical([
+                Constraint::Length(rows),
+                Constraint::Length(5),
+                Constraint::Min(0),
+            ])
+            .areas(area);
+            screen.lines(top, facts);
+            draw_requests(screen, middle);
+            canvas::draw_request(screen, bottom);
+        }
+        Shape::Small => canvas::draw_request(screen, area),
+    }
+}
+
+fn draw_side(screen: &mut Screen<'_, '_>, area: Rect) {
+    let inner_columns = usize::from(area.width.saturating_sub(2));
+    let inner_rows = usize::from(area.height.saturating_sub(REQUESTS_ROWS + 2));
+    let memory = panels::memory(screen.state, (inner_columns, inner_rows));
+    let rows = u16::try_from(memory.len()).unwrap_or(u16::MAX) + 2;
+    let [top, bottom] =
+        Layout::vertical([Constraint::Length(rows), Constraint::Min(REQUESTS_ROWS)]).areas(area);
+    screen.framed(top, "Memory", false, memory);
+    draw_requests(screen, bottom);
+}
+
+/// The list of requests, scrolled so that the selection is in it.
+fn draw_requests(screen: &mut Screen<'_, '_>, area: Rect) {
+    let state = screen.state;
+    let focused = state.mode() == Mode::Page;
+    let inner = screen.pane(area, &queue_title(state), focused);
+    let (columns, rows) = (usize::from(inner.width), usize::from(inner.height));
+    let all = state.rows();
+    if all.is_empty() {
+        let words = match state.filter.value().is_empty() {
+            true => "none",
+            false => "none that the filter lets through",
+        };
+        screen.lines(inner, vec![Line::styled(words, screen.style(Role::Dim))]);
+        return;
+    }
+    let is_selected = |row: &RequestSummary| Some(row.request_id) == state.requests.selected;
+    let selected = all.iter().position(is_selected);
+    let first = selected.unwrap_or(0).saturating_sub(rows.saturating_sub(1));
+    let shown = all.iter().skip(first).take(rows);
+    for (row, y) in shown.zip(inner.y..) {
+        let place = Rect::new(inner.x, y, inner.width, 1);
+        let mark = if is_selected(row) { '▸' } else { ' ' };
+        let words = clip(
+            &sanitise_line(&format!("{mark} {}", request_words(row))),
+            columns,
+        );
+        let role = match (is_selected(row), row.state()) {
+            (true, _) if focused => Role::Selected,
+            (true, _) => Role::Title,
+            (false, RequestState::Failed) => Role::Bad,
+            (false, _) => Role::Committed,
+        };
+        let line = Line::styled(words, screen.style(role));
+        screen.frame.render_widget(line, place);
+        screen.target(place, Target::Request(row.request_id));
+    }
+}
+
+/// Title of the request list: the queue in words.
+fn queue_title(state: &State) -> String {
+    if let Link::Replay { .. } = state.link {
+        return "Runs".to_owned();
+    }
+    match state.snapshot().and_then(|snapshot| snapshot.queue) {
+        Some(queue) => format!(
+            "Requests: {} running, {} of {} waiting",
+            queue.running, queue.waiting, queue.capacity
+        ),
+        None => "Requests".to_owned(),
+    }
+}
+
+fn request_words(row: &RequestSummary) -> String {
+    let ms = match row.state() {
+        RequestState::Queued => row.queued_ms,
+        _ => row.elapsed_ms,
+    };
+    let mut words = format!(
+        "{:<4} {:<9} {}/{} blocks  {}",
+        row.request_id,
+        json::request_state(row.state()),
+        row.blocks_done,
+        row.blocks,
+        units::duration_ms(ms),
+    );
+    if !row.error.is_empty() {
+        words += &format!("  {}", row.error);
+    }
+    words
+}

@@ -1,0 +1,31 @@
+//! The panels that pages share: what memory holds, and how one request stands.
+
+mod memory;
+mod request;
+
+pub(super) use memory::{memory, memory_brief};
+pub(super) use request::request;
+
+use ratatui::{style::Style, text::Span};
+
+use crate::paint::{Paint, Role};
+
+/// A part as a share of the whole, at most 1; of nothing, 0.
+pub(super) fn ratio(part: u64, whole: u64) -> f64 {
+    match whole {
+        0 => 0.0,
+        whole => (part as f64 / whole as f64).min(1.0),
+    }
+}
+
+/// A bar that tells its parts apart by shape, so that it needs no colour.
+pub(super) fn bar(share: f64, columns: usize, style: Style, paint: &Paint) -> [Span<'static>; 2] {
+    let filled = (share * columns as f64).round() as usize;
+    [
+        Span::styled("━".repeat(filled), style),
+        Span::styled(
+            "─".repeat(columns.saturating_sub(filled)),
+            paint.style(Role::Dim),
+        ),
+    ]
+}
