@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::{io::Read, process::Stdio, time::Duration};
+use std::{io::Read, time::Duration};
 
 use sluice_proto::v1::{
     CanvasToken, Dial, Done, Notice, Pass, Phases, Queued, Started, TokenState,
@@ -482,12 +482,12 @@ fn exit_codes_tell_wrong_usage_from_an_absent_daemon() {
 }
 
 #[test]
-fn the_dashboard_needs_a_terminal() {
-    let output = sluice(&[]).stdout(Stdio::piped()).output().unwrap();
-    assert_eq!(code(&output), 1);
-    assert!(
-        stderr(&output).contains("`sluice status`"),
-        "{}",
-        stderr(&output)
-    );
+fn without_a_terminal_the_dashboard_is_the_status() {
+    let fake = Fake::start(vec![]);
+    let bare = fake.output(&[]);
+    assert_eq!(code(&bare), 0, "{}", stderr(&bare));
+    assert_eq!(stdout(&bare), stdout(&fake.output(&["status"])));
+    let absent = ["--socket", "/nonexistent/sluice.sock"];
+    let output = sluice(&absent).output().unwrap();
+    assert_eq!(code(&output), 69);
 }

@@ -393,6 +393,10 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             }
         }
         Some((name, begun)) => {
+            if let Some(command) = COMMANDS.iter().find(|command| command.name == name) {
+                let words = format!("{name} {}: {}", command.takes, command.about);
+                lines.push(Line::styled(clip(&words, columns), screen.style(Role::Dim)));
+            }
             let choices = choices(state, name).into_iter();
             let fitting = choices.filter(|choice| choice.starts_with(begun));
             lines.extend(fitting.map(|choice| Line::raw(crate::text::sanitise_line(&choice))));

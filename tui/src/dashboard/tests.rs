@@ -6,9 +6,10 @@ mod screens;
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::{Terminal, backend::TestBackend};
 use sluice_proto::v1::{
-    BlockDone, CanvasToken, Card, Device, Done, FinishReason, Host, Measured, MemoryKind, Model,
-    ModelShape, ModelState, Pass, Plan, Queue, Queued, RequestKind, RequestState, RequestSummary,
-    Server, ServerState, Settings, Snapshot, Started, TokenState, generation_event::Kind,
+    BlockDone, CanvasToken, Card, Device, Done, FinishReason, Host, LayerState, Measured,
+    MemoryKind, Model, ModelShape, ModelState, Pass, Phases, Plan, PlannedMemory, Policy, Queue,
+    Queued, RequestKind, RequestState, RequestSummary, Server, ServerState, Settings, Snapshot,
+    Started, TokenState, Totals, UnitState, generation_event::Kind,
 };
 use sluice_shared::level::Level;
 
@@ -106,14 +107,58 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
             is_default_budget: true,
             ..Default::default()
         }),
+        layers: layers(),
+        totals: Some(Totals {
+            passes: 100,
+            tokens_committed: 120,
+            ..Default::default()
+        }),
         measured: Some(Measured {
             passes: 8,
+            last_pass_ms: Some(1_850.0),
+            streamed_bytes: 8 << 30,
             mean_pass_ms: Some(1_900.0),
             peak_bytes: Some(1200 << 20),
             ..Default::default()
         }),
         ..Default::default()
     }))
+}
+
+/// Six layers between embedding and head: two on the device, two streamed from the host, one of them in flight, two from disk.
+fn layers() -> Vec<LayerState> {
+    let unit = |kind: &str, tier: &str, format: &str, is_in_flight| UnitState {
+        kind: kind.into(),
+        tier: tier.into(),
+        format: format.into(),
+        bytes: 24 << 20,
+        is_in_flight,
+    };
+    let mut layers = vec![LayerState {
+        name: "embedding".into(),
+        units: vec![unit("embedding", "host", "bf16", false)],
+    }];
+    for (layer, tier, format) in [
+        (0, "device", "bf16"),
+        (1, "device", "q8_0"),
+        (2, "host", "q8_0"),
+        (3, "host", "q8_0"),
+        (4, "disk", "q4_k"),
+        (5, "disk", "huffman"),
+    ] {
+        let parts = ["attention", "gate-up", "down"];
+        layers.push(LayerState {
+            name: layer.to_string(),
+            units: parts
+                .map(|kind| unit(kind, tier, format, layer == 3 && kind == "down"))
+                .into(),
+        });
+    }
+    layers.push(LayerState {
+        name: "head".into(),
+        units: vec![unit("head", "device", "bf16", false)],
+    });
+    layers
 }
 
 fn plan(level: Level) -> Plan {
@@ -127,6 +172,16 @@ fn plan(level: Level) -> Plan {
         streamed_bytes_per_pass: u64::from(level == Level::Standard) << 30,
         is_loadable: level != Level::Mild,
         not_loadable: "this version has no lossless format yet".into(),
+        memory: [
+            ("weights", 880 << 20),
+            ("activations", 64 << 20),
+            ("head", 40 << 20),
+        ]
+        .map(|(kind, bytes)| PlannedMemory {
+            kind: kind.into(),
+            bytes,
+        })
+        .into(),
         ..Default::default()
     }
 }
@@ -271,6 +326,13 @@ fn generating(request_id: u64) -> Vec<Kind> {
             steps: 24,
             prompt_text: b"a prompt".to_vec(),
             exact: true,
+            seed: 42,
+            level: "standard".into(),
+            dial: "exact".into(),
+            policy: Some(Policy {
+                name: "reference".into(),
+                ..Default::default()
+            }),
             ..Default::default()
         }),
         Kind::BlockDone(BlockDone {
@@ -291,6 +353,16 @@ fn generating(request_id: u64) -> Vec<Kind> {
             pass_ms: 12.0,
             elapsed_ms: 123.0,
             exact: true,
+            waited_ms: 8.5,
+            requests: 1,
+            phases: Some(Phases {
+                attention_ms: 0.4,
+                multiply_ms: 2.0,
+                head_ms: 0.8,
+                other_ms: 0.3,
+                copy_ms: 11.0,
+                ..Default::default()
+            }),
             ..Default::default()
         }),
     ]

@@ -18,7 +18,7 @@ use super::{
 
 /// Requests whose canvas is kept after they ended.
 const CANVASES_MAX: usize = 16;
-/// How long a message stays, and how long a first Esc waits for the second.
+/// How long a message stays that is no error, and how long a first Esc waits for the second.
 const MESSAGE_MS: u64 = 6_000;
 const SECOND_ESCAPE_MS: u64 = 2_000;
 /// Lines that one press scrolls.
@@ -107,7 +107,7 @@ fn tick(state: &mut State, shown_seconds: u64) -> bool {
     let message_ends = state
         .message
         .as_ref()
-        .is_some_and(|message| expired(message.at_ms, MESSAGE_MS));
+        .is_some_and(|message| !message.is_error && expired(message.at_ms, MESSAGE_MS));
     let escape_ends = matches!(state.escape_at_ms, Some(at) if expired(at, SECOND_ESCAPE_MS));
     if message_ends {
         state.message = None;
@@ -230,6 +230,14 @@ pub(super) fn step_request(state: &mut State, by: isize) {
 }
 
 fn press(state: &mut State, key: KeyEvent, effects: &mut Vec<Effect>) {
+    // What went wrong stays until somebody was there to see it.
+    if state
+        .message
+        .as_ref()
+        .is_some_and(|message| message.is_error)
+    {
+        state.message = None;
+    }
     let mode = state.mode();
     match mode.action(state.page, &key) {
         Some(action) => act(state, action, &key, effects),

@@ -1,8 +1,33 @@
 //! What memory holds, over time, and where each layer is.
 
-use ratatui::layout::Rect;
+use ratatui::{
+    layout::{Constraint, Layout, Rect},
+    text::{Line, Span},
+};
+use sluice_proto::v1::Snapshot;
+use sluice_shared::units;
 
-use super::super::{keys::Action, panels, state::State, view::Screen};
+use super::super::{
+    history::{SAMPLE_MS, Sample},
+    keys::Action,
+    panels::{
+        self,
+        graph::{graph, round_up, round_up_bytes},
+        layers,
+        memory::{budget, stack},
+    },
+    state::State,
+    view::{Screen, Shape},
+};
+use crate::{
+    paint::Role,
+    text::{clip, sanitise_line},
+};
+
+/// Rows of the layer map with its frame, its legend and what is known of one layer.
+const MAP_ROWS: u16 = 10;
+/// Columns of what memory holds, beside the graphs.
+const HELD_COLUMNS: u16 = 66;
 
 pub(super) fn act(state: &mut State, action: Action) {
     let layers = state.snapshot().map_or(0, |snapshot| snapshot.layers.len());
@@ -17,8 +42,228 @@ pub(super) fn act(state: &mut State, action: Action) {
 }
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
-    let inner = screen.pane(area, "Memory", true);
+    match screen.shape {
+        Shape::Wide => {
+            let [top, map] =
+                Layout::vertical([Constraint::Min(0), Constraint::Length(MAP_ROWS)]).areas(area);
+            let columns = HELD_COLUMNS.min(area.width / 2);
+            let [held, graphs] =
+                Layout::horizontal([Constraint::Length(columns), Constraint::Min(0)]).areas(top);
+            draw_held(screen, held);
+            let figures = Figure::ALL.iter().copied();
+            // As many graphs as are still tall enough to be read.
+            let count = usize::from(graphs.height / 6).clamp(1, Figure::ALL.len());
+            let places = Layout::vertical(vec![Constraint::Fill(1); count]).split(graphs);
+            for (figure, place) in figures.zip(places.iter()) {
+                draw_history(screen, *place, figure);
+            }
+            draw_map(screen, map);
+        }
+        Shape::Tall => {
+            let [held, graph, map] = Layout::vertical([
+                Constraint::Min(0),
+                Constraint::Length(5),
+                Constraint::Length(6),
+            ])
+            .areas(area);
+            draw_held(screen, held);
+            draw_history(screen, graph, Figure::Device);
+            draw_map(screen, map);
+        }
+        Shape::Small => {
+            let [held, map] =
+                Layout::vertical([Constraint::Length(3), Constraint::Min(0)]).areas(area);
+            draw_summary(screen, held);
+            draw_map(screen, map);
+        }
+    }
+}
+
+fn draw_held(screen: &mut Screen<'_, '_>, area: Rect) {
+    let inner = screen.pane(area, "Held now, and planned", false);
     let size = (usize::from(inner.width), usize::from(inner.height));
-    let lines = panels::memory(screen.state, size);
+    let mut lines = panels::memory::in_full(screen.state, size);
+    let weights = panels::memory::weights(screen.state, size.0);
+    if lines.len() + weights.len() < size.1 {
+        lines.push(Line::default());
+        lines.extend(weights);
+    }
     screen.lines(inner, lines);
+}
+
+/// The device in three lines, for the smallest screens.
+fn draw_summary(screen: &mut Screen<'_, '_>, area: Rect) {
+    let state = screen.state;
+    let device = state
+        .snapshot()
+        .and_then(|snapshot| snapshot.device.as_ref());
+    let Some(device) = device else {
+        let line = Line::styled("unknown", screen.style(Role::Dim));
+        return screen.lines(area, vec![line]);
+    };
+    let columns = usize::from(area.width);
+    let whole = budget(state)
+        .unwrap_or(device.used_bytes)
+        .max(device.used_bytes);
+    let words = format!(
+        "{} {} of {}, peak {}",
+        device.kind,
+        units::bytes(device.used_bytes),
+        units::bytes(whole),
+        units::bytes(device.peak_bytes)
+    );
+    let kinds = device.memory.iter().filter(|kind| kind.bytes > 0);
+    let kinds = kinds.map(|kind| format!("{} {}", kind.kind, units::bytes(kind.bytes)));
+    let kinds = kinds.collect::<Vec<_>>().join(" · ");
+    let lines = vec![
+        Line::raw(clip(&words, columns)),
+        Line::from(stack(device, whole, columns, screen.paint())),
+        Line::raw(clip(&sanitise_line(&kinds), columns)),
+    ];
+    screen.lines(area, lines);
+}
+
+fn draw_map(screen: &mut Screen<'_, '_>, area: Rect) {
+    let inner = screen.pane(area, "Layers", true);
+    layers::full(screen, inner);
+}
+
+/// What a graph shows over time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Figure {
+    /// What Sluice holds on the device.
+    Device,
+    /// What is used of the host's memory.
+    Host,
+    /// Tokens a second.
+    Tokens,
+    /// Weights streamed a second.
+    Streamed,
+    /// The time of a pass.
+    Pass,
+}
+
+impl Figure {
+    const ALL: [Self; 5] = [
+        Self::Device,
+        Self::Host,
+        Self::Tokens,
+        Self::Streamed,
+        Self::Pass,
+    ];
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::Device => "Device",
+            Self::Host => "Host",
+            Self::Tokens => "Tokens a second",
+            Self::Streamed => "Weights streamed a second",
+            Self::Pass => "Time of a pass",
+        }
+    }
+
+    fn value(self, sample: &Sample) -> Option<f64> {
+        match self {
+            Self::Device => sample.device_bytes.map(|bytes| bytes as f64),
+            Self::Host => sample.host_bytes.map(|bytes| bytes as f64),
+            Self::Tokens => sample.tokens_a_second,
+            Self::Streamed => sample.streamed_a_second,
+            Self::Pass => sample.pass_ms,
+        }
+    }
+
+    /// The figure's own end and level line, where it has them: the budget, the host's memory.
+    fn limits(self, snapshot: &Snapshot) -> (Option<f64>, Option<f64>) {
+        match self {
+            Self::Device => {
+                let settings = snapshot.settings.as_ref();
+                let budget = settings.map(|settings| settings.budget_bytes as f64);
+                (budget, budget)
+            }
+            Self::Host => {
+                let host = snapshot.host.as_ref();
+                (
+                    host.and_then(|host| host.total_bytes)
+                        .map(|bytes| bytes as f64),
+                    None,
+                )
+            }
+            Self::Tokens | Self::Streamed | Self::Pass => (None, None),
+        }
+    }
+
+    /// A round upper end for what has none of its own.
+    fn end(self, most: f64) -> f64 {
+        match self {
+            Self::Device | Self::Host | Self::Streamed => round_up_bytes(most),
+            Self::Tokens | Self::Pass => round_up(most),
+        }
+    }
+
+    fn words(self, value: f64) -> String {
+        match self {
+            Self::Device | Self::Host => units::bytes(value as u64),
+            Self::Tokens if value < 10.0 => format!("{value:.1}"),
+            Self::Tokens => format!("{value:.0}"),
+            Self::Streamed => format!("{}/s", units::bytes(value as u64)),
+            Self::Pass => units::duration_ms(value),
+        }
+    }
+
+    fn role(self) -> Role {
+        match self {
+            Self::Device => Role::Device,
+            Self::Host => Role::Host,
+            Self::Tokens => Role::Good,
+            Self::Streamed => Role::Disk,
+            Self::Pass => Role::Cache,
+        }
+    }
+}
+
+/// A figure over the last minutes, with its present value and its most.
+pub(super) fn draw_history(screen: &mut Screen<'_, '_>, area: Rect, figure: Figure) {
+    let state = screen.state;
+    let until = state.frozen.as_ref().map_or(u64::MAX, |(_, at_ms)| *at_ms);
+    let values: Vec<Option<f64>> = state
+        .history
+        .until(until)
+        .map(|sample| figure.value(sample))
+        .collect();
+    let now = values.last().copied().flatten();
+    let now = now.map_or("unknown".to_owned(), |value| figure.words(value));
+    let inner = screen.pane(area, &format!("{}: {now}", figure.title()), false);
+    let most_seen = values.iter().flatten().copied().fold(0.0, f64::max);
+    let (end, limit) = match state.snapshot() {
+        Some(snapshot) => figure.limits(snapshot),
+        None => (None, None),
+    };
+    // A budget far above what is held would press the graph flat; then it has an end of its own.
+    let is_flat = |end: f64| most_seen > 0.0 && most_seen < end / 20.0;
+    let (end, limit) = match end {
+        Some(end) if is_flat(end) => (None, None),
+        other => (other, limit),
+    };
+    let end = end.unwrap_or_else(|| figure.end(most_seen)).max(most_seen);
+    let seconds = values.len() as u64 * SAMPLE_MS / 1000;
+    if values.iter().flatten().next().is_none() {
+        let line = Line::from(Span::styled(
+            "nothing measured yet",
+            screen.style(Role::Dim),
+        ));
+        return screen.lines(inner, vec![line]);
+    }
+    if most_seen == 0.0 {
+        let line = Line::styled("nothing in this time", screen.style(Role::Dim));
+        return screen.lines(inner, vec![line]);
+    }
+    graph(screen, inner, values.into_iter(), end, limit, figure.role());
+    let most = figure.words(end);
+    screen.foot(
+        area,
+        &format!(
+            " 0 to {most}, last {} ",
+            units::duration_ms(seconds as f64 * 1000.0)
+        ),
+    );
 }

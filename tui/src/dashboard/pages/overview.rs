@@ -16,7 +16,7 @@ use super::{
         update::{SCROLL_LINES, go, step_request},
         view::{Screen, Shape, Target},
     },
-    canvas,
+    canvas, memory,
 };
 use crate::{
     json,
@@ -29,6 +29,10 @@ const SIDE_COLUMNS: u16 = 46;
 /// The same where the screen has more than enough of them.
 const BROAD_SIDE_COLUMNS: u16 = 62;
 const BROAD_COLUMNS: u16 = 140;
+/// Rows of the side from which on the map and the graph are there, too.
+const MAP_FROM_ROWS: u16 = 26;
+const GRAPH_FROM_ROWS: u16 = 34;
+const GRAPH_ROWS: u16 = 7;
 /// What the list of requests keeps at least.
 const REQUESTS_ROWS: u16 = 5;
 
@@ -57,15 +61,18 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             canvas::draw_request(screen, main);
         }
         Shape::Tall => {
-            let facts = panels::memory_brief(screen.state, usize::from(area.width));
+            let facts = panels::memory::in_brief(screen.state, usize::from(area.width));
             let rows = u16::try_from(facts.len()).unwrap_or(u16::MAX);
-            let [top, middle, bottom] = Layout::vertical([
+            let map_rows = panels::layers::brief_rows(screen.state, area.width).min(4);
+            let [top, map, middle, bottom] = Layout::vertical([
                 Constraint::Length(rows),
-                Constraint::Length(5),
+                Constraint::Length(map_rows),
+                Constraint::Length(4),
                 Constraint::Min(0),
             ])
             .areas(area);
             screen.lines(top, facts);
+            panels::layers::brief(screen, map);
             draw_requests(screen, middle);
             canvas::draw_request(screen, bottom);
         }
@@ -74,13 +81,37 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
 }
 
 fn draw_side(screen: &mut Screen<'_, '_>, area: Rect) {
-    let inner_columns = usize::from(area.width.saturating_sub(2));
-    let inner_rows = usize::from(area.height.saturating_sub(REQUESTS_ROWS + 2));
-    let memory = panels::memory(screen.state, (inner_columns, inner_rows));
+    let state = screen.state;
+    let columns = area.width.saturating_sub(2);
+    let map_rows = panels::layers::brief_rows(state, columns);
+    // The map and the graph give way before what memory holds does.
+    let map_rows = match area.height >= MAP_FROM_ROWS && map_rows > 0 {
+        true => map_rows + 2,
+        false => 0,
+    };
+    let graph_rows = match area.height >= GRAPH_FROM_ROWS {
+        true => GRAPH_ROWS,
+        false => 0,
+    };
+    let rest = map_rows + graph_rows + REQUESTS_ROWS + 2;
+    let size = (columns.into(), area.height.saturating_sub(rest).into());
+    let memory = panels::memory::in_full(state, size);
     let rows = u16::try_from(memory.len()).unwrap_or(u16::MAX) + 2;
-    let [top, bottom] =
-        Layout::vertical([Constraint::Length(rows), Constraint::Min(REQUESTS_ROWS)]).areas(area);
+    let [top, map, graph, bottom] = Layout::vertical([
+        Constraint::Length(rows),
+        Constraint::Length(map_rows),
+        Constraint::Length(graph_rows),
+        Constraint::Min(REQUESTS_ROWS),
+    ])
+    .areas(area);
     screen.framed(top, "Memory", false, memory);
+    if map_rows > 0 {
+        let inner = screen.pane(map, "Layers", false);
+        panels::layers::brief(screen, inner);
+    }
+    if graph_rows > 0 {
+        memory::draw_history(screen, graph, memory::Figure::Tokens);
+    }
     draw_requests(screen, bottom);
 }
 

@@ -4,7 +4,7 @@ use ratatui::{
     style::Style,
     text::{Line, Span},
 };
-use sluice_proto::v1::{Device, Host};
+use sluice_proto::v1::{Device, Host, MemoryKind};
 use sluice_shared::units;
 
 use super::{
@@ -14,6 +14,7 @@ use super::{
 use crate::{
     card,
     paint::{Paint, Role},
+    plans,
     text::{clip, sanitise_line},
 };
 
@@ -36,7 +37,7 @@ enum Worth {
 }
 
 /// Memory of the host, the process and the device, in full where there are enough rows.
-pub(in super::super) fn memory(
+pub(in super::super) fn in_full(
     state: &State,
     (columns, rows): (usize, usize),
 ) -> Vec<Line<'static>> {
@@ -56,7 +57,7 @@ pub(in super::super) fn memory(
     match snapshot.and_then(|s| s.device.as_ref()) {
         Some(device) => {
             lines.extend(card_lines(device, columns, paint));
-            lines.extend(device_lines(device, columns, paint));
+            lines.extend(device_lines(state, device, columns));
         }
         None => lines.push((Worth::Much, said("device", UNKNOWN, columns))),
     }
@@ -130,34 +131,111 @@ fn used_of(used: u64, total: u64) -> String {
     format!("{} of {} used", units::bytes(used), units::bytes(total))
 }
 
-fn device_lines(device: &Device, columns: usize, paint: &Paint) -> Vec<(Worth, Line<'static>)> {
+/// What Sluice holds on the device: all of it as one bar against the budget, then each kind beside its plan.
+fn device_lines(state: &State, device: &Device, columns: usize) -> Vec<(Worth, Line<'static>)> {
+    let paint = &state.paint;
+    let budget = budget(state);
+    let of = budget.map_or(String::new(), |bytes| {
+        format!(" of {}", units::bytes(bytes))
+    });
     let words = format!(
-        "{}: {}, peak {}",
+        "{}: {}{of}, peak {}",
         device.kind,
         units::bytes(device.used_bytes),
         units::bytes(device.peak_bytes)
     );
     let mut lines = vec![(Worth::Much, said("device", &words, columns))];
+    let whole = budget.unwrap_or(device.used_bytes).max(device.used_bytes);
+    let mut spans = vec![Span::raw(" ".repeat(9))];
+    spans.extend(stack(device, whole, columns.saturating_sub(10), paint));
+    lines.push((Worth::Part, Line::from(spans)));
     for kind in &device.memory {
-        let share = ratio(kind.bytes, device.used_bytes);
-        let words = format!(
-            "  {:<11} {:>9} ",
-            clip(&sanitise_line(&kind.kind), 11),
-            units::bytes(kind.bytes)
-        );
-        let mut spans = vec![Span::raw(words)];
-        spans.extend(bar(share, columns.saturating_sub(24), Style::new(), paint));
         let worth = match kind.bytes {
             0 => Worth::Nothing,
             _ => Worth::Part,
         };
-        lines.push((worth, Line::from(spans)));
+        lines.push((worth, kind_line(state, kind, device.used_bytes, columns)));
     }
     lines
 }
 
+/// A kind of memory: how much, what the plan says, and its share of what is held.
+fn kind_line(state: &State, kind: &MemoryKind, used: u64, columns: usize) -> Line<'static> {
+    let paint = &state.paint;
+    let (mark, role) = kind_look(&kind.kind);
+    let planned = planned(state, &kind.kind);
+    let planned = planned.map_or(String::new(), |bytes| {
+        format!("plan {}", units::bytes(bytes))
+    });
+    let name = clip(&sanitise_line(&kind.kind), 11);
+    let words = format!("{name:<11} {:>9}  {planned:<15}", units::bytes(kind.bytes));
+    let mut spans = vec![
+        Span::styled(format!("{mark} "), paint.style(role)),
+        Span::raw(clip(&words, columns.saturating_sub(2))),
+    ];
+    let room = columns.saturating_sub(42);
+    if room >= 6 {
+        spans.extend(bar(ratio(kind.bytes, used), room, paint.style(role), paint));
+    }
+    Line::from(spans)
+}
+
+/// Mark and role of a kind of memory.
+pub(in super::super) fn kind_look(kind: &str) -> (&'static str, Role) {
+    match kind {
+        "weights" => ("█", Role::Device),
+        "slots" => ("▓", Role::Flight),
+        "cache" => ("▒", Role::Cache),
+        "activations" => ("░", Role::Scratch),
+        "head" => ("▄", Role::Head),
+        "context" => ("▀", Role::Context),
+        _ => ("■", Role::Others),
+    }
+}
+
+/// The most that may be held.
+pub(in super::super) fn budget(state: &State) -> Option<u64> {
+    let settings = state.snapshot()?.settings.as_ref()?;
+    Some(settings.budget_bytes)
+}
+
+/// What the plan in force says of a kind, at its peak.
+fn planned(state: &State, kind: &str) -> Option<u64> {
+    let plan = state.snapshot()?.plan.as_ref()?;
+    let planned = plan.memory.iter().find(|planned| planned.kind == kind);
+    planned.map(|planned| planned.bytes)
+}
+
+/// All kinds in one bar; what is left of `whole` is free.
+pub(in super::super) fn stack(
+    device: &Device,
+    whole: u64,
+    columns: usize,
+    paint: &Paint,
+) -> Vec<Span<'static>> {
+    let mut spans = Vec::new();
+    let (mut sum, mut filled) = (0, 0);
+    for kind in &device.memory {
+        sum += kind.bytes;
+        let mut to = (ratio(sum, whole) * columns as f64).round() as usize;
+        // Something is more than nothing, however little it is.
+        if kind.bytes > 0 && to == filled && filled < columns {
+            to += 1;
+        }
+        let (mark, role) = kind_look(&kind.kind);
+        spans.push(Span::styled(
+            mark.repeat(to.saturating_sub(filled)),
+            paint.style(role),
+        ));
+        filled = filled.max(to);
+    }
+    let free = "─".repeat(columns.saturating_sub(filled));
+    spans.push(Span::styled(free, paint.style(Role::Dim)));
+    spans
+}
+
 /// The same in three lines, and one for a card.
-pub(in super::super) fn memory_brief(state: &State, columns: usize) -> Vec<Line<'static>> {
+pub(in super::super) fn in_brief(state: &State, columns: usize) -> Vec<Line<'static>> {
     let paint = &state.paint;
     let snapshot = state.snapshot();
     let host = snapshot.and_then(|s| s.host).unwrap_or_default();
@@ -213,22 +291,77 @@ fn host_line(host: &Host, columns: usize, paint: &Paint) -> Line<'static> {
         return Line::raw(format!("host     {UNKNOWN}"));
     };
     let share = ratio(used, total);
-    let (style, word) = match share {
-        s if s >= MEMORY_VERY_HIGH => (paint.style(Role::Bad), " very high"),
-        s if s >= MEMORY_HIGH => (paint.style(Role::Warning), " high"),
-        _ => (paint.style(Role::Good), ""),
+    let (role, word) = match share {
+        s if s >= MEMORY_VERY_HIGH => (Role::Bad, " very high"),
+        s if s >= MEMORY_HIGH => (Role::Warning, " high"),
+        _ => (Role::Good, ""),
     };
     let words = format!(" {:>3.0} %{word}", share * 100.0);
-    let mut spans = vec![Span::raw("host     ")];
-    spans.extend(bar(share, columns.saturating_sub(25), style, paint));
-    spans.push(Span::styled(words, style));
-    Line::from(spans)
+    let room = columns.saturating_sub(25);
+    let filled = (share * room as f64).round() as usize;
+    // Where it is known, what sluiced has of it stands apart.
+    let own = ratio(host.resident_bytes.unwrap_or(0), total);
+    let own = ((own * room as f64).round() as usize).min(filled);
+    let style = paint.style(role);
+    Line::from(vec![
+        Span::raw("host     "),
+        Span::styled("█".repeat(own), style),
+        Span::styled("━".repeat(filled - own), style),
+        Span::styled("─".repeat(room - filled), paint.style(Role::Dim)),
+        Span::styled(words, style),
+    ])
+}
+
+/// Where the weights are between passes, and what is streamed of them.
+pub(in super::super) fn weights(state: &State, columns: usize) -> Vec<Line<'static>> {
+    let Some(snapshot) = state.snapshot() else {
+        return Vec::new();
+    };
+    let units = snapshot.layers.iter().flat_map(|layer| &layer.units);
+    let mut tiers: Vec<(&str, u64)> = vec![("device", 0), ("host", 0), ("disk", 0)];
+    for unit in units {
+        match tiers.iter_mut().find(|(tier, _)| *tier == unit.tier) {
+            Some((_, bytes)) => *bytes += unit.bytes,
+            None => tiers.push((&unit.tier, unit.bytes)),
+        }
+    }
+    let tiers = tiers.into_iter().filter(|(_, bytes)| *bytes > 0);
+    let tiers = tiers.map(|(tier, bytes)| format!("{} {tier}", units::bytes(bytes)));
+    let tiers = tiers.collect::<Vec<_>>().join(" · ");
+    let mut lines = Vec::new();
+    if !tiers.is_empty() {
+        lines.push(said("weights", &tiers, columns));
+    }
+    if let Some(plan) = &snapshot.plan {
+        let streamed = plans::streamed(plan);
+        lines.push(said("streamed", &streamed, columns));
+        if let Some(slots) = plan.slots.as_ref().filter(|slots| slots.count > 0) {
+            lines.push(said("through", &plans::slots(slots), columns));
+        }
+        if let Some(kv) = &plan.kv {
+            lines.push(said("kv", &format!("kept in {kv}"), columns));
+        }
+    }
+    if let Some(measured) = snapshot.measured.filter(|measured| measured.passes > 0) {
+        let waited = units::duration_ms(measured.waited_ms / measured.passes as f64);
+        let passes = units::count(measured.passes);
+        let words = format!("{waited} a pass, over {passes} passes");
+        lines.push(said("waited", &words, columns));
+    }
+    lines
 }
 
 fn host_figures(host: &Host) -> String {
-    match host_used(host) {
-        Some((used, total)) => used_of(used, total),
-        None => format!(
+    match (host_used(host), host.resident_bytes) {
+        (Some((used, total)), Some(resident)) => format!(
+            "{} of {}: {} others, {} free",
+            units::bytes(used),
+            units::bytes(total),
+            units::bytes(used.saturating_sub(resident)),
+            units::bytes(total.saturating_sub(used))
+        ),
+        (Some((used, total)), None) => used_of(used, total),
+        (None, _) => format!(
             "{} available of {}",
             known(host.available_bytes),
             known(host.total_bytes)

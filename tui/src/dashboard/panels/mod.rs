@@ -1,9 +1,11 @@
 //! The panels that pages share: what memory holds, and how one request stands.
 
-mod memory;
+pub(super) mod graph;
+pub(super) mod layers;
+pub(super) mod memory;
 mod request;
+pub(super) mod work;
 
-pub(super) use memory::{memory, memory_brief};
 pub(super) use request::request;
 
 use ratatui::{style::Style, text::Span};

@@ -1,25 +1,18 @@
 //! How one request stands: its progress, its canvas, and what the canvas's looks mean.
 
-use ratatui::{
-    layout::Rect,
-    style::Style,
-    text::{Line, Span},
-};
-use sluice_shared::units;
-
 use super::{
     super::{state::Own, view::Screen},
-    bar, ratio,
+    work,
 };
 use crate::{
     canvas::{Canvas, Confidence, Look, MASK_MARK, Run, ids_text, runs, wrap},
-    json,
     paint::{Paint, Role},
-    text::{clip, sanitise, sanitise_line},
+    text::sanitise,
 };
-
-/// Columns of the bars of a request.
-const GAUGE_COLUMNS: usize = 24;
+use ratatui::{
+    layout::Rect,
+    text::{Line, Span},
+};
 
 /// The selected request: its progress, its canvas and what the canvas's looks mean.
 pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
@@ -41,7 +34,8 @@ pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
         screen.framed(area, &title, false, vec![line]);
         return;
     };
-    let mut lines = progress(canvas, columns, rows >= 12, paint);
+    let from = work::streamed_from(state);
+    let mut lines = work::progress(canvas, from, columns, rows >= 14, paint);
     let legend = (rows >= 6 && !canvas.has_ended()).then(|| legend(columns, paint));
     let free = rows.saturating_sub(lines.len() + usize::from(legend.is_some()));
     let (text, shown) = canvas_lines(canvas, columns, free, state.reel.scroll, paint);
@@ -60,89 +54,6 @@ pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
     if let Some(shown) = shown {
         screen.foot(area, &shown);
     }
-}
-
-/// How far a request has come: gauges where there is room, else one line.
-fn progress(canvas: &Canvas, columns: usize, roomy: bool, paint: &Paint) -> Vec<Line<'static>> {
-    let say = |words: String, style| Line::styled(clip(&sanitise_line(&words), columns), style);
-    if let Some(failure) = &canvas.failure {
-        return vec![say(format!("failed: {failure}"), paint.style(Role::Bad))];
-    }
-    if let Some(done) = &canvas.done {
-        let words = format!(
-            "{}: {} tokens in {} passes, {}, peak {}, {}",
-            json::finish_reason(done.finish_reason()),
-            units::count(done.text_tokens.into()),
-            units::count(done.passes.into()),
-            units::duration_ms(done.elapsed_ms),
-            units::bytes(done.peak_device_bytes),
-            exactness(done.exact)
-        );
-        return vec![say(words, paint.style(Role::Good))];
-    }
-    let Some(started) = &canvas.started else {
-        let ahead = canvas.queued.map_or(0, |queued| queued.ahead);
-        return vec![say(
-            format!("waiting, {ahead} ahead"),
-            paint.style(Role::Warning),
-        )];
-    };
-    let Some(pass) = &canvas.pass else {
-        let words = format!("first pass over {} prompt tokens", started.prompt_tokens);
-        return vec![say(words, Style::new())];
-    };
-    let passes = f64::from(pass.pass.max(1));
-    let speed = format!(
-        "{} a pass · {:.2} tokens a pass",
-        pass_duration(pass.elapsed_ms / passes),
-        f64::from(pass.committed) / passes
-    );
-    let blocks_done = u32::try_from(canvas.blocks.len()).unwrap_or(u32::MAX);
-    if !roomy {
-        let words = format!(
-            "block {}/{} pass {}/{} · {speed}",
-            blocks_done, started.blocks, pass.pass, started.steps
-        );
-        return vec![say(words, Style::new())];
-    }
-    let gauge = |name: &str, part: u32, whole: u32| {
-        let mut spans = vec![Span::raw(format!("{name:<9} "))];
-        let wide = GAUGE_COLUMNS.min(columns.saturating_sub(28));
-        spans.extend(bar(
-            ratio(part.into(), whole.into()),
-            wide,
-            paint.style(Role::Good),
-            paint,
-        ));
-        spans.push(Span::raw(format!(" {part} of {whole}")));
-        Line::from(spans)
-    };
-    let rows = format!(
-        "{speed} · {} rows, {} to the head · {}",
-        units::count(pass.rows.into()),
-        units::count(pass.head_rows.into()),
-        exactness(pass.exact)
-    );
-    vec![
-        gauge("blocks", blocks_done, started.blocks),
-        gauge("passes", pass.pass, started.steps),
-        gauge("committed", pass.committed, started.length),
-        say(rows, Style::new()),
-        Line::default(),
-    ]
-}
-
-/// Small models take a few milliseconds a pass, where a whole number says too little.
-fn pass_duration(ms: f64) -> String {
-    if ms < 100.0 {
-        format!("{ms:.1} ms")
-    } else {
-        units::duration_ms(ms)
-    }
-}
-
-fn exactness(exact: bool) -> &'static str {
-    if exact { "exact" } else { "not exact" }
 }
 
 /// The canvas in `rows` rows, and which lines they are when not all of them are.

@@ -20,6 +20,66 @@ fn a_request_in_its_second_block() {
     pictures("generating", &busy());
 }
 
+/// Five minutes of snapshots, with a load that comes and goes.
+fn watched() -> State {
+    let mut state = busy();
+    for at in 0..600_u64 {
+        let Event::Snapshot(mut snapshot) = snapshot(vec![summary(3, RequestState::Running)])
+        else {
+            unreachable!("that is what it is");
+        };
+        let wave = (at / 10) % 12;
+        if let Some(device) = &mut snapshot.device {
+            device.used_bytes = (600 + 40 * wave) << 20;
+        }
+        let tokens = snapshot.totals.as_mut().expect("given");
+        tokens.tokens_committed = at * (at % 40) / 4 + at * 20;
+        snapshot.measured.as_mut().expect("given").streamed_bytes = at << 29;
+        update(&mut state, Event::Snapshot(snapshot), at * 500);
+    }
+    state
+}
+
+#[test]
+fn five_minutes_of_memory_and_the_layers() {
+    let mut state = watched();
+    press(&mut state, KeyCode::Esc);
+    press(&mut state, KeyCode::Char('2'));
+    for _ in 0..4 {
+        press(&mut state, KeyCode::Right);
+    }
+    pictures("memory", &state);
+    let screen = shown(&state, SIZES[0]);
+    assert!(
+        screen.contains("layer 3: attention 24.0 MiB q8_0 host"),
+        "{screen}"
+    );
+    assert!(screen.contains("down 24.0 MiB q8_0 in flight"), "{screen}");
+}
+
+#[test]
+fn graphs_fall_back_to_blocks_and_to_ascii() {
+    let mut state = watched();
+    press(&mut state, KeyCode::Esc);
+    press(&mut state, KeyCode::Char('2'));
+    let is_braille = |c: char| ('\u{2801}'..='\u{28ff}').contains(&c);
+    assert!(shown(&state, SIZES[0]).contains(is_braille));
+    state.paint.glyphs = Glyphs::Blocks;
+    let blocks = shown(&state, SIZES[0]);
+    assert!(
+        !blocks.contains(is_braille) && blocks.contains('█'),
+        "{blocks}"
+    );
+    state.paint.glyphs = Glyphs::Ascii;
+    pictures("memory_ascii", &state);
+    assert!(shown(&state, SIZES[0]).is_ascii());
+}
+
+#[test]
+fn everything_at_a_glance_after_some_minutes() {
+    pictures("overview", &watched());
+}
+
 #[test]
 fn a_card_that_computes() {
     pictures("card", &on_card(|_| {}));

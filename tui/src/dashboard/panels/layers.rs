@@ -1,0 +1,308 @@
+//! The layer map: where each layer's weights are, in what format, and which are on their way.
+
+use ratatui::{
+    layout::Rect,
+    text::{Line, Span},
+};
+use sluice_proto::v1::{LayerState, UnitState};
+use sluice_shared::units;
+
+use super::super::{
+    state::State,
+    view::{Screen, Target},
+};
+use crate::{
+    paint::{Paint, Role},
+    text::{clip, sanitise_line, width},
+};
+
+/// Columns of what stands before the cells.
+const NAME_COLUMNS: usize = 10;
+/// Columns of a cell at most; one of them is a space.
+const CELL_COLUMNS_MAX: usize = 4;
+
+/// Where weights are. The slowest place of a layer's parts counts for the layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Device,
+    Host,
+    Disk,
+    Unknown,
+    /// In a slot, or on their way there.
+    Flight,
+}
+
+impl Place {
+    fn of(unit: &UnitState) -> Self {
+        match (unit.is_in_flight, unit.tier.as_str()) {
+            (true, _) => Self::Flight,
+            (_, "device") => Self::Device,
+            (_, "host") => Self::Host,
+            (_, "disk") => Self::Disk,
+            _ => Self::Unknown,
+        }
+    }
+
+    fn mark(self) -> &'static str {
+        match self {
+            Self::Device => "█",
+            Self::Host => "▒",
+            Self::Disk => "░",
+            Self::Flight => "»",
+            Self::Unknown => "?",
+        }
+    }
+
+    fn role(self) -> Role {
+        match self {
+            Self::Device => Role::Device,
+            Self::Host => Role::Host,
+            Self::Disk => Role::Disk,
+            Self::Flight => Role::Flight,
+            Self::Unknown => Role::Dim,
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Host => "host",
+            Self::Disk => "disk",
+            Self::Flight => "in flight",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// One letter for a format: its bits where it is a block format, else its first letter.
+fn format_mark(format: &str) -> char {
+    match format {
+        "f32" => 'F',
+        "f16" => 'h',
+        "huffman" | "palette" | "rate" => 'c',
+        other => {
+            let bits = other.strip_prefix('q').and_then(|rest| rest.chars().next());
+            bits.or_else(|| other.chars().next()).unwrap_or('?')
+        }
+    }
+}
+
+/// What a map row shows.
+#[derive(Clone, Copy)]
+enum Row<'a> {
+    /// The slowest place of each layer's parts.
+    Whole,
+    /// The place of the part of this name.
+    Part(&'a str),
+    /// The format of each layer's largest part.
+    Format,
+}
+
+impl Row<'_> {
+    fn cell(self, layer: &LayerState, cell_columns: usize, paint: &Paint) -> Span<'static> {
+        let cell = |mark: &str, role| {
+            let filled = mark.repeat(cell_columns.saturating_sub(1).max(1));
+            Span::styled(format!("{filled:<cell_columns$}"), paint.style(role))
+        };
+        match self {
+            Self::Whole => {
+                let place = layer.units.iter().map(Place::of).max();
+                let place = place.unwrap_or(Place::Unknown);
+                cell(place.mark(), place.role())
+            }
+            Self::Part(kind) => {
+                let unit = layer.units.iter().find(|unit| unit.kind == kind);
+                match unit.map(Place::of) {
+                    Some(place) => cell(place.mark(), place.role()),
+                    None => Span::raw(" ".repeat(cell_columns)),
+                }
+            }
+            Self::Format => {
+                let largest = layer.units.iter().max_by_key(|unit| unit.bytes);
+                let mark = largest.map_or('?', |unit| format_mark(&unit.format));
+                // Beneath the middle of a broad cell nothing but the letter.
+                Span::styled(format!("{mark:<cell_columns$}"), paint.style(Role::Dim))
+            }
+        }
+    }
+}
+
+/// Draws the map with a row for all parts of a layer together, as many lines as the layers need. The rows that it took are
+/// returned.
+pub(in super::super) fn brief(screen: &mut Screen<'_, '_>, area: Rect) -> u16 {
+    draw(
+        screen,
+        area,
+        &[("layers", Row::Whole), ("format", Row::Format)],
+        false,
+    )
+}
+
+/// Rows that [`brief`] takes of so many columns.
+pub(in super::super) fn brief_rows(state: &State, columns: u16) -> u16 {
+    let layers = state.snapshot().map_or(0, |snapshot| snapshot.layers.len());
+    let room = usize::from(columns).saturating_sub(NAME_COLUMNS).max(1);
+    let lines = layers.div_ceil(room);
+    u16::try_from(lines * 2).unwrap_or(u16::MAX)
+}
+
+/// Draws the map with a row for each part of a layer, what its marks mean, and what is known of the selected layer.
+pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
+    let state = screen.state;
+    let Some(snapshot) = state
+        .snapshot()
+        .filter(|snapshot| !snapshot.layers.is_empty())
+    else {
+        let line = Line::styled("no model is loaded", screen.style(Role::Dim));
+        screen.lines(area, vec![line]);
+        return;
+    };
+    // Parts in the order in which a layer uses them; the few of embedding and head go with the first row.
+    let mut parts: Vec<&str> = Vec::new();
+    for unit in snapshot.layers.iter().flat_map(|layer| &layer.units) {
+        if !parts.contains(&unit.kind.as_str()) {
+            parts.push(&unit.kind);
+        }
+    }
+    let inner: Vec<&str> = parts
+        .iter()
+        .copied()
+        .filter(|kind| matches!(*kind, "attention" | "gate-up" | "down"))
+        .collect();
+    let mut rows: Vec<(&str, Row<'_>)> = vec![("layers", Row::Whole)];
+    if area.height >= 8 {
+        rows.extend(inner.iter().map(|kind| (*kind, Row::Part(kind))));
+    }
+    rows.push(("format", Row::Format));
+    let [map, foot] = ratatui::layout::Layout::vertical([
+        ratatui::layout::Constraint::Min(0),
+        ratatui::layout::Constraint::Length(3),
+    ])
+    .areas(area);
+    let used = draw(screen, map, &rows, true);
+    let place = Rect::new(foot.x, map.y + used, foot.width, foot.height).intersection(area);
+    let columns = usize::from(area.width);
+    let mut lines = vec![legend(columns, screen.paint())];
+    if let Some(layer) = snapshot
+        .layers
+        .get(state.layer.min(snapshot.layers.len() - 1))
+    {
+        lines.push(Line::raw(clip(&sanitise_line(&about(layer)), columns)));
+    }
+    screen.lines(place, lines);
+}
+
+/// Rows of cells below their names, folded where the layers don't fit one line.
+fn draw(
+    screen: &mut Screen<'_, '_>,
+    area: Rect,
+    rows: &[(&str, Row<'_>)],
+    has_cursor: bool,
+) -> u16 {
+    let state = screen.state;
+    let Some(snapshot) = state.snapshot() else {
+        return 0;
+    };
+    let paint = screen.paint();
+    let room = usize::from(area.width).saturating_sub(NAME_COLUMNS).max(1);
+    let layers = &snapshot.layers;
+    let cell = (room / layers.len().max(1)).clamp(1, CELL_COLUMNS_MAX);
+    let selected = state.layer.min(layers.len().saturating_sub(1));
+    let mut y = area.y;
+    for (line, chunk) in layers.chunks((room / cell).max(1)).enumerate() {
+        let first = line * (room / cell).max(1);
+        for (name, row) in rows {
+            if y >= area.bottom() {
+                return y - area.y;
+            }
+            let name = format!("{name:<NAME_COLUMNS$}");
+            let mut spans = vec![Span::styled(name, paint.style(Role::Dim))];
+            for (index, layer) in chunk.iter().enumerate() {
+                let mut span = row.cell(layer, cell, paint);
+                if has_cursor && first + index == selected && matches!(row, Row::Format) {
+                    span = span.style(paint.style(Role::Selected));
+                }
+                spans.push(span);
+            }
+            let place = Rect::new(area.x, y, area.width, 1);
+            screen.frame.render_widget(Line::from(spans), place);
+            for index in 0..chunk.len() {
+                let x = area.x + (NAME_COLUMNS + index * cell) as u16;
+                let place = Rect::new(x, y, cell as u16, 1);
+                screen.target(place, Target::Layer(first + index));
+            }
+            y += 1;
+        }
+    }
+    y - area.y
+}
+
+/// What the marks mean.
+fn legend(columns: usize, paint: &Paint) -> Line<'static> {
+    let places = [Place::Device, Place::Host, Place::Disk, Place::Flight];
+    let mut spans = Vec::new();
+    let mut used = 0;
+    for place in places {
+        let words = format!("{} {}  ", place.mark(), place.words());
+        used += width(&words);
+        if used > columns {
+            break;
+        }
+        spans.push(Span::styled(words, paint.style(place.role())));
+    }
+    let formats = "b bf16, h f16, F f32, 8 6 4 bits, c coded";
+    if used + width(formats) <= columns {
+        spans.push(Span::styled(formats, paint.style(Role::Dim)));
+    }
+    Line::from(spans)
+}
+
+/// A layer in words.
+fn about(layer: &LayerState) -> String {
+    let name = match layer.name.parse::<u32>() {
+        Ok(_) => format!("layer {}", layer.name),
+        Err(_) => layer.name.clone(),
+    };
+    let parts = layer.units.iter().map(|unit| {
+        let place = Place::of(unit).words();
+        let bytes = units::bytes(unit.bytes);
+        format!("{} {bytes} {} {place}", unit.kind, unit.format)
+    });
+    format!("{name}: {}", parts.collect::<Vec<_>>().join(" · "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_format_is_a_letter_or_its_bits() {
+        for (format, mark) in [
+            ("bf16", 'b'),
+            ("f16", 'h'),
+            ("f32", 'F'),
+            ("q8_0", '8'),
+            ("q4_k", '4'),
+            ("huffman", 'c'),
+            ("", '?'),
+        ] {
+            assert_eq!(format_mark(format), mark);
+        }
+    }
+
+    #[test]
+    fn what_is_on_its_way_counts_before_where_it_lives() {
+        let unit = |tier: &str, is_in_flight| UnitState {
+            tier: tier.into(),
+            is_in_flight,
+            ..Default::default()
+        };
+        assert_eq!(Place::of(&unit("disk", true)), Place::Flight);
+        let layer = [
+            unit("device", false),
+            unit("disk", false),
+            unit("host", false),
+        ];
+        assert_eq!(layer.iter().map(Place::of).max(), Some(Place::Disk));
+    }
+}

@@ -1,0 +1,303 @@
+//! How far a request is, where the time of its passes goes, and what holds them up.
+
+use ratatui::text::{Line, Span};
+use sluice_proto::v1::{Done, Pass, Started};
+use sluice_shared::units;
+
+use super::{bar, ratio};
+use crate::{
+    canvas::Canvas,
+    json,
+    paint::{Paint, Role},
+    phases::PassTime,
+    plans,
+    text::{clip, sanitise_line},
+};
+
+/// Columns of the bars of a request.
+const GAUGE_COLUMNS: usize = 24;
+/// Columns of the bar that shows where the time goes.
+const PHASES_COLUMNS: usize = 48;
+/// Passes from which on the pace tells how long the rest takes.
+const PACE_PASSES: u32 = 3;
+/// Marks of the phases, in the order of [`PassTime::parts`]; they tell the phases apart where colour doesn't.
+const PHASE_MARKS: [(&str, Role); 6] = [
+    ("░", Role::Bad),
+    ("▓", Role::Cache),
+    ("█", Role::Good),
+    ("▒", Role::Host),
+    ("▄", Role::Scratch),
+    ("·", Role::Dim),
+];
+
+/// How a request stands: in full where there is room, else in a line. `from` is the tier that weights are streamed from.
+pub(in super::super) fn progress(
+    canvas: &Canvas,
+    from: Option<&str>,
+    columns: usize,
+    is_roomy: bool,
+    paint: &Paint,
+) -> Vec<Line<'static>> {
+    let say = |words: String, role| {
+        Line::styled(clip(&sanitise_line(&words), columns), paint.style(role))
+    };
+    if let Some(failure) = &canvas.failure {
+        return vec![say(format!("failed: {failure}"), Role::Bad)];
+    }
+    if let Some(done) = &canvas.done {
+        let mut lines = vec![say(result(done), Role::Good)];
+        if is_roomy {
+            lines.extend(
+                canvas
+                    .started
+                    .as_ref()
+                    .map(|started| say(asked(started), Role::Dim)),
+            );
+            lines.extend(phases(&PassTime::from(done), from, columns, paint));
+            lines.push(Line::default());
+        }
+        return lines;
+    }
+    let Some(started) = &canvas.started else {
+        let ahead = canvas.queued.map_or(0, |queued| queued.ahead);
+        return vec![say(format!("waiting, {ahead} ahead"), Role::Warning)];
+    };
+    let Some(pass) = &canvas.pass else {
+        let words = format!("first pass over {} prompt tokens", started.prompt_tokens);
+        return vec![say(words, Role::Committed)];
+    };
+    let blocks_done = u32::try_from(canvas.blocks.len()).unwrap_or(u32::MAX);
+    let speed = speed(pass);
+    if !is_roomy {
+        let left = left_ms(started, pass).map_or(String::new(), |ms| {
+            format!("{} left · ", units::duration_ms(ms))
+        });
+        let words = format!(
+            "block {blocks_done}/{} pass {}/{} · {left}{speed}",
+            started.blocks, pass.pass, started.steps
+        );
+        return vec![say(words, Role::Committed)];
+    }
+    let gauge = |name: &str, part: u32, whole: u32, more: String| {
+        let mut spans = vec![Span::raw(format!("{name:<9} "))];
+        let wide = GAUGE_COLUMNS.min(columns.saturating_sub(28));
+        let share = ratio(part.into(), whole.into());
+        spans.extend(bar(share, wide, paint.style(Role::Good), paint));
+        spans.push(Span::raw(format!(" {part} of {whole}{more}")));
+        Line::from(spans)
+    };
+    let left = match left_ms(started, pass) {
+        Some(ms) => format!(", {} left", units::duration_ms(ms)),
+        None => String::new(),
+    };
+    let rows = format!(
+        "{} rows, {} to the head · {}",
+        units::count(pass.rows.into()),
+        units::count(pass.head_rows.into()),
+        exactness(pass.exact)
+    );
+    let in_block = format!(", {} in the open block", pass.pass_in_block);
+    let mut lines = vec![
+        gauge("blocks", blocks_done, started.blocks, String::new()),
+        gauge("passes", pass.pass, started.steps, in_block),
+        gauge("committed", pass.committed, started.length, left),
+        say(speed, Role::Committed),
+        say(rows, Role::Committed),
+        say(asked(started), Role::Dim),
+    ];
+    lines.extend(phases(&PassTime::from(pass), from, columns, paint));
+    lines.push(Line::default());
+    lines
+}
+
+/// How a request ended, in a line.
+fn result(done: &Done) -> String {
+    let seconds = done.elapsed_ms / 1000.0;
+    let rate = match seconds > 0.0 {
+        true => format!(", {:.1} tokens/s", f64::from(done.text_tokens) / seconds),
+        false => String::new(),
+    };
+    let a_pass = json::tokens_per_pass(done);
+    let a_pass = a_pass.map_or(String::new(), |tokens| format!(", {tokens:.2} a pass"));
+    format!(
+        "{}: {} tokens in {} passes{a_pass}, {}{rate}, peak {}, {}",
+        json::finish_reason(done.finish_reason()),
+        units::count(done.text_tokens.into()),
+        units::count(done.passes.into()),
+        units::duration_ms(done.elapsed_ms),
+        units::bytes(done.peak_device_bytes),
+        exactness(done.exact)
+    )
+}
+
+fn speed(pass: &Pass) -> String {
+    let passes = f64::from(pass.pass.max(1));
+    let mut words = format!(
+        "{} a pass · {:.2} tokens a pass",
+        pass_duration(pass.elapsed_ms / passes),
+        f64::from(pass.committed) / passes
+    );
+    if pass.elapsed_ms > 0.0 {
+        let rate = f64::from(pass.committed) / pass.elapsed_ms * 1000.0;
+        words += &format!(" · {rate:.1} tokens/s");
+    }
+    if pass.requests > 1 {
+        words += &format!(" · {} requests share it", pass.requests);
+    }
+    words
+}
+
+/// What the request was resolved to.
+fn asked(started: &Started) -> String {
+    let policy = started.policy.as_ref().map(|policy| {
+        let mut parameters: Vec<_> = policy.parameters.iter().collect();
+        parameters.sort_by_key(|(key, _)| *key);
+        let parameters = parameters
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"));
+        let parameters = parameters.collect::<Vec<_>>().join(",");
+        match parameters.is_empty() {
+            true => policy.name.clone(),
+            false => format!("{}:{parameters}", policy.name),
+        }
+    });
+    let window = started.window.map(|window| format!("window {window}"));
+    let is_said = |words: &String| !words.is_empty() && words != "none" && words != "fixed";
+    let parts = [
+        Some(format!("level {}", started.level)).filter(|_| !started.level.is_empty()),
+        Some(format!("dial {}", started.dial)).filter(|_| !started.dial.is_empty()),
+        policy,
+        Some(format!("cache {}", started.cache)).filter(|_| is_said(&started.cache)),
+        window,
+        Some(started.growth.clone()).filter(is_said),
+        Some(started.speculation.clone()).filter(is_said),
+        Some(format!("seed {}", started.seed)),
+    ];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(" · ")
+}
+
+/// Time that the rest takes at the pace so far; before there is one, as the daemon estimated.
+fn left_ms(started: &Started, pass: &Pass) -> Option<f64> {
+    let left = started.length.saturating_sub(pass.committed);
+    if pass.pass >= PACE_PASSES && pass.committed > 0 {
+        return Some(pass.elapsed_ms / f64::from(pass.committed) * f64::from(left));
+    }
+    let estimated = started.estimated_ms?;
+    Some((estimated - pass.elapsed_ms).max(0.0))
+}
+
+/// Where the time goes, as a bar, in shares, and in a sentence.
+fn phases(
+    time: &PassTime,
+    from: Option<&str>,
+    columns: usize,
+    paint: &Paint,
+) -> Vec<Line<'static>> {
+    let mut lines = Vec::new();
+    let parts = time.parts();
+    let wide = PHASES_COLUMNS.min(columns.saturating_sub(10));
+    let known = parts.iter().filter_map(|(_, ms)| *ms);
+    if known.count() > 1 {
+        let mut spans = vec![Span::raw("time      ")];
+        let mut words = vec![Span::raw(" ".repeat(10))];
+        let mut used = 10;
+        // Each part ends where the shares up to it end, so that the bar is as long as it should be.
+        let mut end = 0.0;
+        let mut filled = 0;
+        for ((name, ms), (mark, role)) in parts.iter().zip(PHASE_MARKS) {
+            let share = ms.and_then(|ms| time.share(ms)).unwrap_or(0.0);
+            end += share;
+            let to = ((end * wide as f64).round() as usize).min(wide);
+            spans.push(Span::styled(mark.repeat(to - filled), paint.style(role)));
+            filled = to;
+            let said = format!("{mark} {name} {:.0} %  ", share * 100.0);
+            used += crate::text::width(&said);
+            if share >= 0.005 && used <= columns {
+                words.push(Span::styled(said, paint.style(role)));
+            }
+        }
+        lines.push(Line::from(spans));
+        lines.push(Line::from(words));
+    }
+    if let Some(bottleneck) = time.bottleneck(from) {
+        let words = clip(&bottleneck.to_string(), columns);
+        lines.push(Line::styled(words, paint.style(Role::Title)));
+    }
+    lines
+}
+
+/// Small models take a few milliseconds a pass, where a whole number says too little.
+fn pass_duration(ms: f64) -> String {
+    if ms < 100.0 {
+        format!("{ms:.1} ms")
+    } else {
+        units::duration_ms(ms)
+    }
+}
+
+fn exactness(exact: bool) -> &'static str {
+    if exact { "exact" } else { "not exact" }
+}
+
+/// The tier that weights are streamed from now.
+pub(in super::super) fn streamed_from(state: &super::super::state::State) -> Option<&str> {
+    let plan = state.snapshot()?.plan.as_ref()?;
+    plans::streamed_from(plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn started() -> Started {
+        Started {
+            length: 100,
+            estimated_ms: Some(10_000.0),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn what_is_left_follows_the_pace_once_there_is_one() {
+        let mut pass = Pass {
+            pass: 1,
+            committed: 1,
+            elapsed_ms: 4_000.0,
+            ..Default::default()
+        };
+        assert_eq!(left_ms(&started(), &pass), Some(6_000.0));
+        pass.pass = 10;
+        pass.committed = 50;
+        assert_eq!(left_ms(&started(), &pass), Some(4_000.0));
+        let unknown = Started {
+            estimated_ms: None,
+            ..started()
+        };
+        pass.pass = 1;
+        assert_eq!(left_ms(&unknown, &pass), None);
+    }
+
+    #[test]
+    fn a_request_says_what_it_was_resolved_to() {
+        let mut policy = sluice_proto::v1::Policy {
+            name: "threshold".into(),
+            ..Default::default()
+        };
+        policy.parameters.insert("t".into(), 0.8);
+        let started = Started {
+            dial: "balanced".into(),
+            policy: Some(policy),
+            cache: "dual:behind=32".into(),
+            growth: "fixed".into(),
+            speculation: "none".into(),
+            window: Some(64),
+            seed: 7,
+            level: "standard".into(),
+            ..Default::default()
+        };
+        assert_eq!(
+            asked(&started),
+            "level standard · dial balanced · threshold:t=0.8 · cache dual:behind=32 · window 64 · seed 7"
+        );
+    }
+}
