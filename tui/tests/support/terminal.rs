@@ -24,6 +24,8 @@ use vt100::{Cell, Parser, Screen};
 
 /// How long something may take to come to the screen.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Longer than between two parts of a frame, shorter than between two frames.
+const QUIET: Duration = Duration::from_millis(16);
 /// The sequence that begins a frame, where the program says so, and the one that is in each frame of any program.
 const FRAME_BEGINS: &[u8] = b"\x1b[?2026h";
 const CURSOR_SET: &[u8] = b"\x1b[?25";
@@ -167,6 +169,18 @@ impl Journey {
         self.wait_until(&what, |screen| screen.contents().contains(words))
     }
 
+    /// Waits until nothing was written for a moment, so that no frame is half drawn.
+    pub fn wait_until_drawn(&self) {
+        let is_quiet = |output: &Output| {
+            let last = output.changed_at.map(|at| at.elapsed());
+            last.is_none_or(|age| age >= QUIET)
+        };
+        let deadline = Instant::now() + PATIENCE;
+        while !is_quiet(&self.shown.lock()) && Instant::now() < deadline {
+            std::thread::sleep(QUIET / 4);
+        }
+    }
+
     /// Waits until words stand on the screen no more.
     pub fn expect_gone(&self, words: &str) -> Instant {
         let what = format!("no '{words}' on the screen");
@@ -222,11 +236,12 @@ impl Journey {
                 return output.changed_at.unwrap_or_else(Instant::now);
             }
             let left = deadline.saturating_duration_since(Instant::now());
-            assert!(
-                !left.is_zero(),
-                "waited in vain for {what}; the screen is\n{}",
-                output.terminal.screen().contents()
-            );
+            if left.is_zero() {
+                let screen = output.terminal.screen().contents();
+                // Whoever goes on reading must not fail, too.
+                drop(output);
+                panic!("waited in vain for {what}; the screen is\n{screen}");
+            }
             let waited = self.shown.changed.wait_timeout(output, left);
             (output, _) = waited.expect("no panic");
         }
