@@ -3,6 +3,7 @@
 mod ci;
 mod demo;
 mod model;
+mod pictures;
 mod ptx;
 mod smollm2;
 mod system;
@@ -17,13 +18,14 @@ Usage: cargo xtask COMMAND
   demo OPTIONS [-- PROMPT]
                          the same with options of `sluice generate`, such as --policy threshold:t=0.6
   model [--yardstick]    makes the demonstration model: training, judgement, model card; an hour or more
+  pictures [NAME ...]    draws the pictures in docs/pictures: the client on a terminal, with a daemon of its own
   ci [--without-tests]   runs everything that CI runs, and stops at the first failure
   units                  checks the files in systemd/
   ptx [--check]          compiles the kernels for NVIDIA cards; --check compares with what is committed, and assembles
                          it for every kind of card
   smollm2                fetches a small real model, which some tests compare with
 
-`cargo demo`, `cargo model` and `cargo ci` are short for these.";
+`cargo demo`, `cargo model`, `cargo pictures` and `cargo ci` are short for these.";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = match std::env::args_os()
@@ -44,6 +46,9 @@ fn main() -> ExitCode {
         }
         ["model"] => model::run(false),
         ["model", "--yardstick"] => model::run(true),
+        ["pictures", ref names @ ..] if !names.iter().any(|name| name.starts_with('-')) => {
+            pictures::run(names)
+        }
         ["ci"] => ci::run(ci::Tests::Run),
         ["ci", "--without-tests"] => ci::run(ci::Tests::Leave),
         ["units"] => ci::run_units(),

@@ -122,40 +122,50 @@ async fn show(setup: Setup, replayed: Option<Opened>) -> Result<(), Failure> {
         }
         let [terminated, hung_up, interrupted] = &mut ends;
         let next_frame = due.unwrap_or(start);
-        let (event, frame) = tokio::select! {
+        let mut taken = Vec::new();
+        let frame = tokio::select! {
             biased;
-            _ = terminated.recv() => (Event::Terminate, FRAME),
-            _ = hung_up.recv() => (Event::Terminate, FRAME),
-            _ = interrupted.recv() => (Event::Terminate, FRAME),
-            given = input.next() => match given {
-                Some(Ok(given)) => match translate(given, &targets) {
-                    Some(event) => (event, FRAME),
-                    None => continue,
-                },
-                Some(Err(_)) | None => (Event::Terminate, FRAME),
-            },
-            () = tokio::time::sleep_until(next_frame.into()), if due.is_some() => continue,
-            Some(event) = events.recv() => (event, FRAME_OF_DATA),
-            _ = ticks.tick() => (Event::Tick, FRAME_OF_DATA),
+            _ = terminated.recv() => { taken.push(Event::Terminate); FRAME }
+            _ = hung_up.recv() => { taken.push(Event::Terminate); FRAME }
+            _ = interrupted.recv() => { taken.push(Event::Terminate); FRAME }
+            given = input.next() => {
+                taken.extend(match given {
+                    Some(Ok(given)) => translate(given, &targets),
+                    Some(Err(_)) | None => Some(Event::Terminate),
+                });
+                FRAME
+            }
+            // What came since the last frame is taken in at once: to wake for each message of a busy daemon takes more time
+            // than to draw.
+            () = tokio::time::sleep_until(next_frame.into()), if due.is_some() => {
+                while taken.len() < EVENTS_MAX && let Ok(event) = events.try_recv() {
+                    taken.push(event);
+                }
+                FRAME_OF_DATA
+            }
+            Some(event) = events.recv(), if due.is_none() => { taken.push(event); FRAME_OF_DATA }
+            _ = ticks.tick() => { taken.push(Event::Tick); FRAME_OF_DATA }
         };
         let now_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        let outcome = update(&mut state, event, now_ms);
-        if outcome.changed {
-            let soonest = drawn + frame;
-            due = Some(due.map_or(soonest, |due| due.min(soonest)));
-        }
-        for effect in outcome.effects {
-            match effect {
-                Effect::Quit => return Ok(()),
-                Effect::Suspend => {
-                    // A live stream would go on reading keys that are meant for the shell.
-                    drop(input);
-                    session.suspend()?;
-                    input = EventStream::new();
-                    due = Some(Instant::now());
+        for event in taken {
+            let outcome = update(&mut state, event, now_ms);
+            if outcome.changed {
+                let soonest = drawn + frame;
+                due = Some(due.map_or(soonest, |due| due.min(soonest)));
+            }
+            for effect in outcome.effects {
+                match effect {
+                    Effect::Quit => return Ok(()),
+                    Effect::Suspend => {
+                        // A live stream would go on reading keys that are meant for the shell.
+                        drop(input);
+                        session.suspend()?;
+                        input = EventStream::new();
+                        due = Some(Instant::now());
+                    }
+                    Effect::Mouse(ours) => session.take_mouse(ours)?,
+                    other => tasks.carry_out(other),
                 }
-                Effect::Mouse(ours) => session.take_mouse(ours)?,
-                other => tasks.carry_out(other),
             }
         }
     }

@@ -6,7 +6,7 @@
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Position, Rect},
-    style::Style,
+    style::{Modifier, Style},
     symbols::border,
     text::{Line, Span},
     widgets::{Block, Clear, Paragraph, Wrap},
@@ -125,7 +125,11 @@ impl<'a> Screen<'a, '_> {
         let block = Block::bordered()
             .border_set(border::PLAIN)
             .border_style(self.style(Role::Dim))
-            .title(Span::styled(title, self.style(role)));
+            // Else it would be as dim as the frame that it stands on.
+            .title(Span::styled(
+                title,
+                self.style(role).remove_modifier(Modifier::DIM),
+            ));
         let inner = block.inner(area);
         self.frame.render_widget(block, area);
         inner

@@ -6,9 +6,11 @@
     reason = "each test program uses its own part of this module"
 )]
 
+pub mod terminal;
+
 use std::{
     io::Write,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     sync::{Arc, Mutex, mpsc},
     time::Duration,
@@ -91,6 +93,8 @@ pub struct Fake {
     pub socket: PathBuf,
     pub seen: Arc<Mutex<Seen>>,
     _folder: tempfile::TempDir,
+    script: Arc<[Step]>,
+    change: Arc<Change>,
     stop: mpsc::Sender<()>,
 }
 
@@ -126,40 +130,30 @@ impl Fake {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let socket = folder.path().join("fake.sock");
         let seen = Arc::new(Mutex::new(Seen::default()));
-        let (stop, stopped) = mpsc::channel();
-        let service = Service {
-            script: script.into(),
-            change: Arc::new(change),
-            cancelled: Arc::default(),
-            seen: seen.clone(),
-            stop: stop.clone(),
-        };
-        let runtime = Runtime::new().expect("a runtime");
-        let listener = {
-            let _inside = runtime.enter();
-            UnixListener::bind(&socket).expect("bind")
-        };
-        runtime.spawn(
-            transport::Server::builder()
-                .add_service(GenerationServiceServer::new(service.clone()))
-                .add_service(JobServiceServer::new(service.clone()))
-                .add_service(ModelServiceServer::new(service.clone()))
-                .add_service(OptimizerServiceServer::new(service.clone()))
-                .add_service(TelemetryServiceServer::new(service))
-                .serve_with_incoming(UnixListenerStream::new(listener)),
-        );
-        let thread = std::thread::Builder::new().name("stop".into());
-        let started = thread.spawn(move || {
-            let _ = stopped.recv();
-            runtime.shutdown_background();
-        });
-        started.expect("start a thread");
+        let (script, change) = (Arc::from(script), Arc::new(change));
+        let stop = Service::serve(&script, &change, &seen, &socket);
         Self {
             socket,
             seen,
             _folder: folder,
+            script,
+            change,
             stop,
         }
+    }
+
+    /// Takes the daemon away, with its connections.
+    pub fn die(&self) {
+        let _ = self.stop.send(());
+        eventually("the daemon to be gone", || {
+            std::os::unix::net::UnixStream::connect(&self.socket).is_err()
+        });
+    }
+
+    /// Starts it anew on the same socket.
+    pub fn come_back(&mut self) {
+        std::fs::remove_file(&self.socket).expect("a socket of the one before");
+        self.stop = Service::serve(&self.script, &self.change, &self.seen, &self.socket);
     }
 
     /// `sluice` that talks to this daemon.
@@ -203,6 +197,44 @@ struct Service {
 type Answers<T> = Result<Response<ReceiverStream<Result<T, Status>>>, Status>;
 
 impl Service {
+    /// Serves until what is returned is told to stop.
+    fn serve(
+        script: &Arc<[Step]>,
+        change: &Arc<Change>,
+        seen: &Arc<Mutex<Seen>>,
+        socket: &Path,
+    ) -> mpsc::Sender<()> {
+        let (stop, stopped) = mpsc::channel();
+        let service = Self {
+            script: script.clone(),
+            change: change.clone(),
+            cancelled: Arc::default(),
+            seen: seen.clone(),
+            stop: stop.clone(),
+        };
+        let runtime = Runtime::new().expect("a runtime");
+        let listener = {
+            let _inside = runtime.enter();
+            UnixListener::bind(socket).expect("bind")
+        };
+        runtime.spawn(
+            transport::Server::builder()
+                .add_service(GenerationServiceServer::new(service.clone()))
+                .add_service(JobServiceServer::new(service.clone()))
+                .add_service(ModelServiceServer::new(service.clone()))
+                .add_service(OptimizerServiceServer::new(service.clone()))
+                .add_service(TelemetryServiceServer::new(service))
+                .serve_with_incoming(UnixListenerStream::new(listener)),
+        );
+        let thread = std::thread::Builder::new().name("stop".into());
+        let started = thread.spawn(move || {
+            let _ = stopped.recv();
+            runtime.shutdown_background();
+        });
+        started.expect("start a thread");
+        stop
+    }
+
     fn play<T: Send + 'static>(&self, wrap: fn(GenerationEvent) -> T) -> Answers<T> {
         // A daemon refuses before the stream begins.
         if let Some(Step::Fail(status)) = self.script.first() {
