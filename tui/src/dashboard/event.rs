@@ -22,8 +22,8 @@ pub enum Event {
     Click(Target),
     /// The wheel turned over something, by so many notches; downwards is positive.
     Wheel(Option<Target>, isize),
-    /// The screen has another size, or was given back after a suspension.
-    Redraw,
+    /// The screen has so many columns and rows.
+    Resized(u16, u16),
     /// The clock moved on.
     Tick,
     /// A daemon answers on the socket.

@@ -76,6 +76,7 @@ pub async fn run(setup: Setup) -> Result<(), Failure> {
     let (sender, mut events) = mpsc::channel(EVENTS_MAX);
     let mut state = State::new(setup.socket.display().to_string(), setup.paint);
     state.mouse = setup.mouse;
+    state.size = crossterm::terminal::size().unwrap_or(state.size);
     let mut ends = [
         signal(SignalKind::terminate())?,
         signal(SignalKind::hangup())?,
@@ -129,6 +130,7 @@ pub async fn run(setup: Setup) -> Result<(), Failure> {
                     // A live stream would go on reading keys that are meant for the shell.
                     drop(input);
                     session.suspend()?;
+                    state.size = crossterm::terminal::size().unwrap_or(state.size);
                     input = EventStream::new();
                     due = Some(Instant::now());
                 }
@@ -144,7 +146,7 @@ fn translate(input: Input, targets: &Targets) -> Option<Event> {
     match input {
         Input::Key(key) if key.kind != KeyEventKind::Release => Some(Event::Key(key)),
         Input::Paste(text) => Some(Event::Paste(text)),
-        Input::Resize(..) => Some(Event::Redraw),
+        Input::Resize(columns, rows) => Some(Event::Resized(columns, rows)),
         Input::Mouse(MouseEvent {
             kind, column, row, ..
         }) => {

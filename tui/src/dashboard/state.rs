@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use sluice_proto::v1::{FinishReason, RequestKind, RequestState, RequestSummary, Snapshot};
+use sluice_proto::v1::{
+    FinishReason, ModelShape, RequestKind, RequestState, RequestSummary, Snapshot,
+};
 use tui_input::Input;
 
 use super::{
@@ -94,6 +96,8 @@ pub struct State {
     pub jobs: Jobs,
     /// Whether the mouse is ours.
     pub mouse: bool,
+    /// Columns and rows of the screen.
+    pub size: (u16, u16),
     pub(super) escape_at_ms: Option<u64>,
 }
 
@@ -249,6 +253,7 @@ impl State {
             levels: Levels::default(),
             jobs: Jobs::default(),
             mouse: true,
+            size: (80, 24),
             escape_at_ms: None,
         }
     }
@@ -264,6 +269,12 @@ impl State {
     pub fn snapshot(&self) -> Option<&Snapshot> {
         let shown = self.frozen.as_ref().or(self.latest.as_ref());
         shown.map(|(snapshot, _)| &**snapshot)
+    }
+
+    /// The shape of the model, where it is known.
+    #[must_use]
+    pub fn shape(&self) -> Option<&ModelShape> {
+        self.snapshot()?.model.as_ref()?.shape.as_ref()
     }
 
     /// Whether a daemon is there to be asked.

@@ -1,5 +1,6 @@
 //! The dashboard without a terminal: what its tests begin with.
 
+mod chat;
 mod journeys;
 mod screens;
 

@@ -44,7 +44,7 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
         Event::Paste(text) => paste(state, &text),
         Event::Click(target) => click(state, target, &mut effects),
         Event::Wheel(target, by) => wheel(state, target, by, &mut effects),
-        Event::Redraw => {}
+        Event::Resized(columns, rows) => state.size = (columns, rows),
         Event::Tick => changed = tick(state, shown_seconds),
         Event::Connected => {
             state.link = Link::Connected;
@@ -164,11 +164,12 @@ fn own_failed(state: &mut State, message: String) {
             if let Some(canvas) = state.requests.canvases.get_mut(&id) {
                 canvas.failure = Some(message.clone());
             }
+            pages::chat::refused(state, true);
         }
-        Own::Sent | Own::Idle => pages::chat::refused(state),
+        Own::Sent | Own::Idle => pages::chat::refused(state, false),
     }
     state.requests.own = Own::Idle;
-    state.warn(message);
+    state.warn(pages::chat::with_hint(message));
 }
 
 /// Keeps a selection where there is something to select, and follows what is selected.
@@ -495,7 +496,9 @@ fn wheel(state: &mut State, target: Option<Target>, by: isize, effects: &mut Vec
     match (state.mode(), target) {
         (Mode::Help, _) => help(state, action(Action::Up, Action::Down)),
         (Mode::Page | Mode::Prompt, Some(Target::Request(_))) => step_request(state, by),
-        (Mode::Page | Mode::Prompt, Some(Target::Canvas)) => {
+        (Mode::Page | Mode::Prompt, Some(target))
+            if target == Target::Canvas || state.page == Page::Chat =>
+        {
             pages::act(state, action(Action::PageUp, Action::PageDown), effects);
         }
         (Mode::Page | Mode::Prompt, _) if !matches!(state.page, Page::Overview) => {
