@@ -4,7 +4,7 @@
 //! screen that a bare `sluice` opens. They share [`canvas`] (tokens to styled text),
 //! [`live`] (a canvas redrawn in place), [`json`] (events for scripts), [`output`] (errors,
 //! exit codes, writing), [`plans`] (figures of plans in words), [`phases`] (where the time of
-//! passes went), [`card`] (what is known of a graphics card) and [`text`] (making untrusted
+//! passes went), [`settings`] (the user's own), [`card`] (what is known of a graphics card) and [`text`] (making untrusted
 //! text safe to show).
 
 pub mod canvas;
@@ -19,6 +19,7 @@ pub mod output;
 pub mod paint;
 pub mod phases;
 pub mod plans;
+pub mod settings;
 pub mod text;
 
 use std::{ffi::OsString, process::ExitCode};

@@ -9,7 +9,7 @@ use sluice_proto::v1::{
 };
 use sluice_shared::level::Level;
 
-use super::view::Target;
+use super::{keep::Kept, view::Target};
 
 /// What happened.
 #[derive(Debug, Clone)]
@@ -132,6 +132,8 @@ pub enum Effect {
     },
     /// Let the mouse choose and scroll, or leave it to the terminal.
     Mouse(bool),
+    /// Write down what is to survive this run.
+    Keep(Box<Kept>),
     /// Hand the terminal back and stop the process until it is continued.
     Suspend,
     /// End.

@@ -9,6 +9,7 @@ mod command;
 pub mod event;
 pub mod history;
 pub mod jobs;
+pub mod keep;
 pub mod keys;
 pub mod levels;
 pub mod line;
@@ -38,8 +39,12 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::{output::Failure, paint::Paint};
+use crate::{
+    output::{Failure, say},
+    paint::Paint,
+};
 use event::{Effect, Event};
+use keep::{Fixed, Keeper};
 use state::State;
 use tasks::Tasks;
 use terminal::Session;
@@ -65,6 +70,10 @@ pub struct Setup {
     pub paint: Paint,
     /// Whether the mouse is ours.
     pub mouse: bool,
+    /// The file of what survives between runs; `None`: nothing does.
+    pub keep: Option<PathBuf>,
+    /// What of the looks is not to come from there.
+    pub fixed: Fixed,
 }
 
 /// Runs the dashboard until the user leaves.
@@ -77,13 +86,15 @@ pub async fn run(setup: Setup) -> Result<(), Failure> {
     let mut state = State::new(setup.socket.display().to_string(), setup.paint);
     state.mouse = setup.mouse;
     state.size = crossterm::terminal::size().unwrap_or(state.size);
+    let mut keeper =
+        (setup.keep).map(|path| Keeper::begin(path, setup.fixed, &mut state, sender.clone()));
     let mut ends = [
         signal(SignalKind::terminate())?,
         signal(SignalKind::hangup())?,
         signal(SignalKind::interrupt())?,
     ];
     let start = Instant::now();
-    let mut session = Session::enter(setup.mouse)?;
+    let mut session = Session::enter(state.mouse)?;
     let mut input = EventStream::new();
     let mut tasks = Tasks::start(setup.socket, sender);
     let mut ticks = tokio::time::interval(TICK);
@@ -125,7 +136,15 @@ pub async fn run(setup: Setup) -> Result<(), Failure> {
         }
         for effect in outcome.effects {
             match effect {
-                Effect::Quit => return Ok(()),
+                Effect::Quit => {
+                    drop(session);
+                    if let Some(keeper) = keeper
+                        && let Err(problem) = keeper.end(&state).await
+                    {
+                        say(&problem);
+                    }
+                    return Ok(());
+                }
                 Effect::Suspend => {
                     // A live stream would go on reading keys that are meant for the shell.
                     drop(input);
@@ -135,6 +154,11 @@ pub async fn run(setup: Setup) -> Result<(), Failure> {
                     due = Some(Instant::now());
                 }
                 Effect::Mouse(ours) => session.take_mouse(ours)?,
+                Effect::Keep(kept) => {
+                    if let Some(keeper) = &mut keeper {
+                        keeper.keep(*kept);
+                    }
+                }
                 other => tasks.carry_out(other),
             }
         }

@@ -12,6 +12,7 @@ use super::{
     event::Effect,
     history::History,
     jobs::Jobs,
+    keep::{Chosen, Keeping, KeptFidelity},
     keys::{Mode, Page},
     levels::Levels,
     line::Line,
@@ -96,6 +97,12 @@ pub struct State {
     pub jobs: Jobs,
     /// Whether the mouse is ours.
     pub mouse: bool,
+    /// Looks that were chosen here.
+    pub chosen: Chosen,
+    /// How faithful levels were when that was measured.
+    pub fidelity: Vec<KeptFidelity>,
+    /// What survives this run, as it was last written; `None`: nothing does.
+    pub keeping: Option<Keeping>,
     /// Columns and rows of the screen.
     pub size: (u16, u16),
     pub(super) escape_at_ms: Option<u64>,
@@ -253,6 +260,9 @@ impl State {
             levels: Levels::default(),
             jobs: Jobs::default(),
             mouse: true,
+            chosen: Chosen::default(),
+            fidelity: Vec::new(),
+            keeping: None,
             size: (80, 24),
             escape_at_ms: None,
         }

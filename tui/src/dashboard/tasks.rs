@@ -146,7 +146,7 @@ impl Tasks {
                 ))
             }),
             // The runtime's own.
-            Effect::Mouse(_) | Effect::Suspend | Effect::Quit => {}
+            Effect::Mouse(_) | Effect::Keep(_) | Effect::Suspend | Effect::Quit => {}
         }
     }
 

@@ -10,6 +10,7 @@ use tui_input::Input;
 use super::{
     command,
     event::{Effect, Event},
+    keep,
     keys::{Action, Mode, Page},
     line, pages,
     state::{Link, Own, State, Then},
@@ -45,7 +46,10 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
         Event::Click(target) => click(state, target, &mut effects),
         Event::Wheel(target, by) => wheel(state, target, by, &mut effects),
         Event::Resized(columns, rows) => state.size = (columns, rows),
-        Event::Tick => changed = tick(state, shown_seconds),
+        Event::Tick => {
+            changed = tick(state, shown_seconds);
+            effects.extend(keep::due(state).map(Effect::Keep));
+        }
         Event::Connected => {
             state.link = Link::Connected;
             // A watch broke with the connection; what is selected is followed anew.
@@ -299,6 +303,7 @@ fn act(state: &mut State, action: Action, key: &KeyEvent, effects: &mut Vec<Effe
         (_, Action::Freeze) => freeze(state),
         (_, Action::Theme) => {
             state.paint.theme = state.paint.theme.next();
+            state.chosen.theme = Some(state.paint.theme);
             state.tell(format!("theme {}", state.paint.theme));
         }
         (_, Action::Write) => {
