@@ -466,6 +466,9 @@ mod tests {
     #[test]
     fn wrong_usage_is_explained() {
         assert!(usage_error(&["generate"]).contains("PROMPT"));
+        assert!(usage_error(&["--theme", "pink"]).contains("known are terminal"));
+        assert!(usage_error(&["--glyphs", "dots"]).contains("known are braille"));
+        assert!(usage_error(&["status", "--color", "no"]).contains("never"));
         assert!(usage_error(&["generate", "x", "--tokens", "1"]).contains("cannot be used"));
         assert!(usage_error(&["generate", "x", "--length", "-3"]).contains("-3"));
         assert!(usage_error(&["generate", "x", "--policy", "fast"]).contains("known are"));
