@@ -5,6 +5,7 @@ mod help;
 mod jobs;
 mod library;
 mod plans;
+mod screen;
 
 use std::path::PathBuf;
 
@@ -21,6 +22,7 @@ pub use bench::Bench;
 pub use jobs::{Compress, Decompress, Following, Jobs, JobsCommand, Verify};
 pub use library::{Inspect, Pull, Remove};
 pub use plans::{Budget, Fidelity, Levels, Plan, Restore, SetBudget, SetLevel, Wish};
+pub use screen::{Colour, Screen};
 
 /// Talks to sluiced, which runs language models that are bigger than the graphics card.
 #[derive(Debug, Parser)]
@@ -32,6 +34,14 @@ pub struct Cli {
     /// $XDG_RUNTIME_DIR/sluice/sluice.sock, else a private folder under the temporary directory.
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+
+    /// When to use colour [default: auto]
+    #[arg(long, global = true, value_name = "WHEN")]
+    pub color: Option<Colour>,
+
+    /// How the dashboard looks, and whether it remembers anything.
+    #[command(flatten)]
+    pub screen: Screen,
 
     /// What to do; the dashboard when left out.
     #[command(subcommand)]
@@ -469,6 +479,9 @@ mod tests {
     #[test]
     fn wrong_usage_is_explained() {
         assert!(usage_error(&["generate"]).contains("PROMPT"));
+        assert!(usage_error(&["--theme", "pink"]).contains("known are terminal"));
+        assert!(usage_error(&["--glyphs", "dots"]).contains("known are braille"));
+        assert!(usage_error(&["status", "--color", "no"]).contains("never"));
         assert!(usage_error(&["generate", "x", "--tokens", "1"]).contains("cannot be used"));
         assert!(usage_error(&["generate", "x", "--length", "-3"]).contains("-3"));
         assert!(usage_error(&["generate", "x", "--policy", "fast"]).contains("known are"));

@@ -3,8 +3,9 @@
 //! [`cli`] is the command line, [`commands`] what each subcommand does, [`dashboard`] the
 //! screen that a bare `sluice` opens. They share [`canvas`] (tokens to styled text),
 //! [`live`] (a canvas redrawn in place), [`json`] (events for scripts), [`output`] (errors,
-//! exit codes, writing), [`record`] (a request's passes, to be seen again), [`plans`] (figures of plans in words), [`phases`] (where the time of
-//! passes went), [`card`] (what is known of a graphics card) and [`text`] (making untrusted
+//! exit codes, writing), [`record`] (a request's passes, to be seen again), [`plans`] (figures of plans in words), [`phases`]
+//! (where the time of passes went), [`settings`] (the user's own), [`card`] (what is known of a graphics card) and [`text`]
+//! (making untrusted
 //! text safe to show).
 
 pub mod canvas;
@@ -20,6 +21,7 @@ pub mod paint;
 pub mod phases;
 pub mod plans;
 pub mod record;
+pub mod settings;
 pub mod text;
 
 use std::{ffi::OsString, process::ExitCode};

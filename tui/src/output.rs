@@ -208,6 +208,7 @@ impl Drop for Progress {
 pub struct Out {
     writer: Box<dyn Write>,
     terminal: bool,
+    colour: bool,
 }
 
 impl Out {
@@ -217,7 +218,19 @@ impl Out {
         Self {
             writer: Box::new(io::stdout()),
             terminal: io::stdout().is_terminal(),
+            colour: false,
         }
+    }
+
+    /// Allows colour, or forbids it.
+    pub fn set_colour(&mut self, allowed: bool) {
+        self.colour = allowed;
+    }
+
+    /// Whether there is to be colour.
+    #[must_use]
+    pub fn has_colour(&self) -> bool {
+        self.colour
     }
 
     /// Whether a person looks at it.
@@ -247,12 +260,6 @@ impl Out {
         self.writer.write_all(bytes)?;
         Ok(self.writer.flush()?)
     }
-}
-
-/// Whether the user allows colour: `NO_COLOR` set and not empty forbids it.
-#[must_use]
-pub fn colour_allowed() -> bool {
-    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 #[cfg(test)]

@@ -61,6 +61,73 @@ fn the_dashboard_sends_a_prompt_and_gives_the_terminal_back() {
 }
 
 #[test]
+fn what_was_said_is_there_again_unless_it_is_private() {
+    let home = tempfile::tempdir().expect("a folder");
+    let fake = Fake::start(story("once"));
+    let start = |arguments: &[&str]| {
+        let mut command = fake.sluice(arguments);
+        command.env("HOME", home.path());
+        Journey::start(command)
+    };
+    let mut journey = start(&[]);
+    journey.expect("connected");
+    journey.press("a first prompt\r");
+    journey.expect("once");
+    journey.press("\x03");
+    assert!(journey.end().success());
+    let kept = home.path().join(".local/state/sluice/dashboard.json");
+    let before = std::fs::read(&kept).expect("written");
+
+    let mut journey = start(&["--private"]);
+    journey.expect("connected");
+    journey.press("a secret\r");
+    journey.expect("once");
+    journey.press("\x03");
+    assert!(journey.end().success());
+    assert!(!journey.screen().contains("a first prompt"));
+    assert_eq!(std::fs::read(&kept).expect("still there"), before);
+
+    let mut journey = start(&[]);
+    journey.expect("connected");
+    journey.press("\x1b[A");
+    journey.expect("a first prompt");
+    journey.press("\x03");
+    assert!(journey.end().success());
+}
+
+#[test]
+fn settings_say_how_it_looks_and_flags_win() {
+    let home = tempfile::tempdir().expect("a folder");
+    let folder = home.path().join(".config/sluice");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let settings = folder.join("client.toml");
+    std::fs::write(&settings, "glyphs = \"ascii\"\n").expect("written");
+    let fake = Fake::start(vec![]);
+    let start = |arguments: &[&str]| {
+        let mut command = fake.sluice(arguments);
+        command.env("HOME", home.path());
+        Journey::start(command)
+    };
+    let mut journey = start(&[]);
+    journey.expect("connected");
+    journey.press("\x03");
+    assert!(journey.end().success());
+    let screen = journey.screen();
+    assert!(screen.contains('+') && !screen.contains('┌'), "{screen:?}");
+    assert!(screen.contains("\x1b[38;5;"), "{screen:?}");
+    let mut journey = start(&["--glyphs", "blocks", "--color", "never"]);
+    journey.expect("┌");
+    journey.expect("connected");
+    journey.press("\x03");
+    assert!(journey.end().success());
+    assert!(!journey.screen().contains("\x1b[38;5;"), "no colour");
+    std::fs::write(&settings, "gliphs = 1\n").expect("written");
+    let mut journey = start(&[]);
+    journey.expect("client.toml: unknown key 'gliphs'; known are theme, glyphs, mouse, roles");
+    assert!(!journey.end().success());
+}
+
+#[test]
 fn the_dashboard_waits_for_a_daemon_and_leaves_on_control_c() {
     let absent = ["--socket", "/nonexistent/sluice.sock"];
     let mut journey = Journey::start(support::sluice(&absent));

@@ -23,7 +23,11 @@ Examples:
   sluice bench --dial exact,balanced,fast
 
 Exit codes: 0 done, 1 failed, 64 wrong usage, 69 the daemon can't be reached.
-NO_COLOR, set and not empty, turns colour off.";
+NO_COLOR, set and not empty, turns colour off.
+
+The dashboard reads $XDG_CONFIG_HOME/sluice/client.toml (else ~/.config/sluice/client.toml): theme = \"dark\",
+glyphs = \"ascii\", mouse = false, and styles of roles such as warning = \"yellow bold\" below [roles]. What it keeps between
+runs is in $XDG_STATE_HOME/sluice/dashboard.json (else ~/.local/state/sluice/dashboard.json).";
 
 pub(super) const SCORE: &str = "\
 Examples:

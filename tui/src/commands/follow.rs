@@ -17,7 +17,7 @@ use crate::{
     connection::Daemon,
     json,
     live::Live,
-    output::{Failure, Out, Progress, colour_allowed, dim},
+    output::{Failure, Out, Progress, dim},
 };
 
 /// How long an interrupted client waits for the daemon to confirm the cancellation; its going
@@ -196,7 +196,7 @@ impl View {
     fn new(json: bool, out: &Out) -> Self {
         match (json, out.is_terminal()) {
             (true, _) => Self::Json,
-            (false, true) => Self::Live(Live::new(colour_allowed())),
+            (false, true) => Self::Live(Live::new(out.has_colour())),
             (false, false) => Self::Plain(Plain::default()),
         }
     }

@@ -28,11 +28,12 @@ use sluice_proto::v1;
 
 pub use self::bench::Figures;
 use crate::{
-    cli::{Cli, Command},
+    cli::{Cli, Colour, Command, Screen},
     connection::{self, Daemon},
-    dashboard,
-    output::{Failure, Out, colour_allowed},
-    paint::{Glyphs, Paint, Theme},
+    dashboard::{self, keep},
+    output::{Failure, Out},
+    paint::{Glyphs, Paint},
+    settings::{self, Settings},
 };
 
 /// Runs the command that was asked for.
@@ -41,6 +42,8 @@ use crate::{
 /// What [`Failure`] lists.
 pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
     let socket = connection::socket(cli.socket.as_deref());
+    let colour = cli.color.unwrap_or_default();
+    out.set_colour(colour.is_allowed(variable));
     // Arguments that don't depend on the daemon are judged before it is looked for.
     match cli.command {
         None => {
@@ -49,7 +52,11 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
                 let daemon = Daemon::connect(socket).await?;
                 return status::run(&daemon, false, out).await;
             }
-            dashboard::run(setup(socket)).await
+            if colour == Colour::Always {
+                // The library that draws looks at NO_COLOR, too.
+                crossterm::style::force_color_output(true);
+            }
+            dashboard::run(setup(socket, &cli.screen, out.has_colour())?).await
         }
         Some(Command::Generate(arguments)) => {
             let request = generate::request(&arguments)?;
@@ -106,7 +113,10 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             let daemon = Daemon::connect(socket).await?;
             follow::watch(&daemon, arguments.id, arguments.json, out).await
         }
-        Some(Command::Replay(arguments)) => replay::run(setup(socket), &arguments, out).await,
+        Some(Command::Replay(arguments)) => {
+            let setup = setup(socket, &cli.screen, out.has_colour())?;
+            replay::run(setup, &arguments, out).await
+        }
         Some(Command::Cancel(arguments)) => {
             let daemon = Daemon::connect(socket).await?;
             requests::cancel(&daemon, arguments.id, out).await
@@ -120,13 +130,44 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
     }
 }
 
-/// What the dashboard is started with.
-fn setup(socket: PathBuf) -> dashboard::Setup {
-    dashboard::Setup {
-        socket,
-        paint: Paint::new(Theme::Terminal, Glyphs::Braille, colour_allowed()),
-        mouse: true,
+/// The dashboard as flags, settings and the terminal ask for it, in this order.
+fn setup(socket: PathBuf, flags: &Screen, colour: bool) -> Result<dashboard::Setup, Failure> {
+    let settings = match settings::path(variable) {
+        Some(path) => Settings::load(&path).map_err(|problem| {
+            Failure::new(problem).with_hint("correct it, or move it away, and start again")
+        })?,
+        None => Settings::default(),
+    };
+    let theme = flags.theme.or(settings.theme);
+    let glyphs = flags.glyphs.or(settings.glyphs);
+    let mouse = match flags.no_mouse {
+        true => Some(false),
+        false => settings.mouse,
+    };
+    let shapes = glyphs.unwrap_or_else(|| Glyphs::of_terminal(variable));
+    let mut paint = Paint::new(theme.unwrap_or_default(), shapes, colour);
+    for (role, style) in &settings.roles {
+        paint.restyle(role, style).map_err(Failure::new)?;
     }
+    Ok(dashboard::Setup {
+        socket,
+        paint,
+        mouse: mouse.unwrap_or(true),
+        keep: match flags.private {
+            true => None,
+            false => keep::path(variable),
+        },
+        fixed: keep::Fixed {
+            theme: theme.is_some(),
+            glyphs: glyphs.is_some(),
+            mouse: mouse.is_some(),
+        },
+    })
+}
+
+/// A variable of the surroundings.
+fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 /// The manual page of the program or of one of its commands, as roff.

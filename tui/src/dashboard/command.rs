@@ -362,11 +362,13 @@ fn save(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), 
 
 fn theme(state: &mut State, text: &str, _: &mut Vec<Effect>) -> Result<(), String> {
     state.paint.theme = text.parse()?;
+    state.chosen.theme = Some(state.paint.theme);
     Ok(())
 }
 
 fn glyphs(state: &mut State, text: &str, _: &mut Vec<Effect>) -> Result<(), String> {
     state.paint.glyphs = text.parse()?;
+    state.chosen.glyphs = Some(state.paint.glyphs);
     Ok(())
 }
 
@@ -376,6 +378,7 @@ fn mouse(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(),
         "off" => false,
         other => return Err(format!("mouse is on or off, not '{other}'")),
     };
+    state.chosen.mouse = Some(state.mouse);
     effects.push(Effect::Mouse(state.mouse));
     Ok(())
 }

@@ -9,7 +9,7 @@ use sluice_proto::v1::{
 };
 use sluice_shared::level::Level;
 
-use super::{state::Opened, view::Target};
+use super::{keep::Kept, state::Opened, view::Target};
 use crate::record::Recording;
 
 /// What happened.
@@ -23,8 +23,8 @@ pub enum Event {
     Click(Target),
     /// The wheel turned over something, by so many notches; downwards is positive.
     Wheel(Option<Target>, isize),
-    /// The screen has another size, or was given back after a suspension.
-    Redraw,
+    /// The screen has so many columns and rows.
+    Resized(u16, u16),
     /// The clock moved on.
     Tick,
     /// A daemon answers on the socket.
@@ -139,6 +139,8 @@ pub enum Effect {
     Open(PathBuf),
     /// Let the mouse choose and scroll, or leave it to the terminal.
     Mouse(bool),
+    /// Write down what is to survive this run.
+    Keep(Box<Kept>),
     /// Hand the terminal back and stop the process until it is continued.
     Suspend,
     /// End.

@@ -162,6 +162,8 @@ pub enum Action {
     Mask,
     /// Ask for the answer once more.
     Again,
+    /// Back to the answer that stood there before.
+    Undo,
     /// Begin or end the chosen span.
     Mark,
     /// Set the budget.
@@ -508,6 +510,7 @@ pub static CHAT: &[Binding] = &[
         Action::Mask,
     ),
     bind(&[letter('r')], "r", "answer once more", Action::Again),
+    bind(&[letter('u')], "u", "the answer before", Action::Undo),
     bind(
         &[letter('n'), control('n')],
         "n",

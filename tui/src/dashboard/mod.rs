@@ -10,6 +10,7 @@ pub mod event;
 mod files;
 pub mod history;
 pub mod jobs;
+pub mod keep;
 pub mod keys;
 pub mod levels;
 pub mod line;
@@ -39,8 +40,13 @@ use tokio::{
     sync::mpsc,
 };
 
-use crate::{output::Failure, paint::Paint, record::Runs};
+use crate::{
+    output::{Failure, say},
+    paint::Paint,
+    record::Runs,
+};
 use event::{Effect, Event};
+use keep::{Fixed, Keeper};
 use state::{Link, Opened, State};
 use tasks::Tasks;
 use terminal::Session;
@@ -66,6 +72,10 @@ pub struct Setup {
     pub paint: Paint,
     /// Whether the mouse is ours.
     pub mouse: bool,
+    /// The file of what survives between runs; `None`: nothing does.
+    pub keep: Option<PathBuf>,
+    /// What of the looks is not to come from there.
+    pub fixed: Fixed,
 }
 
 /// Runs the dashboard until the user leaves.
@@ -90,13 +100,16 @@ async fn show(setup: Setup, replayed: Option<Opened>) -> Result<(), Failure> {
     let mut state = State::new(setup.socket.display().to_string(), setup.paint);
     state.mouse = setup.mouse;
     state.runs = Runs::here();
+    state.size = crossterm::terminal::size().unwrap_or(state.size);
+    let mut keeper =
+        (setup.keep).map(|path| Keeper::begin(path, setup.fixed, &mut state, sender.clone()));
     let mut ends = [
         signal(SignalKind::terminate())?,
         signal(SignalKind::hangup())?,
         signal(SignalKind::interrupt())?,
     ];
     let start = Instant::now();
-    let mut session = Session::enter(setup.mouse)?;
+    let mut session = Session::enter(state.mouse)?;
     let mut input = EventStream::new();
     let mut tasks = match replayed {
         Some(run) => {
@@ -155,15 +168,29 @@ async fn show(setup: Setup, replayed: Option<Opened>) -> Result<(), Failure> {
             }
             for effect in outcome.effects {
                 match effect {
-                    Effect::Quit => return Ok(()),
+                    Effect::Quit => {
+                        drop(session);
+                        if let Some(keeper) = keeper
+                            && let Err(problem) = keeper.end(&state).await
+                        {
+                            say(&problem);
+                        }
+                        return Ok(());
+                    }
                     Effect::Suspend => {
                         // A live stream would go on reading keys that are meant for the shell.
                         drop(input);
                         session.suspend()?;
+                        state.size = crossterm::terminal::size().unwrap_or(state.size);
                         input = EventStream::new();
                         due = Some(Instant::now());
                     }
                     Effect::Mouse(ours) => session.take_mouse(ours)?,
+                    Effect::Keep(kept) => {
+                        if let Some(keeper) = &mut keeper {
+                            keeper.keep(*kept);
+                        }
+                    }
                     other => tasks.carry_out(other),
                 }
             }
@@ -176,7 +203,7 @@ fn translate(input: Input, targets: &Targets) -> Option<Event> {
     match input {
         Input::Key(key) if key.kind != KeyEventKind::Release => Some(Event::Key(key)),
         Input::Paste(text) => Some(Event::Paste(text)),
-        Input::Resize(..) => Some(Event::Redraw),
+        Input::Resize(columns, rows) => Some(Event::Resized(columns, rows)),
         Input::Mouse(MouseEvent {
             kind, column, row, ..
         }) => {

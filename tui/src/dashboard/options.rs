@@ -1,15 +1,455 @@
-//! What requests ask for: a form.
+//! What requests ask for: the flags of `sluice generate`, named, explained, judged and converted by the command line itself, so
+//! that form and command line can't differ.
 
-use sluice_proto::v1::GenerateRequest;
+use std::{collections::BTreeMap, sync::LazyLock};
+
+use clap::{CommandFactory, Parser};
+use sluice_proto::v1::{GenerateRequest, ModelShape, Snapshot};
+use sluice_shared::{
+    decoding::{Caching, DecodingError, Growth, Speculation},
+    dial::DIALS,
+    level::Level,
+    policy::POLICIES,
+    units,
+};
+
+use super::line::Line;
+use crate::cli::{Cli, Command, Generate};
+
+/// Flags that the form has, in its order.
+pub const NAMES: [&str; 20] = [
+    "length",
+    "dial",
+    "policy",
+    "cache",
+    "window",
+    "grow",
+    "speculate",
+    "block",
+    "steps",
+    "temperature",
+    "guidance",
+    "remasking",
+    "eos",
+    "seed",
+    "top-k",
+    "top-p",
+    "min-p",
+    "repetition-penalty",
+    "stop",
+    "system",
+];
+
+/// What stands between two values of a flag that may be given more than once.
+const BETWEEN: &str = " | ";
+/// What models refuse that write from left to right.
+const ONLY_MASKED: [&str; 9] = [
+    "dial",
+    "policy",
+    "cache",
+    "window",
+    "grow",
+    "speculate",
+    "steps",
+    "guidance",
+    "remasking",
+];
+/// How the help of a flag begins that only models take which write from left to right.
+const ONLY_CAUSAL: &str = "Causal models:";
 
 /// What requests ask for. What is not set is left to the daemon.
 #[derive(Debug, Default)]
 pub struct Options {
     /// The selected field.
     pub field: usize,
+    /// What is being written in it.
+    pub line: Line,
+    /// What is wrong with that.
+    pub problem: Option<String>,
+    values: BTreeMap<&'static str, String>,
+}
+
+/// A flag as the command line knows it.
+#[derive(Debug)]
+pub struct Field {
+    /// Its name, without dashes.
+    pub name: &'static str,
+    /// What it does.
+    pub help: String,
+    /// What happens where it is not set.
+    pub default: Option<String>,
+    /// Values to choose from, each with what it means; none where any number or text will do.
+    pub choices: Vec<(String, String)>,
+}
+
+/// All fields, as [`NAMES`] orders them.
+pub static FIELDS: LazyLock<Vec<Field>> = LazyLock::new(|| {
+    let command = Cli::command();
+    let generate = command.find_subcommand("generate");
+    let all: Vec<_> = generate
+        .into_iter()
+        .flat_map(|c| c.get_arguments())
+        .collect();
+    let field = |name: &'static str| {
+        let argument = all
+            .iter()
+            .find(|argument| argument.get_long() == Some(name));
+        let help = argument.and_then(|argument| argument.get_help());
+        let help = help.map(ToString::to_string).unwrap_or_default();
+        let possible = argument.map(|argument| argument.get_possible_values());
+        let possible = possible.into_iter().flatten().map(|value| {
+            let help = value.get_help().map(ToString::to_string);
+            (value.get_name().to_owned(), help.unwrap_or_default())
+        });
+        let choices = match name {
+            "dial" => (DIALS.iter())
+                .map(|row| (row.name.to_owned(), dial_words(row)))
+                .collect(),
+            "policy" => (POLICIES.iter())
+                .map(|policy| (policy.name.to_owned(), policy.summary.to_owned()))
+                .collect(),
+            "cache" => known(UNKNOWN.parse::<Caching>().err()),
+            "grow" => known(UNKNOWN.parse::<Growth>().err()),
+            "speculate" => known(UNKNOWN.parse::<Speculation>().err()),
+            _ => possible.collect(),
+        };
+        let (help, default) = match help.rsplit_once(" [default: ") {
+            Some((help, default)) => (
+                help.to_owned(),
+                Some(default.trim_end_matches(']').to_owned()),
+            ),
+            None => (help, None),
+        };
+        Field {
+            name,
+            help,
+            default,
+            choices,
+        }
+    };
+    NAMES.map(field).into()
+});
+
+/// A word that no setting is called by: what is said of it names those that are.
+const UNKNOWN: &str = "?";
+
+fn known(error: Option<DecodingError>) -> Vec<(String, String)> {
+    let words = match error {
+        Some(DecodingError::Unknown { known, .. }) => known,
+        Some(DecodingError::Value { .. }) | None => "",
+    };
+    let words = words.split(", ").filter(|word| !word.is_empty());
+    words.map(|word| (word.to_owned(), String::new())).collect()
+}
+
+fn dial_words(row: &sluice_shared::dial::DialInfo) -> String {
+    let window = row
+        .window
+        .map_or("none".to_owned(), |window| window.to_string());
+    format!(
+        "{} (policy {}, cache {}, window {window}, grow {})",
+        row.summary, row.policy, row.caching, row.growth
+    )
 }
 
 impl Options {
+    /// Values from an earlier time, less those that are no longer understood.
+    #[must_use]
+    pub fn restored(values: &BTreeMap<String, String>) -> Self {
+        let mut options = Self::default();
+        for (name, value) in values {
+            let known = NAMES.into_iter().find(|known| known == name);
+            if let Some(name) = known {
+                // What was understood once may not be today; then it is left to the daemon.
+                let _ = options.set(name, value);
+            }
+        }
+        options
+    }
+
+    /// What is set, by the flags' names.
+    #[must_use]
+    pub fn values(&self) -> BTreeMap<String, String> {
+        let values = self.values.iter();
+        values
+            .map(|(name, value)| ((*name).to_owned(), value.clone()))
+            .collect()
+    }
+
+    /// What a field is set to.
+    #[must_use]
+    pub fn value(&self, name: &str) -> Option<&str> {
+        self.values.get(name).map(String::as_str)
+    }
+
+    /// Sets a field, or with nothing leaves it to the daemon.
+    ///
+    /// # Errors
+    /// What the command line says of such a value.
+    pub fn set(&mut self, name: &'static str, value: &str) -> Result<(), String> {
+        let mut values = self.values.clone();
+        match value.trim() {
+            "" => values.remove(name),
+            value => values.insert(name, value.to_owned()),
+        };
+        parse(&values)?;
+        self.values = values;
+        Ok(())
+    }
+
     /// Writes what is set into a request.
-    pub fn apply(&self, _request: &mut GenerateRequest) {}
+    pub fn apply(&self, request: &mut GenerateRequest) {
+        // Every value was judged as it was set.
+        if let Ok(arguments) = parse(&self.values) {
+            request.length = arguments.length;
+            arguments.sampling.apply(request);
+        }
+    }
+
+    /// Instructions that come before a conversation.
+    #[must_use]
+    pub fn system(&self) -> Option<String> {
+        self.value("system").map(str::to_owned)
+    }
+
+    /// What is set, as one would type it behind `sluice generate`; nothing where nothing is.
+    #[must_use]
+    pub fn flags(&self) -> Option<String> {
+        let set = NAMES.iter().filter_map(|name| {
+            let value = self.values.get(name)?;
+            Some(format!("--{name} {value}"))
+        });
+        let words: Vec<_> = set.collect();
+        (!words.is_empty()).then(|| words.join(" "))
+    }
+}
+
+/// What the command line makes of values.
+fn parse(values: &BTreeMap<&'static str, String>) -> Result<Generate, String> {
+    let mut arguments = vec!["sluice".to_owned(), "generate".to_owned()];
+    for (name, value) in values {
+        let parts: Vec<&str> = match *name {
+            "stop" => value.split(BETWEEN).collect(),
+            _ => vec![value],
+        };
+        arguments.extend(parts.iter().map(|part| format!("--{name}={part}")));
+    }
+    arguments.push("prompt".to_owned());
+    match Cli::try_parse_from(arguments).map(|cli| cli.command) {
+        Ok(Some(Command::Generate(generate))) => Ok(generate),
+        Ok(_) => Err("not understood".to_owned()),
+        Err(error) => Err(in_a_line(&error.render().to_string())),
+    }
+}
+
+/// What is wrong, without how the command line is used.
+fn in_a_line(error: &str) -> String {
+    let first = error.split("\n\n").next().unwrap_or_default();
+    let words: Vec<_> = first.split_whitespace().collect();
+    let line = words.join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}
+
+/// Why the loaded model takes no such setting.
+#[must_use]
+pub fn unfit(field: &Field, shape: Option<&ModelShape>) -> Option<&'static str> {
+    let is_causal = shape?.mask_token_id.is_none();
+    match is_causal {
+        true if ONLY_MASKED.contains(&field.name) => {
+            Some("the loaded model is causal: it writes from left to right, a token a pass")
+        }
+        false if field.help.starts_with(ONLY_CAUSAL) => {
+            Some("only causal models take it; the loaded one fills masks")
+        }
+        _ => None,
+    }
+}
+
+/// What is to be known of a field and of what is written in it, the most important first.
+#[must_use]
+pub fn advice(field: &Field, value: &str, snapshot: Option<&Snapshot>) -> Vec<String> {
+    let mut lines = vec![field.help.clone()];
+    let word = value.split(':').next().unwrap_or_default();
+    match field.choices.iter().find(|(name, _)| name == word) {
+        Some((name, about)) if !about.is_empty() => lines.push(format!("{name}: {about}")),
+        _ if !field.choices.is_empty() => {
+            let names: Vec<_> = field
+                .choices
+                .iter()
+                .map(|(name, _)| name.as_str())
+                .collect();
+            lines.push(format!("one of {}", names.join(", ")));
+        }
+        _ => {}
+    }
+    if field.name == "policy" {
+        let policy = POLICIES.iter().find(|policy| policy.name == word);
+        let parameters = policy.into_iter().flat_map(|policy| policy.parameters);
+        lines.extend(parameters.map(|parameter| {
+            format!(
+                "{}: {}, from {} to {}, else {}",
+                parameter.name, parameter.summary, parameter.min, parameter.max, parameter.default
+            )
+        }));
+    }
+    if field.name == "stop" {
+        lines.push(format!(
+            "several are written with \"{BETWEEN}\" between them"
+        ));
+    }
+    let plan = snapshot.and_then(|snapshot| snapshot.plan.as_ref());
+    let level = plan.and_then(|plan| plan.level.parse::<Level>().ok());
+    let limits = level.and_then(Level::advised_limits);
+    let limit = limits.and_then(|limits| match field.name {
+        "length" => Some(limits.length),
+        "block" => Some(limits.block_length),
+        "steps" => Some(limits.steps),
+        _ => None,
+    });
+    if let (Some(level), Some(limit)) = (level, limit) {
+        lines.push(format!("at level {level} at most {limit} is advised"));
+    }
+    let model = snapshot.and_then(|snapshot| snapshot.model.as_ref());
+    let context = model.and_then(|model| Some(model.shape.as_ref()?.context_length));
+    if let (Some(context @ 1..), "length") = (context, field.name) {
+        lines.push(format!(
+            "the model's context has {} positions, the prompt's included",
+            units::count(context.into())
+        ));
+    }
+    let pass_ms = plan.and_then(|plan| plan.pass_ms);
+    if let (Some(pass_ms), Ok(passes), "length" | "steps") =
+        (pass_ms, value.trim().parse::<u32>(), field.name)
+    {
+        lines.push(format!(
+            "{} passes of {}: about {}, predicted",
+            units::count(passes.into()),
+            units::duration_ms(pass_ms),
+            units::duration_ms(pass_ms * f64::from(passes))
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_proto::v1::{Dial, Plan};
+
+    use super::*;
+
+    /// Flags of `sluice generate` that say what goes in and comes out, not how.
+    const LEFT_OUT: [&str; 5] = ["tokens", "raw", "pin", "json", "help"];
+
+    fn field(name: &str) -> &'static Field {
+        let field = FIELDS.iter().find(|field| field.name == name);
+        field.expect("a field")
+    }
+
+    #[test]
+    fn the_form_has_every_flag_of_a_request() {
+        let command = Cli::command();
+        let generate = command.find_subcommand("generate").expect("is there");
+        for flag in generate.get_arguments().filter_map(|a| a.get_long()) {
+            assert!(NAMES.contains(&flag) || LEFT_OUT.contains(&flag), "{flag}");
+        }
+        for field in FIELDS.iter() {
+            assert!(!field.help.is_empty(), "{}", field.name);
+        }
+    }
+
+    #[test]
+    fn every_choice_is_understood() {
+        let mut count = 0;
+        for field in FIELDS.iter() {
+            for (choice, _) in &field.choices {
+                assert_eq!(Options::default().set(field.name, choice), Ok(()));
+                count += 1;
+            }
+        }
+        assert!(count > 25, "{count}");
+    }
+
+    #[test]
+    fn what_is_set_is_in_the_request_and_in_the_flags() {
+        let mut options = Options::default();
+        for (name, value) in [
+            ("length", " 64 "),
+            ("dial", "balanced"),
+            ("temperature", "0.5"),
+            ("stop", "a | -b"),
+            ("system", "--be brief"),
+        ] {
+            options.set(name, value).unwrap();
+        }
+        let mut request = GenerateRequest::default();
+        options.apply(&mut request);
+        assert_eq!((request.length, request.dial()), (Some(64), Dial::Balanced));
+        assert_eq!(request.stop, ["a", "-b"]);
+        assert_eq!(options.system().as_deref(), Some("--be brief"));
+        let flags = options.flags().expect("some are set");
+        assert!(flags.starts_with("--length 64 --dial balanced --temperature 0.5"));
+        let again = Options::restored(&options.values());
+        assert_eq!(again.values(), options.values());
+        options.set("length", "").unwrap();
+        assert_eq!(options.value("length"), None);
+    }
+
+    #[test]
+    fn wrong_values_are_explained_in_one_line_and_not_taken() {
+        let mut options = Options::default();
+        for (name, value, words) in [
+            ("length", "many", "invalid digit"),
+            ("dial", "slow", "known are exact"),
+            ("eos", "never", "possible values: stop, suppress, keep"),
+            ("policy", "threshold:t=7", "t"),
+            ("length", "-3", "invalid"),
+        ] {
+            let problem = options.set(name, value).unwrap_err();
+            assert!(problem.contains(words), "{problem}");
+            assert!(
+                !problem.contains('\n') && !problem.contains("--help"),
+                "{problem}"
+            );
+        }
+        assert_eq!(options.flags(), None);
+    }
+
+    #[test]
+    fn fields_that_the_model_refuses_say_why() {
+        let causal = ModelShape::default();
+        let masked = ModelShape {
+            mask_token_id: Some(3),
+            ..Default::default()
+        };
+        assert!(unfit(field("policy"), Some(&causal)).is_some());
+        assert!(unfit(field("top-k"), Some(&causal)).is_none());
+        assert!(unfit(field("top-k"), Some(&masked)).is_some());
+        assert!(unfit(field("policy"), Some(&masked)).is_none());
+        assert!(unfit(field("policy"), None).is_none());
+    }
+
+    #[test]
+    fn advice_knows_the_level_the_context_and_the_pass() {
+        let snapshot = Snapshot {
+            plan: Some(Plan {
+                level: "aggressive".into(),
+                pass_ms: Some(500.0),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let words = advice(field("length"), "128", Some(&snapshot)).join("\n");
+        assert!(
+            words.contains("at level aggressive at most 64 is advised"),
+            "{words}"
+        );
+        assert!(words.contains("128 passes of 500 ms"), "{words}");
+        let words = advice(field("dial"), "fast", None).join("\n");
+        assert!(words.contains("policy factor:f=1"), "{words}");
+        let words = advice(field("cache"), "", None).join("\n");
+        assert!(
+            words.contains("one of none, prefix, dual, vicinity"),
+            "{words}"
+        );
+    }
 }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use sluice_proto::v1::{FinishReason, RequestKind, RequestState, RequestSummary, Snapshot};
+use sluice_proto::v1::{
+    FinishReason, ModelShape, RequestKind, RequestState, RequestSummary, Snapshot,
+};
 use tui_input::Input;
 
 use super::{
@@ -10,6 +12,7 @@ use super::{
     event::Effect,
     history::History,
     jobs::Jobs,
+    keep::{Chosen, Keeping, KeptFidelity},
     keys::{Mode, Page},
     levels::Levels,
     line::Line,
@@ -103,6 +106,14 @@ pub struct State {
     pub jobs: Jobs,
     /// Whether the mouse is ours.
     pub mouse: bool,
+    /// Looks that were chosen here.
+    pub chosen: Chosen,
+    /// How faithful levels were when that was measured.
+    pub fidelity: Vec<KeptFidelity>,
+    /// What survives this run, as it was last written; `None`: nothing does.
+    pub keeping: Option<Keeping>,
+    /// Columns and rows of the screen.
+    pub size: (u16, u16),
     pub(super) escape_at_ms: Option<u64>,
 }
 
@@ -277,6 +288,10 @@ impl State {
             levels: Levels::default(),
             jobs: Jobs::default(),
             mouse: true,
+            chosen: Chosen::default(),
+            fidelity: Vec::new(),
+            keeping: None,
+            size: (80, 24),
             escape_at_ms: None,
         }
     }
@@ -292,6 +307,12 @@ impl State {
     pub fn snapshot(&self) -> Option<&Snapshot> {
         let shown = self.frozen.as_ref().or(self.latest.as_ref());
         shown.map(|(snapshot, _)| &**snapshot)
+    }
+
+    /// The shape of the model, where it is known.
+    #[must_use]
+    pub fn shape(&self) -> Option<&ModelShape> {
+        self.snapshot()?.model.as_ref()?.shape.as_ref()
     }
 
     /// Whether a daemon is there to be asked.

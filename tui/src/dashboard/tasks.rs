@@ -157,7 +157,7 @@ impl Tasks {
             Effect::Save(path, recording) => files::save(path, recording, self.events.clone()),
             Effect::Open(path) => files::open(path, self.events.clone()),
             // The runtime's own.
-            Effect::Mouse(_) | Effect::Suspend | Effect::Quit => {}
+            Effect::Mouse(_) | Effect::Keep(_) | Effect::Suspend | Effect::Quit => {}
         }
     }
 

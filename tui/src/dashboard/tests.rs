@@ -1,6 +1,7 @@
 //! The dashboard without a terminal: what its tests begin with.
 
 mod canvas;
+mod chat;
 mod journeys;
 mod screens;
 

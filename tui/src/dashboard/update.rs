@@ -10,6 +10,7 @@ use tui_input::Input;
 use super::{
     command,
     event::{Effect, Event},
+    keep,
     keys::{Action, Mode, Page},
     line, pages,
     state::{Link, Own, State, Then},
@@ -44,8 +45,11 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
         Event::Paste(text) => paste(state, &text),
         Event::Click(target) => click(state, target, &mut effects),
         Event::Wheel(target, by) => wheel(state, target, by, &mut effects),
-        Event::Redraw => {}
-        Event::Tick => changed = tick(state, shown_seconds),
+        Event::Resized(columns, rows) => state.size = (columns, rows),
+        Event::Tick => {
+            changed = tick(state, shown_seconds);
+            effects.extend(keep::due(state).map(Effect::Keep));
+        }
         Event::Connected => {
             state.link = Link::Connected;
             // A watch broke with the connection; what is selected is followed anew.
@@ -168,11 +172,12 @@ fn own_failed(state: &mut State, message: String) {
             if let Some(recording) = state.requests.recordings.get_mut(&id) {
                 recording.fail(message.clone());
             }
+            pages::chat::refused(state, true);
         }
-        Own::Sent | Own::Idle => pages::chat::refused(state),
+        Own::Sent | Own::Idle => pages::chat::refused(state, false),
     }
     state.requests.own = Own::Idle;
-    state.warn(message);
+    state.warn(pages::chat::with_hint(message));
 }
 
 /// Keeps a selection where there is something to select, and follows what is selected.
@@ -312,6 +317,7 @@ fn act(state: &mut State, action: Action, key: &KeyEvent, effects: &mut Vec<Effe
         (_, Action::Freeze) => freeze(state),
         (_, Action::Theme) => {
             state.paint.theme = state.paint.theme.next();
+            state.chosen.theme = Some(state.paint.theme);
             state.tell(format!("theme {}", state.paint.theme));
         }
         (_, Action::Write) => {
@@ -512,7 +518,9 @@ fn wheel(state: &mut State, target: Option<Target>, by: isize, effects: &mut Vec
     match (state.mode(), target) {
         (Mode::Help, _) => help(state, action(Action::Up, Action::Down)),
         (Mode::Page | Mode::Prompt, Some(Target::Request(_))) => step_request(state, by),
-        (Mode::Page | Mode::Prompt, Some(Target::Canvas)) => {
+        (Mode::Page | Mode::Prompt, Some(target))
+            if target == Target::Canvas || state.page == Page::Chat =>
+        {
             pages::act(state, action(Action::PageUp, Action::PageDown), effects);
         }
         (Mode::Page | Mode::Prompt, _) if !matches!(state.page, Page::Overview) => {

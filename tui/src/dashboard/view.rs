@@ -85,7 +85,12 @@ pub enum Shape {
 
 impl Shape {
     fn of(area: Rect) -> Self {
-        match (area.width >= WIDE_COLUMNS, area.height >= TALL_ROWS) {
+        Self::of_size((area.width, area.height))
+    }
+
+    /// The shape of so many columns and rows.
+    pub(super) fn of_size((columns, rows): (u16, u16)) -> Self {
+        match (columns >= WIDE_COLUMNS, rows >= TALL_ROWS) {
             (_, false) => Self::Small,
             (true, true) => Self::Wide,
             (false, true) => Self::Tall,

@@ -35,6 +35,9 @@ pub fn sluice(arguments: &[&str]) -> Command {
         .args(arguments)
         .env_remove("SLUICE_SOCKET")
         .env_remove("NO_COLOR")
+        .env_remove("HOME")
+        .env_remove("XDG_STATE_HOME")
+        .env_remove("XDG_CONFIG_HOME")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

@@ -1,31 +1,162 @@
 //! Conversations, and writing words of an answer anew.
 
-use ratatui::layout::Rect;
+mod messages;
+
+use ratatui::{
+    layout::{Constraint, Layout, Rect},
+    text::{Line, Span},
+};
 use sluice_proto::v1::GenerateRequest;
 
-use super::{
-    super::{
-        event::Effect,
-        keys::{Action, Mode},
-        state::State,
-        view::{Screen, Target},
-    },
-    canvas,
+use super::super::{
+    chat::{Choice, Conversation, Outcome, Speaker},
+    event::Effect,
+    keys::{Action, Mode},
+    state::{State, Then},
+    update::{SCROLL_LINES, can_send, submit},
+    view::{Screen, Shape, Target},
+};
+use crate::{
+    paint::Role,
+    text::{clip, width},
 };
 
-pub(super) fn act(state: &mut State, action: Action, _effects: &mut Vec<Effect>) {
-    if action == Action::NextPane {
-        state.modes.push(Mode::Prompt);
+/// Columns of the list of conversations, its frame included.
+const LIST_COLUMNS: u16 = 32;
+/// What the daemon says of a prompt that is too long.
+const CONTEXT_WORDS: &str = "exceed the model's context";
+
+pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
+    let lines = messages::lines(state);
+    let chat = &mut state.chat;
+    match action {
+        Action::NextPane => state.modes.push(Mode::Prompt),
+        Action::Up => chat.select(-1),
+        Action::Down => chat.select(1),
+        Action::PageUp => chat.scroll = (chat.scroll - SCROLL_LINES).max(-lines),
+        Action::PageDown => {
+            // Below the end there is nothing.
+            let most = if chat.selected.is_some() { lines } else { 0 };
+            chat.scroll = (chat.scroll + SCROLL_LINES).min(most);
+        }
+        Action::PreviousConversation => chat.step(-1),
+        Action::NextConversation => chat.step(1),
+        Action::ForgetConversation => ask_to_forget(state),
+        Action::Mask => choose_words(state),
+        Action::Again => again(state, effects),
+        Action::Undo => match chat.undo() {
+            true => state.tell("the answer before; u brings this one back"),
+            false => state.warn("there is no answer before this one"),
+        },
+        _ => {}
+    }
+}
+
+fn ask_to_forget(state: &mut State) {
+    let conversation = state.chat.conversation();
+    match conversation.title() {
+        Some(title) => {
+            let words = format!("Forget the conversation \"{title}\"?");
+            state.ask(words, Vec::new(), Then::ForgetConversation);
+        }
+        None => state.warn("this conversation is still empty"),
+    }
+}
+
+fn again(state: &mut State, effects: &mut Vec<Effect>) {
+    if !can_send(state, "the answer stays") {
+        return;
+    }
+    let system = state.options.system();
+    match state.chat.again(system.as_deref()) {
+        Some(mut request) => {
+            state.options.apply(&mut request);
+            // The same seed would give the same answer.
+            request.seed = None;
+            submit(state, request, effects);
+        }
+        None => state.warn("there is no answer yet"),
+    }
+}
+
+fn choose_words(state: &mut State) {
+    if state
+        .shape()
+        .is_some_and(|shape| shape.mask_token_id.is_none())
+    {
+        state.warn("the loaded model is causal: it can't fill in words");
+        return;
+    }
+    let answer = state.chat.answer();
+    let text = answer.map(|index| state.chat.conversation().turns[index].text.as_str());
+    let choice = answer.zip(text);
+    match choice.and_then(|(index, text)| Choice::of(index, text)) {
+        Some(choice) => {
+            state.chat.scroll = 0;
+            state.chat.choice = Some(choice);
+            state.modes.push(Mode::Mask);
+        }
+        None => state.warn("no answer with words is selected"),
     }
 }
 
 /// What the keys do while words are chosen.
-pub(in super::super) fn mask(state: &mut State, _action: Action, _effects: &mut Vec<Effect>) {
-    state.modes.pop();
+pub(in super::super) fn mask(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
+    let columns = messages::columns(state.size);
+    let chat = &mut state.chat;
+    let Some(choice) = &mut chat.choice else {
+        state.modes.pop();
+        return;
+    };
+    let text = chat.conversations[chat.open].turns.get(choice.turn);
+    let text = text.map_or("", |turn| turn.text.as_str());
+    match action {
+        Action::Left => choice.step(-1),
+        Action::Right => choice.step(1),
+        Action::Up => choice.at = messages::word_below(text, choice, columns, -1),
+        Action::Down => choice.at = messages::word_below(text, choice, columns, 1),
+        Action::Mark => {
+            choice.from = match choice.from {
+                Some(_) => None,
+                None => Some(choice.at),
+            }
+        }
+        Action::Enter if can_send(state, "the answer stays") => {
+            state.modes.pop();
+            rewrite(state, effects);
+        }
+        Action::Escape => {
+            state.chat.choice = None;
+            state.modes.pop();
+        }
+        _ => {}
+    }
+}
+
+fn rewrite(state: &mut State, effects: &mut Vec<Effect>) {
+    let system = state.options.system();
+    let Some(mut request) = state.chat.rewrite(system.as_deref()) else {
+        return;
+    };
+    state.options.apply(&mut request);
+    // These are made for whole answers; the text and the span say how much there is to fill.
+    request.length = None;
+    request.block_length = None;
+    request.steps = None;
+    submit(state, request, effects);
 }
 
 /// What a press of the mouse does.
-pub(super) fn click(_state: &mut State, _target: Target) {}
+pub(super) fn click(state: &mut State, target: Target) {
+    match target {
+        Target::Conversation(index) => state.chat.show(index),
+        Target::Row(message) => {
+            state.chat.selected = Some(message);
+            state.chat.scroll = 0;
+        }
+        _ => {}
+    }
+}
 
 /// Opens a new conversation.
 pub(in super::super) fn begin(state: &mut State) {
@@ -34,30 +165,133 @@ pub(in super::super) fn begin(state: &mut State) {
 }
 
 /// Forgets the open conversation.
-pub(in super::super) fn forget(_state: &mut State) {}
+pub(in super::super) fn forget(state: &mut State) {
+    state.chat.forget();
+    state.tell("the conversation is forgotten");
+}
 
 /// What is sent for a prompt.
 pub(in super::super) fn request(state: &mut State, prompt: &str) -> GenerateRequest {
-    state.chat.request(prompt)
+    let system = state.options.system();
+    state.chat.ask(system.as_deref(), prompt)
 }
 
 /// Our own request came to its end.
-pub(in super::super) fn answered(_state: &mut State, _request_id: u64) {}
+pub(in super::super) fn answered(state: &mut State, request_id: u64) {
+    let canvas = state.requests.canvas(request_id);
+    let Some(done) = canvas.and_then(|canvas| canvas.done.as_ref()) else {
+        return;
+    };
+    match state.chat.take(done) {
+        Outcome::Taken => {}
+        Outcome::Nothing(Some(prompt)) => write_again(state, prompt),
+        Outcome::Nothing(None) => state.tell("stopped; the answer stays as it was"),
+        Outcome::Shortened => {
+            state.tell("the conversation grew too long; its earliest turns are gone");
+        }
+    }
+}
 
-/// Our own request was refused or failed: the prompt comes back to be changed, unless another is being written.
-pub(in super::super) fn refused(state: &mut State) {
-    if state.prompt.value().is_empty()
-        && let Some(prompt) = state.prompts.lines.last()
-    {
-        state.prompt = prompt.clone().into();
+/// Our own request was refused or failed: a prompt that was not begun comes back to be changed.
+pub(in super::super) fn refused(state: &mut State, was_begun: bool) {
+    match state.chat.give_up() {
+        Some(prompt) if !was_begun => write_again(state, prompt),
+        _ => {}
+    }
+}
+
+/// Puts a prompt back on the line, unless another is being written.
+fn write_again(state: &mut State, prompt: String) {
+    if state.prompt.value().is_empty() {
+        state.prompt = prompt.into();
+        state.prompts.leave();
+    }
+}
+
+/// What the daemon said of our own request, and what can be done about it.
+pub(in super::super) fn with_hint(message: String) -> String {
+    match message.contains(CONTEXT_WORDS) {
+        true => format!("{message}; n begins a new conversation"),
+        false => message,
     }
 }
 
 /// What stands above the prompt.
-pub(in super::super) fn prompt_title(_state: &State) -> String {
-    "Prompt".to_owned()
+pub(in super::super) fn prompt_title(state: &State) -> String {
+    let mut words = vec!["Prompt".to_owned()];
+    if state.chat.conversations.len() > 1 {
+        words.push(format!("conversation {}", state.chat.open + 1));
+    }
+    words.extend(state.options.flags());
+    words.join(" · ")
 }
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
-    canvas::draw_request(screen, area);
+    match screen.shape {
+        Shape::Wide => {
+            let [list, rest] =
+                Layout::horizontal([Constraint::Length(LIST_COLUMNS), Constraint::Min(0)])
+                    .areas(area);
+            draw_list(screen, list);
+            let title = title(screen.state, screen.state.chat.conversation());
+            messages::draw(screen, rest, &title);
+        }
+        Shape::Tall | Shape::Small => {
+            let chat = &screen.state.chat;
+            let title = title(screen.state, chat.conversation());
+            let before = if chat.open > 0 { "◂ " } else { "" };
+            let count = chat.conversations.len();
+            let after = if chat.open + 1 < count { " ▸" } else { "" };
+            let words = match count {
+                1 => title,
+                _ => {
+                    let number = format!("{before}{} of {count}: ", chat.open + 1);
+                    let room = usize::from(area.width).saturating_sub(6 + width(&number));
+                    format!("{number}{}{after}", clip(&title, room))
+                }
+            };
+            messages::draw(screen, area, &words);
+        }
+    }
+}
+
+fn title(state: &State, conversation: &Conversation) -> String {
+    let title = conversation.title();
+    title.unwrap_or_else(|| match state.chat.is_asked_for(conversation) {
+        true => "its first answer is on its way".to_owned(),
+        false => "a new conversation".to_owned(),
+    })
+}
+
+fn draw_list(screen: &mut Screen<'_, '_>, area: Rect) {
+    let state = screen.state;
+    let all = &state.chat.conversations;
+    let inner = screen.pane(area, &format!("Conversations, {}", all.len()), false);
+    let columns = usize::from(inner.width);
+    let rows = usize::from(inner.height).max(1);
+    let first = (state.chat.open + 1).saturating_sub(rows);
+    let shown = all.iter().enumerate().skip(first).take(rows);
+    for ((index, conversation), y) in shown.zip(inner.y..) {
+        let place = Rect::new(inner.x, y, inner.width, 1);
+        let is_open = index == state.chat.open;
+        let mark = if is_open { "▸ " } else { "  " };
+        let asks = state.chat.is_asked_for(conversation);
+        let runs = if asks { "… " } else { "" };
+        let role = match (is_open, conversation.turns.is_empty()) {
+            (true, _) => Role::Selected,
+            (false, true) => Role::Dim,
+            (false, false) => Role::Committed,
+        };
+        let answers = conversation.turns.iter();
+        let answers = answers.filter(|turn| turn.speaker == Speaker::Assistant);
+        let count = format!(" {}", answers.count());
+        let room = columns.saturating_sub(2 + width(runs) + count.len());
+        let words = clip(&title(state, conversation), room);
+        let line = Line::from(vec![
+            Span::styled(format!("{mark}{runs}{words}"), screen.style(role)),
+            Span::styled(count, screen.style(Role::Dim)),
+        ]);
+        screen.frame.render_widget(line, place);
+        screen.target(place, Target::Conversation(index));
+    }
 }

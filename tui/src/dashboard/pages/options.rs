@@ -1,13 +1,31 @@
 //! The form of what requests ask for.
 
 use crossterm::event::KeyEvent;
+use ratatui::{
+    layout::Rect,
+    text::{Line, Span},
+};
 
 use super::super::{
     event::Effect,
     keys::{Action, Mode},
+    line,
+    options::{FIELDS, Field, advice, unfit},
     state::State,
-    view::Screen,
+    view::{Screen, Target},
 };
+use crate::{
+    canvas::{Look, Run, wrap},
+    paint::Role,
+    text::{clip, sanitise, sanitise_line},
+};
+
+/// Columns of the form, and of the names in it.
+const COLUMNS: u16 = 78;
+const NAME_COLUMNS: usize = 20;
+/// Rows for advice, on small screens and on others.
+const ADVICE_ROWS_LEAST: u16 = 3;
+const ADVICE_ROWS: u16 = 6;
 
 /// Opens the form.
 pub(in super::super) fn open(state: &mut State, _effects: &mut Vec<Effect>) {
@@ -16,20 +34,187 @@ pub(in super::super) fn open(state: &mut State, _effects: &mut Vec<Effect>) {
 
 /// What keys do in the form.
 pub(in super::super) fn act(state: &mut State, action: Action, _effects: &mut Vec<Effect>) {
-    if action == Action::Escape {
-        state.modes.pop();
+    let options = &mut state.options;
+    let last = FIELDS.len() - 1;
+    let field = &FIELDS[options.field.min(last)];
+    let is_writing = state.modes.last() == Some(&Mode::Field);
+    match (is_writing, action) {
+        (false, Action::Up) => options.field = options.field.saturating_sub(1),
+        (false, Action::Down) => options.field = (options.field + 1).min(last),
+        (false, Action::Clear) => {
+            // Less that is set is never wrong.
+            let _ = options.set(field.name, "");
+        }
+        (false, Action::Enter) => begin(state),
+        (false, Action::Escape) => {
+            state.modes.pop();
+        }
+        (true, Action::Enter) => {
+            let value = options.line.value().to_owned();
+            match options.set(field.name, &value) {
+                Ok(()) => leave_field(state),
+                Err(problem) => options.problem = Some(problem),
+            }
+        }
+        (true, Action::Complete) => complete(state, field),
+        (true, Action::Escape) => leave_field(state),
+        _ => {}
+    }
+}
+
+fn begin(state: &mut State) {
+    let options = &mut state.options;
+    let value = options.value(FIELDS[options.field].name);
+    options.line = value.unwrap_or_default().into();
+    options.problem = None;
+    state.modes.push(Mode::Field);
+}
+
+fn leave_field(state: &mut State) {
+    state.options.problem = None;
+    state.options.line.reset();
+    state.modes.pop();
+}
+
+/// Writes the choice after the one that is written, or the first that begins like it.
+fn complete(state: &mut State, field: &Field) {
+    let written = state.options.line.value();
+    let choices = &field.choices;
+    let at = choices.iter().position(|(choice, _)| choice == written);
+    let next = match at {
+        Some(at) => choices.get((at + 1) % choices.len()),
+        None => (choices
+            .iter()
+            .find(|(choice, _)| choice.starts_with(written)))
+        .or_else(|| choices.first()),
+    };
+    if let Some((choice, _)) = next {
+        state.options.line = choice.as_str().into();
+        state.options.problem = None;
     }
 }
 
 /// Writes in the open field.
-pub(in super::super) fn write(_state: &mut State, _key: &KeyEvent) {}
+pub(in super::super) fn write(state: &mut State, key: &KeyEvent) {
+    if line::write(&mut state.options.line, key) {
+        state.options.problem = None;
+    }
+}
 
 /// Writes pasted text in the open field.
-pub(in super::super) fn paste(_state: &mut State, _text: &str) {}
+pub(in super::super) fn paste(state: &mut State, text: &str) {
+    line::paste(&mut state.options.line, text);
+    state.options.problem = None;
+}
 
-/// Selects a field.
-pub(super) fn click(_state: &mut State, _row: usize, _effects: &mut Vec<Effect>) {}
+/// Selects a field; the selected one is opened.
+pub(super) fn click(state: &mut State, row: usize, _effects: &mut Vec<Effect>) {
+    if row >= FIELDS.len() {
+        return;
+    }
+    match state.options.field == row {
+        true => begin(state),
+        false => state.options.field = row,
+    }
+}
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>) {
-    screen.popup(60, 20, "Options of requests");
+    let options = &screen.state.options;
+    let height = screen.frame.area().height;
+    let fields = u16::try_from(FIELDS.len()).unwrap_or(u16::MAX);
+    let inner = screen.popup(COLUMNS, fields + ADVICE_ROWS + 3, "Options of requests");
+    let below = match height < 20 {
+        true => ADVICE_ROWS_LEAST,
+        false => ADVICE_ROWS,
+    };
+    // A line stands between the fields and the advice.
+    let rows = inner.height.saturating_sub(below + 1);
+    let first = (options.field + 1).saturating_sub(usize::from(rows));
+    let shown = FIELDS.iter().enumerate().skip(first);
+    for ((index, field), y) in shown.zip(inner.y..inner.y + rows) {
+        let place = Rect::new(inner.x, y, inner.width, 1);
+        screen.target(place, Target::Row(index));
+        draw_field(screen, place, index, field);
+    }
+    let place = Rect::new(
+        inner.x,
+        inner.y + rows,
+        inner.width,
+        inner.height.saturating_sub(rows),
+    );
+    draw_advice(screen, place);
+}
+
+fn draw_field(screen: &mut Screen<'_, '_>, place: Rect, index: usize, field: &Field) {
+    let state = screen.state;
+    let options = &state.options;
+    let is_selected = index == options.field;
+    let is_unfit = unfit(field, state.shape()).is_some();
+    let mark = if is_selected { '▸' } else { ' ' };
+    let role = match (is_selected, is_unfit) {
+        (true, _) => Role::Selected,
+        (false, true) => Role::Dim,
+        (false, false) => Role::Committed,
+    };
+    let name = format!("{mark} {:<NAME_COLUMNS$}", field.name);
+    let name = Span::styled(name, screen.style(role));
+    let names = u16::try_from(NAME_COLUMNS + 2).unwrap_or(u16::MAX);
+    let value = Rect::new(
+        place.x + names,
+        place.y,
+        place.width.saturating_sub(names),
+        1,
+    );
+    screen.lines(place, vec![Line::from(name)]);
+    if is_selected && state.mode() == Mode::Field {
+        let invitation = match field.choices.is_empty() {
+            true => "a value; empty leaves it to the daemon",
+            false => "a value; Tab offers one",
+        };
+        screen.editor(value, &options.line, invitation, true);
+        return;
+    }
+    let columns = usize::from(value.width);
+    let line = match options.value(field.name) {
+        Some(set) => {
+            let role = if is_unfit { Role::Dim } else { Role::Title };
+            Line::styled(clip(&sanitise_line(set), columns), screen.style(role))
+        }
+        None => {
+            let words = field.default.as_deref().unwrap_or("not set");
+            Line::styled(clip(words, columns), screen.style(Role::Dim))
+        }
+    };
+    screen.lines(value, vec![line]);
+}
+
+/// What is wrong with the value, or with having it at all, and what there is to know.
+fn draw_advice(screen: &mut Screen<'_, '_>, area: Rect) {
+    let state = screen.state;
+    let options = &state.options;
+    let Some(field) = FIELDS.get(options.field) else {
+        return;
+    };
+    let columns = usize::from(area.width);
+    let rule = Line::styled("─".repeat(columns), screen.style(Role::Dim));
+    let mut lines = vec![rule];
+    let value = match state.mode() {
+        Mode::Field => options.line.value(),
+        _ => options.value(field.name).unwrap_or_default(),
+    };
+    let problem = options.problem.clone().map(|words| (words, Role::Bad));
+    let unfit = unfit(field, state.shape()).map(|words| (words.to_owned(), Role::Warning));
+    let advice = advice(field, value, state.snapshot()).into_iter();
+    let advice = advice.map(|words| (words, Role::Committed));
+    for (words, role) in problem.into_iter().chain(unfit).chain(advice) {
+        let run = Run {
+            text: sanitise(&words),
+            look: Look::Committed,
+        };
+        lines.extend(wrap(&[run], columns).into_iter().map(|line| {
+            let words: String = line.into_iter().map(|run| run.text).collect();
+            Line::styled(words, screen.style(role))
+        }));
+    }
+    screen.lines(area, lines);
 }

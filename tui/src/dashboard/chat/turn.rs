@@ -1,0 +1,72 @@
+//! One turn of a conversation: a prompt or an answer.
+
+use serde::{Deserialize, Serialize};
+
+/// Who wrote a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Speaker {
+    /// The user.
+    User,
+    /// The model.
+    Assistant,
+}
+
+/// A prompt or an answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Turn {
+    /// Whose.
+    pub speaker: Speaker,
+    /// The words.
+    pub text: String,
+    /// How an answer came about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+    /// What an answer was before it was written anew, all or in part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<Version>,
+}
+
+/// A text that an answer had.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Version {
+    /// The words.
+    pub text: String,
+    /// How they came about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Origin>,
+}
+
+/// How an answer came about.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The request, as the daemon of that time numbered it.
+    pub request_id: u64,
+    /// With it, the same again.
+    pub seed: u64,
+    /// Whether it is what the reference would have given.
+    pub exact: bool,
+    /// Tokens of the text.
+    pub tokens: u32,
+    /// Passes.
+    pub passes: u32,
+    /// From first pass to last, where that is known.
+    #[serde(default)]
+    pub elapsed_ms: Option<f64>,
+    /// Whether it was stopped before its end.
+    #[serde(default)]
+    pub is_cut: bool,
+}
+
+impl Turn {
+    /// Words of somebody.
+    #[must_use]
+    pub fn new(speaker: Speaker, text: String) -> Self {
+        Self {
+            speaker,
+            text,
+            origin: None,
+            before: None,
+        }
+    }
+}

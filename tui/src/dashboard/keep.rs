@@ -1,0 +1,385 @@
+//! What survives between runs: conversations, prompts, commands, options and looks, in one file that only its owner can read.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, DirBuilder, File},
+    io::{self, Read, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use serde::{Deserialize, Serialize};
+use tokio::{sync::mpsc::Sender, task::JoinHandle};
+
+use super::{
+    chat::{CONVERSATION_BYTES_MAX, CONVERSATIONS_MAX, Chat, Turn},
+    event::Event,
+    options::Options,
+    state::{Recall, State},
+};
+use crate::paint::{Glyphs, Theme};
+
+/// What the file is written as; others are not read.
+const VERSION: u32 = 1;
+/// Bytes of the file; beyond that the earliest conversations are left out.
+pub const FILE_BYTES_MAX: usize = 2 << 20;
+/// Figures of fidelity kept.
+pub const FIDELITY_MAX: usize = 256;
+/// Least time between two writes.
+pub const KEEP_MS: u64 = 10_000;
+
+/// What survives between runs.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Kept {
+    version: u32,
+    /// The turns of each conversation, the earliest first.
+    #[serde(default)]
+    pub conversations: Vec<Vec<Turn>>,
+    /// Index of the open one.
+    #[serde(default)]
+    pub open: usize,
+    /// Prompts that were sent.
+    #[serde(default)]
+    pub prompts: Vec<String>,
+    /// Commands that were given.
+    #[serde(default)]
+    pub commands: Vec<String>,
+    /// What requests ask for, by the flags' names.
+    #[serde(default)]
+    pub options: BTreeMap<String, String>,
+    /// The theme, where one was chosen.
+    #[serde(default)]
+    pub theme: Option<String>,
+    /// The shapes, where they were chosen.
+    #[serde(default)]
+    pub glyphs: Option<String>,
+    /// Whose the mouse is, where that was chosen.
+    #[serde(default)]
+    pub mouse: Option<bool>,
+    /// How faithful levels were.
+    #[serde(default)]
+    pub fidelity: Vec<KeptFidelity>,
+}
+
+/// How faithful a level of a model was when that was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KeptFidelity {
+    /// The model's name.
+    pub model: String,
+    /// Its parameters, which tell models of one name apart.
+    pub parameters: u64,
+    /// The level.
+    pub level: String,
+    /// Mean divergence from the checkpoint's own weights.
+    pub mean_kl_nats: f64,
+    /// Share of positions with the same most probable token.
+    pub top_agreement: f64,
+    /// Positions compared.
+    pub rows: u64,
+}
+
+/// Looks that were chosen while the dashboard ran, now or earlier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Chosen {
+    /// The theme.
+    pub theme: Option<Theme>,
+    /// The shapes.
+    pub glyphs: Option<Glyphs>,
+    /// Whether the mouse is ours.
+    pub mouse: Option<bool>,
+}
+
+/// Which looks flags or settings fix: of these, what was kept says nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fixed {
+    /// The theme.
+    pub theme: bool,
+    /// The shapes.
+    pub glyphs: bool,
+    /// The mouse.
+    pub mouse: bool,
+}
+
+impl Kept {
+    /// What is worth keeping of a state.
+    #[must_use]
+    pub fn of(state: &State) -> Self {
+        let chat = &state.chat;
+        let all = chat.conversations.iter();
+        let mut open = chat.open;
+        let mut conversations = Vec::new();
+        for (index, conversation) in all.enumerate() {
+            match conversation.turns.is_empty() {
+                // Nothing is lost with an empty one.
+                true if index < chat.open => open -= 1,
+                true => {}
+                false => conversations.push(conversation.turns.clone()),
+            }
+        }
+        Self {
+            version: VERSION,
+            conversations,
+            open,
+            prompts: state.prompts.lines.clone(),
+            commands: state.commands.lines.clone(),
+            options: state.options.values(),
+            theme: state.chosen.theme.map(|theme| theme.name().to_owned()),
+            glyphs: state.chosen.glyphs.map(|glyphs| glyphs.name().to_owned()),
+            mouse: state.chosen.mouse,
+            // No file of ours holds what is not a number.
+            fidelity: (state.fidelity.iter())
+                .filter(|figures| {
+                    figures.mean_kl_nats.is_finite() && figures.top_agreement.is_finite()
+                })
+                .take(FIDELITY_MAX)
+                .cloned()
+                .collect(),
+        }
+    }
+
+    /// Gives a state what was kept. What is too much, or no longer understood, is left out.
+    pub fn restore(self, state: &mut State, fixed: Fixed) {
+        let mut conversations = self.conversations;
+        let excess = conversations.len().saturating_sub(CONVERSATIONS_MAX);
+        conversations.drain(..excess);
+        conversations.retain(|turns| is_sound(turns));
+        state.chat = Chat::restored(conversations, self.open.saturating_sub(excess));
+        for (recall, lines) in [
+            (&mut state.prompts, self.prompts),
+            (&mut state.commands, self.commands),
+        ] {
+            *recall = Recall::default();
+            lines.iter().for_each(|line| recall.keep(line));
+        }
+        state.options = Options::restored(&self.options);
+        state.fidelity = self.fidelity;
+        state.fidelity.truncate(FIDELITY_MAX);
+        state.chosen = Chosen {
+            theme: self.theme.and_then(|name| name.parse().ok()),
+            glyphs: self.glyphs.and_then(|name| name.parse().ok()),
+            mouse: self.mouse,
+        };
+        if let (Some(theme), false) = (state.chosen.theme, fixed.theme) {
+            state.paint.theme = theme;
+        }
+        if let (Some(glyphs), false) = (state.chosen.glyphs, fixed.glyphs) {
+            state.paint.glyphs = glyphs;
+        }
+        if let (Some(mouse), false) = (state.chosen.mouse, fixed.mouse) {
+            state.mouse = mouse;
+        }
+    }
+
+    /// The file's text, within its bounds.
+    fn text(&self) -> io::Result<String> {
+        let mut kept = self.clone();
+        loop {
+            let text = serde_json::to_string(&kept)?;
+            if text.len() <= FILE_BYTES_MAX {
+                return Ok(text);
+            }
+            // The earliest conversation goes first; lines of a history are short, but nothing makes them so.
+            match kept.conversations.is_empty() {
+                false => {
+                    kept.conversations.remove(0);
+                    kept.open = kept.open.saturating_sub(1);
+                }
+                true => {
+                    kept.prompts.clear();
+                    kept.commands.clear();
+                    kept.options.clear();
+                    kept.fidelity.clear();
+                }
+            }
+        }
+    }
+}
+
+/// Whether turns are prompts and answers in turn, and no more than may be.
+fn is_sound(turns: &[Turn]) -> bool {
+    use super::chat::Speaker::{Assistant, User};
+    let pairs = turns.chunks(2);
+    let in_turn =
+        |pair: &[Turn]| matches!(pair, [a, b] if (a.speaker, b.speaker) == (User, Assistant));
+    let bytes: usize = turns.iter().map(|turn| turn.text.len()).sum();
+    !turns.is_empty()
+        && pairs.into_iter().all(in_turn)
+        && (turns.len() == 2 || bytes <= CONVERSATION_BYTES_MAX)
+}
+
+/// Where the file is, by `$XDG_STATE_HOME` and `$HOME`; `None` where neither says.
+#[must_use]
+pub fn path(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    // Paths that are not absolute are to be ignored.
+    let folder = |name| {
+        variable(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let state = folder("XDG_STATE_HOME");
+    let state = state.or_else(|| folder("HOME").map(|home| home.join(".local/state")));
+    state.map(|state| state.join("sluice/dashboard.json"))
+}
+
+/// Reads what was kept; nothing where nothing was.
+///
+/// # Errors
+/// What is wrong with the file, in words. It is replaced by the next write.
+pub fn load(path: &Path) -> Result<Option<Kept>, String> {
+    let problem = |words: String| format!("{}: {words}; what was kept is not used", path.display());
+    match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        // To open a pipe would wait for a writer.
+        Ok(metadata) if !metadata.is_file() => return Err(problem("is no file".into())),
+        Ok(_) | Err(_) => {}
+    }
+    let mut bytes = Vec::new();
+    let most = FILE_BYTES_MAX as u64 + 1;
+    let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
+    read.map_err(|error| problem(error.to_string()))?;
+    if bytes.len() > FILE_BYTES_MAX {
+        return Err(problem(format!("has more than {FILE_BYTES_MAX} bytes")));
+    }
+    #[derive(Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let head: Result<Head, _> = serde_json::from_slice(&bytes);
+    let head = head.map_err(|error| problem(error.to_string()))?;
+    if head.version != VERSION {
+        return Err(problem(format!(
+            "has version {}, not {VERSION}",
+            head.version
+        )));
+    }
+    let kept = serde_json::from_slice(&bytes).map_err(|error| problem(error.to_string()))?;
+    Ok(Some(kept))
+}
+
+/// Writes what is to be kept, whole or not at all.
+///
+/// # Errors
+/// Where folder or file can't be written, in words.
+pub fn save(path: &Path, kept: &Kept) -> Result<(), String> {
+    let written = write(path, kept);
+    written.map_err(|error| format!("can't keep anything in {}: {error}", path.display()))
+}
+
+fn write(path: &Path, kept: &Kept) -> io::Result<()> {
+    static WRITES: AtomicU64 = AtomicU64::new(0);
+
+    let text = kept.text()?;
+    if let Some(folder) = path.parent() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)?;
+    }
+    // A name of its own, so that two dashboards never write in one file.
+    let number = WRITES.fetch_add(1, Ordering::Relaxed);
+    let temporary = path.with_extension(format!("{}-{number}.new", std::process::id()));
+    let _ = fs::remove_file(&temporary);
+    let file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temporary);
+    let result = file.and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_data()?;
+        fs::rename(&temporary, path)
+    });
+    if result.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    result
+}
+
+/// What was last written, and when that was last compared.
+#[derive(Debug)]
+pub struct Keeping {
+    last: Kept,
+    compared_at_ms: u64,
+}
+
+/// What is to be written now, if anything is.
+pub(super) fn due(state: &mut State) -> Option<Box<Kept>> {
+    let now_ms = state.now_ms;
+    let keeping = state.keeping.as_mut()?;
+    if now_ms.saturating_sub(keeping.compared_at_ms) < KEEP_MS {
+        return None;
+    }
+    keeping.compared_at_ms = now_ms;
+    let kept = Kept::of(state);
+    let keeping = state.keeping.as_mut()?;
+    (kept != keeping.last).then(|| {
+        keeping.last = kept.clone();
+        Box::new(kept)
+    })
+}
+
+/// Writes beside the screen, one after another.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    path: PathBuf,
+    events: Sender<Event>,
+    writing: Option<JoinHandle<()>>,
+}
+
+impl Keeper {
+    /// Gives a state what was kept in a file, or tells what is wrong with it; from here on that file is written.
+    pub(super) fn begin(
+        path: PathBuf,
+        fixed: Fixed,
+        state: &mut State,
+        events: Sender<Event>,
+    ) -> Self {
+        match load(&path) {
+            Ok(Some(kept)) => kept.restore(state, fixed),
+            Ok(None) => {}
+            Err(problem) => state.warn(problem),
+        }
+        state.keeping = Some(Keeping {
+            last: Kept::of(state),
+            compared_at_ms: state.now_ms,
+        });
+        Self {
+            path,
+            events,
+            writing: None,
+        }
+    }
+
+    /// Writes soon.
+    pub(super) fn keep(&mut self, kept: Kept) {
+        let before = self.writing.take();
+        let (path, events) = (self.path.clone(), self.events.clone());
+        self.writing = Some(tokio::spawn(async move {
+            if let Some(before) = before {
+                let _ = before.await;
+            }
+            let saved = tokio::task::spawn_blocking(move || save(&path, &kept)).await;
+            if let Ok(Err(problem)) = saved {
+                // Where so many events wait that there is no room, the next write tells the same.
+                let _ = events.try_send(Event::Failed(problem));
+            }
+        }));
+    }
+
+    /// Writes a last time, if anything changed.
+    pub(super) async fn end(self, state: &State) -> Result<(), String> {
+        // An earlier picture must not come after the last one.
+        if let Some(writing) = self.writing {
+            let _ = writing.await;
+        }
+        let kept = Kept::of(state);
+        match &state.keeping {
+            Some(keeping) if keeping.last == kept => Ok(()),
+            _ => save(&self.path, &kept),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! What is kept, how the file is read with care, and what is restored.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::{
+    super::chat::{Origin, Speaker},
+    *,
+};
+use crate::paint::Paint;
+
+fn state() -> State {
+    let paint = Paint::new(Theme::Terminal, Glyphs::Braille, true);
+    State::new("/s".into(), paint)
+}
+
+fn turns(prompt: &str, answer: &str) -> Vec<Turn> {
+    let origin = Origin {
+        request_id: 7,
+        seed: u64::MAX,
+        exact: true,
+        tokens: 3,
+        passes: 2,
+        elapsed_ms: Some(12.5),
+        is_cut: false,
+    };
+    let answer = Turn {
+        origin: Some(origin),
+        ..Turn::new(Speaker::Assistant, answer.to_owned())
+    };
+    vec![Turn::new(Speaker::User, prompt.to_owned()), answer]
+}
+
+/// A state with something of everything.
+fn lived_in() -> State {
+    let mut state = state();
+    let conversations = vec![turns("one", "a\u{1b}\n"), turns("two", "b"), Vec::new()];
+    state.chat = Chat::restored(conversations, 1);
+    state.prompts.keep("one");
+    state.prompts.keep("two");
+    state.commands.keep("theme dark");
+    state.options.set("length", "64").unwrap();
+    state.paint.theme = Theme::Dark;
+    state.chosen.theme = Some(Theme::Dark);
+    state.chosen.mouse = Some(false);
+    state.mouse = false;
+    state.fidelity.push(KeptFidelity {
+        model: "m".into(),
+        parameters: 1,
+        level: "moderate".into(),
+        mean_kl_nats: 0.01,
+        top_agreement: 0.99,
+        rows: 12,
+    });
+    state
+}
+
+fn file() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state/sluice/dashboard.json");
+    (folder, path)
+}
+
+#[test]
+fn what_is_written_is_restored() {
+    let (_folder, path) = file();
+    assert_eq!(load(&path), Ok(None));
+    let before = lived_in();
+    save(&path, &Kept::of(&before)).unwrap();
+    let mut after = state();
+    let kept = load(&path).unwrap().unwrap();
+    kept.restore(&mut after, Fixed::default());
+    assert_eq!(Kept::of(&after), Kept::of(&before));
+    assert_eq!(after.chat.conversation().title().unwrap(), "two");
+    assert_eq!(after.prompts.step("", -1).unwrap(), "two");
+    assert_eq!((after.paint.theme, after.mouse), (Theme::Dark, false));
+}
+
+#[test]
+fn only_the_owner_can_read_it_and_nothing_else_is_left() {
+    let (_folder, path) = file();
+    save(&path, &Kept::of(&lived_in())).unwrap();
+    save(&path, &Kept::of(&lived_in())).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let folder = path.parent().unwrap();
+    assert_eq!((mode(&path), mode(folder)), (0o600, 0o700));
+    assert_eq!(fs::read_dir(folder).unwrap().count(), 1);
+}
+
+#[test]
+fn a_broken_file_is_told_once_and_replaced_when_something_changes() {
+    let (_folder, path) = file();
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let huge = " ".repeat(FILE_BYTES_MAX + 1);
+    let deep = format!("{{\"version\":1,\"x\":{}", "[".repeat(100_000));
+    for (text, words) in [
+        ("", "EOF"),
+        ("{\"version\":1,\"prompts\":3}", "invalid type"),
+        ("{\"version\":9}", "has version 9, not 1"),
+        ("\u{0}\u{1b}[2J", "expected value"),
+        (&deep, "EOF while parsing"),
+        (&huge, "more than 2097152 bytes"),
+    ] {
+        fs::write(&path, text).unwrap();
+        let (sender, _events) = tokio::sync::mpsc::channel(1);
+        let mut state = state();
+        let keeper = Keeper::begin(path.clone(), Fixed::default(), &mut state, sender);
+        let told = state.message.clone().unwrap();
+        assert!(told.is_error && told.text.contains(words), "{told:?}");
+        state.prompts.keep("new");
+        runtime.block_on(keeper.end(&state)).unwrap();
+        let kept = load(&path).unwrap().unwrap();
+        assert_eq!(kept.prompts, ["new"]);
+    }
+}
+
+#[test]
+fn odd_contents_are_left_out_and_unknown_fields_ignored() {
+    let text = r#"{"version":1,"later":{},"open":99,
+        "conversations":[[],[{"speaker":"assistant","text":"x"}],
+            [{"speaker":"user","text":"p"},{"speaker":"assistant","text":"q","more":1}]],
+        "options":{"length":"many","dial":"fast","socket":"/x"},"theme":"pink"}"#;
+    let (_folder, path) = file();
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, text).unwrap();
+    let mut state = state();
+    let kept = load(&path).unwrap().unwrap();
+    kept.restore(&mut state, Fixed::default());
+    assert_eq!((state.chat.conversations.len(), state.chat.open), (1, 0));
+    let flags = state.options.flags();
+    assert_eq!(flags.as_deref(), Some("--dial fast"));
+    assert_eq!(state.paint.theme, Theme::Terminal);
+}
+
+#[test]
+fn flags_and_settings_win_over_what_was_kept() {
+    let mut state = state();
+    let fixed = Fixed {
+        theme: true,
+        mouse: true,
+        ..Fixed::default()
+    };
+    Kept::of(&lived_in()).restore(&mut state, fixed);
+    assert_eq!((state.paint.theme, state.mouse), (Theme::Terminal, true));
+}
+
+#[test]
+fn the_file_is_bounded_by_leaving_out_the_earliest_conversations() {
+    let mut state = state();
+    let long = "x".repeat(CONVERSATION_BYTES_MAX - 10);
+    let all = (0..CONVERSATIONS_MAX).map(|number| turns(&number.to_string(), &long));
+    state.chat = Chat::restored(all.collect(), CONVERSATIONS_MAX - 1);
+    let (_folder, path) = file();
+    save(&path, &Kept::of(&state)).unwrap();
+    assert!(fs::metadata(&path).unwrap().len() <= FILE_BYTES_MAX as u64);
+    let kept = load(&path).unwrap().unwrap();
+    assert_eq!((kept.conversations.len(), kept.open), (7, 6));
+    assert_eq!(kept.conversations[6][0].text, "31");
+}
+
+#[test]
+fn two_dashboards_leave_one_whole_file() {
+    let (_folder, path) = file();
+    let kept = Kept::of(&lived_in());
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..20).for_each(|_| save(&path, &kept).unwrap()));
+        }
+    });
+    assert_eq!(load(&path), Ok(Some(kept)));
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let blocked = folder.path().join("file");
+    fs::write(&blocked, "").unwrap();
+    let problem = save(&blocked.join("dashboard.json"), &Kept::default()).unwrap_err();
+    assert!(problem.starts_with("can't keep anything in"), "{problem}");
+    assert!(load(folder.path()).unwrap_err().contains("is no file"));
+}
+
+#[test]
+fn a_change_is_written_after_a_while_and_only_then() {
+    let (_folder, path) = file();
+    let (sender, _events) = tokio::sync::mpsc::channel(1);
+    let mut state = state();
+    assert_eq!(due(&mut state), None);
+    let _keeper = Keeper::begin(path, Fixed::default(), &mut state, sender);
+    state.prompts.keep("one");
+    state.now_ms = KEEP_MS - 1;
+    assert_eq!(due(&mut state), None);
+    state.now_ms = KEEP_MS;
+    assert_eq!(due(&mut state).unwrap().prompts, ["one"]);
+    state.now_ms = 9 * KEEP_MS;
+    assert_eq!(due(&mut state), None);
+}
+
+#[test]
+fn nothing_is_kept_where_no_home_is() {
+    assert_eq!(path(|_| None), None);
+    let home = |name: &str| (name == "HOME").then(|| "/home/a".to_owned());
+    let expected = "/home/a/.local/state/sluice/dashboard.json";
+    assert_eq!(path(home), Some(PathBuf::from(expected)));
+}

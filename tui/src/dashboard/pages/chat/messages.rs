@@ -1,0 +1,435 @@
+//! The messages of a conversation as lines, and where words stand in them.
+
+use std::ops::Range;
+
+use ratatui::{
+    layout::Rect,
+    style::Style,
+    text::{Line, Span},
+};
+use sluice_shared::units;
+
+use super::{
+    super::super::{
+        chat::{Choice, Speaker, Turn, What},
+        state::{Own, State},
+        view::{Screen, Shape, Target},
+    },
+    LIST_COLUMNS,
+};
+use crate::{
+    canvas::{Canvas, Look, MASK_MARK, Run, runs, wrap},
+    paint::{Paint, Role},
+    text::{clip, sanitise, sanitise_line},
+};
+
+/// Columns that stand before a message's text.
+const INDENT: &str = "  ";
+
+/// Columns of text on a screen of so many columns and rows.
+pub(super) fn columns(size: (u16, u16)) -> usize {
+    let beside = match Shape::of_size(size) {
+        Shape::Wide => LIST_COLUMNS,
+        Shape::Tall | Shape::Small => 0,
+    };
+    text_columns(size.0.saturating_sub(beside))
+}
+
+fn text_columns(pane: u16) -> usize {
+    usize::from(pane).saturating_sub(2 + INDENT.len())
+}
+
+/// Lines of the open conversation.
+pub(super) fn lines(state: &State) -> isize {
+    let lines = sheet(state, columns(state.size) + INDENT.len()).lines.len();
+    isize::try_from(lines).unwrap_or(isize::MAX)
+}
+
+/// The lines of a conversation, and which of them belong to which message.
+#[derive(Default)]
+struct Sheet {
+    lines: Vec<Line<'static>>,
+    messages: Vec<Range<usize>>,
+    /// The line of the cursor, while words are chosen.
+    cursor: Option<usize>,
+}
+
+pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, title: &str) {
+    let state = screen.state;
+    let inner = screen.pane(area, title, false);
+    screen.target(inner, Target::Canvas);
+    let sheet = sheet(state, usize::from(inner.width));
+    if sheet.lines.is_empty() {
+        let words = "nothing said yet; write a prompt below";
+        let line = Line::styled(
+            clip(words, usize::from(inner.width)),
+            screen.style(Role::Dim),
+        );
+        screen.lines(inner, vec![line]);
+        return;
+    }
+    let rows = usize::from(inner.height);
+    let total = sheet.lines.len();
+    let first = first_line(&sheet, state, rows);
+    for (index, message) in sheet.messages.iter().enumerate() {
+        let top = message.start.max(first);
+        let bottom = message.end.min(first + rows);
+        if top < bottom {
+            let line = |line: usize| u16::try_from(line).unwrap_or(u16::MAX);
+            let y = inner.y + line(top - first);
+            let place = Rect::new(inner.x, y, inner.width, line(bottom - top));
+            screen.target(place, Target::Row(index));
+        }
+    }
+    let lines = sheet.lines.into_iter().skip(first).take(rows).collect();
+    screen.lines(inner, lines);
+    if total > rows {
+        let end = (first + rows).min(total);
+        screen.foot(area, &format!(" lines {}-{end} of {total} ", first + 1));
+    }
+}
+
+/// The first line that is shown, of as many rows as there are.
+fn first_line(sheet: &Sheet, state: &State, rows: usize) -> usize {
+    let last = sheet.lines.len().saturating_sub(rows);
+    let message = state.chat.selected.and_then(|at| sheet.messages.get(at));
+    let first = match (sheet.cursor, message) {
+        (Some(cursor), _) => cursor.saturating_sub(rows / 2),
+        // As much of it as there is room for, its beginning in any case.
+        (None, Some(message)) => message.end.saturating_sub(rows).min(message.start),
+        (None, None) => last,
+    };
+    first
+        .min(last)
+        .saturating_add_signed(state.chat.scroll)
+        .min(last)
+}
+
+fn sheet(state: &State, columns: usize) -> Sheet {
+    let mut sheet = Sheet::default();
+    let chat = &state.chat;
+    let asked = chat.asked_here();
+    for (index, turn) in chat.conversation().turns.iter().enumerate() {
+        let is_selected = chat.selected == Some(index);
+        let asked = asked.filter(|what| match what {
+            What::Again { turn } | What::Words { turn, .. } => *turn == index,
+            What::Answer { .. } => false,
+        });
+        let choice = chat.choice.as_ref().filter(|choice| choice.turn == index);
+        let mut own = Message {
+            sheet: &mut sheet,
+            paint: &state.paint,
+            columns,
+            is_selected,
+        };
+        match (asked, choice) {
+            (Some(what), _) => own.running(state, what, Some(turn)),
+            (None, Some(choice)) => own.choosing(turn, choice),
+            (None, None) => own.turn(turn),
+        }
+    }
+    if let Some(what @ What::Answer { prompt }) = asked {
+        let mut own = Message {
+            sheet: &mut sheet,
+            paint: &state.paint,
+            columns,
+            is_selected: false,
+        };
+        own.turn(&Turn::new(Speaker::User, prompt.clone()));
+        own.running(state, what, None);
+    }
+    // No empty line stands below the last message.
+    sheet.lines.pop();
+    sheet
+}
+
+/// Writes one message.
+struct Message<'a> {
+    sheet: &'a mut Sheet,
+    paint: &'a Paint,
+    columns: usize,
+    is_selected: bool,
+}
+
+impl Message<'_> {
+    /// What was said, once it is said.
+    fn turn(&mut self, turn: &Turn) {
+        let (name, words) = match turn.speaker {
+            Speaker::User => ("you", String::new()),
+            Speaker::Assistant => ("model", figures(turn)),
+        };
+        let text = Run {
+            text: sanitise(&turn.text),
+            look: Look::Committed,
+        };
+        let look = |look| self.paint.look(look);
+        let lines = styled(wrap(&[text], self.text_columns()), look);
+        self.write(name, &words, Role::Dim, lines);
+    }
+
+    /// An answer of which words are chosen.
+    fn choosing(&mut self, turn: &Turn, choice: &Choice) {
+        let cursor = choice.words.get(choice.at).cloned().unwrap_or_default();
+        let span = choice.span().unwrap_or_default();
+        let words = match choice.from {
+            None => "Space begins the span here, Enter writes this word anew",
+            Some(_) => "arrows extend the span, Enter writes it anew",
+        };
+        let (cursor_style, span_style) = (
+            self.paint.style(Role::Focus),
+            self.paint.style(Role::Selected),
+        );
+        // The layout knows looks alone: these two stand for the cursor and the span.
+        let style = |look| match look {
+            Look::Provisional => cursor_style,
+            Look::Masked => span_style,
+            _ => Style::new(),
+        };
+        let pieces = pieces(&turn.text, &span, |text, is_inside| {
+            match (is_inside, choice.from) {
+                (false, _) => vec![run(text, Look::Committed)],
+                (true, None) => vec![run(text, Look::Provisional)],
+                (true, Some(_)) => {
+                    let at = cursor.start.saturating_sub(span.start)
+                        ..cursor.end.saturating_sub(span.start);
+                    pieces(text, &at, |text, is_cursor| {
+                        let look = if is_cursor {
+                            Look::Provisional
+                        } else {
+                            Look::Masked
+                        };
+                        vec![run(text, look)]
+                    })
+                }
+            }
+        });
+        let columns = self.text_columns();
+        let places = places(&turn.text, &choice.words, columns);
+        let line = places.get(choice.at).map_or(0, |(line, _)| *line);
+        self.sheet.cursor = Some(self.sheet.lines.len() + 1 + line);
+        let lines = styled(wrap(&pieces, columns), style);
+        self.write("model", words, Role::Warning, lines);
+    }
+
+    /// An answer that is being written, all of it or some words.
+    fn running(&mut self, state: &State, what: &What, turn: Option<&Turn>) {
+        let canvas = match state.requests.own {
+            Own::Active(id) => state.requests.canvas(id),
+            Own::Sent | Own::Idle => None,
+        };
+        let words = progress(canvas);
+        let started = canvas.filter(|canvas| canvas.started.is_some());
+        let runs = match (started, what, turn) {
+            (Some(canvas), ..) => {
+                let tokens = canvas.all_tokens();
+                let mut runs = runs(&tokens, canvas.shows_ids());
+                // What stays as it was needs no mark of its own.
+                for run in &mut runs {
+                    if run.look == Look::Pinned {
+                        run.look = Look::Committed;
+                    }
+                }
+                runs
+            }
+            (None, What::Words { span, .. }, Some(turn)) => {
+                pieces(&turn.text, span, |text, is_inside| match is_inside {
+                    true => vec![run(&masked(text), Look::Masked)],
+                    false => vec![run(text, Look::Committed)],
+                })
+            }
+            (None, ..) => Vec::new(),
+        };
+        let look = |look| self.paint.look(look);
+        let lines = match runs.is_empty() {
+            true => Vec::new(),
+            false => styled(wrap(&runs, self.text_columns()), look),
+        };
+        self.write("model", &words, Role::Warning, lines);
+    }
+
+    fn text_columns(&self) -> usize {
+        self.columns.saturating_sub(INDENT.len())
+    }
+
+    /// Who, figures, and the text below them.
+    fn write(&mut self, name: &str, words: &str, role: Role, text: Vec<Line<'static>>) {
+        let first = self.sheet.lines.len();
+        let mark = if self.is_selected { "▸ " } else { INDENT };
+        let of_name = match self.is_selected {
+            true => self.paint.style(Role::Selected),
+            false => self.paint.style(Role::Title),
+        };
+        let room = self.columns.saturating_sub(INDENT.len() + name.len() + 3);
+        let words = clip(&sanitise_line(words), room);
+        self.sheet.lines.push(Line::from(vec![
+            Span::styled(format!("{mark}{name}"), of_name),
+            Span::styled(format!("  {words}"), self.paint.style(role)),
+        ]));
+        for mut line in text {
+            line.spans.insert(0, Span::raw(INDENT));
+            self.sheet.lines.push(line);
+        }
+        self.sheet.messages.push(first..self.sheet.lines.len());
+        self.sheet.lines.push(Line::default());
+    }
+}
+
+/// How an answer came about.
+fn figures(turn: &Turn) -> String {
+    let mut words = Vec::new();
+    if let Some(origin) = &turn.origin {
+        if origin.is_cut {
+            words.push("cut off".to_owned());
+        }
+        words.push(format!("{} tokens", units::count(origin.tokens.into())));
+        words.push(format!("{} passes", units::count(origin.passes.into())));
+        words.extend(origin.elapsed_ms.map(units::duration_ms));
+        words.push(if origin.exact { "exact" } else { "not exact" }.to_owned());
+        words.push(format!("seed {}", origin.seed));
+        words.push(format!("request {}", origin.request_id));
+    }
+    if turn.before.is_some() {
+        words.push("u: the text before".to_owned());
+    }
+    words.join(" · ")
+}
+
+/// How far our own request has come.
+fn progress(canvas: Option<&Canvas>) -> String {
+    let Some(canvas) = canvas else {
+        return "sent".to_owned();
+    };
+    let Some(started) = &canvas.started else {
+        let ahead = canvas.queued.map_or(0, |queued| queued.ahead);
+        return format!("waiting, {ahead} ahead");
+    };
+    match &canvas.pass {
+        None => format!("first pass over {} prompt tokens", started.prompt_tokens),
+        Some(pass) => format!(
+            "block {}/{} · pass {}/{} · {} of {} fixed · {}",
+            pass.block + 1,
+            started.blocks,
+            pass.pass,
+            started.steps,
+            pass.committed,
+            started.length,
+            units::duration_ms(pass.elapsed_ms)
+        ),
+    }
+}
+
+/// Text with what lies in `span` apart from what lies around it.
+fn pieces(text: &str, span: &Range<usize>, run: impl Fn(&str, bool) -> Vec<Run>) -> Vec<Run> {
+    let part = |range: Range<usize>| text.get(range).unwrap_or_default();
+    let end = span.end.min(text.len());
+    let start = span.start.min(end);
+    let mut runs = run(part(0..start), false);
+    runs.extend(run(part(start..end), true));
+    runs.extend(run(part(end..text.len()), false));
+    runs
+}
+
+fn run(text: &str, look: Look) -> Run {
+    Run {
+        text: sanitise(text),
+        look,
+    }
+}
+
+/// A text of which nothing but its shape is left.
+fn masked(text: &str) -> String {
+    let mark = MASK_MARK.chars().next().unwrap_or('?');
+    let shape = |character: char| match character.is_whitespace() {
+        true => character,
+        false => mark,
+    };
+    text.chars().map(shape).collect()
+}
+
+fn styled(lines: Vec<Vec<Run>>, style: impl Fn(Look) -> Style) -> Vec<Line<'static>> {
+    let span = |run: Run| Span::styled(run.text, style(run.look));
+    let line = |line: Vec<Run>| Line::from(line.into_iter().map(span).collect::<Vec<_>>());
+    lines.into_iter().map(line).collect()
+}
+
+/// Line and column at which each word begins, in a text laid out in so many columns.
+fn places(text: &str, words: &[Range<usize>], columns: usize) -> Vec<(usize, usize)> {
+    // Words take turns in two looks, and what lies between them has a third: so they can be told apart once laid out.
+    let looks = [Look::Committed, Look::Provisional];
+    let mut runs = Vec::new();
+    let mut end = 0;
+    for (index, word) in words.iter().enumerate() {
+        let between = text.get(end..word.start).unwrap_or_default();
+        runs.push(run(between, Look::Masked));
+        let word_text = text.get(word.clone()).unwrap_or_default();
+        runs.push(run(word_text, looks[index % 2]));
+        end = word.end;
+    }
+    let mut places = Vec::new();
+    let mut last = None;
+    for (number, line) in wrap(&runs, columns).into_iter().enumerate() {
+        let mut column = 0;
+        for run in line {
+            // A word too long for a line goes on in the next one in the same look.
+            if run.look != Look::Masked && last != Some(run.look) {
+                places.push((number, column));
+                last = Some(run.look);
+            }
+            column += crate::text::width(&run.text);
+        }
+    }
+    places
+}
+
+/// The word nearest to the cursor, so many lines further down.
+pub(super) fn word_below(text: &str, choice: &Choice, columns: usize, by: isize) -> usize {
+    let places = places(text, &choice.words, columns);
+    let Some((line, column)) = places.get(choice.at).copied() else {
+        return choice.at;
+    };
+    let lines = match by < 0 {
+        true => places
+            .iter()
+            .map(|(other, _)| *other)
+            .filter(|other| *other < line)
+            .max(),
+        false => places
+            .iter()
+            .map(|(other, _)| *other)
+            .filter(|other| *other > line)
+            .min(),
+    };
+    let there = places.iter().enumerate();
+    let there = there.filter(|(_, (other, _))| Some(*other) == lines);
+    let nearest = there.min_by_key(|(_, (_, other))| other.abs_diff(column));
+    nearest.map_or(choice.at, |(index, _)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_found_where_the_layout_puts_them() {
+        let text = "one two  three\nabcdefghij 日本 x";
+        let choice = Choice::of(0, text).expect("words");
+        let expected = [(0, 0), (0, 4), (1, 0), (2, 0), (3, 3), (3, 5), (4, 0)];
+        assert_eq!(places(text, &choice.words, 8), expected);
+    }
+
+    #[test]
+    fn the_cursor_goes_to_the_nearest_word_of_a_line() {
+        let mut choice = Choice::of(0, "one two\n\nthree four").expect("words");
+        let text = "one two\n\nthree four";
+        choice.at = 1;
+        assert_eq!(word_below(text, &choice, 20, 1), 3);
+        assert_eq!(word_below(text, &choice, 20, -1), 1);
+        choice.at = 2;
+        assert_eq!(word_below(text, &choice, 20, -1), 0);
+    }
+
+    #[test]
+    fn a_masked_text_keeps_its_shape() {
+        assert_eq!(masked("né à"), "░░ ░");
+    }
+}
