@@ -264,7 +264,8 @@ impl Glyphs {
 /// The nearest to a character in ASCII.
 fn ascii(character: char) -> char {
     match character {
-        '─' | '━' | '–' | '—' => '-',
+        '─' | '–' | '—' | '−' => '-',
+        '━' => '=',
         '│' | '┃' => '|',
         '┌' | '┐' | '└' | '┘' | '├' | '┤' | '┬' | '┴' | '┼' => '+',
         '▸' | '»' | '→' | '▶' => '>',

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use sluice_proto::v1::{FinishReason, RequestKind, RequestState, RequestSummary, Snapshot};
+use sluice_shared::dial::Dial;
 use tui_input::Input;
 
 use super::{
@@ -11,7 +12,7 @@ use super::{
     history::History,
     jobs::Jobs,
     keys::{Mode, Page},
-    levels::Levels,
+    levels::{Fidelity, Levels},
     line::Line,
     options::Options,
 };
@@ -90,6 +91,8 @@ pub struct State {
     pub options: Options,
     /// The chooser.
     pub levels: Levels,
+    /// How faithful levels were measured to be.
+    pub fidelity: Vec<Fidelity>,
     /// Jobs and models.
     pub jobs: Jobs,
     /// Whether the mouse is ours.
@@ -126,6 +129,8 @@ pub enum Then {
     Nothing,
     /// The present conversation is forgotten.
     ForgetConversation,
+    /// Our requests take this position of the dial.
+    Dial(Dial),
 }
 
 /// Lines that were given, and which one is recalled.
@@ -247,6 +252,7 @@ impl State {
             chat: Chat::default(),
             options: Options::default(),
             levels: Levels::default(),
+            fidelity: Vec::new(),
             jobs: Jobs::default(),
             mouse: true,
             escape_at_ms: None,
