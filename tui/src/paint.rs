@@ -274,9 +274,9 @@ impl Glyphs {
 /// The nearest to a character in ASCII.
 fn ascii(character: char) -> char {
     match character {
-        '─' | '━' | '–' | '—' => '-',
+        '─' | '–' | '—' | '−' => '-',
+        '━' | '═' => '=',
         '│' | '┃' | '▕' | '▏' => '|',
-        '═' => '=',
         '●' => '@',
         '◐' => 'O',
         '○' => 'o',

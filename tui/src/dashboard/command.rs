@@ -14,7 +14,7 @@ use super::{
     event::Effect,
     keys::{Action, Page},
     pages,
-    state::{State, Then},
+    state::State,
     update::go,
     view::Screen,
 };
@@ -46,6 +46,12 @@ const COMMANDS: &[Command] = &[
         run: budget,
     },
     Command {
+        name: "try",
+        takes: "SIZE",
+        about: "plan for another budget, or `now`",
+        run: try_budget,
+    },
+    Command {
         name: "restore",
         takes: "",
         about: "back to the checkpoint's own weights",
@@ -70,10 +76,28 @@ const COMMANDS: &[Command] = &[
         run: unload,
     },
     Command {
+        name: "pull",
+        takes: "NAME",
+        about: "download a model from the hub",
+        run: pull,
+    },
+    Command {
         name: "compress",
         takes: "MODEL FILE",
         about: "code a model into a file",
         run: compress,
+    },
+    Command {
+        name: "decompress",
+        takes: "FILE FOLDER",
+        about: "make a coded file into a folder",
+        run: decompress,
+    },
+    Command {
+        name: "verify",
+        takes: "FILE",
+        about: "compare a coded file with its checksums",
+        run: verify,
     },
     Command {
         name: "cancel",
@@ -239,6 +263,7 @@ fn choices(state: &State, name: &str) -> Vec<String> {
         "glyphs" => own(&Glyphs::ALL.map(Glyphs::name)),
         "mouse" => own(&["on", "off"]),
         "budget" => own(&["auto", "2GiB", "4GiB", "6GiB", "8GiB", "12GiB"]),
+        "try" => own(&["now", "2GiB", "4GiB", "6GiB", "8GiB", "12GiB"]),
         "page" => Page::ALL
             .iter()
             .map(|page| page.name().to_lowercase())
@@ -267,7 +292,17 @@ fn connected(state: &State) -> Result<(), String> {
 fn level(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
     let level: Level = text.parse()?;
-    pages::levels::choose(state, level, effects);
+    pages::levels::choose(state, level, None, effects);
+    Ok(())
+}
+
+fn try_budget(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    connected(state)?;
+    let budget_bytes = match text {
+        "now" => None,
+        size => Some(units::parse_bytes(size)?),
+    };
+    pages::levels::try_budget(state, budget_bytes, effects);
     Ok(())
 }
 
@@ -290,27 +325,32 @@ fn budget(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<()
 
 fn restore(state: &mut State, _: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
-    state.tell("the checkpoint's own weights were asked for");
-    effects.push(Effect::Restore);
+    pages::levels::restore(state, effects);
     Ok(())
 }
 
 fn fidelity(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
-    effects.push(Effect::Measure(text.parse()?));
+    pages::levels::measure(state, text.parse()?, effects);
     Ok(())
 }
 
 fn load(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
-    effects.push(Effect::Load(text.to_owned()));
+    pages::jobs::load(state, text.to_owned(), effects);
+    Ok(())
+}
+
+fn pull(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    connected(state)?;
+    state.tell(format!("the hub is asked for {text}"));
+    effects.push(Effect::Pull(text.to_owned()));
     Ok(())
 }
 
 fn unload(state: &mut State, _: &str, _: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
-    let words = "Unload the model? Requests that wait are refused.";
-    state.ask(words, vec![Effect::Unload], Then::Nothing);
+    pages::jobs::unload(state);
     Ok(())
 }
 
@@ -319,15 +359,38 @@ fn compress(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<
     let (name, output) = text
         .split_once(char::is_whitespace)
         .ok_or("compress takes MODEL FILE")?;
-    let output = PathBuf::from(output.trim());
-    if !output.is_absolute() {
-        return Err("the file's path must be absolute: the daemon writes it".to_owned());
-    }
     effects.push(Effect::Compress {
         name: name.to_owned(),
-        output,
+        output: absolute(output)?,
     });
     Ok(())
+}
+
+fn decompress(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    connected(state)?;
+    let (file, folder) = text
+        .split_once(char::is_whitespace)
+        .ok_or("decompress takes FILE FOLDER")?;
+    effects.push(Effect::Decompress {
+        file: absolute(file)?,
+        folder: absolute(folder)?,
+    });
+    Ok(())
+}
+
+fn verify(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
+    connected(state)?;
+    effects.push(Effect::Verify(absolute(text)?));
+    Ok(())
+}
+
+/// A path that means the same to the daemon.
+fn absolute(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text.trim());
+    match path.is_absolute() {
+        true => Ok(path),
+        false => Err("a path must be absolute: the daemon opens it".to_owned()),
+    }
 }
 
 fn cancel(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use crossterm::event::KeyEvent;
 use sluice_proto::v1::{
-    Applied, ApplyRequest, FidelityResult, GenerateRequest, Model, Plan, PlanRequest, Snapshot,
-    generation_event::Kind,
+    Applied, ApplyRequest, FidelityResult, GenerateRequest, Job, Model, Plan, PlanRequest,
+    Snapshot, generation_event::Kind,
 };
 use sluice_shared::level::Level;
 
@@ -93,6 +93,8 @@ pub enum Event {
     Measured(Result<Box<FidelityResult>, String>),
     /// The models that the daemon knows.
     Models(Vec<Model>),
+    /// Jobs that run, and some that ended.
+    Jobs(Vec<Job>),
     /// Somebody asked the process to end.
     Terminate,
 }
@@ -114,6 +116,8 @@ pub enum Effect {
     Restore,
     /// Measure how faithful a level is.
     Measure(Level),
+    /// Let go of the measurement that was asked for; the daemon stops it then.
+    StopMeasuring,
     /// Ask for the models.
     ListModels,
     /// Put a model in the present one's place, by its name or path.
@@ -122,8 +126,12 @@ pub enum Effect {
     CancelLoad,
     /// Let the model go.
     Unload,
+    /// Download a model, by the hub's name of it.
+    Pull(String),
     /// Stop a download.
     CancelPull(String),
+    /// Ask for the jobs.
+    ListJobs,
     /// Stop a job.
     CancelJob(u64),
     /// Code a model, by its name, into a file.
@@ -137,6 +145,15 @@ pub enum Effect {
     Save(PathBuf, Box<Recording>),
     /// Read a run from a file.
     Open(PathBuf),
+    /// Make a coded file into a folder.
+    Decompress {
+        /// The file.
+        file: PathBuf,
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// Compare a coded file with its checksums.
+    Verify(PathBuf),
     /// Let the mouse choose and scroll, or leave it to the terminal.
     Mouse(bool),
     /// Write down what is to survive this run.

@@ -1,14 +1,331 @@
-//! Jobs that run, and the models that there are.
+//! Long work that the daemon does, how what ended came out, and the models that there are.
 
-use sluice_proto::v1::Model;
+mod work;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::{Duration, Instant},
+};
+
+use sluice_proto::v1::{Job, JobKind, JobState, Model, ModelState, Snapshot};
+use sluice_shared::rate::Rate;
+
+pub use work::{Far, Task, Unit, Work};
+
+use super::state::State;
+use crate::json;
+
+/// Work that ended and is still listed.
+pub const ENDED_MAX: usize = 32;
 
 /// Jobs and models.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Jobs {
     /// Models, as the daemon last listed them.
     pub models: Option<Vec<Model>>,
-    /// The selected row.
-    pub selected: usize,
-    /// How far a measurement of fidelity is: its request, passes done, of so many.
-    pub measuring: Option<(u64, u32, u32)>,
+    /// When the list was last asked for.
+    pub(super) asked_at_ms: u64,
+    /// Which list has the keyboard.
+    pub list: List,
+    /// The selected work; else the first.
+    pub selected: Option<Row>,
+    /// Name of the selected model; else the first.
+    pub model: Option<String>,
+    /// What ended before our eyes, the latest first.
+    pub ended: VecDeque<Ended>,
+    rates: BTreeMap<Task, Rate>,
+    /// What times on the dashboard's clock count from.
+    begun: Instant,
+    serial: u64,
+}
+
+/// The lists of the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum List {
+    /// What runs, and what ended.
+    #[default]
+    Work,
+    /// Models.
+    Models,
+}
+
+/// A row of the list of work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Row {
+    /// It runs.
+    Running(Task),
+    /// It ended; by its serial number.
+    Ended(u64),
+}
+
+/// Work that ended before our eyes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ended {
+    /// Counts what ended.
+    pub serial: u64,
+    /// What it was.
+    pub task: Task,
+    /// What kind of work.
+    pub kind: String,
+    /// On what.
+    pub what: String,
+    /// How long it took, where that is known.
+    pub elapsed_ms: Option<f64>,
+    /// How it came out.
+    pub outcome: Outcome,
+}
+
+/// How work came out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The daemon is being asked.
+    Asked,
+    /// Well.
+    Done(String),
+    /// It was stopped.
+    Cancelled,
+    /// It failed, and why.
+    Failed(String),
+    /// Nobody can tell any more.
+    Unknown,
+}
+
+impl Default for Jobs {
+    fn default() -> Self {
+        Self {
+            models: None,
+            asked_at_ms: 0,
+            list: List::default(),
+            selected: None,
+            model: None,
+            ended: VecDeque::new(),
+            rates: BTreeMap::new(),
+            begun: Instant::now(),
+            serial: 0,
+        }
+    }
+}
+
+impl Jobs {
+    /// Looks at how far everything is.
+    pub(super) fn see(&mut self, works: &[Work], now_ms: u64) {
+        let now = self.begun + Duration::from_millis(now_ms);
+        self.rates
+            .retain(|task, _| works.iter().any(|work| work.task == *task));
+        for work in works {
+            if let Some(far) = &work.far {
+                let rate = self.rates.entry(work.task.clone()).or_default();
+                rate.see(now, far.done);
+            }
+        }
+    }
+
+    /// How much of its work something does a second, in its unit.
+    #[must_use]
+    pub fn rate(&self, task: &Task) -> Option<f64> {
+        self.rates.get(task)?.bytes_per_second()
+    }
+
+    /// How long something takes from here on; `None` where that can't be told.
+    #[must_use]
+    pub fn left_ms(&self, work: &Work) -> Option<f64> {
+        let far = work.far.as_ref().filter(|far| far.total > 0)?;
+        let rate = self.rate(&work.task).filter(|rate| *rate > 0.0)?;
+        Some(far.total.saturating_sub(far.done) as f64 * 1000.0 / rate)
+    }
+
+    /// Looks at what was there before and isn't any more. Whether the daemon has to be asked how jobs came out is returned.
+    pub(super) fn compare(&mut self, before: &Snapshot, after: &Snapshot) -> bool {
+        let is_new_daemon = pid(before) != pid(after);
+        let mut asks = false;
+        if is_new_daemon {
+            // It counts its jobs anew.
+            for ended in &mut self.ended {
+                if ended.outcome == Outcome::Asked {
+                    ended.outcome = Outcome::Unknown;
+                }
+            }
+        }
+        for job in &before.jobs {
+            let goes_on = after.jobs.iter().any(|other| other.job_id == job.job_id);
+            if is_new_daemon || !goes_on {
+                asks |= !is_new_daemon;
+                let outcome = match is_new_daemon {
+                    true => Outcome::Unknown,
+                    false => Outcome::Asked,
+                };
+                self.end(Work::of_job(job), outcome);
+            }
+        }
+        if let Some(outcome) = loaded(before, after)
+            && let Some(work) = Work::of_load(before)
+        {
+            self.end(work, outcome);
+        }
+        if let (Some(_), None) = (before.switch, after.switch)
+            && let Some(work) = Work::of_switch(before, None)
+        {
+            self.end(work, switched(before, after));
+        }
+        asks
+    }
+
+    /// Whether the daemon has yet to say how something came out.
+    pub(super) fn is_asking(&self) -> bool {
+        let mut ended = self.ended.iter();
+        ended.any(|ended| ended.outcome == Outcome::Asked)
+    }
+
+    /// Takes the daemon's list of jobs: how those came out that we ask about.
+    pub(super) fn learn(&mut self, jobs: &[Job]) {
+        for ended in &mut self.ended {
+            let Task::Job(id) = ended.task else { continue };
+            if ended.outcome != Outcome::Asked {
+                continue;
+            }
+            let job = jobs.iter().find(|job| job.job_id == id);
+            ended.elapsed_ms = job.map(|job| job.elapsed_ms).or(ended.elapsed_ms);
+            ended.outcome = match job.map(|job| (job, job.state())) {
+                Some((job, JobState::Done)) => Outcome::Done(done(job)),
+                Some((_, JobState::Cancelled)) => Outcome::Cancelled,
+                Some((job, JobState::Failed)) => Outcome::Failed(job.error.clone()),
+                _ => Outcome::Unknown,
+            };
+        }
+    }
+
+    /// Takes the daemon's list of models: how downloads came out that were on their way.
+    pub(super) fn list(&mut self, models: Vec<Model>) {
+        for before in self.models.take().into_iter().flatten() {
+            let after = models.iter().find(|model| model.name == before.name);
+            let after = after.map(Model::state);
+            if before.state() == ModelState::Pulling
+                && after != Some(ModelState::Pulling)
+                && let Some(work) = Work::of_pull(&before)
+            {
+                let outcome = match after {
+                    Some(ModelState::Partial) => {
+                        Outcome::Failed("not all of it came; p goes on with it".to_owned())
+                    }
+                    Some(_) => Outcome::Done("is there".to_owned()),
+                    None => Outcome::Unknown,
+                };
+                self.end(work, outcome);
+            }
+        }
+        self.models = Some(models);
+    }
+
+    /// Lists work as ended.
+    pub(super) fn end(&mut self, work: Work, outcome: Outcome) {
+        self.serial += 1;
+        self.ended.push_front(Ended {
+            serial: self.serial,
+            task: work.task,
+            kind: work.kind,
+            what: work.what,
+            elapsed_ms: work.elapsed_ms,
+            outcome,
+        });
+        self.ended.truncate(ENDED_MAX);
+    }
+}
+
+fn pid(snapshot: &Snapshot) -> Option<u32> {
+    snapshot.server.as_ref().map(|server| server.pid)
+}
+
+/// What a job that was done says of itself.
+fn done(job: &Job) -> String {
+    match job.kind() {
+        // Damage is a result like any other, and the list has no results.
+        JobKind::Verify => format!("compared; `sluice jobs watch {}` tells all", job.job_id),
+        _ => "done".to_owned(),
+    }
+}
+
+/// How a load came out that was under way before; `None` where none was, or it goes on.
+fn loaded(before: &Snapshot, after: &Snapshot) -> Option<Outcome> {
+    let before = before.model.as_ref()?;
+    if before.state() != ModelState::Loading {
+        return None;
+    }
+    let after = after.model.as_ref();
+    let is_it = after.is_some_and(|after| after.name == before.name);
+    match after.map(|after| (after, after.state())) {
+        Some((_, ModelState::Loading)) if is_it => None,
+        Some((_, ModelState::Ready)) if is_it => Some(Outcome::Done("loaded".to_owned())),
+        Some((after, ModelState::Failed)) if is_it => Some(Outcome::Failed(after.error.clone())),
+        // The model before is there again, or none: it was stopped, or failed.
+        _ => Some(Outcome::Unknown),
+    }
+}
+
+fn switched(before: &Snapshot, after: &Snapshot) -> Outcome {
+    let wanted = before.switch_target.as_ref();
+    let plan = after.plan.as_ref();
+    match wanted.zip(plan) {
+        Some((wanted, plan))
+            if wanted.level == plan.level && wanted.budget_bytes == plan.budget_bytes =>
+        {
+            Outcome::Done("in force".to_owned())
+        }
+        _ => Outcome::Unknown,
+    }
+}
+
+impl State {
+    /// Long work that runs, and what ended, as far as the filter lets it through.
+    #[must_use]
+    pub fn works(&self) -> (Vec<Work>, Vec<&Ended>) {
+        let wanted = self.filter.value().to_lowercase();
+        let finds = |words: String| words.to_lowercase().contains(&wanted);
+        let mut running = work::running(self);
+        running.retain(|work| finds(format!("{} {}", work.kind, work.what)));
+        let ended = self.jobs.ended.iter();
+        let ended = ended.filter(|ended| finds(format!("{} {}", ended.kind, ended.what)));
+        (running, ended.collect())
+    }
+
+    /// Models that the filter lets through.
+    #[must_use]
+    pub fn models(&self) -> Vec<&Model> {
+        let wanted = self.filter.value().to_lowercase();
+        let models = self.jobs.models.iter().flatten();
+        models
+            .filter(|model| {
+                let state = json::model_state(model.state());
+                let words = format!("{} {} {state}", model.name, model.family);
+                words.to_lowercase().contains(&wanted)
+            })
+            .collect()
+    }
+
+    /// The selected model.
+    #[must_use]
+    pub fn selected_model(&self) -> Option<&Model> {
+        let models = self.models();
+        let named = |model: &&&Model| Some(&model.name) == self.jobs.model.as_ref();
+        let found = models.iter().find(named).or(models.first());
+        found.copied()
+    }
+
+    /// All rows of the list of work.
+    #[must_use]
+    pub fn work_rows(&self) -> Vec<Row> {
+        let (running, ended) = self.works();
+        let running = running.into_iter().map(|work| Row::Running(work.task));
+        running
+            .chain(ended.into_iter().map(|ended| Row::Ended(ended.serial)))
+            .collect()
+    }
+
+    /// Place of the selected row of the list of work; 0 where it isn't there any more.
+    #[must_use]
+    pub fn selected_work(&self) -> usize {
+        let rows = self.work_rows();
+        let selected = self.jobs.selected.as_ref();
+        let at = rows.iter().position(|row| Some(row) == selected);
+        at.unwrap_or(0)
+    }
 }

@@ -15,6 +15,7 @@ use tokio::{sync::mpsc::Sender, task::JoinHandle};
 use super::{
     chat::{CONVERSATION_BYTES_MAX, CONVERSATIONS_MAX, Chat, Turn},
     event::Event,
+    levels::{FIDELITIES_MAX, Fidelity},
     options::Options,
     state::{Recall, State},
 };
@@ -24,8 +25,6 @@ use crate::paint::{Glyphs, Theme};
 const VERSION: u32 = 1;
 /// Bytes of the file; beyond that the earliest conversations are left out.
 pub const FILE_BYTES_MAX: usize = 2 << 20;
-/// Figures of fidelity kept.
-pub const FIDELITY_MAX: usize = 256;
 /// Least time between two writes.
 pub const KEEP_MS: u64 = 10_000;
 
@@ -76,7 +75,34 @@ pub struct KeptFidelity {
     /// Share of positions with the same most probable token.
     pub top_agreement: f64,
     /// Positions compared.
-    pub rows: u64,
+    pub rows: u32,
+}
+
+impl From<&Fidelity> for KeptFidelity {
+    fn from(figures: &Fidelity) -> Self {
+        Self {
+            model: figures.model.clone(),
+            parameters: figures.parameters,
+            level: figures.level.name().to_owned(),
+            mean_kl_nats: figures.mean_kl_nats,
+            top_agreement: figures.top_agreement,
+            rows: figures.rows,
+        }
+    }
+}
+
+impl KeptFidelity {
+    /// The same, if the level still has that name.
+    fn known(self) -> Option<Fidelity> {
+        Some(Fidelity {
+            level: self.level.parse().ok()?,
+            model: self.model,
+            parameters: self.parameters,
+            mean_kl_nats: self.mean_kl_nats,
+            top_agreement: self.top_agreement,
+            rows: self.rows,
+        })
+    }
 }
 
 /// Looks that were chosen while the dashboard ran, now or earlier.
@@ -132,8 +158,7 @@ impl Kept {
                 .filter(|figures| {
                     figures.mean_kl_nats.is_finite() && figures.top_agreement.is_finite()
                 })
-                .take(FIDELITY_MAX)
-                .cloned()
+                .map(KeptFidelity::from)
                 .collect(),
         }
     }
@@ -153,8 +178,8 @@ impl Kept {
             lines.iter().for_each(|line| recall.keep(line));
         }
         state.options = Options::restored(&self.options);
-        state.fidelity = self.fidelity;
-        state.fidelity.truncate(FIDELITY_MAX);
+        let fidelity = self.fidelity.into_iter().filter_map(KeptFidelity::known);
+        state.fidelity = fidelity.take(FIDELITIES_MAX).collect();
         state.chosen = Chosen {
             theme: self.theme.and_then(|name| name.parse().ok()),
             glyphs: self.glyphs.and_then(|name| name.parse().ok()),

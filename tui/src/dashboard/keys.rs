@@ -174,6 +174,8 @@ pub enum Action {
     Restore,
     /// Let the model go.
     Unload,
+    /// Download a model.
+    Pull,
     /// Back to the default.
     Clear,
 }
@@ -558,8 +560,6 @@ pub static LEVELS: &[Binding] = &[
         "put it in force",
         Action::Enter,
     ),
-    movement!(up: "select the one above"),
-    movement!(down: "select the one below"),
     bind(
         &[
             code(KeyCode::Tab),
@@ -585,12 +585,12 @@ pub static LEVELS: &[Binding] = &[
         "cancel the measurement",
         Action::Cancel,
     ),
+    movement!(up: "select the one above"),
+    movement!(down: "select the one below"),
 ];
 
 /// Keys of the jobs.
 pub static JOBS: &[Binding] = &[
-    movement!(up: "select the one above"),
-    movement!(down: "select the one below"),
     bind(
         &[code(KeyCode::Enter)],
         "Enter",
@@ -598,11 +598,23 @@ pub static JOBS: &[Binding] = &[
         Action::Enter,
     ),
     bind(
+        &[
+            code(KeyCode::Tab),
+            (KeyCode::BackTab, KeyModifiers::SHIFT),
+            code(KeyCode::Left),
+            code(KeyCode::Right),
+        ],
+        "Tab",
+        "jobs, or models",
+        Action::NextPane,
+    ),
+    bind(
         &[letter('x')],
         "x",
         "cancel the selected job",
         Action::Cancel,
     ),
+    bind(&[letter('p')], "p", "download a model", Action::Pull),
     bind(
         &[letter('u')],
         "u",
@@ -610,6 +622,8 @@ pub static JOBS: &[Binding] = &[
         Action::Unload,
     ),
     bind(&[letter('/')], "/", "filter", Action::Filter),
+    movement!(up: "select the one above"),
+    movement!(down: "select the one below"),
 ];
 
 /// Keys of the help overlay.

@@ -1,45 +1,190 @@
-//! Levels: what is in force, and the list of what each would lead to.
+//! Levels: what is in force, the list of what each would lead to, and what was measured of them.
+
+mod change;
+mod dials;
 
 use std::collections::BTreeMap;
 
-use sluice_proto::v1::{Measured, Plan, Snapshot};
+use sluice_proto::v1::{FidelityResult, Measured, Plan, Snapshot};
 use sluice_shared::{level::Level, units};
+
+pub use change::{Change, Standing};
+pub use dials::{Dials, Sums};
 
 use super::state::State;
 use crate::plans;
 
+/// Measurements of fidelity that are kept.
+pub const FIDELITIES_MAX: usize = 64;
+
 /// The list of levels.
 #[derive(Debug, Default)]
 pub struct Levels {
-    /// Which of [`Level::ALL`] is selected.
-    pub selected: usize,
+    /// Which of [`Level::ALL`] was selected; else the one in force is.
+    pub selected: Option<usize>,
+    /// Which position of the dial is selected.
+    pub dial: usize,
+    /// Which list has the keyboard.
+    pub list: List,
+    /// The budget that the answers are for, where it isn't the present one.
+    pub tried: Option<u64>,
     /// What the daemon said each would lead to, or why it can't be.
     pub answers: BTreeMap<Level, Result<Box<Plan>, String>>,
     /// How far weights are converted for the level that we asked for, in bytes of bytes.
     pub converting: Option<(u64, u64)>,
+    /// The latest change that we asked for.
+    pub change: Option<Change>,
+    /// The measurement of fidelity that runs.
+    pub measuring: Option<Measuring>,
+    /// What requests came to, by the dial.
+    pub dials: Dials,
+}
+
+/// The lists of the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum List {
+    /// Levels.
+    #[default]
+    Levels,
+    /// Positions of the dial.
+    Dial,
+}
+
+/// A measurement of fidelity that runs, or waits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measuring {
+    /// Of which level.
+    pub level: Level,
+    /// Its request, once the daemon told.
+    pub request_id: Option<u64>,
+    /// Passes done.
+    pub done: u32,
+    /// Of so many.
+    pub total: u32,
+}
+
+/// How faithful a level of a model was measured to be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fidelity {
+    /// The model's name.
+    pub model: String,
+    /// Its parameters, which tell models of one name apart.
+    pub parameters: u64,
+    /// The level; never [`Level::Auto`].
+    pub level: Level,
+    /// Mean of the divergence from the checkpoint's own weights.
+    pub mean_kl_nats: f64,
+    /// Share of rows, in 0..1, whose most probable token is the same.
+    pub top_agreement: f64,
+    /// Rows that were compared.
+    pub rows: u32,
+}
+
+impl Fidelity {
+    /// What was measured with a model; `None` for a level that has no name here.
+    #[must_use]
+    pub fn of(result: &FidelityResult, model: (String, u64)) -> Option<Self> {
+        let (model, parameters) = model;
+        Some(Self {
+            model,
+            parameters,
+            level: result.level.parse().ok()?,
+            mean_kl_nats: result.mean_kl_nats,
+            top_agreement: result.top_agreement,
+            rows: result.rows,
+        })
+    }
+
+    /// Its figures: `KL 0.0123 nats, the same token in 98.7 %`.
+    #[must_use]
+    pub fn words(&self) -> String {
+        format!(
+            "KL {:.4} nats, the same token in {}",
+            self.mean_kl_nats,
+            percent(self.top_agreement)
+        )
+    }
+}
+
+/// A share: `98.7 %`.
+pub(super) fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
 }
 
 impl Levels {
-    /// The list before any answer, the level in force selected.
+    /// What the daemon said of a level, where it is one that can be planned.
     #[must_use]
-    pub fn open(snapshot: Option<&Snapshot>) -> Self {
-        let asked = snapshot.and_then(|snapshot| snapshot.settings.as_ref());
-        let in_force = |level: &Level| asked.is_some_and(|asked| asked.level == level.name());
-        Self {
-            selected: Level::ALL.iter().position(in_force).unwrap_or(0),
-            ..Self::default()
+    pub fn plan(&self, level: Level) -> Option<&Plan> {
+        self.answers.get(&level)?.as_ref().ok().map(|plan| &**plan)
+    }
+
+    /// Why a level can't be had, in the daemon's words.
+    #[must_use]
+    pub fn problem(&self, level: Level) -> Option<String> {
+        match self.answers.get(&level)? {
+            Err(problem) => Some(problem.clone()),
+            Ok(plan) => (!plan.is_loadable).then(|| plan.not_loadable.clone()),
+        }
+    }
+}
+
+impl State {
+    /// The level that is selected on the levels page.
+    #[must_use]
+    pub fn level(&self) -> Level {
+        let in_force = self.level_in_force();
+        let level = self.levels.selected.and_then(|at| Level::ALL.get(at));
+        level.copied().or(in_force).unwrap_or(Level::ALL[0])
+    }
+
+    /// The level that is in force, as it was asked for.
+    #[must_use]
+    pub fn level_in_force(&self) -> Option<Level> {
+        self.snapshot()?.settings.as_ref()?.level.parse().ok()
+    }
+
+    /// What was measured of a level of the present model; at `auto`, of the level that it comes to.
+    #[must_use]
+    pub fn fidelity_of(&self, level: Level) -> Option<&Fidelity> {
+        let level = self.comes_to(level)?;
+        let (model, parameters) = self.model()?;
+        self.fidelity.iter().find(|known| {
+            known.level == level && known.model == model && known.parameters == parameters
+        })
+    }
+
+    /// Whether answers at a level are exactly those of the checkpoint's own weights.
+    #[must_use]
+    pub fn is_lossless(&self, level: Level) -> Option<bool> {
+        match self.levels.plan(level) {
+            Some(plan) => Some(plan.is_lossless),
+            None => level.is_lossless(),
         }
     }
 
-    /// The selected level.
-    #[must_use]
-    pub fn level(&self) -> Level {
-        Level::ALL[self.selected]
+    /// The level that one comes to; `None` where that isn't known.
+    pub(super) fn comes_to(&self, level: Level) -> Option<Level> {
+        match level {
+            Level::Auto => self.levels.plan(level)?.level.parse().ok(),
+            level => Some(level),
+        }
     }
 
-    pub(super) fn step(&mut self, by: isize) {
-        let at = self.selected.saturating_add_signed(by);
-        self.selected = at.min(Level::ALL.len() - 1);
+    /// Name and parameters of the loaded model.
+    pub(super) fn model(&self) -> Option<(String, u64)> {
+        let model = self.snapshot()?.model.as_ref()?;
+        Some((model.name.clone(), model.shape.as_ref()?.parameters))
+    }
+
+    /// Keeps what was measured, in the place of what was measured of the same before.
+    pub(super) fn keep_fidelity(&mut self, fidelity: Fidelity) {
+        self.fidelity.retain(|known| {
+            (&known.model, known.parameters, known.level)
+                != (&fidelity.model, fidelity.parameters, fidelity.level)
+        });
+        self.fidelity.push(fidelity);
+        let excess = self.fidelity.len().saturating_sub(FIDELITIES_MAX);
+        self.fidelity.drain(..excess);
     }
 }
 

@@ -7,7 +7,7 @@ use clap::{CommandFactory, Parser};
 use sluice_proto::v1::{GenerateRequest, ModelShape, Snapshot};
 use sluice_shared::{
     decoding::{Caching, DecodingError, Growth, Speculation},
-    dial::DIALS,
+    dial::{DIALS, Dial},
     level::Level,
     policy::POLICIES,
     units,
@@ -182,6 +182,12 @@ impl Options {
         self.values.get(name).map(String::as_str)
     }
 
+    /// The dial's position, where one is set.
+    #[must_use]
+    pub fn dial(&self) -> Option<Dial> {
+        self.value("dial")?.parse().ok()
+    }
+
     /// Sets a field, or with nothing leaves it to the daemon.
     ///
     /// # Errors
@@ -333,7 +339,7 @@ pub fn advice(field: &Field, value: &str, snapshot: Option<&Snapshot>) -> Vec<St
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{Dial, Plan};
+    use sluice_proto::v1::{Dial as WireDial, Plan};
 
     use super::*;
 
@@ -383,7 +389,7 @@ mod tests {
         }
         let mut request = GenerateRequest::default();
         options.apply(&mut request);
-        assert_eq!((request.length, request.dial()), (Some(64), Dial::Balanced));
+        assert_eq!((request.length, request.dial()), (Some(64), WireDial::Balanced));
         assert_eq!(request.stop, ["a", "-b"]);
         assert_eq!(options.system().as_deref(), Some("--be brief"));
         let flags = options.flags().expect("some are set");

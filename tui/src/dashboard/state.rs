@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use sluice_proto::v1::{
     FinishReason, ModelShape, RequestKind, RequestState, RequestSummary, Snapshot,
 };
+use sluice_shared::dial::Dial;
 use tui_input::Input;
 
 use super::{
@@ -12,9 +13,9 @@ use super::{
     event::Effect,
     history::History,
     jobs::Jobs,
-    keep::{Chosen, Keeping, KeptFidelity},
+    keep::{Chosen, Keeping},
     keys::{Mode, Page},
-    levels::Levels,
+    levels::{Fidelity, Levels},
     line::Line,
     options::Options,
 };
@@ -102,14 +103,14 @@ pub struct State {
     pub options: Options,
     /// The chooser.
     pub levels: Levels,
+    /// How faithful levels were measured to be.
+    pub fidelity: Vec<Fidelity>,
     /// Jobs and models.
     pub jobs: Jobs,
     /// Whether the mouse is ours.
     pub mouse: bool,
     /// Looks that were chosen here.
     pub chosen: Chosen,
-    /// How faithful levels were when that was measured.
-    pub fidelity: Vec<KeptFidelity>,
     /// What survives this run, as it was last written; `None`: nothing does.
     pub keeping: Option<Keeping>,
     /// Columns and rows of the screen.
@@ -146,6 +147,8 @@ pub enum Then {
     Nothing,
     /// The present conversation is forgotten.
     ForgetConversation,
+    /// Our requests take this position of the dial.
+    Dial(Dial),
 }
 
 /// Lines that were given, and which one is recalled.
@@ -286,10 +289,10 @@ impl State {
             chat: Chat::default(),
             options: Options::default(),
             levels: Levels::default(),
+            fidelity: Vec::new(),
             jobs: Jobs::default(),
             mouse: true,
             chosen: Chosen::default(),
-            fidelity: Vec::new(),
             keeping: None,
             size: (80, 24),
             escape_at_ms: None,

@@ -1,14 +1,16 @@
 //! The dashboard's calls to the daemon, each in a task that reports by events.
 
+mod jobs;
+mod models;
+
 use std::{path::PathBuf, time::Duration};
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
     ApplyRequest, ApplyResponse, CancelJobRequest, CancelLoadRequest, CancelPullRequest,
-    CancelRequestRequest, CompressRequest, GenerateRequest, GenerationEvent, ListModelsRequest,
-    LoadModelRequest, MeasureFidelityRequest, PlanRequest, RestoreRequest, Texts,
-    UnloadModelRequest, WatchRequestRequest, WatchSnapshotsRequest, apply_response,
-    generation_event::Kind, load_model_response, measure_fidelity_request::Samples,
+    CancelRequestRequest, GenerateRequest, GenerationEvent, MeasureFidelityRequest, PlanRequest,
+    RestoreRequest, Texts, UnloadModelRequest, WatchRequestRequest, WatchSnapshotsRequest,
+    apply_response, generation_event::Kind, measure_fidelity_request::Samples,
     measure_fidelity_response,
 };
 use sluice_shared::{level::Level, units};
@@ -95,17 +97,45 @@ impl Tasks {
                 });
                 replace(&mut self.measure, measure);
             }
+            Effect::StopMeasuring => {
+                if let Some(measure) = self.measure.take() {
+                    measure.abort();
+                }
+                let events = self.events.clone();
+                tokio::spawn(async move {
+                    let stopped = Err("the measurement was cancelled".to_owned());
+                    let _ = events.send(Event::Measured(stopped)).await;
+                });
+            }
             Effect::Load(name) => {
                 self.spawn(Event::Failed, move |daemon, events| async move {
-                    load(daemon, name, events).await
+                    models::load(daemon, name, events).await
                 });
             }
             Effect::ListModels => {
-                self.spawn(Event::Failed, list_models);
+                self.spawn(Event::Failed, models::list);
+            }
+            Effect::ListJobs => {
+                self.spawn(Event::Failed, jobs::list);
+            }
+            Effect::Pull(name) => {
+                self.spawn(Event::Failed, move |daemon, events| async move {
+                    models::pull(daemon, name, events).await
+                });
             }
             Effect::Compress { name, output } => {
                 self.spawn(Event::Failed, move |daemon, events| async move {
-                    compress(daemon, name, output, events).await
+                    jobs::compress(daemon, name, output, events).await
+                });
+            }
+            Effect::Decompress { file, folder } => {
+                self.spawn(Event::Failed, move |daemon, events| async move {
+                    jobs::decompress(daemon, file, folder, events).await
+                });
+            }
+            Effect::Verify(file) => {
+                self.spawn(Event::Failed, move |daemon, events| async move {
+                    jobs::verify(daemon, file, events).await
                 });
             }
             Effect::Cancel(request_id) => self.tell(move |daemon| async move {
@@ -423,67 +453,6 @@ async fn measure(daemon: Daemon, level: Level, events: Sender<Event>) -> Result<
         let _ = events.send(event).await;
     }
     Err(Failure::new("the daemon ended the stream without a result"))
-}
-
-async fn load(daemon: Daemon, model: String, events: Sender<Event>) -> Result<(), Failure> {
-    use load_model_response::Kind;
-
-    let mut call = LoadModelRequest::default();
-    match model.starts_with('/') {
-        true => call.path = model,
-        false => call.name = model,
-    }
-    let answer = daemon.models().load_model(call).await;
-    let mut stream = answer
-        .map_err(|status| daemon.failure(status))?
-        .into_inner();
-    while let Some(answer) = stream.next().await {
-        // How far it is, the snapshots tell.
-        match answer.map_err(|status| daemon.failure(status))?.kind {
-            Some(Kind::Notice(text)) => {
-                let _ = events.send(Event::Told(text)).await;
-            }
-            Some(Kind::Model(model)) => {
-                let told = format!("{} is loaded", model.name);
-                let _ = events.send(Event::Told(told)).await;
-            }
-            _ => {}
-        }
-    }
-    list_models(daemon, events).await
-}
-
-async fn list_models(daemon: Daemon, events: Sender<Event>) -> Result<(), Failure> {
-    let answer = daemon.models().list_models(ListModelsRequest {}).await;
-    let answer = answer.map_err(|status| daemon.failure(status))?;
-    let _ = events.send(Event::Models(answer.into_inner().models)).await;
-    Ok(())
-}
-
-/// Begins a job; the snapshots tell how far it is.
-async fn compress(
-    daemon: Daemon,
-    name: String,
-    output: PathBuf,
-    events: Sender<Event>,
-) -> Result<(), Failure> {
-    let output = output.display().to_string();
-    let call = CompressRequest {
-        name,
-        output: output.clone(),
-        ..Default::default()
-    };
-    let answer = daemon.jobs().compress(call).await;
-    let mut stream = answer
-        .map_err(|status| daemon.failure(status))?
-        .into_inner();
-    while let Some(answer) = stream.next().await {
-        answer.map_err(|status| daemon.failure(status))?;
-    }
-    let _ = events
-        .send(Event::Told(format!("{output} is written")))
-        .await;
-    Ok(())
 }
 
 fn id(kind: &Kind) -> u64 {

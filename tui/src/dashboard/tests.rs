@@ -2,7 +2,9 @@
 
 mod canvas;
 mod chat;
+mod jobs;
 mod journeys;
+mod levels;
 mod screens;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -166,14 +168,19 @@ fn layers() -> Vec<LayerState> {
 fn plan(level: Level) -> Plan {
     let index = Level::ALL.iter().position(|other| *other == level);
     let smaller = index.expect("one of all") as u64;
+    let peak_bytes = (1200 << 20) / (smaller + 1);
     Plan {
         level: level.name().into(),
         budget_bytes: 4 << 30,
-        peak_bytes: (1200 << 20) / (smaller + 1),
+        peak_bytes,
         pass_ms: Some(1_800.0 / (smaller + 1) as f64),
         streamed_bytes_per_pass: u64::from(level == Level::Standard) << 30,
+        is_lossless: level.is_lossless() == Some(true),
         is_loadable: level != Level::Mild,
-        not_loadable: "this version has no lossless format yet".into(),
+        not_loadable: match level {
+            Level::Mild => "this version has no lossless format yet".into(),
+            _ => String::new(),
+        },
         memory: [
             ("weights", 880 << 20),
             ("activations", 64 << 20),

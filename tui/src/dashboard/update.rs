@@ -67,7 +67,9 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
             let known_pid = state.daemon_pid();
             state.history.take(&snapshot, now_ms);
             pages::jobs::note(state, &snapshot, &mut effects);
+            pages::levels::note(state, &snapshot, &mut effects);
             state.latest = Some((snapshot, now_ms));
+            pages::jobs::see(state);
             // A daemon that was started anew numbers its requests anew.
             if known_pid.is_some() && state.daemon_pid() != known_pid {
                 state.requests.recordings.clear();
@@ -97,8 +99,9 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
         | Event::Applied(_)
         | Event::ApplyFailed(_)
         | Event::Measuring { .. }
-        | Event::Measured(_) => pages::levels::take(state, event),
-        Event::Models(models) => state.jobs.models = Some(models),
+        | Event::Measured(_) => pages::levels::take(state, event, &mut effects),
+        Event::Models(models) => pages::jobs::list(state, models),
+        Event::Jobs(jobs) => pages::jobs::learn(state, &jobs),
         Event::Terminate => effects.push(Effect::Quit),
     }
     select(state, &mut effects);
@@ -131,6 +134,7 @@ fn follow(state: &mut State, request_id: u64, kind: Kind) {
         state.tell(format!("{} is loaded again", loading.model));
         return;
     }
+    state.levels.dials.see(&kind);
     let ends = matches!(kind, Kind::Done(_));
     if state.requests.own == Own::Sent && matches!(kind, Kind::Queued(_)) {
         state.requests.own = Own::Active(request_id);
@@ -386,6 +390,7 @@ fn answer(state: &mut State, is_yes: bool, effects: &mut Vec<Effect>) {
     match question.then {
         Then::Nothing => {}
         Then::ForgetConversation => pages::chat::forget(state),
+        Then::Dial(dial) => pages::levels::set_dial(state, dial),
     }
 }
 

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     json,
     paint::{Paint, Role},
-    text::{clip, sanitise_line, width},
+    text::{clip, sanitise_line, width, wrapped},
 };
 
 /// The least screen that anything useful fits on.
@@ -548,19 +548,11 @@ fn draw_question(screen: &mut Screen<'_, '_>) {
     let Some(question) = &screen.state.question else {
         return;
     };
-    let text = sanitise_line(&question.text);
     let columns = screen.frame.area().width.min(64);
     let room = usize::from(columns).saturating_sub(4);
-    let run = crate::canvas::Run {
-        text,
-        look: crate::canvas::Look::Committed,
-    };
-    let mut lines: Vec<Line<'_>> = crate::canvas::wrap(&[run], room)
+    let mut lines: Vec<Line<'_>> = wrapped(&sanitise_line(&question.text), room)
         .into_iter()
-        .map(|line| {
-            let words: String = line.into_iter().map(|run| run.text).collect();
-            Line::styled(format!(" {words}"), screen.style(Role::Title))
-        })
+        .map(|line| Line::styled(format!(" {line}"), screen.style(Role::Title)))
         .collect();
     lines.push(Line::styled(" y yes, n no", screen.style(Role::Dim)));
     let rows = u16::try_from(lines.len() + 2).unwrap_or(u16::MAX);

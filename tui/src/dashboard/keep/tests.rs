@@ -43,10 +43,10 @@ fn lived_in() -> State {
     state.chosen.theme = Some(Theme::Dark);
     state.chosen.mouse = Some(false);
     state.mouse = false;
-    state.fidelity.push(KeptFidelity {
+    state.fidelity.push(Fidelity {
         model: "m".into(),
         parameters: 1,
-        level: "moderate".into(),
+        level: sluice_shared::level::Level::Moderate,
         mean_kl_nats: 0.01,
         top_agreement: 0.99,
         rows: 12,

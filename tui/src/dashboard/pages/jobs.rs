@@ -1,25 +1,220 @@
-//! Jobs that run, and the models that there are.
+//! Long work that runs, how what ended came out, and the models that there are.
 
-use ratatui::layout::Rect;
-use sluice_proto::v1::Snapshot;
+mod lists;
 
-use super::super::{event::Effect, keys::Action, state::State, view::Screen};
+use ratatui::layout::{Constraint, Layout, Rect};
+use sluice_proto::v1::{Job, Model, ModelOrigin, ModelState, Snapshot};
+use tui_input::Input;
+
+use super::super::{
+    event::Effect,
+    jobs::{List, Row, Task},
+    keys::{Action, Mode, Page},
+    state::{State, Then},
+    view::{Screen, Shape, Target},
+};
+
+/// How often the models are asked for while one is being downloaded.
+const PULL_POLL_MS: u64 = 2_000;
 
 /// Asks for the models.
-pub(super) fn enter(state: &State, effects: &mut Vec<Effect>) {
+pub(super) fn enter(state: &mut State, effects: &mut Vec<Effect>) {
     if state.is_connected() {
+        state.jobs.asked_at_ms = state.now_ms;
         effects.push(Effect::ListModels);
+        // The answer to an earlier question may have been lost with the connection.
+        if state.jobs.is_asking() {
+            effects.push(Effect::ListJobs);
+        }
     }
 }
 
-pub(super) fn act(_state: &mut State, _action: Action, _effects: &mut Vec<Effect>) {}
-
-/// Asks whether to stop the selected job.
-pub(in super::super) fn cancel(_state: &mut State) {}
-
 /// Looks at what changed since the snapshot before.
-pub(in super::super) fn note(_state: &State, _snapshot: &Snapshot, _effects: &mut Vec<Effect>) {}
+pub(in super::super) fn note(state: &mut State, snapshot: &Snapshot, effects: &mut Vec<Effect>) {
+    let (mut asks, mut is_other) = (false, false);
+    if let Some((before, _)) = &state.latest {
+        asks = state.jobs.compare(before, snapshot);
+        let model = |snapshot: &Snapshot| {
+            let model = snapshot.model.as_ref();
+            model.map(|model| (model.name.clone(), model.state))
+        };
+        is_other = model(before) != model(snapshot) || before.jobs.len() != snapshot.jobs.len();
+    }
+    let mut models = state.jobs.models.iter().flatten();
+    let pulls = models.any(|model| model.state() == ModelState::Pulling);
+    let is_due = state.now_ms.saturating_sub(state.jobs.asked_at_ms) >= PULL_POLL_MS;
+    if state.page == Page::Jobs && (is_other || (pulls && is_due)) {
+        enter(state, effects);
+    } else if asks {
+        effects.push(Effect::ListJobs);
+    }
+}
+
+/// Looks at how far everything is, once a snapshot is there.
+pub(in super::super) fn see(state: &mut State) {
+    let (running, _) = state.works();
+    let now_ms = state.now_ms;
+    state.jobs.see(&running, now_ms);
+}
+
+/// Takes the daemon's list of jobs.
+pub(in super::super) fn learn(state: &mut State, jobs: &[Job]) {
+    state.jobs.learn(jobs);
+}
+
+/// Takes the daemon's list of models.
+pub(in super::super) fn list(state: &mut State, models: Vec<Model>) {
+    state.jobs.list(models);
+}
+
+pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
+    match (action, state.jobs.list) {
+        (Action::Up, _) => step(state, -1),
+        (Action::Down, _) => step(state, 1),
+        (Action::NextPane, List::Work) => state.jobs.list = List::Models,
+        (Action::NextPane, List::Models) => state.jobs.list = List::Work,
+        (Action::Pull, _) => {
+            let partial = state.selected_model().filter(|model| {
+                state.jobs.list == List::Models && model.state() == ModelState::Partial
+            });
+            let name = partial.map_or("", |model| &model.name);
+            state.command = Input::new(format!("pull {name}"));
+            state.modes.push(Mode::Command);
+        }
+        (Action::Unload, _) => unload(state),
+        (Action::Enter, List::Work) => {
+            state.jobs.list = List::Models;
+            state.tell("Enter loads the selected model");
+        }
+        (Action::Enter, List::Models) => load_selected(state, effects),
+        _ => {}
+    }
+}
+
+fn step(state: &mut State, by: isize) {
+    match state.jobs.list {
+        List::Work => {
+            let mut rows = state.work_rows();
+            let at = state.selected_work().saturating_add_signed(by);
+            let at = at.min(rows.len().saturating_sub(1));
+            state.jobs.selected = (at < rows.len()).then(|| rows.swap_remove(at));
+        }
+        List::Models => {
+            let models = state.models();
+            let selected = state.selected_model().map(|model| &model.name);
+            let at = models
+                .iter()
+                .position(|model| Some(&model.name) == selected);
+            let at = at.unwrap_or(0).saturating_add_signed(by);
+            let at = at.min(models.len().saturating_sub(1));
+            state.jobs.model = models.get(at).map(|model| model.name.clone());
+        }
+    }
+}
+
+/// Loads the selected model, unless it is so or can't be.
+fn load_selected(state: &mut State, effects: &mut Vec<Effect>) {
+    let Some(model) = state.selected_model() else {
+        state.warn("no model is selected");
+        return;
+    };
+    let name = model.name.clone();
+    match (model.state(), model.origin()) {
+        (ModelState::Ready, _) => state.tell(format!("{name} is loaded already")),
+        (ModelState::Loading, _) => state.tell(format!("{name} is being loaded")),
+        (ModelState::Pulling, _) => state.warn(format!("{name} is still being downloaded")),
+        (ModelState::Partial, _) => state.warn(format!("{name} is not whole; p goes on with it")),
+        // A name of the daemon's own would not find it again.
+        (_, ModelOrigin::Path) => load(state, model.path.clone(), effects),
+        _ => load(state, name, effects),
+    }
+}
+
+/// Loads a model by its name or path; asks first where requests run or wait.
+pub(in super::super) fn load(state: &mut State, model: String, effects: &mut Vec<Effect>) {
+    let queue = state.snapshot().and_then(|snapshot| snapshot.queue);
+    let active = queue.map_or(0, |queue| queue.running + queue.waiting);
+    if !state.is_connected() {
+        state.warn("not connected; nothing is loaded");
+    } else if active > 0 {
+        let count = match active {
+            1 => "1 request runs or waits".to_owned(),
+            count => format!("{count} requests run or wait"),
+        };
+        let text = format!("Load {model}? {count}; requests that wait are refused.");
+        state.ask(text, vec![Effect::Load(model)], Then::Nothing);
+    } else {
+        state.tell(format!("loading {model}"));
+        effects.push(Effect::Load(model));
+    }
+}
+
+/// Asks whether to let the model go.
+pub(in super::super) fn unload(state: &mut State) {
+    if state.is_connected() {
+        let words = "Unload the model? Requests that wait are refused.";
+        state.ask(words, vec![Effect::Unload], Then::Nothing);
+    } else {
+        state.warn("not connected; the model stays");
+    }
+}
+
+/// Asks whether to stop the selected job, load or download.
+pub(in super::super) fn cancel(state: &mut State) {
+    let task = match state.jobs.list {
+        List::Work => match state.work_rows().into_iter().nth(state.selected_work()) {
+            Some(Row::Running(task)) => Some(task),
+            Some(Row::Ended(_)) => return state.warn("that has ended already"),
+            None => None,
+        },
+        List::Models => state
+            .selected_model()
+            .and_then(|model| match model.state() {
+                ModelState::Loading => Some(Task::Load),
+                ModelState::Pulling => Some(Task::Pull(model.name.clone())),
+                _ => None,
+            }),
+    };
+    let (text, effect) = match task {
+        None => return state.warn("nothing that runs is selected"),
+        Some(Task::Switch) => {
+            return state.warn("a switch has no cancel; another level takes over from it");
+        }
+        Some(Task::Load) => ("Cancel the load?".to_owned(), Effect::CancelLoad),
+        Some(Task::Job(id)) => (format!("Cancel job {id}?"), Effect::CancelJob(id)),
+        Some(Task::Request(id)) => (format!("Cancel request {id}?"), Effect::Cancel(id)),
+        Some(Task::Pull(name)) => (
+            format!("Stop the download of {name}? What came stays."),
+            Effect::CancelPull(name),
+        ),
+    };
+    state.ask(text, vec![effect], Then::Nothing);
+}
+
+/// What a press of the mouse does.
+pub(super) fn click(state: &mut State, target: Target) {
+    match target {
+        Target::Row(at) => {
+            state.jobs.list = List::Work;
+            state.jobs.selected = state.work_rows().into_iter().nth(at);
+        }
+        Target::OtherRow(at) => {
+            state.jobs.list = List::Models;
+            state.jobs.model = state.models().get(at).map(|model| model.name.clone());
+        }
+        _ => {}
+    }
+}
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
-    screen.pane(area, "Jobs and models", true);
+    match (screen.shape, screen.state.jobs.list) {
+        (Shape::Small, List::Work) => lists::draw_work(screen, area),
+        (Shape::Small, List::Models) => lists::draw_models(screen, area),
+        (Shape::Wide | Shape::Tall, _) => {
+            let [work, models] =
+                Layout::vertical([Constraint::Percentage(50), Constraint::Min(0)]).areas(area);
+            lists::draw_work(screen, work);
+            lists::draw_models(screen, models);
+        }
+    }
 }

@@ -7,6 +7,7 @@ pub(super) mod levels;
 pub(super) mod memory;
 pub(super) mod options;
 pub(super) mod overview;
+mod table;
 
 use super::{
     event::Effect,
@@ -47,8 +48,8 @@ pub(super) fn click(state: &mut State, target: Target, effects: &mut Vec<Effect>
         (Page::Overview, Target::Canvas) => super::update::go(state, Page::Canvas, effects),
         (Page::Canvas, Target::Pass(index)) => canvas::show(state, index),
         (Page::Chat, target) => chat::click(state, target),
-        (Page::Levels, target) => levels::click(state, target, effects),
-        (Page::Jobs, Target::Row(row)) => state.jobs.selected = row,
+        (Page::Levels, target) => levels::click(state, target),
+        (Page::Jobs, target) => jobs::click(state, target),
         _ => {}
     }
 }

@@ -1,0 +1,252 @@
+//! Long work that runs, gathered from all that the daemon tells.
+
+use sluice_proto::v1::{Job, Model, ModelState, RequestKind, RequestState, Snapshot};
+use sluice_shared::units;
+
+use super::super::{levels::Measuring, state::State};
+use crate::json;
+
+/// What work is, to tell it from other work.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Task {
+    /// A model is being loaded.
+    Load,
+    /// Weights go from one plan to another.
+    Switch,
+    /// A request that is no generation.
+    Request(u64),
+    /// A job.
+    Job(u64),
+    /// A download, by the model's name.
+    Pull(String),
+}
+
+/// Long work that runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Work {
+    /// Which.
+    pub task: Task,
+    /// What kind of work, in a word.
+    pub kind: String,
+    /// On what.
+    pub what: String,
+    /// How far it is, where that is known.
+    pub far: Option<Far>,
+    /// How long it has been at work, where that is known.
+    pub elapsed_ms: Option<f64>,
+    /// Threads that work for it, where that is known.
+    pub threads: Option<u32>,
+    /// What it is at.
+    pub at: String,
+}
+
+/// How far something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Far {
+    /// So much is done.
+    pub done: u64,
+    /// Of so much; 0 until it is known.
+    pub total: u64,
+    /// What is counted.
+    pub unit: Unit,
+}
+
+/// What is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Bytes.
+    Bytes,
+    /// Passes.
+    Passes,
+    /// Steps of a switch.
+    Steps,
+}
+
+impl Far {
+    /// In words: `1.00 GiB of 4.00 GiB`.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let count = |count: u64| match self.unit {
+            Unit::Bytes => units::bytes(count),
+            Unit::Passes | Unit::Steps => units::count(count),
+        };
+        let total = match self.total {
+            0 => "unknown".to_owned(),
+            total => count(total),
+        };
+        let unit = match self.unit {
+            Unit::Bytes => "",
+            Unit::Passes => " passes",
+            Unit::Steps => " steps",
+        };
+        format!("{} of {total}{unit}", count(self.done))
+    }
+
+    /// As a share of the whole, where that is known.
+    #[must_use]
+    pub fn share(&self) -> Option<f64> {
+        (self.total > 0).then(|| (self.done as f64 / self.total as f64).min(1.0))
+    }
+}
+
+/// All that runs, what concerns the whole daemon first.
+pub(super) fn running(state: &State) -> Vec<Work> {
+    let mut works = Vec::new();
+    let pulls = state.jobs.models.iter().flatten();
+    let pulls = pulls.filter_map(Work::of_pull);
+    let Some(snapshot) = state.snapshot() else {
+        return pulls.collect();
+    };
+    works.extend(Work::of_load(snapshot));
+    works.extend(Work::of_switch(snapshot, state.levels.converting));
+    let measuring = state.levels.measuring.as_ref();
+    for row in &snapshot.requests {
+        let is_active = matches!(row.state(), RequestState::Queued | RequestState::Running);
+        if !is_active || row.kind() == RequestKind::Generate {
+            continue;
+        }
+        let own = measuring.filter(|own| own.request_id == Some(row.request_id));
+        let waits = match row.state() {
+            RequestState::Queued => ", waits",
+            _ => "",
+        };
+        let what = match own {
+            Some(own) => format!("request {}, level {}{waits}", row.request_id, own.level),
+            None => format!("request {}{waits}", row.request_id),
+        };
+        let ms = match row.state() {
+            RequestState::Queued => row.queued_ms,
+            _ => row.elapsed_ms,
+        };
+        works.push(Work {
+            task: Task::Request(row.request_id),
+            kind: match row.kind() {
+                RequestKind::Fidelity => "fidelity",
+                _ => "score",
+            }
+            .to_owned(),
+            what,
+            far: own.filter(|own| own.total > 0).map(|own| Far {
+                done: own.done.into(),
+                total: own.total.into(),
+                unit: Unit::Passes,
+            }),
+            elapsed_ms: Some(ms),
+            threads: None,
+            at: String::new(),
+        });
+    }
+    works.extend(snapshot.jobs.iter().map(Work::of_job));
+    works.extend(pulls);
+    works
+}
+
+impl Work {
+    /// A job.
+    pub(super) fn of_job(job: &Job) -> Self {
+        let what = match job.output.as_str() {
+            "" => job.source.clone(),
+            output => format!("{} → {output}", job.source),
+        };
+        let progress = job.progress.clone().unwrap_or_default();
+        Self {
+            task: Task::Job(job.job_id),
+            kind: json::job_kind(job.kind()),
+            what: format!("job {}: {what}", job.job_id),
+            far: job.progress.as_ref().map(|progress| Far {
+                done: progress.done_bytes,
+                total: progress.total_bytes,
+                unit: Unit::Bytes,
+            }),
+            elapsed_ms: Some(job.elapsed_ms),
+            threads: (job.threads > 0).then_some(job.threads),
+            at: progress.tensor,
+        }
+    }
+
+    /// A measurement of our own.
+    pub(in super::super) fn of_measurement(measuring: &Measuring) -> Self {
+        Self {
+            task: Task::Request(measuring.request_id.unwrap_or(0)),
+            kind: "fidelity".to_owned(),
+            what: format!("level {}", measuring.level),
+            far: None,
+            elapsed_ms: None,
+            threads: None,
+            at: String::new(),
+        }
+    }
+
+    /// The load that is under way.
+    pub(super) fn of_load(snapshot: &Snapshot) -> Option<Self> {
+        let model = snapshot.model.as_ref()?;
+        (model.state() == ModelState::Loading).then(|| Self {
+            task: Task::Load,
+            kind: "load".to_owned(),
+            what: model.name.clone(),
+            far: model.progress.as_ref().map(|progress| Far {
+                done: progress.loaded_bytes,
+                total: progress.total_bytes,
+                unit: Unit::Bytes,
+            }),
+            elapsed_ms: None,
+            threads: None,
+            at: String::new(),
+        })
+    }
+
+    /// The switch that is under way; before its first step weights are converted, where we asked for it so far.
+    pub(super) fn of_switch(snapshot: &Snapshot, converting: Option<(u64, u64)>) -> Option<Self> {
+        let steps = snapshot.switch.map(|switch| switch.steps);
+        let (kind, far) = match (snapshot.switch, converting) {
+            (_, Some((done, total))) if steps.unwrap_or(0) == 0 => {
+                let unit = Unit::Bytes;
+                ("convert", Some(Far { done, total, unit }))
+            }
+            (Some(switch), _) => {
+                let (done, total) = (switch.done.into(), switch.steps.into());
+                let unit = Unit::Steps;
+                let far = Far { done, total, unit };
+                ("switch", Some(far).filter(|far| far.total > 0))
+            }
+            (None, _) => return None,
+        };
+        let what = match &snapshot.switch_target {
+            Some(target) => format!(
+                "to {} within {}",
+                target.level,
+                units::bytes(target.budget_bytes)
+            ),
+            None => "to another level".to_owned(),
+        };
+        Some(Self {
+            task: Task::Switch,
+            kind: kind.to_owned(),
+            what,
+            far,
+            elapsed_ms: None,
+            threads: None,
+            at: String::new(),
+        })
+    }
+
+    /// The download of a model.
+    pub(super) fn of_pull(model: &Model) -> Option<Self> {
+        (model.state() == ModelState::Pulling).then(|| {
+            let pull = model.pull.as_ref();
+            Self {
+                task: Task::Pull(model.name.clone()),
+                kind: "download".to_owned(),
+                what: model.name.clone(),
+                far: pull.map(|pull| Far {
+                    done: pull.done_bytes,
+                    total: pull.total_bytes,
+                    unit: Unit::Bytes,
+                }),
+                elapsed_ms: None,
+                threads: None,
+                at: pull.map_or_else(String::new, |pull| pull.file.clone()),
+            }
+        })
+    }
+}

@@ -1,0 +1,251 @@
+//! What a change of level or budget did: what was, what was predicted, what is measured.
+
+use sluice_proto::v1::{Applied, Plan, Snapshot};
+use sluice_shared::units;
+
+/// The latest change that was asked for here.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Change {
+    /// What was in force.
+    before: Figures,
+    /// What is to be.
+    after: Figures,
+    /// How far it came.
+    stage: Stage,
+}
+
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Figures {
+    level: String,
+    budget_bytes: u64,
+    /// Memory: held before the change; predicted after it.
+    bytes: Option<u64>,
+    pass_ms: Option<f64>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Stage {
+    UnderWay,
+    Failed(String),
+    Applied {
+        elapsed_ms: f64,
+        held_bytes: u64,
+        /// Of the passes since then.
+        pass_ms: Option<f64>,
+        /// Whether a snapshot has shown it; one from before may come late.
+        was_seen: bool,
+    },
+}
+
+/// How a change stands, for the screen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// On its way.
+    UnderWay,
+    /// In force.
+    Applied,
+    /// Not had.
+    Failed,
+}
+
+impl Change {
+    /// A change that was asked for and of which nothing is known yet.
+    #[must_use]
+    pub(in super::super) fn asked() -> Self {
+        Self {
+            before: Figures::default(),
+            after: Figures::default(),
+            stage: Stage::UnderWay,
+        }
+    }
+
+    /// Takes what it will lead to, and what was.
+    pub(in super::super) fn planned(
+        &mut self,
+        plan: &Plan,
+        before: &Plan,
+        snapshot: Option<&Snapshot>,
+    ) {
+        let measured = snapshot.and_then(|snapshot| snapshot.measured);
+        let device = snapshot.and_then(|snapshot| snapshot.device.as_ref());
+        self.before = Figures {
+            bytes: device.map(|device| device.used_bytes),
+            pass_ms: measured.and_then(|m| m.mean_pass_ms).or(before.pass_ms),
+            ..Figures::of(before)
+        };
+        self.after = Figures::of(plan);
+    }
+
+    /// Takes what came of it.
+    pub(in super::super) fn applied(&mut self, applied: &Applied) {
+        if let Some(plan) = &applied.plan {
+            self.after = Figures::of(plan);
+        }
+        self.stage = Stage::Applied {
+            elapsed_ms: applied.elapsed_ms,
+            held_bytes: applied.device_bytes,
+            pass_ms: None,
+            was_seen: false,
+        };
+    }
+
+    /// Takes why it can't be.
+    pub(in super::super) fn failed(&mut self, message: String) {
+        self.stage = Stage::Failed(message);
+    }
+
+    /// Takes what passes are measured to take; `false` once something else is in force.
+    pub(in super::super) fn note(&mut self, snapshot: &Snapshot) -> bool {
+        let Stage::Applied {
+            pass_ms, was_seen, ..
+        } = &mut self.stage
+        else {
+            return true;
+        };
+        let Some(plan) = snapshot.plan.as_ref().filter(|_| snapshot.switch.is_none()) else {
+            return true;
+        };
+        let is_it = plan.level == self.after.level && plan.budget_bytes == self.after.budget_bytes;
+        if is_it {
+            *was_seen = true;
+            let measured = snapshot.measured.filter(|measured| measured.passes > 0);
+            *pass_ms = measured.and_then(|m| m.mean_pass_ms).or(*pass_ms);
+        }
+        is_it || !*was_seen
+    }
+
+    /// How it stands.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        match self.stage {
+            Stage::UnderWay => Standing::UnderWay,
+            Stage::Failed(_) => Standing::Failed,
+            Stage::Applied { .. } => Standing::Applied,
+        }
+    }
+
+    /// What it did, in a line.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let (before, after) = (&self.before, &self.after);
+        let names = match before.level == after.level {
+            _ if after.level.is_empty() => "the change".to_owned(),
+            true => format!(
+                "{} within {} → {}",
+                after.level,
+                units::bytes(before.budget_bytes),
+                units::bytes(after.budget_bytes)
+            ),
+            false => format!("{} → {}", before.level, after.level),
+        };
+        match &self.stage {
+            Stage::UnderWay => format!("{names}: under way"),
+            Stage::Failed(message) => format!("{names} failed: {message}"),
+            Stage::Applied {
+                elapsed_ms,
+                held_bytes,
+                pass_ms,
+                ..
+            } => format!(
+                "{names} in {}: memory {} → {} held (at most {} predicted), pass {} → {} (predicted {})",
+                units::duration_ms(*elapsed_ms),
+                before.bytes.map_or(UNKNOWN.into(), units::bytes),
+                units::bytes(*held_bytes),
+                after.bytes.map_or(UNKNOWN.into(), units::bytes),
+                before.pass_ms.map_or(UNKNOWN.into(), units::duration_ms),
+                pass_ms.map_or("not measured yet".into(), |ms| format!(
+                    "measured {}",
+                    units::duration_ms(ms)
+                )),
+                after.pass_ms.map_or(UNKNOWN.into(), units::duration_ms),
+            ),
+        }
+    }
+}
+
+const UNKNOWN: &str = "unknown";
+
+impl Figures {
+    fn of(plan: &Plan) -> Self {
+        Self {
+            level: plan.level.clone(),
+            budget_bytes: plan.budget_bytes,
+            bytes: Some(plan.peak_bytes),
+            pass_ms: plan.pass_ms,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_proto::v1::{Device, Measured};
+
+    use super::*;
+
+    fn plan(level: &str) -> Plan {
+        Plan {
+            level: level.into(),
+            budget_bytes: 4 << 30,
+            peak_bytes: 3 << 29,
+            pass_ms: Some(900.0),
+            ..Default::default()
+        }
+    }
+
+    fn snapshot(level: &str, passes: u64) -> Snapshot {
+        Snapshot {
+            plan: Some(plan(level)),
+            device: Some(Device {
+                used_bytes: 2 << 30,
+                ..Default::default()
+            }),
+            measured: Some(Measured {
+                passes,
+                mean_pass_ms: (passes > 0).then_some(1_800.0),
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
+    }
+
+    fn applied() -> Change {
+        let mut change = Change::asked();
+        let (before, after) = (plan("standard"), plan("moderate"));
+        change.planned(&after, &before, Some(&snapshot("standard", 3)));
+        change.applied(&Applied {
+            plan: Some(after),
+            device_bytes: 1 << 30,
+            elapsed_ms: 2_300.0,
+        });
+        change
+    }
+
+    #[test]
+    fn the_passes_after_it_say_what_it_did() {
+        let mut change = applied();
+        let begun = "standard → moderate in 2.3 s: memory 2.00 GiB → 1.00 GiB held (at most 1.50 GiB predicted), ";
+        let unmeasured = format!("{begun}pass 1.8 s → not measured yet (predicted 900 ms)");
+        assert_eq!(change.words(), unmeasured);
+        // One from before the change comes late.
+        assert!(change.note(&snapshot("standard", 9)));
+        assert!(change.note(&snapshot("moderate", 0)));
+        assert_eq!(change.words(), unmeasured);
+        assert!(change.note(&snapshot("moderate", 2)));
+        assert!(change.words().contains("pass 1.8 s → measured 1.8 s"));
+        assert!(!change.note(&snapshot("aggressive", 1)));
+    }
+
+    #[test]
+    fn another_budget_alone_is_told_by_its_bytes() {
+        let mut change = Change::asked();
+        assert_eq!(change.words(), "the change: under way");
+        let mut after = plan("standard");
+        after.budget_bytes = 2 << 30;
+        change.planned(&after, &plan("standard"), None);
+        change.failed("memory ran short".into());
+        assert_eq!(
+            change.words(),
+            "standard within 4.00 GiB → 2.00 GiB failed: memory ran short"
+        );
+    }
+}

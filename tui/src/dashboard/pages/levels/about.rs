@@ -1,0 +1,236 @@
+//! What there is to say of the selected level, and of the change that is under way or was the last.
+
+use ratatui::{
+    layout::Rect,
+    text::{Line, Span},
+};
+use sluice_proto::v1::Plan;
+use sluice_shared::{level::Level, units};
+
+use super::super::{
+    super::{
+        levels::Standing,
+        state::State,
+        view::{Screen, Shape},
+    },
+    table::bar,
+};
+use crate::{
+    paint::{Paint, Role},
+    plans,
+    text::{clip, sanitise_line, width, wrapped},
+};
+
+/// Columns of a bar that shows how far something is.
+const BAR_COLUMNS: usize = 20;
+
+pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
+    let state = screen.state;
+    let level = state.level();
+    // A frame takes more rows than small screens have to give.
+    let inner = match screen.shape {
+        Shape::Small => area,
+        Shape::Wide | Shape::Tall => screen.pane(area, &format!("Level {level}"), false),
+    };
+    let columns = usize::from(inner.width);
+    let mut all = Vec::new();
+    if let (Shape::Small, Some(bytes)) = (screen.shape, state.levels.tried) {
+        // There is no title to say it.
+        let words = format!("as if the budget were {}", units::bytes(bytes));
+        all.push(Line::styled(words, screen.style(Role::Warning)));
+    }
+    all.extend(lines(state, level, columns));
+    screen.lines(inner, all);
+}
+
+/// The lines, those first that few rows must not cut off.
+fn lines(state: &State, level: Level, columns: usize) -> Vec<Line<'static>> {
+    let paint = &state.paint;
+    let mut lines = Vec::new();
+    let mut say = |words: &str, role: Role| {
+        let words = wrapped(words, columns).into_iter();
+        lines.extend(words.map(|line| Line::styled(line, paint.style(role))));
+    };
+    for (words, role) in progress(state) {
+        say(&words, role);
+    }
+    if let Some(problem) = state.levels.problem(level) {
+        say(&problem, Role::Bad);
+    }
+    say(level.about(), Role::Dim);
+    say(&fidelity(state, level), Role::Committed);
+    let Some(plan) = state.levels.plan(level) else {
+        return lines;
+    };
+    for words in facts(plan) {
+        say(&words, Role::Committed);
+    }
+    for note in &plan.notes {
+        say(&format!("note: {note}"), Role::Warning);
+    }
+    lines.extend(memory(plan, columns, paint));
+    lines
+}
+
+/// What is under way, and what the last change did.
+fn progress(state: &State) -> Vec<(String, Role)> {
+    let mut lines = Vec::new();
+    let levels = &state.levels;
+    let snapshot = state.snapshot();
+    let switch = snapshot.and_then(|snapshot| snapshot.switch);
+    let is_stepping = switch.is_some_and(|switch| switch.steps > 0);
+    let far = |done: u64, total: u64, words: String| {
+        let bar = bar(done as f64 / total.max(1) as f64, BAR_COLUMNS);
+        (format!("{bar} {words}"), Role::Warning)
+    };
+    match (levels.converting, switch) {
+        // Before the first step, how much is converted says more.
+        (Some((done, total)), _) if !is_stepping => {
+            let (done_words, total_words) = (units::bytes(done), units::bytes(total));
+            let words = format!("converting {done_words} of {total_words}");
+            lines.push(far(done, total, words));
+        }
+        (_, Some(switch)) => {
+            let words = snapshot.and_then(plans::switching).unwrap_or_default();
+            let words = format!("switching {words}");
+            lines.push(far(switch.done.into(), switch.steps.into(), words));
+        }
+        _ => {}
+    }
+    if let Some(change) = &levels.change {
+        let role = match change.standing() {
+            Standing::UnderWay => Role::Dim,
+            Standing::Applied => Role::Good,
+            Standing::Failed => Role::Bad,
+        };
+        lines.push((change.words(), role));
+    }
+    if let Some(measuring) = &levels.measuring {
+        lines.push(match measuring.total {
+            0 => (
+                format!("measuring {}: waits for its turn", measuring.level),
+                Role::Warning,
+            ),
+            total => far(
+                measuring.done.into(),
+                total.into(),
+                format!(
+                    "measuring {}: pass {} of {total}",
+                    measuring.level, measuring.done
+                ),
+            ),
+        });
+    }
+    lines
+}
+
+fn fidelity(state: &State, level: Level) -> String {
+    match (state.is_lossless(level), state.fidelity_of(level)) {
+        (Some(true), _) => "fidelity: exact; answers are those of the checkpoint's weights".into(),
+        (_, Some(known)) => format!(
+            "fidelity: {} of {} rows",
+            known.words(),
+            units::count(known.rows.into())
+        ),
+        (_, None) => "fidelity: not measured; m measures".to_owned(),
+    }
+}
+
+fn facts(plan: &Plan) -> Vec<String> {
+    let mut streamed = format!("streamed: {}", plans::streamed(plan));
+    if let Some(tier) = plans::streamed_from(plan) {
+        streamed += &format!(" from the {tier}");
+    }
+    let slots = plan.slots.as_ref().filter(|slots| slots.count > 0);
+    if let Some(slots) = slots.filter(|_| plan.streamed_bytes_per_pass > 0) {
+        streamed += &format!(" through {}", plans::slots(slots));
+    }
+    let resident = units::bytes(plan.resident_bytes);
+    streamed += &format!("; {resident} of weights stay on the device");
+    let mut pass = format!("a pass: {} predicted", plans::pass_time(plan));
+    let parts = [
+        ("computing", plan.compute_ms),
+        ("copying", plan.copy_ms),
+        ("reading the disk", plan.disk_ms),
+        ("the first one", plan.first_pass_ms),
+    ];
+    for (name, ms) in parts {
+        if let Some(ms) = ms {
+            pass += &format!(", {name} {}", units::duration_ms(ms));
+        }
+    }
+    let mut for_what = format!(
+        "for a canvas of {}, blocks of {}, requests in a pass: {}",
+        plan.canvas, plan.block, plan.requests
+    );
+    if let Some(kv) = &plan.kv {
+        for_what += &format!("; keys and values in {kv}");
+    }
+    vec![streamed, pass, for_what]
+}
+
+/// Kinds of planned memory: how each is drawn, so that it needs no colour.
+const KINDS: [(&str, char, Role); 6] = [
+    ("weights", '█', Role::Device),
+    ("slots", '▓', Role::Flight),
+    ("activations", '▒', Role::Scratch),
+    ("cache", '░', Role::Cache),
+    ("head", '▆', Role::Head),
+    ("scratch", '▇', Role::Scratch),
+];
+/// For kinds that are not known here.
+const OTHER_KIND: (char, Role) = ('■', Role::Others);
+/// Columns of the bar of planned memory at most.
+const MEMORY_COLUMNS: usize = 100;
+
+/// The budget as a bar with the planned memory by kind, and what its parts are.
+fn memory(plan: &Plan, columns: usize, paint: &Paint) -> Vec<Line<'static>> {
+    let kinds = plan.memory.iter().filter(|kind| kind.bytes > 0);
+    let kinds: Vec<_> = kinds
+        .map(|kind| {
+            let known = KINDS.iter().find(|(name, ..)| *name == kind.kind);
+            let (mark, role) = known.map_or(OTHER_KIND, |(_, mark, role)| (*mark, *role));
+            (kind, mark, paint.style(role))
+        })
+        .collect();
+    if kinds.is_empty() {
+        return Vec::new();
+    }
+    let room = columns.saturating_sub(2).min(MEMORY_COLUMNS);
+    let sum: u64 = kinds.iter().map(|(kind, ..)| kind.bytes).sum();
+    let whole = plan.budget_bytes.max(sum).max(1);
+    let mut spans = vec![Span::raw("[")];
+    let (mut bytes, mut filled) = (0, 0);
+    for (kind, mark, style) in &kinds {
+        bytes += kind.bytes;
+        let end = (bytes as f64 / whole as f64 * room as f64).round() as usize;
+        let part = mark.to_string().repeat(end.saturating_sub(filled));
+        spans.push(Span::styled(part, *style));
+        filled = filled.max(end);
+    }
+    let rest = " ".repeat(room.saturating_sub(filled));
+    spans.push(Span::raw(rest + "]"));
+    let mut lines = vec![Line::from(spans)];
+    let mut legend: Vec<Span<'_>> = Vec::new();
+    let mut used = 0;
+    let free = plan.budget_bytes.saturating_sub(sum);
+    let free = (format!("{} of the budget left", units::bytes(free)), None);
+    let kinds = kinds.iter().map(|(kind, mark, style)| {
+        let words = format!("{} {}", sanitise_line(&kind.kind), units::bytes(kind.bytes));
+        (words, Some((*mark, *style)))
+    });
+    for (words, mark) in kinds.chain([free]) {
+        let needed = width(&words) + 4;
+        if used > 0 && used + needed > columns {
+            lines.push(Line::from(std::mem::take(&mut legend)));
+            used = 0;
+        }
+        used += needed;
+        if let Some((mark, style)) = mark {
+            legend.push(Span::styled(mark.to_string(), style));
+        }
+        legend.push(Span::raw(clip(&format!(" {words}  "), columns)));
+    }
+    lines.push(Line::from(legend));
+    lines
+}

@@ -1,0 +1,192 @@
+//! Tables: lists of which narrow screens lose the columns that matter least.
+
+use ratatui::{
+    layout::Rect,
+    style::Style,
+    text::{Line, Span},
+};
+
+use super::super::view::{Screen, Target};
+use crate::{
+    paint::Role,
+    text::{clip, sanitise_line, width},
+};
+
+/// A column of a table.
+pub(super) struct Column {
+    /// What stands above it.
+    pub(super) heading: &'static str,
+    /// How wide it is.
+    pub(super) columns: usize,
+    /// What goes first where there is too little room has the greatest.
+    pub(super) rank: u8,
+}
+
+/// What stands in a row under a column.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Cell {
+    text: String,
+    role: Option<Role>,
+}
+
+impl Cell {
+    /// Words in a role's style.
+    pub(super) fn styled(text: impl Into<String>, role: Role) -> Self {
+        Self {
+            text: text.into(),
+            role: Some(role),
+        }
+    }
+}
+
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self {
+            text: text.into(),
+            role: None,
+        }
+    }
+}
+
+/// A table, and what of it is selected.
+pub(super) struct Table<'a> {
+    /// Its columns, the first with room that is left over.
+    pub(super) columns: &'a [Column],
+    /// How wide the first one becomes at most.
+    pub(super) widest: usize,
+    /// Its rows, with a cell for each column.
+    pub(super) rows: Vec<Vec<Cell>>,
+    /// The selected row.
+    pub(super) selected: Option<usize>,
+    /// Whether it has the keyboard.
+    pub(super) is_focused: bool,
+    /// What a press on a row is.
+    pub(super) target: fn(usize) -> Target,
+}
+
+/// Columns of the mark before a row.
+const MARK_COLUMNS: usize = 2;
+
+impl Table<'_> {
+    /// Draws it, scrolled so that the selection is in it.
+    pub(super) fn draw(&self, screen: &mut Screen<'_, '_>, area: Rect) {
+        let shown = fit(self.columns, self.widest, usize::from(area.width));
+        let headings = shown.iter().map(|(at, columns)| {
+            let heading = Cell::from(self.columns[*at].heading);
+            Span::raw(padded(&heading, *columns))
+        });
+        let mut spans = vec![Span::raw(" ".repeat(MARK_COLUMNS))];
+        spans.extend(headings);
+        let heading = Line::from(spans).style(screen.style(Role::Dim));
+        let place = Rect::new(area.x, area.y, area.width, area.height.min(1));
+        screen.frame.render_widget(heading, place);
+        let rows = usize::from(area.height.saturating_sub(1));
+        let first = self.selected.unwrap_or(0).saturating_sub(rows.max(1) - 1);
+        let visible = self.rows.iter().enumerate().skip(first).take(rows);
+        for ((index, row), y) in visible.zip(area.y + 1..) {
+            let place = Rect::new(area.x, y, area.width, 1);
+            let line = self.row(screen, index, row, &shown);
+            screen.frame.render_widget(line, place);
+            screen.target(place, (self.target)(index));
+        }
+    }
+
+    fn row(
+        &self,
+        screen: &Screen<'_, '_>,
+        index: usize,
+        row: &[Cell],
+        shown: &[(usize, usize)],
+    ) -> Line<'static> {
+        let is_selected = self.selected == Some(index);
+        let (mark, style) = match (is_selected, self.is_focused) {
+            (true, true) => ("▸ ", screen.style(Role::Selected)),
+            (true, false) => ("▸ ", screen.style(Role::Title)),
+            (false, _) => ("  ", Style::new()),
+        };
+        let mut spans = vec![Span::raw(mark)];
+        for (at, columns) in shown {
+            let cell = row.get(*at).cloned().unwrap_or_default();
+            // A selection has one look from end to end.
+            let role = cell.role.filter(|_| !is_selected);
+            let style = role.map_or(Style::new(), |role| screen.style(role));
+            spans.push(Span::styled(padded(&cell, *columns), style));
+        }
+        Line::from(spans).style(style)
+    }
+}
+
+/// A cell's words, cut or filled to a width, and a space.
+fn padded(cell: &Cell, columns: usize) -> String {
+    let mut words = clip(&sanitise_line(&cell.text), columns);
+    words += &" ".repeat(columns + 1 - width(&words).min(columns));
+    words
+}
+
+/// The columns that there is room for, with their widths.
+fn fit(columns: &[Column], widest: usize, room: usize) -> Vec<(usize, usize)> {
+    let mut ranked: Vec<usize> = (0..columns.len()).collect();
+    ranked.sort_by_key(|at| columns[*at].rank);
+    let mut left = room.saturating_sub(MARK_COLUMNS);
+    let mut shown = Vec::new();
+    for at in ranked {
+        // The last needs no space behind it.
+        let needed = columns[at].columns + usize::from(!shown.is_empty());
+        if needed > left {
+            break;
+        }
+        left -= needed;
+        shown.push((at, columns[at].columns));
+    }
+    shown.sort_unstable();
+    if let Some((0, first)) = shown.first_mut() {
+        *first = (*first + left).min(widest.max(*first));
+    }
+    shown
+}
+
+/// A bar of so many columns that tells its parts apart by shape.
+pub(super) fn bar(share: f64, columns: usize) -> String {
+    let filled = (share.clamp(0.0, 1.0) * columns as f64).round() as usize;
+    "━".repeat(filled) + &"─".repeat(columns - filled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COLUMNS: [Column; 3] = [
+        Column {
+            heading: "NAME",
+            columns: 6,
+            rank: 0,
+        },
+        Column {
+            heading: "DETAIL",
+            columns: 8,
+            rank: 2,
+        },
+        Column {
+            heading: "SIZE",
+            columns: 4,
+            rank: 1,
+        },
+    ];
+
+    #[test]
+    fn what_matters_least_goes_first_and_the_first_column_has_the_rest() {
+        assert_eq!(fit(&COLUMNS, 99, 30), [(0, 14), (1, 8), (2, 4)]);
+        assert_eq!(fit(&COLUMNS, 9, 30), [(0, 9), (1, 8), (2, 4)]);
+        assert_eq!(fit(&COLUMNS, 99, 22), [(0, 6), (1, 8), (2, 4)]);
+        assert_eq!(fit(&COLUMNS, 99, 20), [(0, 13), (2, 4)]);
+        assert_eq!(fit(&COLUMNS, 99, 9), [(0, 7)]);
+        assert_eq!(fit(&COLUMNS, 99, 4), []);
+    }
+
+    #[test]
+    fn a_bar_has_one_width() {
+        for share in [0.0, 0.3, 1.0, 7.0, f64::NAN] {
+            assert_eq!(bar(share, 10).chars().count(), 10, "{share}");
+        }
+    }
+}
