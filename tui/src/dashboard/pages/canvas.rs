@@ -31,10 +31,10 @@ use crate::{
 const PASS_MS: u64 = 100;
 /// From here on, text and heat map stand beside each other.
 const BESIDE_COLUMNS: u16 = 120;
-/// From here on, there is room to say where the time of a pass goes.
-const ROOMY_ROWS: usize = 24;
 /// From here on, they stand below each other.
 const BELOW_ROWS: u16 = 30;
+/// From here on, there is room to say where the time of a pass goes.
+const ROOMY_ROWS: usize = 24;
 
 pub(super) fn act(state: &mut State, action: Action, _effects: &mut Vec<Effect>) {
     match action {
