@@ -389,7 +389,10 @@ mod tests {
         }
         let mut request = GenerateRequest::default();
         options.apply(&mut request);
-        assert_eq!((request.length, request.dial()), (Some(64), WireDial::Balanced));
+        assert_eq!(
+            (request.length, request.dial()),
+            (Some(64), WireDial::Balanced)
+        );
         assert_eq!(request.stop, ["a", "-b"]);
         assert_eq!(options.system().as_deref(), Some("--be brief"));
         let flags = options.flags().expect("some are set");
