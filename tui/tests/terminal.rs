@@ -6,6 +6,7 @@ mod support;
 use std::process::Command;
 
 use rustix::process::Signal;
+use sluice_proto::v1::{JobResult, Verified, job_event, job_result};
 use support::{Change, Fake, Step, eventually, story, switch, terminal::Journey};
 
 /// Leaves the alternate screen.
@@ -210,6 +211,40 @@ fn the_dashboard_switches_the_level() {
     journey.expect("held");
     let applied = fake.seen.lock().unwrap().applied.clone();
     assert_eq!(applied[0].level.as_deref(), Some("moderate"));
+    journey.press("\x03");
+    assert!(journey.end().success());
+}
+
+#[test]
+fn the_dashboard_downloads_verifies_and_measures() {
+    let damaged = JobResult {
+        kind: Some(job_result::Kind::Verified(Verified {
+            damaged_places: 2,
+            ..Default::default()
+        })),
+        elapsed_ms: 5.0,
+    };
+    let change = Change {
+        job: vec![job_event::Kind::Result(damaged)],
+        ..Default::default()
+    };
+    let fake = Fake::with_changes(vec![], change);
+    let mut journey = Journey::start(fake.sluice(&[]));
+    journey.expect("budget");
+    journey.press("\t6");
+    journey.expect("PARAMETERS");
+    journey.press("pa/b\r");
+    eventually("a download", || {
+        let seen = fake.seen.lock().unwrap();
+        seen.pulled.first().is_some_and(|pull| pull.name == "a/b")
+    });
+    journey.press(":verify /a.sluice\r");
+    journey.expect("damaged");
+    journey.press("5jjm");
+    eventually("a measurement", || {
+        fake.seen.lock().unwrap().measured.len() == 1
+    });
+    journey.expect("nats");
     journey.press("\x03");
     assert!(journey.end().success());
 }

@@ -170,10 +170,13 @@ impl State {
         }
     }
 
-    /// Name and parameters of the loaded model.
+    /// Name and parameters of the loaded model, to tell it from others.
     pub(super) fn model(&self) -> Option<(String, u64)> {
         let model = self.snapshot()?.model.as_ref()?;
-        Some((model.name.clone(), model.shape.as_ref()?.parameters))
+        let shape = model.shape.as_ref().map(|shape| shape.parameters);
+        // Where they aren't known, the name alone tells models apart.
+        let parameters = shape.or(model.parameters).unwrap_or(0);
+        Some((model.name.clone(), parameters))
     }
 
     /// Keeps what was measured, in the place of what was measured of the same before.
