@@ -113,7 +113,7 @@ fn settings_say_how_it_looks_and_flags_win() {
     journey.expect("connected");
     journey.press("\x03");
     assert!(journey.end().success());
-    let screen = journey.screen();
+    let screen = journey.written();
     assert!(screen.contains('+') && !screen.contains('┌'), "{screen:?}");
     assert!(screen.contains("\x1b[38;5;"), "{screen:?}");
     let mut journey = start(&["--glyphs", "blocks", "--color", "never"]);
@@ -121,7 +121,7 @@ fn settings_say_how_it_looks_and_flags_win() {
     journey.expect("connected");
     journey.press("\x03");
     assert!(journey.end().success());
-    assert!(!journey.screen().contains("\x1b[38;5;"), "no colour");
+    assert!(!journey.written().contains("\x1b[38;5;"), "no colour");
     std::fs::write(&settings, "gliphs = 1\n").expect("written");
     let mut journey = start(&[]);
     journey.expect("client.toml: unknown key 'gliphs'; known are theme, glyphs, mouse, roles");
@@ -286,7 +286,7 @@ fn a_saved_run_is_replayed_without_a_daemon() {
     journey.expect("saved ");
     journey.press("q");
     assert!(journey.end().success());
-    assert!(journey.screen().contains(GIVEN_BACK));
+    journey.expect_written(GIVEN_BACK);
     let saved = std::fs::read_dir(folder.path().join("sluice/runs")).unwrap();
     assert_eq!(saved.count(), 1);
 }
