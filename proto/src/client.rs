@@ -1,7 +1,10 @@
 //! Connecting to a daemon, and telling apart the ways in which that fails.
 
-use std::{io, path::Path};
+mod gathered;
 
+use std::{io, path::Path, time::Duration};
+
+use gathered::Gathered;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 use tonic::{
@@ -19,12 +22,24 @@ pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 /// # Errors
 /// When nothing answers on the socket.
 pub async fn connect(socket: &Path) -> Result<Channel, ConnectError> {
+    connect_at_rest(socket, Duration::ZERO).await
+}
+
+/// The same for who watches much at once: after the socket was read empty it is left alone for as long as `rest`, by which
+/// answers may come later, and what gathers meanwhile is read at once.
+///
+/// # Errors
+/// When nothing answers on the socket.
+pub async fn connect_at_rest(socket: &Path, rest: Duration) -> Result<Channel, ConnectError> {
     let path = socket.to_owned();
     // The address is never resolved: the connector below opens the socket.
     Endpoint::from_static("http://sluice.invalid")
         .connect_with_connector(tower::service_fn(move |_| {
             let path = path.clone();
-            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            async move {
+                let stream = UnixStream::connect(path).await?;
+                Ok::<_, io::Error>(TokioIo::new(Gathered::new(stream, rest)))
+            }
         }))
         .await
         .map_err(|error| ConnectError {

@@ -1,6 +1,9 @@
 //! Finding the daemon and speaking to its services.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use sluice_proto::{
     client,
@@ -42,7 +45,15 @@ impl Daemon {
     /// # Errors
     /// With exit code 69 when nothing answers there.
     pub async fn connect(socket: PathBuf) -> Result<Self, Failure> {
-        match client::connect(&socket).await {
+        Self::connect_at_rest(socket, Duration::ZERO).await
+    }
+
+    /// The same for who watches much at once: see [`client::connect_at_rest`].
+    ///
+    /// # Errors
+    /// With exit code 69 when nothing answers there.
+    pub async fn connect_at_rest(socket: PathBuf, rest: Duration) -> Result<Self, Failure> {
+        match client::connect_at_rest(&socket, rest).await {
             Ok(channel) => Ok(Self { socket, channel }),
             Err(error) => Err(Failure::unreachable(&error)),
         }

@@ -16,7 +16,12 @@ use sluice_proto::v1::{
     telemetry_service_server::{TelemetryService, TelemetryServiceServer},
     *,
 };
-use tokio::{net::UnixListener, runtime::Runtime, sync::mpsc::Sender, time::MissedTickBehavior};
+use tokio::{
+    net::UnixListener,
+    runtime::Runtime,
+    sync::mpsc::{Sender, error::TrySendError},
+    time::MissedTickBehavior,
+};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status, transport};
 
@@ -38,18 +43,27 @@ pub(crate) struct Load {
     pub(crate) lasts: Duration,
 }
 
-/// Serves on a socket until the runtime goes; counts the events that were taken.
-pub(crate) fn serve(load: Load, socket: &Path) -> (Runtime, Arc<AtomicUsize>) {
+/// Events so far.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Those that the daemon had to tell.
+    pub(crate) told: AtomicUsize,
+    /// Those of them that the client took.
+    pub(crate) taken: AtomicUsize,
+}
+
+/// Serves on a socket until the runtime goes, and counts.
+pub(crate) fn serve(load: Load, socket: &Path) -> (Runtime, Arc<Counts>) {
     let runtime = Runtime::new().expect("a runtime");
     let listener = {
         let _inside = runtime.enter();
         UnixListener::bind(socket).expect("bind")
     };
-    let told = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::new(Counts::default());
     let service = Service {
         load,
         start: Instant::now(),
-        told: told.clone(),
+        counts: counts.clone(),
     };
     runtime.spawn(
         transport::Server::builder()
@@ -58,33 +72,34 @@ pub(crate) fn serve(load: Load, socket: &Path) -> (Runtime, Arc<AtomicUsize>) {
             .add_service(TelemetryServiceServer::new(service))
             .serve_with_incoming(UnixListenerStream::new(listener)),
     );
-    (runtime, told)
+    (runtime, counts)
 }
 
 #[derive(Clone)]
 struct Service {
     load: Load,
     start: Instant,
-    told: Arc<AtomicUsize>,
+    counts: Arc<Counts>,
 }
 
 type Answers<T> = Result<Response<ReceiverStream<Result<T, Status>>>, Status>;
 
 impl Service {
-    /// Sends what `next` makes, so many times a second, until nobody listens.
+    /// Sends what `next` makes, so many times a second, until nobody listens. As with the daemon, a client that is slower
+    /// misses pictures, the last of what `next` makes, and nothing else.
     fn tell<T: Send + 'static>(
         &self,
         per_second: u32,
         first: Vec<T>,
         mut next: impl FnMut() -> Vec<T> + Send + 'static,
     ) -> Answers<T> {
-        let (sender, receiver) = tokio::sync::mpsc::channel(16);
-        let told = self.told.clone();
+        let (sender, receiver) = tokio::sync::mpsc::channel(2);
+        let counts = self.counts.clone();
         tokio::spawn(async move {
             let mut ticks = tokio::time::interval(Duration::from_secs(1) / per_second);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
             let mut all = first;
-            while send(&sender, all, &told).await.is_some() {
+            while send(&sender, all, &counts).await.is_some() {
                 ticks.tick().await;
                 all = next();
             }
@@ -308,13 +323,22 @@ impl Service {
 
 async fn send<T>(
     sender: &Sender<Result<T, Status>>,
-    all: Vec<T>,
-    told: &AtomicUsize,
+    mut all: Vec<T>,
+    counts: &Counts,
 ) -> Option<()> {
+    counts.told.fetch_add(all.len(), Ordering::Relaxed);
+    let Some(picture) = all.pop() else {
+        return Some(());
+    };
     for one in all {
         sender.send(Ok(one)).await.ok()?;
-        told.fetch_add(1, Ordering::Relaxed);
+        counts.taken.fetch_add(1, Ordering::Relaxed);
     }
+    match sender.try_send(Ok(picture)) {
+        Ok(()) => counts.taken.fetch_add(1, Ordering::Relaxed),
+        Err(TrySendError::Full(_)) => 0,
+        Err(TrySendError::Closed(_)) => return None,
+    };
     Some(())
 }
 

@@ -10,7 +10,7 @@ mod terminal;
 use std::{
     fs,
     process::Command,
-    sync::atomic::Ordering,
+    sync::atomic::{AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
@@ -53,7 +53,7 @@ fn main() {
         }
     };
     println!(
-        "  size   page  canvas | events/s  CPU %  frames/s  KiB/s | MiB at first, after 10 s, at the end | key to screen, \
+        "  size   page  canvas | told/s taken/s  CPU %  frames/s  KiB/s | MiB at first, after 10 s, at the end | key to screen, \
          ms: median, 95 %, worst of {}",
         options.keys
     );
@@ -76,7 +76,8 @@ fn measure(options: &Options, (columns, rows): (u16, u16), length: u32, page: ch
         // Keys come after the measurement, about five a second.
         lasts: 2 * WARM_UP + Duration::from_secs(2 * options.seconds + options.keys as u64 / 2),
     };
-    let (_daemon, told) = load::serve(load, &socket);
+    let (_daemon, counts) = load::serve(load, &socket);
+    let count = |which: &AtomicUsize| which.load(Ordering::Relaxed) as f64;
     let mut client = Command::new(env!("CARGO_BIN_EXE_sluice"));
     client
         .arg("--socket")
@@ -96,24 +97,22 @@ fn measure(options: &Options, (columns, rows): (u16, u16), length: u32, page: ch
     let bytes_at = |journey: &Journey| journey.written_bytes();
     let resident_first = resident_mib(pid);
     let (frames, bytes) = (journey.frames(), bytes_at(&journey));
-    let (events, cpu, start) = (
-        told.load(Ordering::Relaxed),
-        cpu_seconds(pid),
-        Instant::now(),
-    );
+    let (told, taken) = (count(&counts.told), count(&counts.taken));
+    let (cpu, start) = (cpu_seconds(pid), Instant::now());
     let part = Duration::from_secs(options.seconds.min(10));
     std::thread::sleep(part);
     let resident_then = resident_mib(pid);
     std::thread::sleep(Duration::from_secs(options.seconds) - part);
     let elapsed = start.elapsed().as_secs_f64();
     let cpu = (cpu_seconds(pid) - cpu) / elapsed;
-    let events = (told.load(Ordering::Relaxed) - events) as f64 / elapsed;
+    let told = (count(&counts.told) - told) / elapsed;
+    let taken = (count(&counts.taken) - taken) / elapsed;
     let frames = (journey.frames() - frames) as f64 / elapsed;
     let bytes = (bytes_at(&journey) - bytes) as f64 / elapsed;
     let delays = key_delays(&mut journey, options.keys);
     let resident_last = resident_mib(pid);
     println!(
-        "{columns:>3}x{rows:<3}    {page} {length:>7} | {events:>8.0} {:>6.1} {frames:>9.1} {:>6.0} | {resident_first:>10.1} \
+        "{columns:>3}x{rows:<3}    {page} {length:>7} | {told:>6.0} {taken:>7.0} {:>6.1} {frames:>9.1} {:>6.0} | {resident_first:>10.1} \
          {resident_then:>10.1} {resident_last:>10.1}   | {:>17.1} {:>8.1} {:>8.1}",
         100.0 * cpu,
         bytes / 1024.0,

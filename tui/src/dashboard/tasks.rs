@@ -14,10 +14,11 @@ use sluice_proto::v1::{
     measure_fidelity_response,
 };
 use sluice_shared::{level::Level, units};
-use tokio::{sync::mpsc::Sender, task::JoinHandle};
+use tokio::{sync::mpsc::Sender, task::JoinHandle, time::Instant};
 use tonic::Status;
 
 use super::{
+    FRAME_OF_DATA,
     event::{Effect, Event},
     files,
 };
@@ -26,6 +27,10 @@ use crate::{connection::Daemon, output::Failure};
 /// First wait before a lost daemon is looked for again; it doubles up to the longest.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_LONGEST: Duration = Duration::from_secs(8);
+/// How long a socket that was read empty is left alone: less than a frame.
+const REST: Duration = Duration::from_millis(20);
+/// Passes taken in the time of a frame: 400 a second, far more than anybody can follow.
+const PASSES_A_FRAME: u32 = 20;
 /// Often enough that streaming is seen moving.
 const SNAPSHOT_MS: u32 = 250;
 
@@ -199,7 +204,7 @@ impl Tasks {
     ) -> JoinHandle<()> {
         let (socket, events) = (self.socket.clone(), self.events.clone());
         tokio::spawn(async move {
-            let result = match Daemon::connect(socket).await {
+            let result = match Daemon::connect_at_rest(socket, REST).await {
                 Ok(daemon) => call(daemon, events.clone()).await,
                 Err(failure) => Err(failure),
             };
@@ -234,6 +239,34 @@ impl Tasks {
         self.watch = Some(self.spawn(failed, move |daemon, events| async move {
             watch(daemon, request_id, events).await
         }));
+    }
+}
+
+/// Takes from a stream what can be shown, and no more: the daemon skips pictures for who is slower than it, and each one that
+/// comes would wake us.
+struct Pace {
+    a_frame: u32,
+    taken: u32,
+    begun: Instant,
+}
+
+impl Pace {
+    fn new(a_frame: u32) -> Self {
+        Self {
+            a_frame,
+            taken: 0,
+            begun: Instant::now(),
+        }
+    }
+
+    /// Counts one more, and waits for the next frame's time where this one's are taken.
+    async fn keep(&mut self) {
+        self.taken += 1;
+        if self.taken >= self.a_frame {
+            tokio::time::sleep_until(self.begun + FRAME_OF_DATA).await;
+            self.begun = Instant::now();
+            self.taken = 0;
+        }
     }
 }
 
@@ -281,7 +314,7 @@ async fn snapshots(
     events: &Sender<Event>,
     wait: &mut Duration,
 ) -> Result<(), Failure> {
-    let daemon = Daemon::connect(socket.to_owned()).await?;
+    let daemon = Daemon::connect_at_rest(socket.to_owned(), REST).await?;
     let call = WatchSnapshotsRequest {
         interval_ms: Some(SNAPSHOT_MS),
     };
@@ -290,7 +323,9 @@ async fn snapshots(
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     let mut is_first = true;
+    let mut pace = Pace::new(1);
     while let Some(answer) = stream.next().await {
+        pace.keep().await;
         let answer = answer.map_err(|status| daemon.failure(status))?;
         if std::mem::take(&mut is_first) {
             *wait = RETRY_FIRST;
@@ -336,11 +371,13 @@ async fn forward(
     mut stream: impl Stream<Item = Result<Option<GenerationEvent>, Status>> + Unpin,
     events: &Sender<Event>,
 ) -> Result<(), Failure> {
+    let mut pace = Pace::new(PASSES_A_FRAME);
     while let Some(answer) = stream.next().await {
         let event = answer.map_err(|status| daemon.failure(status))?;
         let Some(kind) = event.and_then(|event| event.kind) else {
             continue;
         };
+        pace.keep().await;
         let is_last = matches!(kind, Kind::Done(_));
         let event = Event::Request {
             request_id: id(&kind),

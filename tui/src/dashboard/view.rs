@@ -142,7 +142,9 @@ impl<'a> Screen<'a, '_> {
 
     /// Draws lines as far as there are rows.
     pub(super) fn lines(&mut self, area: Rect, lines: Vec<Line<'_>>) {
-        self.frame.render_widget(Paragraph::new(lines), area);
+        for (line, row) in lines.into_iter().zip(area.rows()) {
+            self.frame.render_widget(line, row);
+        }
     }
 
     /// A frame with lines in it.

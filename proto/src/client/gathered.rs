@@ -1,0 +1,106 @@
+//! A socket that is read now and then: what comes in between is read at once.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::UnixStream,
+    time::{Instant, Sleep, sleep},
+};
+
+/// A stream that rests after it was read empty. A daemon that tells a thousand things a second wakes whoever reads each of
+/// them a thousand times; to read what gathered in the meantime costs a fraction.
+pub(super) struct Gathered {
+    inner: UnixStream,
+    rest: Duration,
+    until: Pin<Box<Sleep>>,
+}
+
+impl Gathered {
+    /// `rest` is what an answer may come later for it.
+    pub(super) fn new(inner: UnixStream, rest: Duration) -> Self {
+        Self {
+            inner,
+            rest,
+            until: Box::pin(sleep(Duration::ZERO)),
+        }
+    }
+}
+
+impl AsyncRead for Gathered {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.rest.is_zero() {
+            ready!(self.until.as_mut().poll(context));
+        }
+        ready!(Pin::new(&mut self.inner).poll_read(context, buffer))?;
+        // A full buffer says that there is more to be had.
+        if buffer.remaining() > 0 && !self.rest.is_zero() {
+            let end = Instant::now() + self.rest;
+            self.until.as_mut().reset(end);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Gathered {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_came_while_it_rested_is_read_at_once() {
+        let (mut writer, reader) = UnixStream::pair().expect("a pair");
+        let rest = Duration::from_millis(30);
+        let mut gathered = Gathered::new(reader, rest);
+        let mut buffer = [0; 64];
+        writer.write_all(b"one").await.expect("written");
+        let start = Instant::now();
+        assert_eq!(gathered.read(&mut buffer).await.expect("read"), 3);
+        writer.write_all(b"two").await.expect("written");
+        writer.write_all(b"three").await.expect("written");
+        assert_eq!(gathered.read(&mut buffer).await.expect("read"), 8);
+        assert!(start.elapsed() >= rest);
+        drop(writer);
+        assert_eq!(gathered.read(&mut buffer).await.expect("read"), 0);
+    }
+}
