@@ -252,10 +252,17 @@ impl Glyphs {
 
     /// Turns a finished screen into one that the terminal can show. What has no likeness becomes `?`.
     pub fn translate(self, screen: &mut Buffer) {
-        if self != Self::Ascii {
-            return;
-        }
         for cell in &mut screen.content {
+            if self == Self::Braille {
+                return;
+            }
+            if self == Self::Blocks {
+                let character = cell.symbol().chars().next();
+                if let Some(plainer) = character.and_then(block) {
+                    cell.set_char(plainer);
+                }
+                continue;
+            }
             let mut characters = cell.symbol().chars();
             match characters.next() {
                 Some(character) if !character.is_ascii() => {
@@ -271,11 +278,29 @@ impl Glyphs {
     }
 }
 
-/// The nearest to a character in ASCII.
+/// The nearest to a character in what the fonts of consoles have, where that is another.
+fn block(character: char) -> Option<char> {
+    Some(match character {
+        '▁' | '▂' => '░',
+        '▃' | '▅' => '▒',
+        '▆' | '▇' => '▓',
+        '●' => '@',
+        '◐' => 'O',
+        '○' => 'o',
+        '▸' => '>',
+        '▾' => 'v',
+        '▕' | '▏' => '|',
+        '…' => '~',
+        _ => return None,
+    })
+}
+
+/// The nearest to a character in ASCII. Marks that stand for different things beside each other stay different.
 fn ascii(character: char) -> char {
     match character {
         '─' | '–' | '—' | '−' => '-',
-        '━' | '═' => '=',
+        '━' => '=',
+        '═' => 'P',
         '│' | '┃' | '▕' | '▏' => '|',
         '●' => '@',
         '◐' => 'O',
@@ -286,10 +311,15 @@ fn ascii(character: char) -> char {
         '▴' | '↑' => '^',
         '▾' | '↓' => 'v',
         '…' => '~',
-        '·' | '•' | '░' | '⋯' => '.',
-        '▒' | '▄' => '=',
+        '·' | '•' | '⋯' => '-',
+        '░' => '.',
+        '▒' => '=',
         '▓' => '+',
-        '█' | '▀' | '■' => '#',
+        '▄' => 'o',
+        '▀' => '"',
+        '■' => '@',
+        '█' => '#',
+        '°' => ' ',
         '▁' => '_',
         '▂' => '.',
         '▃' => ':',
@@ -537,5 +567,19 @@ mod tests {
         let words: String = screen.content.iter().map(|cell| cell.symbol()).collect();
         assert!(words.is_ascii(), "{words}");
         assert!(words.starts_with("+->.~#?"), "{words}");
+    }
+
+    #[test]
+    fn marks_of_different_things_stay_different_in_ascii() {
+        let kinds = "█▓▒░▄▀■";
+        let phases = "░▓█▒▄·";
+        let places = "█▒░»?";
+        let passes = "●◐○─═";
+        for marks in [kinds, phases, places, passes] {
+            let mut plain: Vec<char> = marks.chars().map(ascii).collect();
+            plain.sort_unstable();
+            plain.dedup();
+            assert_eq!(plain.len(), marks.chars().count(), "{marks} as {plain:?}");
+        }
     }
 }

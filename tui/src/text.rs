@@ -72,6 +72,10 @@ pub fn clip(text: &str, columns: usize) -> String {
         }
         clipped.push(character);
     }
+    // A mark can make the character before it wider.
+    while width(&clipped) >= columns.max(1) {
+        clipped.pop();
+    }
     if columns > 0 {
         clipped.push('…');
     }
@@ -129,6 +133,8 @@ mod tests {
         assert_eq!(clip("hello", 4), "hel…");
         assert_eq!(clip("日本語", 5), "日本…");
         assert_eq!(clip("日本語", 4), "日…");
+        let hearts = "❤\u{fe0f}".repeat(10);
+        assert!(width(&clip(&hearts, 8)) <= 8);
         assert_eq!(clip("hello", 1), "…");
         assert_eq!(clip("hello", 0), "");
     }

@@ -9,6 +9,9 @@ pub const SAMPLE_MS: u64 = 500;
 /// Samples kept: five minutes.
 pub const SAMPLES_MAX: usize = 600;
 
+/// Samples further apart than this have a gap between them.
+const GAP_MS: u64 = 3 * SAMPLE_MS;
+
 /// What was so at one time. What was not known is unset.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Sample {
@@ -37,7 +40,7 @@ pub struct History {
 #[derive(Debug, Clone, Copy)]
 struct Counts {
     at_ms: u64,
-    tokens: u64,
+    tokens: Option<u64>,
     streamed_bytes: Option<u64>,
 }
 
@@ -50,15 +53,17 @@ impl History {
         }
         let counts = Counts {
             at_ms: now_ms,
-            tokens: snapshot.totals.map_or(0, |totals| totals.tokens_committed),
+            tokens: snapshot.totals.map(|totals| totals.tokens_committed),
             streamed_bytes: snapshot.measured.map(|measured| measured.streamed_bytes),
         };
         let before = self.before.replace(counts);
-        let rate = |after: u64, count: fn(&Counts) -> Option<u64>| {
+        // What grew while nobody looked says nothing of any one time.
+        let before = before.filter(|before| now_ms - before.at_ms <= GAP_MS);
+        let rate = |count: fn(&Counts) -> Option<u64>| {
             let before = before.as_ref()?;
             let seconds = (now_ms - before.at_ms) as f64 / 1000.0;
             // Less than before: somebody began to count anew.
-            let grown = after.checked_sub(count(before)?)?;
+            let grown = count(&counts)?.checked_sub(count(before)?)?;
             Some(grown as f64 / seconds)
         };
         let host = snapshot.host.unwrap_or_default();
@@ -67,21 +72,59 @@ impl History {
             at_ms: now_ms,
             device_bytes: snapshot.device.as_ref().map(|device| device.used_bytes),
             host_bytes: host.map(|(total, available)| total.saturating_sub(available)),
-            tokens_a_second: rate(counts.tokens, |counts| Some(counts.tokens)),
-            streamed_a_second: counts
-                .streamed_bytes
-                .and_then(|bytes| rate(bytes, |counts| counts.streamed_bytes)),
+            tokens_a_second: rate(|counts| counts.tokens),
+            streamed_a_second: rate(|counts| counts.streamed_bytes),
             pass_ms: snapshot.measured.and_then(|measured| measured.last_pass_ms),
         });
         let excess = self.samples.len().saturating_sub(SAMPLES_MAX);
         self.samples.drain(..excess);
     }
 
-    /// The samples up to a time, the earliest first.
-    pub fn until(&self, at_ms: u64) -> impl DoubleEndedIterator<Item = &Sample> {
-        self.samples
+    /// Time since the first sample, at some time.
+    #[must_use]
+    pub fn age_ms(&self, at_ms: u64) -> u64 {
+        let first = self.samples.front();
+        first.map_or(0, |first| at_ms.saturating_sub(first.at_ms))
+    }
+
+    /// A figure over the time up to `until_ms`, in `count` equal parts of `span_ms`, the earliest first: the most of each part,
+    /// and nothing where nothing was measured.
+    #[must_use]
+    pub fn parts(
+        &self,
+        until_ms: u64,
+        span_ms: u64,
+        count: usize,
+        figure: impl Fn(&Sample) -> Option<f64>,
+    ) -> Vec<Option<f64>> {
+        let count = count.max(1);
+        let part_ms = (span_ms / count as u64).max(1);
+        // Ends of parts stay where they are while time moves on, so that a peak keeps its height.
+        let end_ms = until_ms.div_ceil(part_ms) * part_ms;
+        let mut parts = vec![None; count];
+        let mut later = self
+            .samples
             .iter()
-            .filter(move |sample| sample.at_ms <= at_ms)
+            .filter(|s| s.at_ms <= until_ms)
+            .peekable();
+        let mut known: Option<&Sample> = None;
+        for (index, part) in parts.iter_mut().enumerate() {
+            let back = (count - 1 - index) as u64 * part_ms;
+            let Some(to_ms) = end_ms.checked_sub(back) else {
+                continue;
+            };
+            let mut most: Option<f64> = None;
+            while let Some(sample) = later.next_if(|sample| sample.at_ms <= to_ms) {
+                known = Some(sample);
+                if sample.at_ms + part_ms > to_ms {
+                    most = most.into_iter().chain(figure(sample)).reduce(f64::max);
+                }
+            }
+            // Parts shorter than the time between samples show the last one.
+            let last = known.filter(|sample| to_ms.saturating_sub(sample.at_ms) <= GAP_MS);
+            *part = most.or_else(|| last.and_then(&figure));
+        }
+        parts
     }
 
     /// The latest sample.
@@ -129,15 +172,27 @@ mod tests {
     }
 
     #[test]
+    fn time_that_nobody_saw_leaves_a_gap() {
+        let mut history = History::default();
+        for at in [0, 500, 1_000, 9_000, 9_500] {
+            history.take(&snapshot(at, at), at);
+        }
+        let tokens = history.parts(10_000, 10_000, 10, |sample| sample.tokens_a_second);
+        let known: Vec<bool> = tokens.iter().map(Option::is_some).collect();
+        // The first sample of each stretch has nothing to be compared with.
+        assert_eq!(known[..2], [true, true]);
+        assert_eq!(known[3..8], [false; 5]);
+        assert!(known[9]);
+        assert_eq!(tokens[0], Some(1_000.0));
+    }
+
+    #[test]
     fn only_so_many_samples_are_kept() {
         let mut history = History::default();
         for at in 0..2_000 {
             history.take(&snapshot(at, at), at * 1_000);
         }
-        assert_eq!(history.until(u64::MAX).count(), SAMPLES_MAX);
-        assert_eq!(
-            history.until(1_500_000).next_back().unwrap().at_ms,
-            1_500_000
-        );
+        assert_eq!(history.samples.len(), SAMPLES_MAX);
+        assert_eq!(history.age_ms(1_999_000), 599_000);
     }
 }

@@ -439,8 +439,6 @@ pub static PROMPT: &[Binding] = &[
 
 /// Keys of the overview.
 pub static OVERVIEW: &[Binding] = &[
-    movement!(up: "select the request above"),
-    movement!(down: "select the one below"),
     bind(
         &[code(KeyCode::Enter)],
         "Enter",
@@ -454,13 +452,15 @@ pub static OVERVIEW: &[Binding] = &[
         "choose a level",
         Action::Go(Page::Levels),
     ),
-    bind(&[letter('/')], "/", "filter the requests", Action::Filter),
     bind(
         &[code(KeyCode::Tab), (KeyCode::BackTab, KeyModifiers::SHIFT)],
         "Tab",
         "go to the prompt",
         Action::NextPane,
     ),
+    bind(&[letter('/')], "/", "filter the requests", Action::Filter),
+    movement!(up: "select the request above"),
+    movement!(down: "select the one below"),
     movement!(page_up: "scroll the canvas up"),
     movement!(page_down: "scroll it down"),
 ];
@@ -475,13 +475,14 @@ pub static MEMORY: &[Binding] = &[
 
 /// Keys of the canvas page.
 pub static CANVAS: &[Binding] = &[
-    movement!(left: "the pass before"),
-    movement!(right: "the pass after"),
-    movement!(first: "the first pass"),
-    movement!(last: "the latest, live"),
     bind(&[letter(' ')], "Space", "play, or hold", Action::Play),
     bind(&[letter('m')], "m", "text, heat map, both", Action::Heat),
     bind(&[letter('s')], "s", "save the run", Action::Save),
+    movement!(left: "the pass before"),
+    movement!(right: "the pass after"),
+    bind(&[letter('x')], "x", "cancel it, asks first", Action::Cancel),
+    movement!(first: "the first pass"),
+    movement!(last: "the latest, live"),
     movement!(up: "scroll up"),
     movement!(down: "scroll down"),
     movement!(page_up: "scroll far up"),
@@ -498,13 +499,20 @@ pub static CANVAS: &[Binding] = &[
         "the request after",
         Action::NextRequest,
     ),
-    bind(&[letter('x')], "x", "cancel it, asks first", Action::Cancel),
 ];
 
 /// Keys of the chat page.
 pub static CHAT: &[Binding] = &[
-    movement!(up: "select the message above"),
-    movement!(down: "select the one below"),
+    bind(
+        &[
+            code(KeyCode::Enter),
+            code(KeyCode::Tab),
+            (KeyCode::BackTab, KeyModifiers::SHIFT),
+        ],
+        "Tab",
+        "go to the prompt",
+        Action::NextPane,
+    ),
     bind(
         &[letter('e')],
         "e",
@@ -512,13 +520,13 @@ pub static CHAT: &[Binding] = &[
         Action::Mask,
     ),
     bind(&[letter('r')], "r", "answer once more", Action::Again),
-    bind(&[letter('u')], "u", "the answer before", Action::Undo),
     bind(
         &[letter('n'), control('n')],
         "n",
         "new conversation",
         Action::NewConversation,
     ),
+    bind(&[letter('u')], "u", "the answer before", Action::Undo),
     bind(
         &[letter('[')],
         "[",
@@ -531,23 +539,15 @@ pub static CHAT: &[Binding] = &[
         "the conversation after",
         Action::NextConversation,
     ),
+    bind(&[letter('x')], "x", "cancel what runs", Action::Cancel),
+    movement!(up: "select the message above"),
+    movement!(down: "select the one below"),
     bind(
         &[letter('d')],
         "d",
         "forget it, asks first",
         Action::ForgetConversation,
     ),
-    bind(
-        &[
-            code(KeyCode::Enter),
-            code(KeyCode::Tab),
-            (KeyCode::BackTab, KeyModifiers::SHIFT),
-        ],
-        "Tab",
-        "go to the prompt",
-        Action::NextPane,
-    ),
-    bind(&[letter('x')], "x", "cancel what runs", Action::Cancel),
     movement!(page_up: "scroll up"),
     movement!(page_down: "scroll down"),
 ];
@@ -560,6 +560,8 @@ pub static LEVELS: &[Binding] = &[
         "put it in force",
         Action::Enter,
     ),
+    bind(&[letter('b')], "b", "try another budget", Action::Budget),
+    bind(&[letter('m')], "m", "measure its fidelity", Action::Measure),
     bind(
         &[
             code(KeyCode::Tab),
@@ -571,8 +573,6 @@ pub static LEVELS: &[Binding] = &[
         "levels, or the dial",
         Action::NextPane,
     ),
-    bind(&[letter('b')], "b", "try another budget", Action::Budget),
-    bind(&[letter('m')], "m", "measure its fidelity", Action::Measure),
     bind(
         &[letter('R')],
         "R",
@@ -598,6 +598,12 @@ pub static JOBS: &[Binding] = &[
         Action::Enter,
     ),
     bind(
+        &[letter('x')],
+        "x",
+        "cancel the selected job",
+        Action::Cancel,
+    ),
+    bind(
         &[
             code(KeyCode::Tab),
             (KeyCode::BackTab, KeyModifiers::SHIFT),
@@ -607,12 +613,6 @@ pub static JOBS: &[Binding] = &[
         "Tab",
         "jobs, or models",
         Action::NextPane,
-    ),
-    bind(
-        &[letter('x')],
-        "x",
-        "cancel the selected job",
-        Action::Cancel,
     ),
     bind(&[letter('p')], "p", "download a model", Action::Pull),
     bind(
@@ -732,10 +732,6 @@ pub static FIELD: &[Binding] = &[
 
 /// Keys while words of an answer are chosen.
 pub static MASK: &[Binding] = &[
-    movement!(left: "the word before"),
-    movement!(right: "the word after"),
-    movement!(up: "a line up"),
-    movement!(down: "a line down"),
     bind(
         &[letter(' '), letter('v')],
         "Space",
@@ -748,6 +744,10 @@ pub static MASK: &[Binding] = &[
         "write the span anew",
         Action::Enter,
     ),
+    movement!(left: "the word before"),
+    movement!(right: "the word after"),
+    movement!(up: "a line up"),
+    movement!(down: "a line down"),
     bind(
         &[code(KeyCode::Esc), letter('q')],
         "Esc",

@@ -17,12 +17,13 @@ use tui_input::Input;
 
 use super::{
     command,
-    keys::{ANYWHERE, Action, Binding, Mode, Page, TABLES},
+    keys::{Action, Binding, Mode, Page, TABLES},
     pages,
     state::{Link, State},
 };
 use crate::{
     json,
+    output::START_HINT,
     paint::{Paint, Role},
     text::{clip, sanitise_line, width, wrapped},
 };
@@ -34,6 +35,8 @@ const LEAST_ROWS: u16 = 10;
 const WIDE_COLUMNS: u16 = 100;
 /// From here on, more than one pane fits.
 const TALL_ROWS: u16 = 20;
+/// Rows that an error takes at most.
+const ERROR_ROWS: usize = 3;
 
 /// Something that the mouse can reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,10 +180,12 @@ impl<'a> Screen<'a, '_> {
     /// A frame in the middle of everything, over what is there; what is left inside is returned.
     pub(super) fn popup(&mut self, columns: u16, rows: u16, title: &str) -> Rect {
         let area = self.frame.area();
-        let (columns, rows) = (columns.min(area.width), rows.min(area.height));
+        // The keys at the foot stay to be seen.
+        let above = area.height.saturating_sub(1);
+        let (columns, rows) = (columns.min(area.width), rows.min(above));
         let place = Rect::new(
             area.x + (area.width - columns) / 2,
-            area.y + (area.height - rows) / 2,
+            area.y + (above - rows) / 2,
             columns,
             rows,
         );
@@ -262,7 +267,9 @@ fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     .areas(area);
     draw_header(screen, header);
     draw_tabs(screen, tabs);
+    let is_absent = state.latest.is_none() && matches!(state.link, Link::Lost { .. });
     match state.page {
+        _ if is_absent => draw_absent(screen, body),
         Page::Overview => pages::overview::draw(screen, body),
         Page::Memory => pages::memory::draw(screen, body),
         Page::Canvas => pages::canvas::draw(screen, body),
@@ -285,24 +292,52 @@ fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     }
 }
 
+/// There was no daemon yet: why, and what to do.
+fn draw_absent(screen: &mut Screen<'_, '_>, area: Rect) {
+    let Link::Lost { cause, .. } = &screen.state.link else {
+        return;
+    };
+    let inner = screen.pane(area, "No daemon", true);
+    let columns = usize::from(inner.width);
+    let words = [
+        cause,
+        "",
+        START_HINT,
+        "",
+        "This screen fills as soon as one answers.",
+    ];
+    let lines = words.iter().flat_map(|words| wrapped(words, columns));
+    screen.lines(inner, lines.map(Line::raw).collect());
+}
+
 fn draw_header(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
-    let (words, role) = connection(state);
+    let (mut words, mut role) = connection(state);
+    let opened = state.opened.as_ref();
+    let saved = opened.and_then(|opened| opened.recording.canvas().started.as_ref());
+    let present = state.snapshot().map(|snapshot| snapshot.model.as_ref());
+    let model = match (present, saved) {
+        (Some(Some(model)), _) => Some(model_words(model)),
+        (_, Some(started)) => Some((format!("model {}", started.model), Role::Committed)),
+        (Some(None), None) => Some((
+            "no model is loaded; 6 lists models".to_owned(),
+            Role::Warning,
+        )),
+        (None, None) => None,
+    };
+    // A line is all that the smallest screens have: a model that isn't ready is worth more than what is as it should be.
+    if area.height < 2
+        && role == Role::Good
+        && let Some((model, worth @ (Role::Warning | Role::Bad | Role::Dim))) = &model
+    {
+        (words, role) = (model.clone(), *worth);
+    }
     let room = usize::from(area.width).saturating_sub("sluice  ".len());
     let first = Line::from(vec![
         Span::styled("sluice  ", screen.style(Role::Title)),
         Span::styled(clip(&sanitise_line(&words), room), screen.style(role)),
     ]);
-    let model = state
-        .snapshot()
-        .and_then(|snapshot| snapshot.model.as_ref());
-    let opened = state.opened.as_ref();
-    let saved = opened.and_then(|opened| opened.recording.canvas().started.as_ref());
-    let (words, role) = match (model, saved) {
-        (Some(model), _) => model_words(model),
-        (None, Some(started)) => (format!("model {}", started.model), Role::Committed),
-        (None, None) => ("model unknown".to_owned(), Role::Dim),
-    };
+    let (words, role) = model.unwrap_or(("model unknown".to_owned(), Role::Dim));
     let words = clip(&sanitise_line(&words), usize::from(area.width));
     let second = Line::styled(words, screen.style(role));
     screen.lines(area, vec![first, second]);
@@ -310,6 +345,13 @@ fn draw_header(screen: &mut Screen<'_, '_>, area: Rect) {
 
 /// The connection in words; always on screen.
 fn connection(state: &State) -> (String, Role) {
+    if state.latest.is_none()
+        && let Link::Lost { cause, retry_at_ms } = &state.link
+    {
+        let seconds = retry_at_ms.saturating_sub(state.now_ms).div_ceil(1000);
+        let words = format!("no daemon: looking again in {seconds} s · {cause}");
+        return (words, Role::Bad);
+    }
     let age = state
         .stale_ms()
         .map(|ms| format!("data from {} s ago", ms / 1000));
@@ -350,8 +392,10 @@ fn server(snapshot: Option<&Snapshot>) -> String {
     )
 }
 
+/// The model; its state before what it is, since narrow screens cut the end.
 fn model_words(model: &Model) -> (String, Role) {
-    let mut words = format!("model {}", model.name);
+    let (state, role) = model_state(model);
+    let mut words = format!("model {}{state}", model.name);
     if let Some(shape) = &model.shape {
         words += &format!(
             " · {} parameters · {}",
@@ -362,10 +406,14 @@ fn model_words(model: &Model) -> (String, Role) {
     if model.is_demonstration {
         words += " · demonstration model";
     }
+    (words, role)
+}
+
+fn model_state(model: &Model) -> (String, Role) {
     match model.state() {
-        ModelState::Ready => (words, Role::Committed),
+        ModelState::Ready => (String::new(), Role::Committed),
         ModelState::Loading => {
-            words += " · loading";
+            let mut words = " · loading".to_owned();
             if let Some(progress) = &model.progress {
                 words += &format!(
                     " {} of {}",
@@ -375,12 +423,12 @@ fn model_words(model: &Model) -> (String, Role) {
             }
             (words, Role::Warning)
         }
-        ModelState::Failed => (format!("{words} · failed: {}", model.error), Role::Bad),
-        ModelState::Asleep => (words + " · asleep until a request", Role::Dim),
+        ModelState::Failed => (format!(" · failed: {}", model.error), Role::Bad),
+        ModelState::Asleep => (" · asleep until a request".to_owned(), Role::Dim),
         ModelState::Available
         | ModelState::Pulling
         | ModelState::Partial
-        | ModelState::Unspecified => (words + " · not loaded", Role::Dim),
+        | ModelState::Unspecified => (" · not loaded".to_owned(), Role::Dim),
     }
 }
 
@@ -416,7 +464,7 @@ fn draw_prompt(screen: &mut Screen<'_, '_>, area: Rect) {
     let is_focused = state.mode() == Mode::Prompt;
     screen.target(area, Target::Prompt);
     let invitation = match is_focused {
-        true => "write a prompt; Enter sends it, ? helps, Esc leads to the page",
+        true => "write a prompt; Enter sends it, ? helps, Esc leaves it for keys",
         false => "i writes a prompt",
     };
     let place = match area.height {
@@ -446,23 +494,27 @@ fn draw_footer(screen: &mut Screen<'_, '_>, area: Rect) {
         return;
     }
     let columns = usize::from(area.width);
-    let line = match &state.message {
-        Some(message) => {
-            let role = if message.is_error {
-                Role::Bad
-            } else {
-                Role::Warning
-            };
-            let (mark, room) = match message.is_error {
-                true => ("error: ", columns.saturating_sub("error: ".len())),
-                false => ("", columns),
-            };
-            let words = clip(&sanitise_line(&message.text), room);
-            Line::styled(format!("{mark}{words}"), screen.style(role))
-        }
-        None => keys_line(screen, columns),
+    let Some(message) = &state.message else {
+        let line = keys_line(screen, columns);
+        return screen.frame.render_widget(line, area);
     };
-    screen.frame.render_widget(line, area);
+    let text = sanitise_line(&message.text);
+    if !message.is_error {
+        let line = Line::styled(clip(&text, columns), screen.style(Role::Warning));
+        return screen.frame.render_widget(line, area);
+    }
+    // What is to be done about an error often stands at its end.
+    let mut lines = wrapped(&format!("error: {text}"), columns);
+    if let Some(cut) = lines.get(ERROR_ROWS - 1..).map(|rest| rest.join(" ")) {
+        lines.truncate(ERROR_ROWS - 1);
+        lines.push(clip(&cut, columns));
+    }
+    let rows = u16::try_from(lines.len()).unwrap_or(1).min(area.bottom());
+    let place = Rect::new(area.x, area.bottom() - rows, area.width, rows);
+    let style = screen.style(Role::Bad);
+    screen.frame.render_widget(Clear, place);
+    let lines = lines.into_iter().map(|line| Line::styled(line, style));
+    screen.lines(place, lines.collect());
 }
 
 fn keys_line(screen: &Screen<'_, '_>, columns: usize) -> Line<'static> {
@@ -473,18 +525,22 @@ fn keys_line(screen: &Screen<'_, '_>, columns: usize) -> Line<'static> {
     let tables = state.mode().tables(state.page);
     let all = tables.into_iter().flatten();
     let all = all.filter(|binding| !matches!(binding.action, Action::Go(_)));
-    let (first, rest): (Vec<&Binding>, Vec<&Binding>) = all.partition(|binding| {
-        matches!(
-            binding.action,
-            Action::Help | Action::Quit | Action::Yes | Action::No
-        ) && !std::ptr::eq(*binding, &ANYWHERE[0])
-    });
+    let is_page = state.mode() == Mode::Page;
+    let (first, rest): (Vec<&Binding>, Vec<&Binding>) =
+        all.partition(|binding| match binding.action {
+            Action::Help | Action::Quit | Action::Yes | Action::No => true,
+            Action::Escape => !is_page,
+            _ => false,
+        });
+    let mut shown = Vec::new();
     for binding in first.into_iter().chain(rest) {
         let space = if used == 0 { "" } else { "  " };
         let columns_needed = space.len() + width(binding.label) + 1 + width(binding.help);
-        if used + columns_needed > columns {
-            break;
+        // One way is enough, and what doesn't fit leaves its place to what does.
+        if shown.contains(&binding.action) || used + columns_needed > columns {
+            continue;
         }
+        shown.push(binding.action);
         used += columns_needed;
         let label = format!("{space}{}", binding.label);
         spans.push(Span::styled(label, screen.style(Role::Title)));

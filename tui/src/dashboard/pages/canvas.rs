@@ -33,8 +33,6 @@ const PASS_MS: u64 = 100;
 const BESIDE_COLUMNS: u16 = 120;
 /// From here on, they stand below each other.
 const BELOW_ROWS: u16 = 30;
-/// From here on, there is room to say where the time of a pass goes.
-const ROOMY_ROWS: usize = 24;
 
 pub(super) fn act(state: &mut State, action: Action, _effects: &mut Vec<Effect>) {
     match action {
@@ -224,7 +222,7 @@ fn draw_text(screen: &mut Screen<'_, '_>, area: Rect, picture: &Canvas, is_lates
     let mut lines = match is_latest {
         true => {
             let from = panels::work::streamed_from(state);
-            panels::work::progress(picture, from, columns, rows >= ROOMY_ROWS, paint)
+            panels::work::progress(picture, from, (columns, rows), paint)
         }
         false => Vec::new(),
     };

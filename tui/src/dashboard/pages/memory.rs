@@ -2,17 +2,17 @@
 
 use ratatui::{
     layout::{Constraint, Layout, Rect},
-    text::{Line, Span},
+    text::Line,
 };
 use sluice_proto::v1::Snapshot;
 use sluice_shared::units;
 
 use super::super::{
-    history::{SAMPLE_MS, Sample},
+    history::Sample,
     keys::Action,
     panels::{
         self,
-        graph::{graph, round_up, round_up_bytes},
+        graph::{dots_across, graph, round_up, round_up_bytes},
         layers,
         memory::{budget, stack},
     },
@@ -26,6 +26,8 @@ use crate::{
 
 /// Rows of the layer map with its frame, its legend and what is known of one layer.
 const MAP_ROWS: u16 = 10;
+/// From here on, a narrow screen has a graph, too.
+const GRAPH_FROM_ROWS: u16 = 30;
 /// Columns of what memory holds, beside the graphs.
 const HELD_COLUMNS: u16 = 66;
 
@@ -60,14 +62,17 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
             draw_map(screen, map);
         }
         Shape::Tall => {
+            let graph_rows = if area.height >= GRAPH_FROM_ROWS { 6 } else { 0 };
             let [held, graph, map] = Layout::vertical([
                 Constraint::Min(0),
-                Constraint::Length(5),
-                Constraint::Length(6),
+                Constraint::Length(graph_rows),
+                Constraint::Length(MAP_ROWS - 2),
             ])
             .areas(area);
             draw_held(screen, held);
-            draw_history(screen, graph, Figure::Device);
+            if graph_rows > 0 {
+                draw_history(screen, graph, Figure::Device);
+            }
             draw_map(screen, map);
         }
         Shape::Small => {
@@ -221,49 +226,49 @@ impl Figure {
     }
 }
 
+/// Times that graphs show, the shortest that holds all there is.
+const SPANS_MS: [u64; 3] = [60_000, 120_000, 300_000];
+
 /// A figure over the last minutes, with its present value and its most.
 pub(super) fn draw_history(screen: &mut Screen<'_, '_>, area: Rect, figure: Figure) {
     let state = screen.state;
-    let until = state.frozen.as_ref().map_or(u64::MAX, |(_, at_ms)| *at_ms);
-    let values: Vec<Option<f64>> = state
+    let until_ms = state
+        .frozen
+        .as_ref()
+        .map_or(state.now_ms, |(_, at_ms)| *at_ms);
+    let age_ms = state.history.age_ms(until_ms);
+    let span_ms = SPANS_MS.into_iter().find(|span| *span >= age_ms);
+    let span_ms = span_ms.unwrap_or(SPANS_MS[SPANS_MS.len() - 1]);
+    let dots = dots_across(area.width.saturating_sub(2), screen.paint().glyphs);
+    let values = state
         .history
-        .until(until)
-        .map(|sample| figure.value(sample))
-        .collect();
+        .parts(until_ms, span_ms, dots, |sample| figure.value(sample));
     let now = values.last().copied().flatten();
     let now = now.map_or("unknown".to_owned(), |value| figure.words(value));
     let inner = screen.pane(area, &format!("{}: {now}", figure.title()), false);
+    let is_known = values.iter().any(Option::is_some);
     let most_seen = values.iter().flatten().copied().fold(0.0, f64::max);
+    if !is_known || most_seen == 0.0 {
+        let words = if is_known {
+            "nothing in this time"
+        } else {
+            "nothing measured yet"
+        };
+        let line = Line::styled(words, screen.style(Role::Dim));
+        return screen.lines(inner, vec![line]);
+    }
     let (end, limit) = match state.snapshot() {
         Some(snapshot) => figure.limits(snapshot),
         None => (None, None),
     };
-    // A budget far above what is held would press the graph flat; then it has an end of its own.
-    let is_flat = |end: f64| most_seen > 0.0 && most_seen < end / 20.0;
+    // An end far above what was seen would press the graph flat.
+    let is_flat = |end: f64| most_seen < end / 20.0;
     let (end, limit) = match end {
         Some(end) if is_flat(end) => (None, None),
         other => (other, limit),
     };
     let end = end.unwrap_or_else(|| figure.end(most_seen)).max(most_seen);
-    let seconds = values.len() as u64 * SAMPLE_MS / 1000;
-    if values.iter().flatten().next().is_none() {
-        let line = Line::from(Span::styled(
-            "nothing measured yet",
-            screen.style(Role::Dim),
-        ));
-        return screen.lines(inner, vec![line]);
-    }
-    if most_seen == 0.0 {
-        let line = Line::styled("nothing in this time", screen.style(Role::Dim));
-        return screen.lines(inner, vec![line]);
-    }
-    graph(screen, inner, values.into_iter(), end, limit, figure.role());
-    let most = figure.words(end);
-    screen.foot(
-        area,
-        &format!(
-            " 0 to {most}, last {} ",
-            units::duration_ms(seconds as f64 * 1000.0)
-        ),
-    );
+    graph(screen, inner, &values, end, limit, figure.role());
+    let span = units::duration_ms(span_ms as f64);
+    screen.foot(area, &format!(" 0 to {}, last {span} ", figure.words(end)));
 }

@@ -106,7 +106,7 @@ fn draw_side(screen: &mut Screen<'_, '_>, area: Rect) {
     .areas(area);
     screen.framed(top, "Memory", false, memory);
     if map_rows > 0 {
-        let inner = screen.pane(map, "Layers", false);
+        let inner = screen.pane(map, panels::layers::BRIEF_TITLE, false);
         panels::layers::brief(screen, inner);
     }
     if graph_rows > 0 {

@@ -7,14 +7,18 @@ use ratatui::{
 };
 
 use super::super::view::Screen;
-use crate::paint::Role;
+use crate::paint::{Glyphs, Role};
 
-/// Draws values, the earliest first, from 0 to `most`, with as many at the right end as there are columns of dots for; those
-/// not known leave a gap. `limit` is a level line.
+/// Dots that a graph has across so many columns.
+pub(in super::super) fn dots_across(columns: u16, glyphs: Glyphs) -> usize {
+    usize::from(columns) * dots(glyphs.marker()).0
+}
+
+/// Draws values, one for each column of dots, from 0 to `most`; those not known leave a gap. `limit` is a level line.
 pub(in super::super) fn graph(
     screen: &mut Screen<'_, '_>,
     area: Rect,
-    values: impl DoubleEndedIterator<Item = Option<f64>>,
+    values: &[Option<f64>],
     most: f64,
     limit: Option<f64>,
     role: Role,
@@ -26,16 +30,17 @@ pub(in super::super) fn graph(
     let (across, down) = dots(marker);
     let columns = usize::from(area.width) * across;
     let rows = f64::from(area.height) * f64::from(down);
+    // A line of the same character as the graph would say that it is full.
+    let limit = limit.filter(|_| !matches!(marker, Marker::Custom(_)));
     let colour = |role| screen.style(role).fg.unwrap_or_default();
     let (colour, limit_colour) = (colour(role), colour(Role::Warning));
     let most = most.max(f64::MIN_POSITIVE);
-    let latest: Vec<Option<f64>> = values.rev().take(columns).collect();
     let canvas = Canvas::default()
         .marker(marker)
         .x_bounds([0.0, columns as f64 - 1.0])
         .y_bounds([0.0, rows - 1.0])
-        .paint(move |context| {
-            for (index, value) in latest.iter().enumerate() {
+        .paint(|context| {
+            for (x, value) in values.iter().enumerate() {
                 let Some(value) = value else { continue };
                 // Something is more than nothing, however little it is.
                 let share = (value / most).clamp(0.0, 1.0);
@@ -43,7 +48,7 @@ pub(in super::super) fn graph(
                 if top < 1.0 {
                     continue;
                 }
-                let x = (columns - 1 - index) as f64;
+                let x = x as f64;
                 context.draw(&Line::new(x, 0.0, x, top - 1.0, colour));
             }
             if let Some(limit) = limit {

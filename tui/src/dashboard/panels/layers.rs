@@ -138,6 +138,9 @@ pub(in super::super) fn brief(screen: &mut Screen<'_, '_>, area: Rect) -> u16 {
     )
 }
 
+/// What the marks mean, as a title.
+pub(in super::super) const BRIEF_TITLE: &str = "Layers: █ device ▒ host ░ disk » in flight";
+
 /// Rows that [`brief`] takes of so many columns.
 pub(in super::super) fn brief_rows(state: &State, columns: u16) -> u16 {
     let layers = state.snapshot().map_or(0, |snapshot| snapshot.layers.len());

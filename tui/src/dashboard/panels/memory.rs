@@ -15,12 +15,16 @@ use crate::{
     card,
     paint::{Paint, Role},
     plans,
-    text::{clip, sanitise_line},
+    text::{clip, sanitise_line, width},
 };
 
 /// Shares of the host's memory from which the bar warns.
 const MEMORY_HIGH: f64 = 0.75;
 const MEMORY_VERY_HIGH: f64 = 0.90;
+/// From here on, the host's line has its figures, too.
+const FREE_FROM_COLUMNS: usize = 60;
+const HOST_BAR_COLUMNS: usize = 40;
+
 const UNKNOWN: &str = "unknown";
 
 /// What a line is worth where there are fewer rows than lines.
@@ -62,7 +66,12 @@ pub(in super::super) fn in_full(
         None => lines.push((Worth::Much, said("device", UNKNOWN, columns))),
     }
     for (name, value) in levels::facts(state) {
-        lines.push((Worth::Much, said(name, &value, columns)));
+        // Kinds of memory are what nothing else tells.
+        let worth = match name {
+            "peak" | "a pass" => Worth::Detail,
+            _ => Worth::Much,
+        };
+        lines.push((worth, said(name, &value, columns)));
     }
     fit(lines, rows)
 }
@@ -216,7 +225,7 @@ pub(in super::super) fn stack(
     let mut spans = Vec::new();
     let (mut sum, mut filled) = (0, 0);
     for kind in &device.memory {
-        sum += kind.bytes;
+        sum = u64::saturating_add(sum, kind.bytes);
         let mut to = (ratio(sum, whole) * columns as f64).round() as usize;
         // Something is more than nothing, however little it is.
         if kind.bytes > 0 && to == filled && filled < columns {
@@ -239,8 +248,7 @@ pub(in super::super) fn in_brief(state: &State, columns: usize) -> Vec<Line<'sta
     let paint = &state.paint;
     let snapshot = state.snapshot();
     let host = snapshot.and_then(|s| s.host).unwrap_or_default();
-    let mut first = host_line(&host, columns / 2, paint);
-    first.push_span(Span::raw(format!("  {}", host_figures(&host))));
+    let first = host_line(&host, columns, paint);
     let device = snapshot.and_then(|s| s.device.as_ref());
     let held = match device {
         None => UNKNOWN.to_owned(),
@@ -296,8 +304,18 @@ fn host_line(host: &Host, columns: usize, paint: &Paint) -> Line<'static> {
         s if s >= MEMORY_HIGH => (Role::Warning, " high"),
         _ => (Role::Good, ""),
     };
-    let words = format!(" {:>3.0} %{word}", share * 100.0);
-    let room = columns.saturating_sub(25);
+    let free = match columns >= FREE_FROM_COLUMNS {
+        true => format!(
+            ", {} free of {}",
+            units::bytes(total - used),
+            units::bytes(total)
+        ),
+        false => String::new(),
+    };
+    let words = format!(" {:>3.0} %{word}{free}", share * 100.0);
+    let room = columns
+        .saturating_sub(10 + width(&words))
+        .min(HOST_BAR_COLUMNS);
     let filled = (share * room as f64).round() as usize;
     // Where it is known, what sluiced has of it stands apart.
     let own = ratio(host.resident_bytes.unwrap_or(0), total);
@@ -321,7 +339,7 @@ pub(in super::super) fn weights(state: &State, columns: usize) -> Vec<Line<'stat
     let mut tiers: Vec<(&str, u64)> = vec![("device", 0), ("host", 0), ("disk", 0)];
     for unit in units {
         match tiers.iter_mut().find(|(tier, _)| *tier == unit.tier) {
-            Some((_, bytes)) => *bytes += unit.bytes,
+            Some((_, bytes)) => *bytes = bytes.saturating_add(unit.bytes),
             None => tiers.push((&unit.tier, unit.bytes)),
         }
     }

@@ -28,14 +28,14 @@ pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
         let words = match state.requests.selected {
             Some(id) if state.fills_no_canvas(id) => "a measurement, which fills no canvas",
             Some(_) => "nothing seen of it yet",
-            None => "no request; write a prompt below",
+            None => "no request; i writes a prompt",
         };
         let line = Line::styled(words, screen.style(Role::Dim));
         screen.framed(area, &title, false, vec![line]);
         return;
     };
     let from = work::streamed_from(state);
-    let mut lines = work::progress(canvas, from, columns, rows >= 14, paint);
+    let mut lines = work::progress(canvas, from, (columns, rows), paint);
     let legend = (rows >= 6 && !canvas.has_ended()).then(|| legend(columns, paint));
     let free = rows.saturating_sub(lines.len() + usize::from(legend.is_some()));
     let (text, shown) = canvas_lines(canvas, columns, free, state.reel.scroll, paint);
@@ -103,8 +103,8 @@ pub(in super::super) fn legend(columns: usize, paint: &Paint) -> Line<'static> {
         (mask.as_str(), Look::Masked),
         ("pinned", Look::Pinned),
         ("new", Look::Fresh(Confidence::High)),
-        ("new <0.7", Look::Fresh(Confidence::Medium)),
-        ("new <0.3", Look::Fresh(Confidence::Low)),
+        ("likely <0.7", Look::Fresh(Confidence::Medium)),
+        ("unsure <0.3", Look::Fresh(Confidence::Low)),
     ];
     let mut spans = Vec::new();
     let mut used = 0;

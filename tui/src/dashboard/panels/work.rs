@@ -11,13 +11,16 @@ use crate::{
     paint::{Paint, Role},
     phases::PassTime,
     plans,
-    text::{clip, sanitise_line},
+    text::{clip, sanitise_line, wrapped},
 };
 
 /// Columns of the bars of a request.
 const GAUGE_COLUMNS: usize = 24;
 /// Columns of the bar that shows where the time goes.
 const PHASES_COLUMNS: usize = 48;
+/// From here on, there is room for all that is known of a request; from there on, for what matters most.
+const ROOMY_ROWS: usize = 16;
+const BRIEF_ROWS: usize = 6;
 /// Passes from which on the pace tells how long the rest takes.
 const PACE_PASSES: u32 = 3;
 /// Marks of the phases, in the order of [`PassTime::parts`]; they tell the phases apart where colour doesn't.
@@ -30,14 +33,15 @@ const PHASE_MARKS: [(&str, Role); 6] = [
     ("·", Role::Dim),
 ];
 
-/// How a request stands: in full where there is room, else in a line. `from` is the tier that weights are streamed from.
+/// How a request stands: in full where there are rows enough, else in three lines or in one. `from` is the tier that weights are
+/// streamed from.
 pub(in super::super) fn progress(
     canvas: &Canvas,
     from: Option<&str>,
-    columns: usize,
-    is_roomy: bool,
+    (columns, rows): (usize, usize),
     paint: &Paint,
 ) -> Vec<Line<'static>> {
+    let is_roomy = rows >= ROOMY_ROWS;
     let say = |words: String, role| {
         Line::styled(clip(&sanitise_line(&words), columns), paint.style(role))
     };
@@ -69,14 +73,28 @@ pub(in super::super) fn progress(
     let blocks_done = u32::try_from(canvas.blocks.len()).unwrap_or(u32::MAX);
     let speed = speed(pass);
     if !is_roomy {
-        let left = left_ms(started, pass).map_or(String::new(), |ms| {
-            format!("{} left · ", units::duration_ms(ms))
-        });
-        let words = format!(
-            "block {blocks_done}/{} pass {}/{} · {left}{speed}",
+        let place = format!(
+            "block {blocks_done}/{} pass {}/{}",
             started.blocks, pass.pass, started.steps
         );
-        return vec![say(words, Role::Committed)];
+        let left = left_ms(started, pass);
+        let left = left.map(|ms| format!("{} left", units::duration_ms(ms)));
+        let bottleneck = PassTime::from(pass).bottleneck(from);
+        let first = [Some(place), left, Some(speed)].into_iter().flatten();
+        let first = first.collect::<Vec<_>>().join(" · ");
+        let mut lines = match rows >= BRIEF_ROWS {
+            true => wrapped(&first, columns),
+            false => vec![first],
+        };
+        // The text is what one looks for first.
+        lines.truncate((rows / 4).max(1));
+        let lines = lines.into_iter().map(|line| say(line, Role::Committed));
+        let mut lines: Vec<_> = lines.collect();
+        if rows < BRIEF_ROWS {
+            return lines;
+        }
+        lines.extend(bottleneck.map(|why| say(why.to_string(), Role::Title)));
+        return lines;
     }
     let gauge = |name: &str, part: u32, whole: u32, more: String| {
         let mut spans = vec![Span::raw(format!("{name:<9} "))];
@@ -208,8 +226,9 @@ fn phases(
             let share = ms.and_then(|ms| time.share(ms)).unwrap_or(0.0);
             end += share;
             let to = ((end * wide as f64).round() as usize).min(wide);
-            spans.push(Span::styled(mark.repeat(to - filled), paint.style(role)));
-            filled = to;
+            let more = to.saturating_sub(filled);
+            spans.push(Span::styled(mark.repeat(more), paint.style(role)));
+            filled += more;
             let said = format!("{mark} {name} {:.0} %  ", share * 100.0);
             used += crate::text::width(&said);
             if share >= 0.005 && used <= columns {

@@ -336,13 +336,13 @@ fn classes_of_confidence_differ_without_colour() {
     };
     let bold = Modifier::BOLD;
     assert_eq!(
-        look(true, "new <0.7"),
+        look(true, "likely <0.7"),
         (Color::Yellow, bold | Modifier::ITALIC)
     );
     let classes = [
         "new ",
-        "new <0.7",
-        "new <0.3",
+        "likely <0.7",
+        "unsure <0.3",
         "committed",
         "guess",
         "pinned",
@@ -378,7 +378,7 @@ fn every_size_and_every_shape_can_be_drawn() {
                 assert!(cells.iter().all(|cell| cell.symbol().is_ascii()));
             }
             if state.reel.show != Show::Text {
-                let legend = "_ to # guess  @ new  O <0.7  o <0.3  - committed  = pinned";
+                let legend = "_ to # guess  @ new  O <0.7  o <0.3  - committed  P pinned";
                 assert!(shown(&state, SIZES[0]).contains(legend));
             }
         }

@@ -157,15 +157,43 @@ fn what_went_wrong_stays_until_a_key_is_pressed() {
     feed(&mut state, Event::Snapshot(failed));
     let refused = "the budget of 64.0 MiB is too small: at least 70.2 MiB are needed";
     feed(&mut state, Event::Failed(refused.into()));
+    update(&mut state, Event::Tick, 2_000);
+    pictures("error", &state);
+    assert!(shown(&state, SIZES[2]).contains("70.2 MiB are needed"));
     update(&mut state, Event::Tick, 60_000);
     feed(&mut state, snapshot(vec![]));
-    pictures("error", &state);
     let terminal = draw(&state, SIZES[1]);
     let cell = &terminal.backend().buffer()[(0, 23)];
     assert_eq!((cell.symbol(), cell.fg), ("e", Color::Red));
     assert!(cell.modifier.contains(Modifier::BOLD));
     press(&mut state, KeyCode::Left);
     assert_eq!(state.message, None);
+}
+
+#[test]
+fn who_finds_no_daemon_is_told_what_to_do() {
+    let mut state = state();
+    let event = Event::Lost {
+        cause: "can't reach sluiced at /run/sluice/sluice.sock: no such socket".into(),
+        retry_ms: 4_000,
+    };
+    feed(&mut state, event);
+    pictures("absent", &state);
+    for size in SIZES {
+        let screen = shown(&state, size);
+        assert!(
+            screen.contains("no daemon") && screen.contains("start it with"),
+            "{screen}"
+        );
+    }
+}
+
+#[test]
+fn at_a_middling_size_a_request_still_says_why_it_is_no_faster() {
+    for size in [(80, 24), (100, 24), (40, 12)] {
+        let screen = shown(&busy(), size);
+        assert!(screen.contains("transfer-bound: 71 %"), "{screen}");
+    }
 }
 
 #[test]

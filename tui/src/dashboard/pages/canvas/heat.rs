@@ -121,7 +121,7 @@ fn labels(
 ) -> Vec<Vec<Span<'static>>> {
     let visible = tokens.iter().filter(|t| positions.contains(&t.position));
     let visible: HashMap<u32, &CanvasToken> = visible.map(|t| (t.position, t)).collect();
-    let room = LABEL_COLUMNS - digits - 2;
+    let room = LABEL_COLUMNS.saturating_sub(digits + 2);
     positions
         .clone()
         .map(|position| {
@@ -135,7 +135,7 @@ fn labels(
             };
             let text = clip(&sanitise_line(&text.replace('\n', "\\n")), room);
             let look = token.map_or(Look::Masked, |token| Look::of(token));
-            let space = " ".repeat(LABEL_COLUMNS - digits - 1 - width(&text));
+            let space = " ".repeat((LABEL_COLUMNS - 1).saturating_sub(digits + width(&text)));
             let number = format!("{:>digits$} ", position + 1);
             vec![
                 Span::styled(number, paint.style(Role::Dim)),
