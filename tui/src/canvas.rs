@@ -5,13 +5,13 @@
 mod layout;
 mod look;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use sluice_proto::v1::{
     BlockDone, CanvasToken, Done, Pass, Queued, Started, TokenState, generation_event::Kind,
 };
 
-pub use layout::{MASK_MARK, Run, SPECIAL_MARK, runs, wrap};
+pub use layout::{MASK_MARK, Run, SPECIAL_MARK, runs, wrap, wrap_marked};
 pub use look::{Confidence, Look};
 
 /// Notices of a request that are kept, the newest.
@@ -112,38 +112,40 @@ impl Canvas {
     }
 
     /// Tokens of the blocks that are done and of the open one, in order.
-    #[must_use]
-    pub fn seen_tokens(&self) -> Vec<CanvasToken> {
-        let mut tokens: Vec<CanvasToken> = self.blocks.values().flatten().cloned().collect();
-        if let Some(pass) = &self.pass
-            && !self.blocks.contains_key(&pass.block)
-        {
-            tokens.extend(pass.tokens.iter().cloned());
-        }
-        tokens
+    pub fn seen(&self) -> impl Iterator<Item = &CanvasToken> {
+        let open = self.pass.as_ref();
+        let open = open.filter(|pass| !self.blocks.contains_key(&pass.block));
+        let open = open.into_iter().flat_map(|pass| &pass.tokens);
+        self.blocks.values().flatten().chain(open)
     }
 
-    /// All positions: what was seen, then what is pinned or masked beyond it.
+    /// What is pinned or masked beyond them.
     #[must_use]
-    pub fn all_tokens(&self) -> Vec<CanvasToken> {
-        let mut tokens = self.seen_tokens();
+    pub fn ahead(&self) -> Vec<CanvasToken> {
         let Some(started) = &self.started else {
-            return tokens;
+            return Vec::new();
         };
-        let next = tokens
+        let next = self
+            .seen()
             .last()
             .map_or(0, |token| token.position.saturating_add(1));
-        let pins = started.pinned.iter().map(|pin| (pin.position, pin));
-        let pins: HashMap<u32, &CanvasToken> = pins.collect();
-        tokens.extend((next..started.length).map(|position| {
-            let pinned = pins.get(&position).copied();
-            pinned.cloned().unwrap_or(CanvasToken {
+        let pinned: BTreeMap<u32, &CanvasToken> =
+            (started.pinned.iter().map(|pin| (pin.position, pin))).collect();
+        let token = |position| match pinned.get(&position) {
+            Some(pin) => (*pin).clone(),
+            None => CanvasToken {
                 position,
                 state: TokenState::Masked.into(),
                 ..Default::default()
-            })
-        }));
-        tokens
+            },
+        };
+        (next..started.length).map(token).collect()
+    }
+
+    /// All positions: what was seen, then what lies ahead.
+    #[must_use]
+    pub fn all_tokens(&self) -> Vec<CanvasToken> {
+        self.seen().cloned().chain(self.ahead()).collect()
     }
 }
 

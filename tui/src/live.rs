@@ -72,7 +72,7 @@ impl Live {
         let shown = |token: &CanvasToken| {
             ids || !token.piece.is_empty() || Look::of(token) != Look::Committed
         };
-        let mut tokens = canvas.seen_tokens();
+        let mut tokens: Vec<_> = canvas.seen().cloned().collect();
         tokens.retain(shown);
         let mut lines = wrap(&runs(&tokens, ids), columns);
         let mut frame = self.erase(columns);

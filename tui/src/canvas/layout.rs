@@ -25,7 +25,7 @@ pub struct Run {
 /// they are read; a character takes the look of the token it begins in. `ids` shows numbers,
 /// for models without a tokenizer.
 #[must_use]
-pub fn runs(tokens: &[CanvasToken], ids: bool) -> Vec<Run> {
+pub fn runs<'a>(tokens: impl IntoIterator<Item = &'a CanvasToken>, ids: bool) -> Vec<Run> {
     let mut bytes = Vec::new();
     let mut looks = Vec::new();
     for token in tokens {
@@ -68,7 +68,14 @@ pub fn runs(tokens: &[CanvasToken], ids: bool) -> Vec<Run> {
 /// else anywhere.
 #[must_use]
 pub fn wrap(runs: &[Run], columns: usize) -> Vec<Vec<Run>> {
+    wrap_marked(runs, columns, 0).0
+}
+
+/// The same, and how many lines the first `mark` characters take.
+#[must_use]
+pub fn wrap_marked(runs: &[Run], columns: usize, mark: usize) -> (Vec<Vec<Run>>, usize) {
     let columns = columns.max(1);
+    let mut marked = 1;
     let mut lines: Vec<Vec<(char, Look)>> = vec![Vec::new()];
     let mut used = 0;
     // A space fell off the end of the line, so the next word starts another.
@@ -76,7 +83,10 @@ pub fn wrap(runs: &[Run], columns: usize) -> Vec<Vec<Run>> {
     let characters = runs
         .iter()
         .flat_map(|run| run.text.chars().map(|character| (character, run.look)));
-    for (character, look) in characters {
+    for (at, (character, look)) in characters.enumerate() {
+        if at == mark {
+            marked = lines.len();
+        }
         let (character, repeat) = match character {
             '\n' => {
                 lines.push(Vec::new());
@@ -118,7 +128,11 @@ pub fn wrap(runs: &[Run], columns: usize) -> Vec<Vec<Run>> {
             line.push((character, look));
         }
     }
-    lines.into_iter().map(join).collect()
+    let length: usize = runs.iter().map(|run| run.text.chars().count()).sum();
+    if mark >= length {
+        marked = lines.len();
+    }
+    (lines.into_iter().map(join).collect(), marked)
 }
 
 fn join(line: Vec<(char, Look)>) -> Vec<Run> {

@@ -5,7 +5,7 @@ use super::{
     work,
 };
 use crate::{
-    canvas::{Canvas, Confidence, Look, MASK_MARK, Run, ids_text, runs, wrap},
+    canvas::{Canvas, Confidence, Look, MASK_MARK, Run, ids_text, runs, wrap, wrap_marked},
     paint::{Paint, Role},
     text::sanitise,
 };
@@ -77,9 +77,10 @@ pub(in super::super) fn canvas_lines(
             (lines, end)
         }
         None => {
-            let lines = wrap(&runs(&canvas.all_tokens(), ids), columns);
-            let open_end = wrap(&runs(&canvas.seen_tokens(), ids), columns).len();
-            (lines, open_end)
+            let mut all = runs(canvas.seen(), ids);
+            let open_end = all.iter().map(|run| run.text.chars().count()).sum();
+            all.extend(runs(&canvas.ahead(), ids));
+            wrap_marked(&all, columns, open_end)
         }
     };
     // Follows the open block, a line of what lies ahead included.
