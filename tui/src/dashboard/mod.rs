@@ -58,8 +58,8 @@ use view::Targets;
 const EVENTS_MAX: usize = 256;
 /// Least time between two frames where a person did something: an answer to a key is soon there.
 const FRAME: Duration = Duration::from_millis(16);
-/// The same where only figures moved: 20 a second are as many as anybody can read.
-const FRAME_OF_DATA: Duration = Duration::from_millis(50);
+/// The same where only figures moved: 15 a second are as many as anybody can read.
+const FRAME_OF_DATA: Duration = Duration::from_millis(66);
 /// Precision of what counts seconds, and of passes that are played.
 const TICK: Duration = Duration::from_millis(100);
 

@@ -29,7 +29,7 @@ const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_LONGEST: Duration = Duration::from_secs(8);
 /// How long a socket that was read empty is left alone: less than a frame.
 const REST: Duration = Duration::from_millis(20);
-/// Passes taken in the time of a frame: 400 a second, far more than anybody can follow.
+/// Passes taken in the time of a frame: 300 a second, far more than anybody can follow.
 const PASSES_A_FRAME: u32 = 20;
 /// Often enough that streaming is seen moving.
 const SNAPSHOT_MS: u32 = 250;
