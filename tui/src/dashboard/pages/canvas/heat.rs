@@ -60,14 +60,20 @@ pub(super) fn draw(
     let mut lines = vec![axis(recording, &passes, cursor, wide, paint)];
     for (label, row) in labels.into_iter().zip(0..) {
         let mut spans = label;
-        spans.extend(heat.iter().zip(0..).map(|(column, at)| {
+        let labelled = spans.len();
+        for (column, at) in heat.iter().zip(0..) {
             let (glyph, style) = drawn(column[row], paint);
             let style = match at == cursor {
                 true => style.patch(paint.style(Role::Selected)),
                 false => style,
             };
-            Span::styled(glyph.repeat(wide), style)
-        }));
+            let marks = glyph.repeat(wide);
+            // Thousands of cells are fewer spans.
+            match spans[labelled..].last_mut() {
+                Some(span) if span.style == style => span.content.to_mut().push_str(&marks),
+                _ => spans.push(Span::styled(marks, style)),
+            }
+        }
         lines.push(Line::from(spans));
     }
     screen.lines(inner, lines);
