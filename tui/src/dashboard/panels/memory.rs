@@ -372,11 +372,10 @@ pub(in super::super) fn weights(state: &State, columns: usize) -> Vec<Line<'stat
 fn host_figures(host: &Host) -> String {
     match (host_used(host), host.resident_bytes) {
         (Some((used, total)), Some(resident)) => format!(
-            "{} of {}: {} others, {} free",
+            "{} of {} used, {} by others",
             units::bytes(used),
             units::bytes(total),
             units::bytes(used.saturating_sub(resident)),
-            units::bytes(total.saturating_sub(used))
         ),
         (Some((used, total)), None) => used_of(used, total),
         (None, _) => format!(

@@ -230,8 +230,9 @@ fn phases(
             spans.push(Span::styled(mark.repeat(more), paint.style(role)));
             filled += more;
             let said = format!("{mark} {name} {:.0} %  ", share * 100.0);
-            used += crate::text::width(&said);
-            if share >= 0.005 && used <= columns {
+            let wide = crate::text::width(&said);
+            if share >= 0.005 && used + wide <= columns + 2 {
+                used += wide;
                 words.push(Span::styled(said, paint.style(role)));
             }
         }

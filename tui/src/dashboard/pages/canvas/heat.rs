@@ -170,8 +170,15 @@ fn axis(
     let mark = cursor * wide;
     // Where both don't fit, the last one tells more.
     if last.len() <= columns {
-        let start = columns - last.len();
-        row[start..].copy_from_slice(&last);
+        // Beside the mark where that stands above the last pass.
+        let end = if mark + last.len() >= columns {
+            mark
+        } else {
+            columns
+        };
+        let start = end.saturating_sub(last.len());
+        let shown = end - start;
+        row[start..end].copy_from_slice(&last[last.len() - shown..]);
         if first.len() < start {
             row[..first.len()].copy_from_slice(&first);
         }
