@@ -1,6 +1,7 @@
 //! Conversations, of which one is open; what was asked for them, and the words of an answer that are chosen.
 
 mod choice;
+mod laid;
 mod turn;
 
 use std::ops::Range;
@@ -11,6 +12,7 @@ use sluice_proto::v1::{
 
 use crate::text::sanitise_line;
 pub use choice::Choice;
+use laid::Laid;
 pub use turn::{Origin, Speaker, Turn, Version};
 
 /// Conversations kept.
@@ -35,6 +37,8 @@ pub struct Chat {
     pub scroll: isize,
     /// Words that are being chosen.
     pub choice: Option<Choice>,
+    /// The open conversation as it was laid out last.
+    pub(super) laid: Laid,
     numbers: u64,
 }
 
@@ -105,6 +109,7 @@ impl Chat {
             selected: None,
             scroll: 0,
             choice: None,
+            laid: Laid::default(),
             numbers: 0,
         };
         for turns in turns {

@@ -274,8 +274,9 @@ fn choices(state: &State, name: &str) -> Vec<String> {
             models.map(|model| model.name.clone()).collect()
         }
         "cancel" => state
-            .rows()
+            .all_rows()
             .iter()
+            .filter(|row| super::requests::is_active(row))
             .map(|row| row.request_id.to_string())
             .collect(),
         _ => Vec::new(),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crossterm::event::KeyEvent;
 use sluice_proto::v1::{
     Applied, ApplyRequest, FidelityResult, GenerateRequest, Job, Model, Plan, PlanRequest,
-    Snapshot, generation_event::Kind,
+    RequestSummary, Snapshot, generation_event::Kind,
 };
 use sluice_shared::level::Level;
 
@@ -38,9 +38,16 @@ pub enum Event {
     },
     /// The daemon's present state.
     Snapshot(Box<Snapshot>),
-    /// Something happened to a request that is followed, our own included.
+    /// Something happened to a request that is watched.
     Request {
         /// Whose.
+        request_id: u64,
+        /// What.
+        kind: Box<Kind>,
+    },
+    /// Something happened to our own request, over its own stream.
+    Own {
+        /// Its number.
         request_id: u64,
         /// What.
         kind: Box<Kind>,
@@ -95,6 +102,8 @@ pub enum Event {
     Models(Vec<Model>),
     /// Jobs that run, and some that ended.
     Jobs(Vec<Job>),
+    /// Requests that wait or run, and some that ended.
+    Requests(Vec<RequestSummary>),
     /// Somebody asked the process to end.
     Terminate,
 }
@@ -104,6 +113,10 @@ pub enum Event {
 pub enum Effect {
     /// Send a request of our own.
     Generate(Box<GenerateRequest>),
+    /// Let go of our own request, which has no number yet; the daemon stops it then.
+    DropOwn,
+    /// Ask for the requests, those that ended lately included.
+    ListRequests,
     /// Stop a request.
     Cancel(u64),
     /// Follow this request and no other.

@@ -12,7 +12,7 @@ use sluice_shared::rate::Rate;
 
 pub use work::{Far, Task, Unit, Work};
 
-use super::state::State;
+use super::state::{State, is_started_anew};
 use crate::json;
 
 /// Work that ended and is still listed.
@@ -136,7 +136,7 @@ impl Jobs {
 
     /// Looks at what was there before and isn't any more. Whether the daemon has to be asked how jobs came out is returned.
     pub(super) fn compare(&mut self, before: &Snapshot, after: &Snapshot) -> bool {
-        let is_new_daemon = pid(before) != pid(after);
+        let is_new_daemon = is_started_anew(before, after);
         let mut asks = false;
         if is_new_daemon {
             // It counts its jobs anew.
@@ -231,10 +231,6 @@ impl Jobs {
     }
 }
 
-fn pid(snapshot: &Snapshot) -> Option<u32> {
-    snapshot.server.as_ref().map(|server| server.pid)
-}
-
 /// What a job that was done says of itself.
 fn done(job: &Job) -> String {
     match job.kind() {
@@ -285,6 +281,11 @@ impl State {
         let ended = self.jobs.ended.iter();
         let ended = ended.filter(|ended| finds(format!("{} {}", ended.kind, ended.what)));
         (running, ended.collect())
+    }
+
+    /// Long work that runs, whatever the filter lets through.
+    pub(super) fn running_works(&self) -> Vec<Work> {
+        work::running(self)
     }
 
     /// Models that the filter lets through.

@@ -334,7 +334,7 @@ pub static PAGES: &[Binding] = &[
         "options of requests",
         Action::Options,
     ),
-    bind(&[letter('f')], "f", "freeze, or go on", Action::Freeze),
+    bind(&[letter('f')], "f", "freeze the figures", Action::Freeze),
     bind(&[letter('t')], "t", "next theme", Action::Theme),
     bind(&[letter('i')], "i", "write a prompt", Action::Write),
     bind(

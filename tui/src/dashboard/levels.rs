@@ -170,13 +170,14 @@ impl State {
         }
     }
 
-    /// Name and parameters of the loaded model, to tell it from others.
-    pub(super) fn model(&self) -> Option<(String, u64)> {
-        let model = self.snapshot()?.model.as_ref()?;
-        let shape = model.shape.as_ref().map(|shape| shape.parameters);
-        // Where they aren't known, the name alone tells models apart.
-        let parameters = shape.or(model.parameters).unwrap_or(0);
-        Some((model.name.clone(), parameters))
+    /// Name and parameters of the model that is shown, to tell it from others.
+    fn model(&self) -> Option<(String, u64)> {
+        model(self.snapshot()?)
+    }
+
+    /// The same of the model that is loaded at present.
+    pub(super) fn present_model(&self) -> Option<(String, u64)> {
+        model(self.present()?)
     }
 
     /// Keeps what was measured, in the place of what was measured of the same before.
@@ -189,6 +190,14 @@ impl State {
         let excess = self.fidelity.len().saturating_sub(FIDELITIES_MAX);
         self.fidelity.drain(..excess);
     }
+}
+
+fn model(snapshot: &Snapshot) -> Option<(String, u64)> {
+    let model = snapshot.model.as_ref()?;
+    let shape = model.shape.as_ref().map(|shape| shape.parameters);
+    // Where they aren't known, the name alone tells models apart.
+    let parameters = shape.or(model.parameters).unwrap_or(0);
+    Some((model.name.clone(), parameters))
 }
 
 /// Level, budget, how far a switch is, and plan beside measurement, each with its name.

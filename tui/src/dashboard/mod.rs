@@ -17,6 +17,7 @@ pub mod line;
 pub mod options;
 mod pages;
 mod panels;
+pub mod requests;
 pub mod state;
 mod tasks;
 mod terminal;

@@ -1,13 +1,12 @@
 //! What the dashboard knows. All of it survives a reconnect.
 
-use std::collections::BTreeMap;
+use std::cell::Cell;
 
-use sluice_proto::v1::{
-    FinishReason, ModelShape, RequestKind, RequestState, RequestSummary, Snapshot,
-};
+use sluice_proto::v1::{ModelShape, Snapshot};
 use sluice_shared::dial::Dial;
 use tui_input::Input;
 
+pub use super::requests::{Own, Requests};
 use super::{
     chat::Chat,
     event::Effect,
@@ -21,7 +20,6 @@ use super::{
 };
 use crate::{
     canvas::Canvas,
-    json,
     paint::Paint,
     record::{Recording, Runs},
 };
@@ -81,6 +79,8 @@ pub struct State {
     pub commands: Recall,
     /// What lists are filtered by.
     pub filter: Line,
+    /// What is looked for in the help.
+    pub help_filter: Line,
     /// First line of the help that is shown, where not all of it fits.
     pub help_line: usize,
     /// Requests, and the one that is selected.
@@ -145,6 +145,8 @@ pub struct Question {
 pub enum Then {
     /// Nothing.
     Nothing,
+    /// Our own request is stopped, or taken back.
+    CancelOwn,
     /// The present conversation is forgotten.
     ForgetConversation,
     /// Our requests take this position of the dial.
@@ -191,40 +193,6 @@ impl Recall {
     }
 }
 
-/// Requests seen event by event, and the one that is selected.
-#[derive(Debug, Default)]
-pub struct Requests {
-    /// What was seen of each.
-    pub recordings: BTreeMap<u64, Recording>,
-    /// Our own request: waiting for its number, or numbered.
-    pub own: Own,
-    /// The selected one.
-    pub selected: Option<u64>,
-    /// Whether the user chose the selection; else it follows what runs.
-    pub(super) chosen: bool,
-    pub(super) watched: Option<u64>,
-}
-
-impl Requests {
-    /// The latest picture of one.
-    #[must_use]
-    pub fn canvas(&self, request_id: u64) -> Option<&Canvas> {
-        self.recordings.get(&request_id).map(Recording::canvas)
-    }
-}
-
-/// The request that a prompt started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Own {
-    /// None runs.
-    #[default]
-    Idle,
-    /// Sent; the daemon has not numbered it yet.
-    Sent,
-    /// Waits or runs.
-    Active(u64),
-}
-
 /// Which pass of a request is shown, and how.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reel {
@@ -236,6 +204,35 @@ pub struct Reel {
     pub show: Show,
     /// Lines scrolled back from the end; 0 follows it.
     pub scroll: usize,
+    /// How far what was drawn last can be scrolled back: only drawing knows how many lines a text makes.
+    scrollable: Cell<Option<usize>>,
+}
+
+impl Reel {
+    /// A picture is about to be drawn.
+    pub(super) fn draws(&self) {
+        self.scrollable.set(Some(0));
+    }
+
+    /// Part of it was drawn, which can be scrolled back so many lines.
+    pub(super) fn drew(&self, scrollable: usize) {
+        let most = self.scrollable.get().unwrap_or(0);
+        self.scrollable.set(Some(most.max(scrollable)));
+    }
+
+    /// Scrolls so many lines back, as far as there are any.
+    pub(super) fn scroll(&mut self, by: isize) {
+        let most = self.scrollable.get().unwrap_or(usize::MAX);
+        let scroll = self.scroll.min(most).saturating_add_signed(by);
+        self.scroll = scroll.min(most);
+    }
+
+    /// Shows the latest, as it comes.
+    pub(super) fn rewind(&mut self) {
+        self.at = None;
+        self.next_at_ms = None;
+        self.scroll = 0;
+    }
 }
 
 /// What of a request is shown large.
@@ -278,6 +275,7 @@ impl State {
             command: Line::default(),
             commands: Recall::default(),
             filter: Line::default(),
+            help_filter: Line::default(),
             help_line: 0,
             requests: Requests::default(),
             reel: Reel::default(),
@@ -312,6 +310,11 @@ impl State {
         shown.map(|(snapshot, _)| &**snapshot)
     }
 
+    /// The latest snapshot, whatever is shown: what is done is done to what is there now.
+    pub(super) fn present(&self) -> Option<&Snapshot> {
+        self.latest.as_ref().map(|(snapshot, _)| &**snapshot)
+    }
+
     /// The shape of the model, where it is known.
     #[must_use]
     pub fn shape(&self) -> Option<&ModelShape> {
@@ -324,37 +327,28 @@ impl State {
         self.link == Link::Connected
     }
 
-    /// Requests to list: the daemon's, then those that ended under our eyes, newest first; only those that the filter lets
-    /// through.
-    #[must_use]
-    pub fn rows(&self) -> Vec<RequestSummary> {
-        let mut rows: Vec<RequestSummary> = match self.snapshot() {
-            Some(snapshot) => snapshot.requests.clone(),
-            None => Vec::new(),
-        };
-        let known = rows.len();
-        for (id, recording) in self.requests.recordings.iter().rev() {
-            let canvas = recording.canvas();
-            if canvas.has_ended() && !rows[..known].iter().any(|row| row.request_id == *id) {
-                rows.push(ended(*id, canvas));
-            }
-        }
-        if self.page == Page::Overview && !self.filter.value().is_empty() {
-            let wanted = self.filter.value().to_lowercase();
-            rows.retain(|row| {
-                let state = json::request_state(row.state());
-                let words = format!("{} {state} {}", row.request_id, row.error);
-                words.to_lowercase().contains(&wanted)
-            });
-        }
-        rows
-    }
-
     /// The mode that the help was opened in.
     pub(super) fn mode_below_help(&self) -> Mode {
         let mut below = self.modes.iter().rev();
         let mode = below.find(|mode| !matches!(mode, Mode::Help | Mode::Filter));
         mode.copied().unwrap_or(Mode::Page)
+    }
+
+    /// The line in which words to look for are written: the help's where that is open, else the page's.
+    #[must_use]
+    pub fn search(&self) -> &Line {
+        match self.modes.contains(&Mode::Help) {
+            true => &self.help_filter,
+            false => &self.filter,
+        }
+    }
+
+    /// The same to be written in.
+    pub(super) fn search_mut(&mut self) -> &mut Line {
+        match self.modes.contains(&Mode::Help) {
+            true => &mut self.help_filter,
+            false => &mut self.filter,
+        }
     }
 
     /// The canvas of the selected request.
@@ -378,16 +372,7 @@ impl State {
         if !matches!(self.link, Link::Replay { .. }) {
             self.opened = None;
         }
-        self.reel.at = None;
-        self.reel.next_at_ms = None;
-        self.reel.scroll = 0;
-    }
-
-    /// Whether a request is known to be no generation.
-    #[must_use]
-    pub fn fills_no_canvas(&self, request_id: u64) -> bool {
-        let mut requests = self.latest.iter().flat_map(|(latest, _)| &latest.requests);
-        requests.any(|row| row.request_id == request_id && row.kind() != RequestKind::Generate)
+        self.reel.rewind();
     }
 
     /// How old the shown figures are, when that is worth saying.
@@ -402,9 +387,16 @@ impl State {
         (lost || age_ms >= STALE_MS).then_some(age_ms)
     }
 
-    /// Tells something.
+    /// Tells something, unless there is an error that nobody has seen yet.
     pub(super) fn tell(&mut self, text: impl Into<String>) {
-        self.say(text.into(), false);
+        if !self.has_error() {
+            self.say(text.into(), false);
+        }
+    }
+
+    pub(super) fn has_error(&self) -> bool {
+        let message = self.message.as_ref();
+        message.is_some_and(|message| message.is_error)
     }
 
     /// Tells that something went wrong.
@@ -431,41 +423,23 @@ impl State {
         self.modes.push(Mode::Confirm);
     }
 
-    pub(super) fn own_is_active(&self) -> bool {
-        self.requests.own != Own::Idle
-    }
-
-    pub(super) fn has_ended(&self, request_id: u64) -> bool {
-        let canvas = self.requests.canvas(request_id);
-        canvas.is_some_and(Canvas::has_ended)
-    }
-
-    /// Process id of the daemon that the latest snapshot came from.
-    pub(super) fn daemon_pid(&self) -> Option<u32> {
-        let (snapshot, _) = self.latest.as_ref()?;
-        Some(snapshot.server.as_ref()?.pid)
+    /// Takes back a question about a daemon that is gone: its numbers mean something else to the next one.
+    pub(super) fn withdraw_question(&mut self) {
+        let is_of_daemon =
+            |asked: &mut Question| !asked.effects.is_empty() || asked.then == Then::CancelOwn;
+        if self.question.take_if(is_of_daemon).is_some() {
+            self.modes.retain(|mode| *mode != Mode::Confirm);
+            self.warn("the daemon was started anew; nothing was done");
+        }
     }
 }
 
-/// A request that only our canvas remembers.
-fn ended(request_id: u64, canvas: &Canvas) -> RequestSummary {
-    let started = canvas.started.as_ref();
-    let done = canvas.done.as_ref();
-    let state = match done {
-        Some(done) if done.finish_reason() == FinishReason::Cancelled => RequestState::Cancelled,
-        Some(_) => RequestState::Done,
-        None => RequestState::Failed,
-    };
-    RequestSummary {
-        request_id,
-        kind: RequestKind::Generate.into(),
-        state: state.into(),
-        length: started.map_or(0, |started| started.length),
-        blocks: started.map_or(0, |started| started.blocks),
-        blocks_done: u32::try_from(canvas.blocks.len()).unwrap_or(u32::MAX),
-        passes: done.map_or(0, |done| done.passes),
-        elapsed_ms: done.map_or(0.0, |done| done.elapsed_ms),
-        error: canvas.failure.clone().unwrap_or_default(),
-        ..Default::default()
+/// Whether a snapshot is of a daemon that was started since another was taken. In containers all have the same process id.
+pub(super) fn is_started_anew(before: &Snapshot, after: &Snapshot) -> bool {
+    match (&before.server, &after.server) {
+        (Some(before), Some(after)) => {
+            before.pid != after.pid || after.uptime_ms < before.uptime_ms
+        }
+        _ => false,
     }
 }

@@ -8,10 +8,10 @@ use std::{path::PathBuf, time::Duration};
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
     ApplyRequest, ApplyResponse, CancelJobRequest, CancelLoadRequest, CancelPullRequest,
-    CancelRequestRequest, GenerateRequest, GenerationEvent, MeasureFidelityRequest, PlanRequest,
-    RestoreRequest, Texts, UnloadModelRequest, WatchRequestRequest, WatchSnapshotsRequest,
-    apply_response, generation_event::Kind, measure_fidelity_request::Samples,
-    measure_fidelity_response,
+    CancelRequestRequest, GenerateRequest, GenerationEvent, ListRequestsRequest,
+    MeasureFidelityRequest, PlanRequest, RestoreRequest, Texts, UnloadModelRequest,
+    WatchRequestRequest, WatchSnapshotsRequest, apply_response, generation_event::Kind,
+    measure_fidelity_request::Samples, measure_fidelity_response,
 };
 use sluice_shared::{level::Level, units};
 use tokio::{sync::mpsc::Sender, task::JoinHandle, time::Instant};
@@ -22,7 +22,7 @@ use super::{
     event::{Effect, Event},
     files,
 };
-use crate::{connection::Daemon, output::Failure};
+use crate::{connection::Daemon, json::read::Bounds, output::Failure};
 
 /// First wait before a lost daemon is looked for again; it doubles up to the longest.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
@@ -76,6 +76,15 @@ impl Tasks {
                     generate(daemon, *request, events).await
                 });
                 replace(&mut self.own, own);
+            }
+            Effect::DropOwn => {
+                if let Some(own) = self.own.take() {
+                    own.abort();
+                }
+            }
+            Effect::ListRequests => {
+                // How they ended is not known then, and the list says so.
+                self.spawn(|_| Event::Requests(Vec::new()), list_requests);
             }
             Effect::Watch(request_id) => self.watch(request_id),
             Effect::AskPlans(levels, request) => {
@@ -343,6 +352,17 @@ async fn snapshots(
     Ok(())
 }
 
+async fn list_requests(daemon: Daemon, events: Sender<Event>) -> Result<(), Failure> {
+    let answer = daemon
+        .generation()
+        .list_requests(ListRequestsRequest {})
+        .await;
+    let answer = answer.map_err(|status| daemon.failure(status))?;
+    let rows = answer.into_inner().requests;
+    let _ = events.send(Event::Requests(rows)).await;
+    Ok(())
+}
+
 async fn generate(
     daemon: Daemon,
     request: GenerateRequest,
@@ -353,7 +373,8 @@ async fn generate(
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     let stream = stream.map(|answer| answer.map(|answer| answer.event));
-    forward(&daemon, stream, &events).await
+    let event = |request_id, kind| Event::Own { request_id, kind };
+    forward(&daemon, stream, event, &events).await
 }
 
 async fn watch(daemon: Daemon, request_id: u64, events: Sender<Event>) -> Result<(), Failure> {
@@ -363,26 +384,28 @@ async fn watch(daemon: Daemon, request_id: u64, events: Sender<Event>) -> Result
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     let stream = stream.map(|answer| answer.map(|answer| answer.event));
-    forward(&daemon, stream, &events).await
+    let event = |request_id, kind| Event::Request { request_id, kind };
+    forward(&daemon, stream, event, &events).await
 }
 
 async fn forward(
     daemon: &Daemon,
     mut stream: impl Stream<Item = Result<Option<GenerationEvent>, Status>> + Unpin,
+    event: impl Fn(u64, Box<Kind>) -> Event,
     events: &Sender<Event>,
 ) -> Result<(), Failure> {
     let mut pace = Pace::new(PASSES_A_FRAME);
+    let mut bounds = Bounds::default();
     while let Some(answer) = stream.next().await {
-        let event = answer.map_err(|status| daemon.failure(status))?;
-        let Some(kind) = event.and_then(|event| event.kind) else {
+        let answer = answer.map_err(|status| daemon.failure(status))?;
+        let Some(kind) = answer.and_then(|event| event.kind) else {
             continue;
         };
+        let refused = |problem| Failure::new(format!("the daemon sent too much: {problem}"));
+        bounds.count(&kind).map_err(refused)?;
         pace.keep().await;
         let is_last = matches!(kind, Kind::Done(_));
-        let event = Event::Request {
-            request_id: id(&kind),
-            kind: Box::new(kind),
-        };
+        let event = event(id(&kind), Box::new(kind));
         if events.send(event).await.is_err() || is_last {
             return Ok(());
         }

@@ -384,6 +384,13 @@ fn request(request_id: u64, kind: Kind) -> Event {
     }
 }
 
+fn own(request_id: u64, kind: Kind) -> Event {
+    Event::Own {
+        request_id,
+        kind: Box::new(kind),
+    }
+}
+
 fn idle() -> State {
     let mut state = state();
     feed(&mut state, Event::Connected);
@@ -396,7 +403,7 @@ fn busy() -> State {
     write(&mut state, "Tell me a story.");
     press(&mut state, KeyCode::Enter);
     for kind in generating(3) {
-        feed(&mut state, request(3, kind));
+        feed(&mut state, own(3, kind));
     }
     let rows = vec![
         summary(3, RequestState::Running),

@@ -4,7 +4,7 @@
 //! for the runtime. What a key does on a page stands with the page ([`super::pages`]).
 
 use crossterm::event::KeyEvent;
-use sluice_proto::v1::{RequestState, generation_event::Kind};
+use sluice_proto::v1::generation_event::Kind;
 use tui_input::Input;
 
 use super::{
@@ -12,16 +12,16 @@ use super::{
     event::{Effect, Event},
     keep,
     keys::{Action, Mode, Page},
-    line, pages,
-    state::{Link, Own, State, Then},
+    line, pages, requests,
+    state::{Link, Own, State, Then, is_started_anew},
     view::Target,
 };
 
-/// Requests whose passes are kept after they ended.
-const RECORDINGS_MAX: usize = 16;
 /// How long a message stays that is no error, and how long a first Esc waits for the second.
 const MESSAGE_MS: u64 = 6_000;
 const SECOND_ESCAPE_MS: u64 = 2_000;
+/// What the first Esc says.
+const FIRST_ESCAPE: &str = "Esc again cancels your request";
 /// Lines that one press scrolls.
 pub(super) const SCROLL_LINES: isize = 5;
 
@@ -40,6 +40,7 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
     let shown_seconds = state.now_ms / 1000;
     state.now_ms = now_ms;
     let mut changed = true;
+    let may_select = may_select(&event);
     match event {
         Event::Key(key) => press(state, key, &mut effects),
         Event::Paste(text) => paste(state, &text),
@@ -64,28 +65,34 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
         }
         Event::Snapshot(snapshot) => {
             state.link = Link::Connected;
-            let known_pid = state.daemon_pid();
+            let before = state.latest.as_ref().map(|(before, _)| &**before);
+            let is_new = before.is_some_and(|before| is_started_anew(before, &snapshot));
+            if let Some(before) = before.filter(|_| !is_new)
+                && state.requests.compare(before, &snapshot)
+            {
+                effects.push(Effect::ListRequests);
+            }
             state.history.take(&snapshot, now_ms);
             pages::jobs::note(state, &snapshot, &mut effects);
             pages::levels::note(state, &snapshot, &mut effects);
             state.latest = Some((snapshot, now_ms));
             pages::jobs::see(state);
-            // A daemon that was started anew numbers its requests anew.
-            if known_pid.is_some() && state.daemon_pid() != known_pid {
-                state.requests.recordings.clear();
-                state.requests.selected = None;
-                state.requests.watched = None;
+            if is_new {
+                requests::begin_anew(state, &mut effects);
             }
             changed = state.frozen.is_none();
         }
-        Event::Request { request_id, kind } => follow(state, request_id, *kind),
-        Event::OwnFailed(message) => own_failed(state, message),
+        Event::Request { request_id, kind } => requests::follow(state, request_id, *kind, false),
+        Event::Own { request_id, kind } => requests::follow(state, request_id, *kind, true),
+        Event::OwnFailed(message) => requests::own_failed(state, message),
         Event::WatchFailed {
             request_id,
             message,
         } => {
+            // Our own comes over its own stream.
             if let Some(recording) = state.requests.recordings.get_mut(&request_id)
                 && state.link == Link::Connected
+                && state.requests.own != Own::Active(request_id)
             {
                 recording.fail(message);
             }
@@ -102,10 +109,31 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
         | Event::Measured(_) => pages::levels::take(state, event, &mut effects),
         Event::Models(models) => pages::jobs::list(state, models),
         Event::Jobs(jobs) => pages::jobs::learn(state, &jobs),
+        Event::Requests(rows) => state.requests.learn(rows),
         Event::Terminate => effects.push(Effect::Quit),
     }
-    select(state, &mut effects);
+    if may_select && requests::select(state, &mut effects) {
+        changed = true;
+    }
     Outcome { changed, effects }
+}
+
+/// Whether an event may lead to another selection; most of those that come are passes, and never do.
+fn may_select(event: &Event) -> bool {
+    match event {
+        Event::Request { kind, .. } | Event::Own { kind, .. } => {
+            matches!(**kind, Kind::Queued(_) | Kind::Done(_))
+        }
+        Event::Key(_)
+        | Event::Click(_)
+        | Event::Wheel(..)
+        | Event::Connected
+        | Event::Snapshot(_)
+        | Event::Requests(_)
+        | Event::OwnFailed(_)
+        | Event::WatchFailed { .. } => true,
+        _ => false,
+    }
 }
 
 /// Whether the passing of time shows.
@@ -129,135 +157,26 @@ fn tick(state: &mut State, shown_seconds: u64) -> bool {
     message_ends || escape_ends || played || (counts && next_second)
 }
 
-fn follow(state: &mut State, request_id: u64, kind: Kind) {
-    if let Kind::Loading(loading) = &kind {
-        state.tell(format!("{} is loaded again", loading.model));
-        return;
-    }
-    state.levels.dials.see(&kind);
-    let ends = matches!(kind, Kind::Done(_));
-    if state.requests.own == Own::Sent && matches!(kind, Kind::Queued(_)) {
-        state.requests.own = Own::Active(request_id);
-        state.requests.selected = Some(request_id);
-        state.requests.chosen = false;
-        state.show_latest();
-    }
-    match &kind {
-        Kind::Notice(notice) => state.tell(notice.text.clone()),
-        Kind::Started(started) if !started.warnings.is_empty() => {
-            state.tell(started.warnings.join("; "));
-        }
-        _ => {}
-    }
-    let requests = &mut state.requests;
-    requests
-        .recordings
-        .entry(request_id)
-        .or_default()
-        .take(kind);
-    if ends && requests.own == Own::Active(request_id) {
-        requests.own = Own::Idle;
-        pages::chat::answered(state, request_id);
-    }
-    let requests = &mut state.requests;
-    while requests.recordings.len() > RECORDINGS_MAX {
-        let keep = requests.selected;
-        let mut ids = requests.recordings.keys().copied();
-        let Some(oldest) = ids.find(|id| Some(*id) != keep) else {
-            break;
-        };
-        requests.recordings.remove(&oldest);
-    }
-}
-
-fn own_failed(state: &mut State, message: String) {
-    match state.requests.own {
-        Own::Active(id) => {
-            if let Some(recording) = state.requests.recordings.get_mut(&id) {
-                recording.fail(message.clone());
-            }
-            pages::chat::refused(state, true);
-        }
-        Own::Sent | Own::Idle => pages::chat::refused(state, false),
-    }
-    state.requests.own = Own::Idle;
-    state.warn(pages::chat::with_hint(message));
-}
-
-/// Keeps a selection where there is something to select, and follows what is selected.
-fn select(state: &mut State, effects: &mut Vec<Effect>) {
-    let rows = state.rows();
-    let requests = &state.requests;
-    let listed = |id: &u64| rows.iter().any(|row| row.request_id == *id);
-    let present = requests
-        .selected
-        .filter(|id| listed(id) || requests.recordings.contains_key(id));
-    let lasting = present.filter(|id| requests.chosen || !state.has_ended(*id));
-    let own = match requests.own {
-        Own::Active(own) if !requests.chosen => Some(own),
-        _ => None,
-    };
-    let running = rows
-        .iter()
-        .find(|row| row.state() == RequestState::Running)
-        .map(|row| row.request_id);
-    let first = rows.first().map(|row| row.request_id);
-    // Whoever looks at an earlier pass goes on looking at it.
-    let held = present.filter(|_| state.reel.at.is_some());
-    let selected = held.or(own).or(lasting).or(running).or(present).or(first);
-    if selected != state.requests.selected {
-        match state.opened {
-            // Whoever looks at a saved run goes on looking at it, too.
-            Some(_) => state.requests.selected = selected,
-            None => choose(state, selected),
-        }
-        state.requests.chosen = false;
-    }
-    // Our own request comes over its own stream, and one that ended has nothing to add.
-    let wanted = state.requests.selected.filter(|id| {
-        state.requests.own != Own::Active(*id)
-            && !state.has_ended(*id)
-            && !state.fills_no_canvas(*id)
-    });
-    if state.is_connected() && wanted != state.requests.watched {
-        state.requests.watched = wanted;
-        effects.push(Effect::Watch(wanted));
-    }
-}
-
-/// Selects a request, of which the latest pass is shown.
-pub(super) fn choose(state: &mut State, request_id: Option<u64>) {
-    state.requests.selected = request_id;
-    state.requests.chosen = true;
-    state.show_latest();
-}
-
-/// Selects the request so many rows below the selected one.
-pub(super) fn step_request(state: &mut State, by: isize) {
-    let rows = state.rows();
-    let at = rows
-        .iter()
-        .position(|row| Some(row.request_id) == state.requests.selected)
-        .map_or(0, |at| at.saturating_add_signed(by));
-    if let Some(row) = rows.get(at.min(rows.len().saturating_sub(1))) {
-        choose(state, Some(row.request_id));
-    }
-}
-
 fn press(state: &mut State, key: KeyEvent, effects: &mut Vec<Effect>) {
-    // What went wrong stays until somebody was there to see it.
-    if state
-        .message
-        .as_ref()
-        .is_some_and(|message| message.is_error)
-    {
-        state.message = None;
-    }
     let mode = state.mode();
-    match mode.action(state.page, &key) {
+    let action = mode.action(state.page, &key);
+    attend(state, action == Some(Action::Escape));
+    match action {
         Some(action) => act(state, action, &key, effects),
         None if mode.writes() => write(state, &key),
         None => {}
+    }
+}
+
+/// Takes in that somebody is there: what went wrong stays until then, and a first Esc counts only for one that follows at once.
+fn attend(state: &mut State, is_escape: bool) {
+    if state.has_error() {
+        state.message = None;
+    }
+    if !is_escape && state.escape_at_ms.take().is_some() {
+        state
+            .message
+            .take_if(|message| message.text == FIRST_ESCAPE);
     }
 }
 
@@ -267,7 +186,7 @@ fn write(state: &mut State, key: &KeyEvent) {
         Mode::Prompt if line::write(&mut state.prompt, key) => state.prompts.leave(),
         Mode::Command if line::write(&mut state.command, key) => state.commands.leave(),
         Mode::Filter => {
-            line::write(&mut state.filter, key);
+            line::write(state.search_mut(), key);
             state.help_line = 0;
         }
         Mode::Field => pages::options::write(state, key),
@@ -276,10 +195,11 @@ fn write(state: &mut State, key: &KeyEvent) {
 }
 
 fn paste(state: &mut State, text: &str) {
+    attend(state, false);
     match state.mode() {
         Mode::Prompt => line::paste(&mut state.prompt, text),
         Mode::Command => line::paste(&mut state.command, text),
-        Mode::Filter => line::paste(&mut state.filter, text),
+        Mode::Filter => line::paste(state.search_mut(), text),
         Mode::Field => pages::options::paste(state, text),
         // Nothing is being written.
         _ => {}
@@ -304,7 +224,7 @@ fn act(state: &mut State, action: Action, key: &KeyEvent, effects: &mut Vec<Effe
         }
         (_, Action::Help | Action::HelpIfEmpty) => {
             state.help_line = 0;
-            state.filter.reset();
+            state.help_filter.reset();
             state.modes.push(Mode::Help);
         }
         (_, Action::Go(page)) => go(state, page, effects),
@@ -360,12 +280,12 @@ fn help(state: &mut State, action: Action) {
         Action::PageUp => -SCROLL_LINES,
         Action::PageDown => SCROLL_LINES,
         Action::Filter => {
-            state.filter.reset();
+            state.help_filter.reset();
             state.modes.push(Mode::Filter);
             return;
         }
         _ => {
-            state.filter.reset();
+            state.help_filter.reset();
             state.modes.pop();
             return;
         }
@@ -376,7 +296,7 @@ fn help(state: &mut State, action: Action) {
 
 fn filter(state: &mut State, action: Action) {
     if action == Action::Escape {
-        state.filter.reset();
+        state.search_mut().reset();
     }
     state.modes.pop();
 }
@@ -389,6 +309,7 @@ fn answer(state: &mut State, is_yes: bool, effects: &mut Vec<Effect>) {
     effects.extend(question.effects);
     match question.then {
         Then::Nothing => {}
+        Then::CancelOwn => requests::cancel_own(state, effects),
         Then::ForgetConversation => pages::chat::forget(state),
         Then::Dial(dial) => pages::levels::set_dial(state, dial),
     }
@@ -399,7 +320,7 @@ fn freeze(state: &mut State) {
         Some(_) => state.tell("going on"),
         None if state.latest.is_some() => {
             state.frozen.clone_from(&state.latest);
-            state.tell("frozen; f goes on");
+            state.tell("the figures are frozen; f goes on");
         }
         None => state.warn("there is nothing to freeze yet"),
     }
@@ -407,18 +328,12 @@ fn freeze(state: &mut State) {
 
 fn escape(state: &mut State, effects: &mut Vec<Effect>) {
     if state.own_is_active() {
-        let second = state.escape_at_ms.take().is_some();
-        match state.requests.own {
-            Own::Active(id) if second => {
-                state.tell("cancelling");
-                effects.push(Effect::Cancel(id));
-                return;
-            }
-            _ => {
-                state.escape_at_ms = Some(state.now_ms);
-                state.tell("Esc again cancels your request");
-            }
+        if state.escape_at_ms.take().is_some() {
+            requests::cancel_own(state, effects);
+            return;
         }
+        state.escape_at_ms = Some(state.now_ms);
+        state.tell(FIRST_ESCAPE);
     }
     state.filter.reset();
     leave_prompt(state);
@@ -479,18 +394,29 @@ fn cancel(state: &mut State) {
     match state.page {
         Page::Jobs => return pages::jobs::cancel(state),
         Page::Levels => return pages::levels::cancel(state),
-        Page::Chat => {
-            if let Own::Active(id) = state.requests.own {
-                choose(state, Some(id));
-            }
-        }
-        Page::Overview | Page::Memory | Page::Canvas => {}
+        Page::Overview | Page::Memory | Page::Canvas | Page::Chat => {}
     }
-    let rows = state.rows();
-    let active = rows.iter().find(|row| {
-        Some(row.request_id) == state.requests.selected
-            && matches!(row.state(), RequestState::Queued | RequestState::Running)
-    });
+    let selected = state.requests.selected;
+    let is_ours = match (state.page, state.requests.own) {
+        (_, Own::Idle) => false,
+        (Page::Chat, _) => true,
+        (_, Own::Sent) => !state.requests.chosen,
+        (_, Own::Active(id)) => selected == Some(id),
+    };
+    if is_ours {
+        let words = match state.requests.own {
+            Own::Active(id) => format!("Cancel request {id}?"),
+            Own::Sent | Own::Idle => "Cancel your request?".to_owned(),
+        };
+        return state.ask(words, Vec::new(), Then::CancelOwn);
+    }
+    if state.page == Page::Chat {
+        return state.warn("no request of yours waits or runs");
+    }
+    let rows = state.all_rows();
+    let active = rows
+        .iter()
+        .find(|row| Some(row.request_id) == selected && requests::is_active(row));
     match active.map(|row| row.request_id) {
         Some(id) => state.ask(
             format!("Cancel request {id}?"),
@@ -502,6 +428,7 @@ fn cancel(state: &mut State) {
 }
 
 fn click(state: &mut State, target: Target, effects: &mut Vec<Effect>) {
+    attend(state, false);
     // What lies below an overlay can't be reached.
     let mode = state.mode();
     if !matches!(mode, Mode::Page | Mode::Prompt) {
@@ -510,7 +437,7 @@ fn click(state: &mut State, target: Target, effects: &mut Vec<Effect>) {
     match target {
         Target::Page(page) => go(state, page, effects),
         Target::Prompt => state.modes = vec![Mode::Page, Mode::Prompt],
-        Target::Request(id) => choose(state, Some(id)),
+        Target::Request(id) => requests::choose(state, Some(id)),
         other => {
             state.modes = vec![Mode::Page];
             pages::click(state, other, effects);
@@ -522,7 +449,9 @@ fn wheel(state: &mut State, target: Option<Target>, by: isize, effects: &mut Vec
     let action = |less, more| if by < 0 { less } else { more };
     match (state.mode(), target) {
         (Mode::Help, _) => help(state, action(Action::Up, Action::Down)),
-        (Mode::Page | Mode::Prompt, Some(Target::Request(_))) => step_request(state, by),
+        (Mode::Page | Mode::Prompt, Some(Target::Request(_))) => {
+            requests::step_request(state, by);
+        }
         (Mode::Page | Mode::Prompt, Some(target))
             if target == Target::Canvas || state.page == Page::Chat =>
         {

@@ -354,16 +354,18 @@ fn connection(state: &State) -> (String, Role) {
     }
     let age = state
         .stale_ms()
-        .map(|ms| format!("data from {} s ago", ms / 1000));
+        .map(|ms| format!("data from {} s ago", ms / 1000))
+        .map(|age| match (&state.frozen, &state.link) {
+            (Some(_), _) => format!("frozen, {age}"),
+            (None, Link::Connected) => format!("stale, {age}"),
+            (None, _) => age,
+        });
     match &state.link {
         Link::Connecting => (format!("connecting to {}", state.socket), Role::Warning),
         Link::Connected => {
             let words = format!("connected{}", server(state.snapshot()));
             match age {
-                Some(age) if state.frozen.is_some() => {
-                    (format!("frozen, {age} · {words}"), Role::Warning)
-                }
-                Some(age) => (format!("stale, {age} · {words}"), Role::Warning),
+                Some(age) => (format!("{age} · {words}"), Role::Warning),
                 None => (format!("{words} · {}", state.socket), Role::Good),
             }
         }
@@ -490,7 +492,7 @@ fn draw_footer(screen: &mut Screen<'_, '_>, area: Rect) {
         let mark = Line::styled("/", screen.style(Role::Title));
         screen.frame.render_widget(mark, area);
         let place = Rect::new(area.x + 1, area.y, area.width.saturating_sub(1), 1);
-        screen.editor(place, &state.filter, "words to look for", true);
+        screen.editor(place, state.search(), "words to look for", true);
         return;
     }
     let columns = usize::from(area.width);
@@ -554,7 +556,7 @@ fn keys_line(screen: &Screen<'_, '_>, columns: usize) -> Line<'static> {
 
 /// The lines of the help: tables with their headings, less the keys that the filter doesn't find.
 pub(super) fn help_lines(state: &State) -> Vec<Line<'static>> {
-    let wanted = state.filter.value().to_lowercase();
+    let wanted = state.help_filter.value().to_lowercase();
     let paint = &state.paint;
     let own = state.mode_below_help().tables(state.page);
     let is_own = |table: &[Binding]| own.iter().any(|own| std::ptr::eq(*own, table));

@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde::{Deserialize, de::DeserializeOwned};
-use sluice_proto::v1::{Loading, Notice, Queued, generation_event::Kind};
+use sluice_proto::v1::{CanvasToken, Loading, Notice, Queued, generation_event::Kind};
 
 use lines::{BlockDoneLine, DoneLine, LoadingLine, NoticeLine, PassLine, QueuedLine, StartedLine};
 
@@ -45,8 +45,7 @@ pub struct Events<R> {
     reader: R,
     line: u64,
     bytes: u64,
-    /// Positions of blocks that were done since the last beginning.
-    positions: usize,
+    bounds: Bounds,
     has_ended: bool,
 }
 
@@ -57,7 +56,7 @@ impl<R: BufRead> Events<R> {
             reader,
             line: 0,
             bytes: 0,
-            positions: 0,
+            bounds: Bounds::default(),
             has_ended: false,
         }
     }
@@ -92,7 +91,7 @@ impl<R: BufRead> Events<R> {
             }
             match parse(&line) {
                 Ok(Some(kind)) => {
-                    self.count(&kind)?;
+                    self.bounds.count(&kind)?;
                     return Ok(Some(kind));
                 }
                 Ok(None) => {}
@@ -104,19 +103,44 @@ impl<R: BufRead> Events<R> {
             }
         }
     }
+}
 
-    /// Blocks that are done stay in memory; all of them together are no more than a canvas.
-    fn count(&mut self, kind: &Kind) -> Result<(), String> {
+/// Counts what the events of a request take in memory, wherever they come from.
+#[derive(Debug, Default)]
+pub struct Bounds {
+    /// Positions of blocks that were done since the last beginning.
+    positions: usize,
+}
+
+impl Bounds {
+    /// Counts one more event. Blocks that are done stay in memory; all of them together are no more than a canvas.
+    ///
+    /// # Errors
+    /// When something is beyond every model's context; it says what.
+    pub fn count(&mut self, kind: &Kind) -> Result<(), String> {
         match kind {
             Kind::Queued(_) => self.positions = 0,
+            Kind::Started(started) => {
+                at_most("length", started.length as usize)?;
+                tokens_at_most(&started.pinned)?;
+            }
+            Kind::Pass(pass) => tokens_at_most(&pass.tokens)?,
             Kind::BlockDone(done) => {
                 self.positions += done.tokens.len().max(1);
                 at_most("tokens of all blocks", self.positions)?;
+                tokens_at_most(&done.tokens)?;
             }
-            _ => {}
+            Kind::Done(done) => at_most("tokens", done.tokens.len())?,
+            Kind::Notice(_) | Kind::Loading(_) => {}
         }
         Ok(())
     }
+}
+
+fn tokens_at_most(tokens: &[CanvasToken]) -> Result<(), String> {
+    at_most("tokens", tokens.len())?;
+    let mut positions = tokens.iter().map(|token| token.position as usize);
+    positions.try_for_each(|position| at_most("position", position))
 }
 
 impl<R: BufRead> Iterator for Events<R> {
@@ -324,6 +348,39 @@ mod tests {
                 phases: Some(phases),
             }),
         ]
+    }
+
+    #[test]
+    fn what_no_context_holds_is_refused_wherever_it_comes_from() {
+        let mut bounds = Bounds::default();
+        let token = CanvasToken {
+            position: u32::MAX,
+            ..Default::default()
+        };
+        let started = Started {
+            length: u32::MAX,
+            ..Default::default()
+        };
+        let pass = Pass {
+            tokens: vec![token.clone()],
+            ..Default::default()
+        };
+        let pinned = Started {
+            pinned: vec![token],
+            ..Default::default()
+        };
+        for kind in [
+            Kind::Started(started),
+            Kind::Started(pinned),
+            Kind::Pass(pass),
+        ] {
+            assert!(bounds.count(&kind).is_err(), "{kind:?}");
+        }
+        let empty = Kind::BlockDone(BlockDone::default());
+        let counted = (0..=POSITIONS_MAX).map(|_| bounds.count(&empty));
+        assert!(counted.last().expect("some").is_err());
+        assert_eq!(bounds.count(&Kind::Queued(Queued::default())), Ok(()));
+        assert_eq!(bounds.count(&empty), Ok(()));
     }
 
     #[test]

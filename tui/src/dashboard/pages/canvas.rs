@@ -17,18 +17,20 @@ use super::super::{
     event::Effect,
     keys::{Action, Mode, Page},
     panels,
+    requests::step_request,
     state::{Opened, Own, Show, State},
-    update::{SCROLL_LINES, step_request},
+    update::SCROLL_LINES,
     view::{Screen, Shape, Target},
 };
 use crate::{
     canvas::{Canvas, Look},
-    record::Recording,
     text::{clip, sanitise_line},
 };
 
 /// Time that each pass is shown while passes are played.
 const PASS_MS: u64 = 100;
+/// Later than this, the passes between are not shown faster to make up for it.
+const LATE_MS: u64 = 1_000;
 /// From here on, text and heat map stand beside each other.
 const BESIDE_COLUMNS: u16 = 120;
 /// From here on, they stand below each other.
@@ -36,10 +38,10 @@ const BELOW_ROWS: u16 = 30;
 
 pub(super) fn act(state: &mut State, action: Action, _effects: &mut Vec<Effect>) {
     match action {
-        Action::Up => scroll(state, 1),
-        Action::Down => scroll(state, -1),
-        Action::PageUp => scroll(state, SCROLL_LINES),
-        Action::PageDown => scroll(state, -SCROLL_LINES),
+        Action::Up => state.reel.scroll(1),
+        Action::Down => state.reel.scroll(-1),
+        Action::PageUp => state.reel.scroll(SCROLL_LINES),
+        Action::PageDown => state.reel.scroll(-SCROLL_LINES),
         Action::Left => step(state, -1),
         Action::Right => step(state, 1),
         Action::First => show(state, 0),
@@ -60,15 +62,6 @@ pub(super) fn act(state: &mut State, action: Action, _effects: &mut Vec<Effect>)
         Action::NextRequest => step_request(state, 1),
         _ => {}
     }
-}
-
-/// Scrolls so many lines back.
-pub(super) fn scroll(state: &mut State, by: isize) {
-    let shown = state.recording().map(Recording::canvas);
-    let started = shown.and_then(|canvas| canvas.started.as_ref());
-    // No text has more lines than positions, but for those that are lines of their own.
-    let most = started.map_or(0, |started| 2 * started.length as usize);
-    state.reel.scroll = state.reel.scroll.saturating_add_signed(by).min(most);
 }
 
 /// Shows a pass, by its index of those that are kept.
@@ -114,9 +107,18 @@ fn begin_to_play(state: &mut State) {
 /// Shows the next pass when its time has come; whether that changed something.
 pub(in super::super) fn play(state: &mut State) -> bool {
     let mut changed = false;
+    // The process was stopped for a while, and nobody saw what would have been shown.
+    if let Some(next_at_ms) = &mut state.reel.next_at_ms
+        && state.now_ms.saturating_sub(*next_at_ms) > LATE_MS
+    {
+        *next_at_ms = state.now_ms;
+    }
     while let Some(next_at_ms) = state.reel.next_at_ms.filter(|at| *at <= state.now_ms) {
         changed = true;
         step(state, 1);
+        if state.recording().is_none() {
+            state.reel.rewind();
+        }
         // Beyond the last pass it goes on as it comes.
         if state.reel.at.is_none() {
             break;
@@ -131,8 +133,7 @@ pub(in super::super) fn open(state: &mut State, opened: Box<Opened>) {
     state.opened = Some(opened);
     state.page = Page::Canvas;
     state.modes = vec![Mode::Page];
-    state.reel.at = None;
-    state.reel.scroll = 0;
+    state.reel.rewind();
     begin_to_play(state);
 }
 
@@ -172,6 +173,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
         draw_request(screen, area);
         return;
     };
+    state.reel.draws();
     let index = index(state);
     let picture = match index.and_then(|index| recording.picture(index)) {
         Some(picture) => Cow::Owned(picture),
@@ -211,6 +213,7 @@ pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
 /// The selected request: its progress, its canvas and what the canvas's looks mean.
 pub(super) fn draw_request(screen: &mut Screen<'_, '_>, area: Rect) {
     screen.target(area, Target::Canvas);
+    screen.state.reel.draws();
     panels::request(screen, area);
 }
 
@@ -228,7 +231,9 @@ fn draw_text(screen: &mut Screen<'_, '_>, area: Rect, picture: &Canvas, is_lates
     };
     let legend = (rows >= 6).then(|| panels::legend(columns, paint));
     let free = rows.saturating_sub(lines.len() + usize::from(legend.is_some()));
-    let (text, part) = panels::canvas_lines(picture, columns, free, state.reel.scroll, paint);
+    let (text, part, scrollable) =
+        panels::canvas_lines(picture, columns, free, state.reel.scroll, paint);
+    state.reel.drew(scrollable);
     lines.extend(text);
     lines.truncate(rows);
     screen.lines(inner, lines);
@@ -245,7 +250,7 @@ fn title(state: &State) -> String {
     match (&state.opened, state.requests.selected) {
         (Some(opened), _) => format!("Saved run {}", opened.name),
         (None, Some(id)) if state.requests.own == Own::Active(id) => format!("Request {id}, yours"),
-        (None, Some(id)) => format!("Request {id}"),
+        (None, Some(id)) => format!("Request {}", state.requests.name(id)),
         (None, None) => "Canvas".to_owned(),
     }
 }

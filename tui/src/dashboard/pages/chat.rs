@@ -6,7 +6,7 @@ use ratatui::{
     layout::{Constraint, Layout, Rect},
     text::{Line, Span},
 };
-use sluice_proto::v1::GenerateRequest;
+use sluice_proto::v1::{CanvasToken, Done, FinishReason, GenerateRequest, TokenState};
 
 use super::super::{
     chat::{Choice, Conversation, Outcome, Speaker},
@@ -17,6 +17,7 @@ use super::super::{
     view::{Screen, Shape, Target},
 };
 use crate::{
+    canvas::Canvas,
     paint::Role,
     text::{clip, width},
 };
@@ -80,10 +81,9 @@ fn again(state: &mut State, effects: &mut Vec<Effect>) {
 }
 
 fn choose_words(state: &mut State) {
-    if state
-        .shape()
-        .is_some_and(|shape| shape.mask_token_id.is_none())
-    {
+    let model = state.present().and_then(|now| now.model.as_ref());
+    let shape = model.and_then(|model| model.shape.as_ref());
+    if shape.is_some_and(|shape| shape.mask_token_id.is_none()) {
         state.warn("the loaded model is causal: it can't fill in words");
         return;
     }
@@ -179,9 +179,41 @@ pub(in super::super) fn request(state: &mut State, prompt: &str) -> GenerateRequ
 /// Our own request came to its end.
 pub(in super::super) fn answered(state: &mut State, request_id: u64) {
     let canvas = state.requests.canvas(request_id);
-    let Some(done) = canvas.and_then(|canvas| canvas.done.as_ref()) else {
-        return;
-    };
+    if let Some(done) = canvas.and_then(|canvas| canvas.done.clone()) {
+        conclude(state, &done);
+    }
+}
+
+/// Our own request broke off: what stood of it counts as if it had been stopped there.
+pub(in super::super) fn broke_off(state: &mut State, request_id: u64) {
+    let canvas = state.requests.canvas(request_id);
+    let done = canvas.map(|canvas| remains(request_id, canvas));
+    conclude(
+        state,
+        &done.unwrap_or_else(|| remains(request_id, &Canvas::default())),
+    );
+}
+
+fn remains(request_id: u64, canvas: &Canvas) -> Done {
+    let pass = canvas.pass.clone().unwrap_or_default();
+    let is_fixed =
+        |token: &CanvasToken| matches!(token.state(), TokenState::Committed | TokenState::Pinned);
+    let tokens = canvas.seen_tokens();
+    let fixed = tokens.iter().take_while(|token| is_fixed(token)).count();
+    Done {
+        request_id,
+        finish_reason: FinishReason::Cancelled.into(),
+        text: Some(String::from_utf8_lossy(&pass.stable_text).into_owned()),
+        text_tokens: u32::try_from(fixed).unwrap_or(u32::MAX),
+        seed: canvas.started.as_ref().map_or(0, |started| started.seed),
+        exact: pass.exact,
+        passes: pass.pass,
+        elapsed_ms: pass.elapsed_ms,
+        ..Default::default()
+    }
+}
+
+fn conclude(state: &mut State, done: &Done) {
     match state.chat.take(done) {
         Outcome::Taken => {}
         Outcome::Nothing(Some(prompt)) => write_again(state, prompt),
@@ -192,11 +224,10 @@ pub(in super::super) fn answered(state: &mut State, request_id: u64) {
     }
 }
 
-/// Our own request was refused or failed: a prompt that was not begun comes back to be changed.
-pub(in super::super) fn refused(state: &mut State, was_begun: bool) {
-    match state.chat.give_up() {
-        Some(prompt) if !was_begun => write_again(state, prompt),
-        _ => {}
+/// Our own request was refused or taken back: its prompt comes back to be changed.
+pub(in super::super) fn refused(state: &mut State) {
+    if let Some(prompt) = state.chat.give_up() {
+        write_again(state, prompt);
     }
 }
 

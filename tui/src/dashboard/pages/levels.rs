@@ -129,7 +129,7 @@ pub(in super::super) fn take(state: &mut State, event: Event, effects: &mut Vec<
             }
         }
         Event::Measured(result) => {
-            let model = state.model();
+            let model = state.present_model();
             let result = result.and_then(|result| {
                 let fidelity = model.and_then(|model| Fidelity::of(&result, model));
                 fidelity
@@ -188,7 +188,7 @@ fn doubts(state: &State, level: Level, budget_bytes: Option<u64>) -> Vec<String>
         true => state.levels.plan(level),
         false => None,
     };
-    let present = state.snapshot().and_then(|snapshot| snapshot.plan.as_ref());
+    let present = state.present().and_then(|snapshot| snapshot.plan.as_ref());
     let is_lossless = predicted.map_or(level.is_lossless(), |plan| Some(plan.is_lossless));
     if is_lossless == Some(false) && present.is_none_or(|present| present.is_lossless) {
         let measured = match state.fidelity_of(level) {
@@ -222,7 +222,7 @@ pub(in super::super) fn restore(state: &mut State, effects: &mut Vec<Effect>) {
     let own = own.into_iter().filter(|_| levels.tried.is_none());
     let plan = own.filter_map(|level| levels.plan(level)).next();
     let plan = plan.filter(|_| levels.answers.contains_key(&Level::Off));
-    let present = state.snapshot().and_then(|snapshot| snapshot.plan.as_ref());
+    let present = state.present().and_then(|snapshot| snapshot.plan.as_ref());
     let question = match (plan, present) {
         (Some(plan), Some(present)) => {
             let grows = plan.peak_bytes > present.peak_bytes;
@@ -337,10 +337,11 @@ fn step(state: &mut State, by: isize) {
 fn choose_selected(state: &mut State, effects: &mut Vec<Effect>) {
     let level = state.level();
     let budget_bytes = state.levels.tried;
-    let settings = state.snapshot().and_then(|s| s.settings.as_ref());
+    let settings = state.present().and_then(|s| s.settings.as_ref());
+    let in_force = settings.and_then(|settings| settings.level.parse().ok());
     let present = settings.map(|settings| settings.budget_bytes);
     let is_same_budget = budget_bytes.is_none() || budget_bytes == present;
-    if state.level_in_force() == Some(level) && is_same_budget {
+    if in_force == Some(level) && is_same_budget {
         state.tell(format!("level {level} is in force already"));
     } else if let Some(problem) = state.levels.problem(level) {
         state.warn(problem);

@@ -12,8 +12,9 @@ use super::{
         event::Effect,
         keys::{Action, Mode, Page},
         panels,
+        requests::{Requests, step_request},
         state::{Link, State},
-        update::{SCROLL_LINES, go, step_request},
+        update::{SCROLL_LINES, go},
         view::{Screen, Shape, Target},
     },
     canvas, memory,
@@ -40,8 +41,8 @@ pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) 
     match action {
         Action::Up => step_request(state, -1),
         Action::Down => step_request(state, 1),
-        Action::PageUp => canvas::scroll(state, SCROLL_LINES),
-        Action::PageDown => canvas::scroll(state, -SCROLL_LINES),
+        Action::PageUp => state.reel.scroll(SCROLL_LINES),
+        Action::PageDown => state.reel.scroll(-SCROLL_LINES),
         Action::Enter => go(state, Page::Canvas, effects),
         Action::NextPane => state.modes.push(Mode::Prompt),
         _ => {}
@@ -138,7 +139,7 @@ fn draw_requests(screen: &mut Screen<'_, '_>, area: Rect) {
         let place = Rect::new(inner.x, y, inner.width, 1);
         let mark = if is_selected(row) { '▸' } else { ' ' };
         let words = clip(
-            &sanitise_line(&format!("{mark} {}", request_words(row))),
+            &sanitise_line(&format!("{mark} {}", request_words(row, &state.requests))),
             columns,
         );
         let role = match (is_selected(row), row.state()) {
@@ -167,15 +168,19 @@ fn queue_title(state: &State) -> String {
     }
 }
 
-fn request_words(row: &RequestSummary) -> String {
+fn request_words(row: &RequestSummary, requests: &Requests) -> String {
     let ms = match row.state() {
         RequestState::Queued => row.queued_ms,
         _ => row.elapsed_ms,
     };
+    let state = match row.state() {
+        RequestState::Unspecified => "ended".to_owned(),
+        state => json::request_state(state),
+    };
     let mut words = format!(
         "{:<4} {:<9} {}/{} blocks  {}",
-        row.request_id,
-        json::request_state(row.state()),
+        requests.name(row.request_id),
+        state,
         row.blocks_done,
         row.blocks,
         units::duration_ms(ms),

@@ -19,7 +19,7 @@ pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
     let (state, paint) = (screen.state, screen.paint());
     let title = match state.requests.selected {
         Some(id) if state.requests.own == Own::Active(id) => format!("Request {id}, yours"),
-        Some(id) => format!("Request {id}"),
+        Some(id) => format!("Request {}", state.requests.name(id)),
         None => "Canvas".to_owned(),
     };
     let columns = usize::from(area.width.saturating_sub(2));
@@ -38,7 +38,8 @@ pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
     let mut lines = work::progress(canvas, from, (columns, rows), paint);
     let legend = (rows >= 6 && !canvas.has_ended()).then(|| legend(columns, paint));
     let free = rows.saturating_sub(lines.len() + usize::from(legend.is_some()));
-    let (text, shown) = canvas_lines(canvas, columns, free, state.reel.scroll, paint);
+    let (text, shown, scrollable) = canvas_lines(canvas, columns, free, state.reel.scroll, paint);
+    state.reel.drew(scrollable);
     lines.extend(text);
     screen.framed(area, &title, false, lines);
     if let Some(legend) = legend {
@@ -56,14 +57,14 @@ pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
     }
 }
 
-/// The canvas in `rows` rows, and which lines they are when not all of them are.
+/// The canvas in `rows` rows, which lines they are when not all of them are, and how far it can be scrolled back.
 pub(in super::super) fn canvas_lines(
     canvas: &Canvas,
     columns: usize,
     rows: usize,
     scroll: usize,
     paint: &Paint,
-) -> (Vec<Line<'static>>, Option<String>) {
+) -> (Vec<Line<'static>>, Option<String>, usize) {
     let ids = canvas.shows_ids();
     let (lines, open_end) = match &canvas.done {
         Some(done) => {
@@ -86,13 +87,14 @@ pub(in super::super) fn canvas_lines(
     // Follows the open block, a line of what lies ahead included.
     let total = lines.len();
     let end = (open_end + 1).min(total).max(rows.min(total));
-    let end = end.saturating_sub(scroll).max(rows.min(total));
+    let scrollable = end - rows.min(total);
+    let end = end - scroll.min(scrollable);
     let first = end.saturating_sub(rows);
     let shown = (total > rows).then(|| format!(" lines {}-{end} of {total} ", first + 1));
     let span = |run: Run| Span::styled(run.text, paint.look(run.look));
     let line = |line: Vec<Run>| Line::from(line.into_iter().map(span).collect::<Vec<_>>());
     let visible = lines.into_iter().skip(first).take(rows).map(line);
-    (visible.collect(), shown)
+    (visible.collect(), shown, scrollable)
 }
 
 /// What the looks mean, each word in its look.

@@ -122,7 +122,7 @@ fn watching(events: Vec<Kind>) -> State {
     write(&mut state, "Tell me a story.");
     press(&mut state, KeyCode::Enter);
     for kind in events {
-        feed(&mut state, request(3, kind));
+        feed(&mut state, own(3, kind));
     }
     press(&mut state, KeyCode::Tab);
     press(&mut state, KeyCode::Char('3'));
@@ -215,7 +215,7 @@ fn left_and_right_step_through_the_passes_and_end_at_the_latest() {
     assert_eq!(state.reel.at, Some(1));
     // More passes come, and the one that is seen stays.
     for kind in run(3, 9).split_off(9) {
-        feed(&mut state, request(3, kind));
+        feed(&mut state, own(3, kind));
     }
     assert_eq!(state.reel.at, Some(1));
     press(&mut state, KeyCode::End);
@@ -302,7 +302,7 @@ fn an_opened_run_stays_until_it_is_left() {
     assert!(screen.contains("Saved run stories/river.jsonl"), "{screen}");
     // Requests come and go meanwhile.
     for kind in whole_run(3).split_off(9) {
-        feed(&mut state, request(3, kind));
+        feed(&mut state, own(3, kind));
     }
     feed(
         &mut state,
@@ -390,4 +390,42 @@ fn every_size_and_every_shape_can_be_drawn() {
             assert!(shown(&state, size).contains("no pass yet"));
         }
     }
+}
+
+#[test]
+fn scrolling_ends_where_the_text_begins() {
+    let mut state = watching(run(3, 12));
+    letter(&mut state, 'm');
+    shown(&state, SIZES[2]);
+    for _ in 0..50 {
+        press(&mut state, KeyCode::PageUp);
+    }
+    let top = shown(&state, SIZES[2]);
+    press(&mut state, KeyCode::Down);
+    assert_eq!(top == shown(&state, SIZES[2]), state.reel.scroll == 0);
+    // Where all of it is shown there is nothing to scroll.
+    shown(&state, SIZES[0]);
+    press(&mut state, KeyCode::PageUp);
+    assert_eq!(state.reel.scroll, 0);
+}
+
+#[test]
+fn a_run_that_plays_goes_on_where_it_was_after_a_pause() {
+    let mut state = watching(whole_run(3));
+    letter(&mut state, ' ');
+    update(&mut state, Event::Tick, 60_000);
+    assert_eq!(state.reel.at, Some(2));
+    update(&mut state, Event::Tick, 60_100);
+    assert_eq!(state.reel.at, Some(3));
+}
+
+#[test]
+fn without_a_run_nothing_plays() {
+    let mut state = watching(whole_run(3));
+    letter(&mut state, ' ');
+    state.requests.recordings.clear();
+    state.requests.selected = None;
+    assert!(update(&mut state, Event::Tick, 200).changed);
+    assert_eq!((state.reel.at, state.reel.next_at_ms), (None, None));
+    assert!(!update(&mut state, Event::Tick, 400).changed);
 }

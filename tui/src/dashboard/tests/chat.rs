@@ -45,7 +45,7 @@ fn messages(request: &GenerateRequest) -> Vec<&Message> {
 }
 
 fn ends(state: &mut State, request_id: u64, text: &str, finish: FinishReason) {
-    feed(state, request(request_id, queued(request_id)));
+    feed(state, own(request_id, queued(request_id)));
     let done = Kind::Done(Done {
         request_id,
         finish_reason: finish.into(),
@@ -57,7 +57,7 @@ fn ends(state: &mut State, request_id: u64, text: &str, finish: FinishReason) {
         exact: true,
         ..Default::default()
     });
-    feed(state, request(request_id, done));
+    feed(state, own(request_id, done));
 }
 
 /// A conversation of two turns, with the keys on the page.
@@ -120,7 +120,7 @@ fn an_answer_on_its_way() {
     let request_sent = send(&mut state, "And then?");
     assert_eq!(messages(&request_sent).len(), 3);
     for kind in generating(6) {
-        feed(&mut state, request(6, kind));
+        feed(&mut state, own(6, kind));
     }
     pictures("chat_running", &state);
 }
@@ -219,7 +219,7 @@ fn words_written_anew_appear_in_place_and_can_be_taken_back() {
     use TokenState::{Committed, Masked, Pinned};
     let mut state = choosing_words();
     press(&mut state, KeyCode::Enter);
-    feed(&mut state, request(6, queued(6)));
+    feed(&mut state, own(6, queued(6)));
     let words = [
         "Once upon a time a",
         " ",
@@ -245,7 +245,7 @@ fn words_written_anew_appear_in_place_and_can_be_taken_back() {
             .collect(),
         ..Default::default()
     });
-    feed(&mut state, request(6, started));
+    feed(&mut state, own(6, started));
     let pass = Kind::Pass(Pass {
         request_id: 6,
         pass: 1,
@@ -254,7 +254,7 @@ fn words_written_anew_appear_in_place_and_can_be_taken_back() {
         elapsed_ms: 80.0,
         ..Default::default()
     });
-    feed(&mut state, request(6, pass));
+    feed(&mut state, own(6, pass));
     pictures("chat_rewriting", &state);
     ends(&mut state, 6, "All of it, anew.", FinishReason::Length);
     assert_eq!(texts(&state)[1], "All of it, anew.");
@@ -396,4 +396,44 @@ fn hostile_words_of_prompts_and_options_stay_words() {
             state.modes = vec![Mode::Page, Mode::Options];
         }
     }
+}
+
+#[test]
+fn only_our_own_request_is_cancelled_from_the_chat() {
+    let mut state = answered();
+    feed(
+        &mut state,
+        snapshot(vec![summary(9, RequestState::Running)]),
+    );
+    assert_eq!(state.requests.selected, Some(9));
+    press(&mut state, KeyCode::Char('x'));
+    assert_eq!(state.mode(), Mode::Page);
+    press(&mut state, KeyCode::Char('i'));
+    send(&mut state, "And then?");
+    press(&mut state, KeyCode::Tab);
+    press(&mut state, KeyCode::Char('x'));
+    press(&mut state, KeyCode::Char('n'));
+    // The snapshot needn't list it yet.
+    feed(&mut state, own(10, queued(10)));
+    press(&mut state, KeyCode::Char('x'));
+    assert_eq!(press(&mut state, KeyCode::Char('y')), [Effect::Cancel(10)]);
+}
+
+#[test]
+fn a_block_of_any_number_is_drawn() {
+    let mut state = answered();
+    press(&mut state, KeyCode::Char('i'));
+    send(&mut state, "And then?");
+    for kind in generating(6) {
+        feed(&mut state, own(6, kind));
+    }
+    let pass = Kind::Pass(Pass {
+        request_id: 6,
+        pass: u32::MAX,
+        block: u32::MAX,
+        ..Default::default()
+    });
+    feed(&mut state, own(6, pass));
+    let screen = shown(&state, SIZES[0]);
+    assert!(screen.contains("block 4294967296/3"), "{screen}");
 }

@@ -1,10 +1,11 @@
 //! Journeys through the update: keys, events, and what becomes of them.
 
-use sluice_proto::v1::{Switch, SwitchTarget, generate_request::Input};
+use sluice_proto::v1::{Loading, Switch, SwitchTarget, generate_request::Input};
 
 use super::{
     super::{
-        state::{Link, Own},
+        requests::{ENDED_MAX, Own, RECORDINGS_MAX},
+        state::Link,
         view::Target,
     },
     *,
@@ -27,7 +28,7 @@ fn enter_sends_once_and_the_answer_is_followed() {
     write(&mut state, "again");
     assert_eq!(press(&mut state, KeyCode::Enter), []);
     assert_eq!(state.prompt.value(), "again");
-    feed(&mut state, request(5, queued(5)));
+    feed(&mut state, own(5, queued(5)));
     assert_eq!(
         (state.requests.own, state.requests.selected),
         (Own::Active(5), Some(5))
@@ -38,7 +39,7 @@ fn enter_sends_once_and_the_answer_is_followed() {
         text: Some("hi".into()),
         ..Default::default()
     });
-    feed(&mut state, request(5, done));
+    feed(&mut state, own(5, done));
     assert_eq!(
         (state.requests.own, state.requests.selected),
         (Own::Idle, Some(5))
@@ -265,8 +266,16 @@ fn a_daemon_started_anew_has_new_requests() {
     fresh.server.as_mut().expect("given").pid = 200;
     feed(&mut state, Event::OwnFailed("lost".into()));
     feed(&mut state, Event::Snapshot(fresh));
-    assert!(state.rows().is_empty());
-    assert_eq!(state.requests.selected, None);
+    // What was seen of the one before can still be looked at, under a name of its own.
+    let rows = state.rows();
+    assert_eq!((rows.len(), rows[0].state()), (1, RequestState::Failed));
+    assert_eq!(state.requests.selected, Some(rows[0].request_id));
+    assert_eq!(state.recording().expect("kept").len(), 1);
+    assert_eq!(press(&mut state, KeyCode::Esc), []);
+    let screen = shown(&state, SIZES[0]);
+    assert!(screen.contains("Request earlier 3"), "{screen}");
+    feed(&mut state, request(3, queued(3)));
+    assert_eq!(state.recording().expect("kept").len(), 1);
 }
 
 #[test]
@@ -285,8 +294,8 @@ fn earlier_prompts_are_recalled() {
     for (prompt, id) in [("one", 1), ("two", 2)] {
         write(&mut state, prompt);
         press(&mut state, KeyCode::Enter);
-        feed(&mut state, request(id, queued(id)));
-        feed(&mut state, Event::OwnFailed("failed".into()));
+        feed(&mut state, own(id, queued(id)));
+        feed(&mut state, own(id, done(id, "well")));
     }
     press(&mut state, KeyCode::Up);
     assert_eq!(state.prompt.value(), "two");
@@ -323,4 +332,233 @@ fn time_redraws_only_what_counts_it() {
     assert!(update(&mut state, Event::Tick, 4_000).changed);
     assert!(!update(&mut state, Event::Tick, 4_250).changed);
     assert!(update(&mut state, Event::Tick, 5_000).changed);
+}
+
+/// The next snapshot, of a daemon that has been up for so long.
+fn snapshot_at(uptime_ms: u64, requests: Vec<RequestSummary>) -> Event {
+    let Event::Snapshot(mut next) = snapshot(requests) else {
+        unreachable!("it is a snapshot");
+    };
+    next.server.as_mut().expect("given").uptime_ms = uptime_ms;
+    Event::Snapshot(next)
+}
+
+fn sent() -> State {
+    let mut state = idle();
+    write(&mut state, "hello");
+    press(&mut state, KeyCode::Enter);
+    assert_eq!(state.requests.own, Own::Sent);
+    state
+}
+
+fn told(state: &State) -> &str {
+    state.message.as_ref().map_or("", |message| &message.text)
+}
+
+fn done(request_id: u64, text: &str) -> Kind {
+    Kind::Done(Done {
+        request_id,
+        text: Some(text.into()),
+        finish_reason: FinishReason::Eos.into(),
+        ..Default::default()
+    })
+}
+
+#[test]
+fn a_request_of_somebody_else_never_becomes_ours() {
+    let mut state = sent();
+    feed(
+        &mut state,
+        snapshot(vec![summary(9, RequestState::Running)]),
+    );
+    feed(&mut state, request(9, queued(9)));
+    assert_eq!(state.requests.own, Own::Sent);
+    feed(&mut state, own(10, queued(10)));
+    assert_eq!(state.requests.own, Own::Active(10));
+    feed(&mut state, request(9, done(9, "somebody's")));
+    assert!(state.chat.conversation().turns.is_empty());
+    feed(&mut state, own(10, done(10, "ours")));
+    assert_eq!(state.chat.conversation().turns[1].text, "ours");
+}
+
+#[test]
+fn a_request_without_a_number_is_taken_back() {
+    let mut state = sent();
+    let loading = Loading {
+        model: "sluice-demo".into(),
+        ..Default::default()
+    };
+    feed(&mut state, own(0, Kind::Loading(loading)));
+    assert_eq!(press(&mut state, KeyCode::Esc), []);
+    assert_eq!(press(&mut state, KeyCode::Esc), [Effect::DropOwn]);
+    assert_eq!(
+        (state.requests.own, state.prompt.value()),
+        (Own::Idle, "hello")
+    );
+    // What was on its way comes too late.
+    feed(&mut state, own(5, queued(5)));
+    assert_eq!(state.requests.own, Own::Idle);
+    assert!(state.requests.recordings.is_empty());
+    let mut state = sent();
+    press(&mut state, KeyCode::Tab);
+    assert_eq!(press(&mut state, KeyCode::Char('x')), []);
+    assert_eq!(press(&mut state, KeyCode::Char('y')), [Effect::DropOwn]);
+    // By the time of the answer it may have its number.
+    let mut state = sent();
+    press(&mut state, KeyCode::Tab);
+    press(&mut state, KeyCode::Char('x'));
+    feed(&mut state, own(5, queued(5)));
+    assert_eq!(press(&mut state, KeyCode::Char('y')), [Effect::Cancel(5)]);
+}
+
+#[test]
+fn an_answer_that_broke_off_keeps_what_stood() {
+    let mut state = busy();
+    let mut pass = Pass {
+        request_id: 3,
+        pass: 11,
+        stable_text: "Once upon a time".into(),
+        ..Default::default()
+    };
+    feed(&mut state, own(3, Kind::Pass(pass.clone())));
+    feed(&mut state, Event::OwnFailed("the daemon is gone".into()));
+    let turns = &state.chat.conversation().turns;
+    assert_eq!(turns[1].text, "Once upon a time");
+    let origin = turns[1].origin.as_ref().expect("known");
+    assert!(origin.is_cut && origin.seed == 42 && origin.passes == 11);
+    assert_eq!(state.prompt.value(), "");
+    // Where nothing stood, the prompt comes back.
+    let mut state = busy();
+    pass.stable_text.clear();
+    feed(&mut state, own(3, Kind::Pass(pass)));
+    feed(&mut state, Event::OwnFailed("the daemon is gone".into()));
+    assert!(state.chat.conversation().turns.is_empty());
+    assert_eq!(state.prompt.value(), "Tell me a story.");
+}
+
+#[test]
+fn what_is_done_while_frozen_is_done_to_what_is_there_now() {
+    let mut state = idle();
+    let rows = vec![summary(9, RequestState::Running)];
+    feed(&mut state, snapshot(rows));
+    press(&mut state, KeyCode::Esc);
+    press(&mut state, KeyCode::Char('f'));
+    feed(&mut state, request(9, queued(9)));
+    feed(&mut state, request(9, done(9, "well")));
+    feed(&mut state, snapshot(vec![]));
+    press(&mut state, KeyCode::Char('x'));
+    assert_eq!(state.mode(), Mode::Page);
+    let rows = vec![summary(10, RequestState::Running)];
+    let effects = feed(&mut state, snapshot(rows));
+    assert_eq!(effects, [Effect::Watch(Some(10))]);
+    let event = Event::Lost {
+        cause: "gone".into(),
+        retry_ms: 1_000,
+    };
+    feed(&mut state, event);
+    let screen = shown(&state, SIZES[0]);
+    assert!(screen.contains("frozen, data from"), "{screen}");
+    feed(&mut state, snapshot_at(10, vec![]));
+    assert!(state.frozen.is_none());
+}
+
+#[test]
+fn a_question_does_not_outlive_its_daemon() {
+    let mut state = idle();
+    let rows = || vec![summary(7, RequestState::Running)];
+    feed(&mut state, snapshot(rows()));
+    press(&mut state, KeyCode::Tab);
+    press(&mut state, KeyCode::Char('x'));
+    assert_eq!(state.mode(), Mode::Confirm);
+    // In a container it has the same process id.
+    feed(&mut state, snapshot_at(10, rows()));
+    assert_eq!(state.mode(), Mode::Page);
+    assert_eq!(press(&mut state, KeyCode::Char('y')), []);
+}
+
+#[test]
+fn requests_that_left_the_list_are_asked_about_and_kept() {
+    let mut state = busy();
+    let effects = feed(
+        &mut state,
+        snapshot(vec![summary(3, RequestState::Running)]),
+    );
+    assert_eq!(effects, [Effect::ListRequests]);
+    let states = |state: &State| -> Vec<_> {
+        let rows = state.rows().into_iter();
+        rows.map(|row| (row.request_id, row.state())).collect()
+    };
+    let running = (3, RequestState::Running);
+    assert_eq!(states(&state), [running, (4, RequestState::Unspecified)]);
+    let failed = RequestSummary {
+        error: "out of memory".into(),
+        ..summary(4, RequestState::Failed)
+    };
+    feed(&mut state, Event::Requests(vec![failed]));
+    assert_eq!(states(&state), [running, (4, RequestState::Failed)]);
+    let screen = shown(&state, SIZES[0]);
+    assert!(screen.contains("out of memory"), "{screen}");
+    for id in 10..100 {
+        feed(
+            &mut state,
+            snapshot(vec![summary(id, RequestState::Queued)]),
+        );
+    }
+    assert_eq!(state.requests.ended.len(), ENDED_MAX);
+}
+
+#[test]
+fn an_error_stays_until_somebody_was_there() {
+    let mut state = idle();
+    feed(&mut state, Event::Failed("no room on the disk".into()));
+    feed(&mut state, Event::Told("cancelled request 4".into()));
+    assert_eq!(told(&state), "no room on the disk");
+    press(&mut state, KeyCode::Char('a'));
+    feed(&mut state, Event::Told("cancelled request 4".into()));
+    assert_eq!(told(&state), "cancelled request 4");
+}
+
+#[test]
+fn a_key_between_two_escapes_makes_the_second_a_first_one() {
+    let mut state = busy();
+    press(&mut state, KeyCode::Esc);
+    press(&mut state, KeyCode::Char('j'));
+    assert_eq!(told(&state), "");
+    assert_eq!(press(&mut state, KeyCode::Esc), []);
+    assert_eq!(press(&mut state, KeyCode::Esc), [Effect::Cancel(3)]);
+}
+
+#[test]
+fn a_filter_hides_a_request_and_lets_go_of_none() {
+    let mut state = busy();
+    press(&mut state, KeyCode::Esc);
+    press(&mut state, KeyCode::Char('j'));
+    assert_eq!(state.requests.selected, Some(4));
+    let watched = state.requests.watched;
+    press(&mut state, KeyCode::Char('/'));
+    write(&mut state, "running");
+    press(&mut state, KeyCode::Enter);
+    assert_eq!((state.rows().len(), state.requests.selected), (1, Some(4)));
+    assert_eq!(state.requests.watched, watched);
+    // To look for a key is something else.
+    press(&mut state, KeyCode::Char('?'));
+    press(&mut state, KeyCode::Char('/'));
+    write(&mut state, "freeze");
+    let screen = shown(&state, SIZES[0]);
+    assert!(screen.contains("freeze the figures"), "{screen}");
+    press(&mut state, KeyCode::Esc);
+    press(&mut state, KeyCode::Esc);
+    assert_eq!(state.filter.value(), "running");
+}
+
+#[test]
+fn our_running_request_is_never_let_go_for_want_of_room() {
+    let mut state = busy();
+    for id in 20..60 {
+        feed(&mut state, request(id, queued(id)));
+        feed(&mut state, Event::Click(Target::Request(id)));
+        feed(&mut state, request(id, done(id, "x")));
+    }
+    assert_eq!(state.requests.recordings.len(), RECORDINGS_MAX);
+    assert!(state.requests.canvas(3).is_some());
 }

@@ -52,7 +52,8 @@ pub(super) fn draw(
     let cursor = cursor.unwrap_or(passes.len() - 1);
 
     let tokens = recording.canvas().all_tokens();
-    let (positions, total) = visible(&tokens, picture, rows, screen.state.reel.scroll);
+    let (positions, total, scrollable) = visible(&tokens, picture, rows, screen.state.reel.scroll);
+    screen.state.reel.drew(scrollable);
     let digits = total.to_string().len();
     let ids = recording.canvas().shows_ids();
     let labels = labels(&tokens, &positions, digits, ids, paint);
@@ -97,14 +98,14 @@ pub(super) fn draw(
     }
 }
 
-/// Which positions fit into `rows`, and how many there are. It follows the open block of the picture, a little of what lies
+/// Which positions fit into `rows`, how many there are, and how far back they can be scrolled. It follows the open block of the picture, a little of what lies
 /// ahead included.
 fn visible(
     tokens: &[CanvasToken],
     picture: &Canvas,
     rows: usize,
     scroll: usize,
-) -> (Range<u32>, usize) {
+) -> (Range<u32>, usize, usize) {
     let end_of = |tokens: &[CanvasToken]| {
         let ends = tokens.iter().map(|token| token.position as usize + 1);
         ends.max().unwrap_or(0)
@@ -112,9 +113,14 @@ fn visible(
     let total = end_of(tokens);
     let open = picture.pass.as_ref().map_or(0, |pass| end_of(&pass.tokens));
     let end = (open + 1).min(total).max(rows.min(total));
-    let end = end.saturating_sub(scroll).max(rows.min(total));
+    let scrollable = end - rows.min(total);
+    let end = end - scroll.min(scrollable);
     let place = |position: usize| u32::try_from(position).unwrap_or(u32::MAX);
-    (place(end.saturating_sub(rows))..place(end), total)
+    (
+        place(end.saturating_sub(rows))..place(end),
+        total,
+        scrollable,
+    )
 }
 
 /// What stands at each position in the latest picture, fitted to its columns.

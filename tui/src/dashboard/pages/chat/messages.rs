@@ -1,6 +1,6 @@
 //! The messages of a conversation as lines, and where words stand in them.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use ratatui::{
     layout::Rect,
@@ -41,17 +41,67 @@ fn text_columns(pane: u16) -> usize {
 
 /// Lines of the open conversation.
 pub(super) fn lines(state: &State) -> isize {
-    let lines = sheet(state, columns(state.size) + INDENT.len()).lines.len();
-    isize::try_from(lines).unwrap_or(isize::MAX)
+    let rows = sheet(state, columns(state.size) + INDENT.len()).rows;
+    isize::try_from(rows).unwrap_or(isize::MAX)
 }
 
 /// The lines of a conversation, and which of them belong to which message.
 #[derive(Default)]
 struct Sheet {
-    lines: Vec<Line<'static>>,
+    parts: Vec<Part>,
     messages: Vec<Range<usize>>,
+    rows: usize,
     /// The line of the cursor, while words are chosen.
     cursor: Option<usize>,
+}
+
+/// A message: who, figures, and the text below them.
+struct Part {
+    head: Line<'static>,
+    text: Text,
+}
+
+enum Text {
+    /// What was said, as it was laid out once.
+    Said(Arc<Vec<Vec<Run>>>),
+    /// What changes from one picture to the next.
+    New(Vec<Line<'static>>),
+}
+
+impl Text {
+    fn rows(&self) -> usize {
+        match self {
+            Self::Said(lines) => lines.len(),
+            Self::New(lines) => lines.len(),
+        }
+    }
+
+    fn line(&self, row: usize, paint: &Paint) -> Option<Line<'static>> {
+        let mut line = match self {
+            Self::Said(lines) => styled_line(lines.get(row)?.clone(), |look| paint.look(look)),
+            Self::New(lines) => lines.get(row)?.clone(),
+        };
+        line.spans.insert(0, Span::raw(INDENT));
+        Some(line)
+    }
+}
+
+impl Sheet {
+    /// Some of its lines: no others are made.
+    fn lines(&self, shown: Range<usize>, paint: &Paint) -> Vec<Line<'static>> {
+        let mut lines = Vec::new();
+        for (part, place) in self.parts.iter().zip(&self.messages) {
+            // An empty line stands behind each message.
+            for row in place.start.max(shown.start)..(place.end + 1).min(shown.end) {
+                let line = match (row - place.start).checked_sub(1) {
+                    None => Some(part.head.clone()),
+                    Some(row) => part.text.line(row, paint),
+                };
+                lines.push(line.unwrap_or_default());
+            }
+        }
+        lines
+    }
 }
 
 pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, title: &str) {
@@ -59,7 +109,7 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, title: &str) {
     let inner = screen.pane(area, title, false);
     screen.target(inner, Target::Canvas);
     let sheet = sheet(state, usize::from(inner.width));
-    if sheet.lines.is_empty() {
+    if sheet.rows == 0 {
         let words = "nothing said yet; write a prompt below";
         let line = Line::styled(
             clip(words, usize::from(inner.width)),
@@ -69,7 +119,7 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, title: &str) {
         return;
     }
     let rows = usize::from(inner.height);
-    let total = sheet.lines.len();
+    let total = sheet.rows;
     let first = first_line(&sheet, state, rows);
     for (index, message) in sheet.messages.iter().enumerate() {
         let top = message.start.max(first);
@@ -81,7 +131,7 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, title: &str) {
             screen.target(place, Target::Row(index));
         }
     }
-    let lines = sheet.lines.into_iter().skip(first).take(rows).collect();
+    let lines = sheet.lines(first..(first + rows).min(total), screen.paint());
     screen.lines(inner, lines);
     if total > rows {
         let end = (first + rows).min(total);
@@ -91,7 +141,7 @@ pub(super) fn draw(screen: &mut Screen<'_, '_>, area: Rect, title: &str) {
 
 /// The first line that is shown, of as many rows as there are.
 fn first_line(sheet: &Sheet, state: &State, rows: usize) -> usize {
-    let last = sheet.lines.len().saturating_sub(rows);
+    let last = sheet.rows.saturating_sub(rows);
     let message = state.chat.selected.and_then(|at| sheet.messages.get(at));
     let first = match (sheet.cursor, message) {
         (Some(cursor), _) => cursor.saturating_sub(rows / 2),
@@ -125,7 +175,7 @@ fn sheet(state: &State, columns: usize) -> Sheet {
         match (asked, choice) {
             (Some(what), _) => own.running(state, what, Some(turn)),
             (None, Some(choice)) => own.choosing(turn, choice),
-            (None, None) => own.turn(turn),
+            (None, None) => own.turn(turn, chat.laid.lines(index, &turn.text, own.text_columns())),
         }
     }
     if let Some(what @ What::Answer { prompt }) = asked {
@@ -135,11 +185,13 @@ fn sheet(state: &State, columns: usize) -> Sheet {
             columns,
             is_selected: false,
         };
-        own.turn(&Turn::new(Speaker::User, prompt.clone()));
+        let index = chat.conversation().turns.len();
+        let laid = chat.laid.lines(index, prompt, own.text_columns());
+        own.turn(&Turn::new(Speaker::User, prompt.clone()), laid);
         own.running(state, what, None);
     }
     // No empty line stands below the last message.
-    sheet.lines.pop();
+    sheet.rows = sheet.rows.saturating_sub(1);
     sheet
 }
 
@@ -153,18 +205,12 @@ struct Message<'a> {
 
 impl Message<'_> {
     /// What was said, once it is said.
-    fn turn(&mut self, turn: &Turn) {
+    fn turn(&mut self, turn: &Turn, laid: Arc<Vec<Vec<Run>>>) {
         let (name, words) = match turn.speaker {
             Speaker::User => ("you", String::new()),
             Speaker::Assistant => ("model", figures(turn)),
         };
-        let text = Run {
-            text: sanitise(&turn.text),
-            look: Look::Committed,
-        };
-        let look = |look| self.paint.look(look);
-        let lines = styled(wrap(&[text], self.text_columns()), look);
-        self.write(name, &words, Role::Dim, lines);
+        self.write(name, &words, Role::Dim, Text::Said(laid));
     }
 
     /// An answer of which words are chosen.
@@ -206,9 +252,9 @@ impl Message<'_> {
         let columns = self.text_columns();
         let places = places(&turn.text, &choice.words, columns);
         let line = places.get(choice.at).map_or(0, |(line, _)| *line);
-        self.sheet.cursor = Some(self.sheet.lines.len() + 1 + line);
+        self.sheet.cursor = Some(self.sheet.rows + 1 + line);
         let lines = styled(wrap(&pieces, columns), style);
-        self.write("model", words, Role::Warning, lines);
+        self.write("model", words, Role::Warning, Text::New(lines));
     }
 
     /// An answer that is being written, all of it or some words.
@@ -244,7 +290,7 @@ impl Message<'_> {
             true => Vec::new(),
             false => styled(wrap(&runs, self.text_columns()), look),
         };
-        self.write("model", &words, Role::Warning, lines);
+        self.write("model", &words, Role::Warning, Text::New(lines));
     }
 
     fn text_columns(&self) -> usize {
@@ -252,8 +298,8 @@ impl Message<'_> {
     }
 
     /// Who, figures, and the text below them.
-    fn write(&mut self, name: &str, words: &str, role: Role, text: Vec<Line<'static>>) {
-        let first = self.sheet.lines.len();
+    fn write(&mut self, name: &str, words: &str, role: Role, text: Text) {
+        let first = self.sheet.rows;
         let mark = if self.is_selected { "▸ " } else { INDENT };
         let of_name = match self.is_selected {
             true => self.paint.style(Role::Selected),
@@ -261,16 +307,14 @@ impl Message<'_> {
         };
         let room = self.columns.saturating_sub(INDENT.len() + name.len() + 3);
         let words = clip(&sanitise_line(words), room);
-        self.sheet.lines.push(Line::from(vec![
+        let head = Line::from(vec![
             Span::styled(format!("{mark}{name}"), of_name),
             Span::styled(format!("  {words}"), self.paint.style(role)),
-        ]));
-        for mut line in text {
-            line.spans.insert(0, Span::raw(INDENT));
-            self.sheet.lines.push(line);
-        }
-        self.sheet.messages.push(first..self.sheet.lines.len());
-        self.sheet.lines.push(Line::default());
+        ]);
+        let end = first + 1 + text.rows();
+        self.sheet.messages.push(first..end);
+        self.sheet.parts.push(Part { head, text });
+        self.sheet.rows = end + 1;
     }
 }
 
@@ -307,7 +351,7 @@ fn progress(canvas: Option<&Canvas>) -> String {
         None => format!("first pass over {} prompt tokens", started.prompt_tokens),
         Some(pass) => format!(
             "block {}/{} · pass {}/{} · {} of {} fixed · {}",
-            pass.block + 1,
+            u64::from(pass.block) + 1,
             started.blocks,
             pass.pass,
             started.steps,
@@ -347,9 +391,13 @@ fn masked(text: &str) -> String {
 }
 
 fn styled(lines: Vec<Vec<Run>>, style: impl Fn(Look) -> Style) -> Vec<Line<'static>> {
-    let span = |run: Run| Span::styled(run.text, style(run.look));
-    let line = |line: Vec<Run>| Line::from(line.into_iter().map(span).collect::<Vec<_>>());
+    let line = |line| styled_line(line, &style);
     lines.into_iter().map(line).collect()
+}
+
+fn styled_line(line: Vec<Run>, style: impl Fn(Look) -> Style) -> Line<'static> {
+    let span = |run: Run| Span::styled(run.text, style(run.look));
+    Line::from(line.into_iter().map(span).collect::<Vec<_>>())
 }
 
 /// Line and column at which each word begins, in a text laid out in so many columns.
