@@ -33,7 +33,10 @@ pub(super) fn enter(state: &mut State, effects: &mut Vec<Effect>) {
 pub(in super::super) fn note(state: &mut State, snapshot: &Snapshot, effects: &mut Vec<Effect>) {
     let (mut asks, mut is_other) = (false, false);
     if let Some((before, _)) = &state.latest {
-        asks = state.jobs.compare(before, snapshot);
+        let levels = &state.levels;
+        asks = state
+            .jobs
+            .compare(before, snapshot, |row| levels.is_own(row));
         let model = |snapshot: &Snapshot| {
             let model = snapshot.model.as_ref();
             model.map(|model| (model.name.clone(), model.state))
@@ -52,7 +55,7 @@ pub(in super::super) fn note(state: &mut State, snapshot: &Snapshot, effects: &m
 
 /// Looks at how far everything is, once a snapshot is there.
 pub(in super::super) fn see(state: &mut State) {
-    let (running, _) = state.works();
+    let running = state.running();
     let now_ms = state.now_ms;
     state.jobs.see(&running, now_ms);
 }
@@ -132,8 +135,8 @@ fn load_selected(state: &mut State, effects: &mut Vec<Effect>) {
 
 /// Loads a model by its name or path; asks first where requests run or wait.
 pub(in super::super) fn load(state: &mut State, model: String, effects: &mut Vec<Effect>) {
-    let queue = state.snapshot().and_then(|snapshot| snapshot.queue);
-    let active = queue.map_or(0, |queue| queue.running + queue.waiting);
+    let queue = state.latest.as_ref().and_then(|(latest, _)| latest.queue);
+    let active = queue.map_or(0, |queue| queue.running.saturating_add(queue.waiting));
     if !state.is_connected() {
         state.warn("not connected; nothing is loaded");
     } else if active > 0 {
