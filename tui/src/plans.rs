@@ -48,7 +48,10 @@ pub fn switching(snapshot: &Snapshot) -> Option<String> {
     words += &match switch.steps {
         // Before the first step, what will be streamed is written.
         0 => "converting".to_owned(),
-        steps => format!("step {} of {steps}", steps.min(switch.done + 1)),
+        steps => format!(
+            "step {} of {steps}",
+            steps.min(switch.done.saturating_add(1))
+        ),
     };
     Some(words)
 }

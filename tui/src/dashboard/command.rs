@@ -6,7 +6,7 @@ use ratatui::{
     layout::Rect,
     text::{Line, Span},
 };
-use sluice_proto::v1::{ApplyRequest, GenerateRequest};
+use sluice_proto::v1::GenerateRequest;
 use sluice_shared::{level::Level, units};
 use tui_input::Input;
 
@@ -293,7 +293,7 @@ fn connected(state: &State) -> Result<(), String> {
 fn level(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
     let level: Level = text.parse()?;
-    pages::levels::choose(state, level, None, effects);
+    pages::levels::choose(state, Some(level), None, effects);
     Ok(())
 }
 
@@ -309,18 +309,13 @@ fn try_budget(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Resul
 
 fn budget(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
     connected(state)?;
-    let request = match text {
-        "auto" => ApplyRequest {
-            default_budget: true,
-            ..Default::default()
-        },
-        size => ApplyRequest {
-            budget_bytes: Some(units::parse_bytes(size)?),
-            ..Default::default()
-        },
-    };
-    state.tell(format!("budget {text} was asked for"));
-    effects.push(Effect::Apply(Box::new(request)));
+    match text {
+        "auto" => pages::levels::default_budget(state),
+        size => {
+            let budget_bytes = Some(units::parse_bytes(size)?);
+            pages::levels::choose(state, None, budget_bytes, effects);
+        }
+    }
     Ok(())
 }
 

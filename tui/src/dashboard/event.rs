@@ -74,8 +74,17 @@ pub enum Event {
         /// What it said.
         answer: Result<Box<Plan>, String>,
     },
+    /// The same for what is to be judged before it is asked for.
+    Foreseen {
+        /// Of the question.
+        serial: u64,
+        /// What it said.
+        answer: Result<Box<Plan>, String>,
+    },
     /// What a change that was asked for will lead to, and what was in force.
     Changing {
+        /// Counts the changes.
+        serial: u64,
         /// What will be in force.
         plan: Box<Plan>,
         /// What was.
@@ -84,9 +93,19 @@ pub enum Event {
     /// How far weights are converted for the level that we asked for, in bytes of bytes; nothing once they are.
     Converting(Option<(u64, u64)>),
     /// A change that was asked for is in force.
-    Applied(Box<Applied>),
-    /// A change that was asked for failed.
-    ApplyFailed(String),
+    Applied {
+        /// Which.
+        serial: u64,
+        /// What came of it.
+        applied: Box<Applied>,
+    },
+    /// A change that was asked for was refused, or failed.
+    ApplyFailed {
+        /// Which.
+        serial: u64,
+        /// Why.
+        message: String,
+    },
     /// How far a measurement of fidelity is: passes of passes.
     Measuring {
         /// Its request.
@@ -98,6 +117,8 @@ pub enum Event {
     },
     /// How faithful a level is, or why that isn't known.
     Measured(Result<Box<FidelityResult>, String>),
+    /// The measurement of fidelity was stopped.
+    MeasuringStopped,
     /// The models that the daemon knows.
     Models(Vec<Model>),
     /// Jobs that run, and some that ended.
@@ -123,6 +144,13 @@ pub enum Effect {
     Watch(Option<u64>),
     /// Ask what these levels would lead to, all else as in the request.
     AskPlans(Vec<Level>, Box<PlanRequest>),
+    /// Ask what one choice would lead to, beside all other questions.
+    AskPlan {
+        /// Of the question, for its answer.
+        serial: u64,
+        /// The choice.
+        request: Box<PlanRequest>,
+    },
     /// Put another level, budget or choice in force.
     Apply(Box<ApplyRequest>),
     /// Go back to the checkpoint's own weights.

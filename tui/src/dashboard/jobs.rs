@@ -7,7 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_proto::v1::{Job, JobKind, JobState, Model, ModelState, Snapshot};
+use sluice_proto::v1::{
+    Job, JobKind, JobState, Model, ModelState, RequestState, RequestSummary, Snapshot,
+};
 use sluice_shared::rate::Rate;
 
 pub use work::{Far, Task, Unit, Work};
@@ -135,7 +137,13 @@ impl Jobs {
     }
 
     /// Looks at what was there before and isn't any more. Whether the daemon has to be asked how jobs came out is returned.
-    pub(super) fn compare(&mut self, before: &Snapshot, after: &Snapshot) -> bool {
+    /// `is_own` knows our own measurements, of which we are told otherwise.
+    pub(super) fn compare(
+        &mut self,
+        before: &Snapshot,
+        after: &Snapshot,
+        is_own: impl Fn(&RequestSummary) -> bool,
+    ) -> bool {
         let is_new_daemon = is_started_anew(before, after);
         let mut asks = false;
         if is_new_daemon {
@@ -155,6 +163,15 @@ impl Jobs {
                     false => Outcome::Asked,
                 };
                 self.end(Work::of_job(job), outcome);
+            }
+        }
+        for row in before.requests.iter().filter(|row| !is_own(row)) {
+            let now = after.requests.iter();
+            let mut now = now.filter(|now| !is_new_daemon && now.request_id == row.request_id);
+            if let Some(work) = Work::of_request(row, None)
+                && let Some(outcome) = ended(now.next())
+            {
+                self.end(work, outcome);
             }
         }
         if let Some(outcome) = loaded(before, after)
@@ -231,6 +248,17 @@ impl Jobs {
     }
 }
 
+/// How a request came out, as it stands now; `None` while it goes on.
+fn ended(now: Option<&RequestSummary>) -> Option<Outcome> {
+    match now.map(|now| (now, now.state())) {
+        Some((_, RequestState::Queued | RequestState::Running)) => None,
+        Some((_, RequestState::Done)) => Some(Outcome::Done("done".to_owned())),
+        Some((_, RequestState::Cancelled)) => Some(Outcome::Cancelled),
+        Some((now, RequestState::Failed)) => Some(Outcome::Failed(now.error.clone())),
+        Some((_, RequestState::Unspecified)) | None => Some(Outcome::Unknown),
+    }
+}
+
 /// What a job that was done says of itself.
 fn done(job: &Job) -> String {
     match job.kind() {
@@ -271,12 +299,18 @@ fn switched(before: &Snapshot, after: &Snapshot) -> Outcome {
 }
 
 impl State {
+    /// Long work that runs, whatever the filter.
+    #[must_use]
+    pub fn running(&self) -> Vec<Work> {
+        work::running(self)
+    }
+
     /// Long work that runs, and what ended, as far as the filter lets it through.
     #[must_use]
     pub fn works(&self) -> (Vec<Work>, Vec<&Ended>) {
         let wanted = self.filter.value().to_lowercase();
         let finds = |words: String| words.to_lowercase().contains(&wanted);
-        let mut running = work::running(self);
+        let mut running = self.running();
         running.retain(|work| finds(format!("{} {}", work.kind, work.what)));
         let ended = self.jobs.ended.iter();
         let ended = ended.filter(|ended| finds(format!("{} {}", ended.kind, ended.what)));

@@ -5,7 +5,9 @@ mod dials;
 
 use std::collections::BTreeMap;
 
-use sluice_proto::v1::{FidelityResult, Measured, Plan, Snapshot};
+use sluice_proto::v1::{
+    ApplyRequest, FidelityResult, Measured, Plan, RequestKind, RequestSummary, Snapshot,
+};
 use sluice_shared::{level::Level, units};
 
 pub use change::{Change, Standing};
@@ -32,10 +34,16 @@ pub struct Levels {
     pub answers: BTreeMap<Level, Result<Box<Plan>, String>>,
     /// How far weights are converted for the level that we asked for, in bytes of bytes.
     pub converting: Option<(u64, u64)>,
+    /// What waits to be judged until the daemon says what it leads to.
+    pub wanted: Option<Wanted>,
+    /// Counts such questions.
+    pub(super) serial: u64,
     /// The latest change that we asked for.
     pub change: Option<Change>,
     /// The measurement of fidelity that runs.
     pub measuring: Option<Measuring>,
+    /// The request of the one that ended last.
+    pub(super) measured: Option<u64>,
     /// What requests came to, by the dial.
     pub dials: Dials,
 }
@@ -48,6 +56,15 @@ pub enum List {
     Levels,
     /// Positions of the dial.
     Dial,
+}
+
+/// A level or a budget that is asked for if nothing speaks against it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wanted {
+    /// Tells the answer from those to earlier questions.
+    pub(super) serial: u64,
+    /// What is asked for then.
+    pub(super) request: ApplyRequest,
 }
 
 /// A measurement of fidelity that runs, or waits.
@@ -116,6 +133,16 @@ impl Levels {
     #[must_use]
     pub fn plan(&self, level: Level) -> Option<&Plan> {
         self.answers.get(&level)?.as_ref().ok().map(|plan| &**plan)
+    }
+
+    /// Whether a request is a measurement of our own, as far as its number is known: the one that runs, or the last.
+    pub(super) fn is_own(&self, row: &RequestSummary) -> bool {
+        let number = Some(row.request_id);
+        let is_running = |own: &Measuring| match own.request_id {
+            None => row.kind() == RequestKind::Fidelity,
+            known => known == number,
+        };
+        self.measured == number || self.measuring.as_ref().is_some_and(is_running)
     }
 
     /// Why a level can't be had, in the daemon's words.

@@ -1,21 +1,20 @@
 //! The dashboard's calls to the daemon, each in a task that reports by events.
 
 mod jobs;
+mod levels;
 mod models;
 
 use std::{path::PathBuf, time::Duration};
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
-    ApplyRequest, ApplyResponse, CancelJobRequest, CancelLoadRequest, CancelPullRequest,
-    CancelRequestRequest, GenerateRequest, GenerationEvent, ListRequestsRequest,
-    MeasureFidelityRequest, PlanRequest, RestoreRequest, Texts, UnloadModelRequest,
-    WatchRequestRequest, WatchSnapshotsRequest, apply_response, generation_event::Kind,
-    measure_fidelity_request::Samples, measure_fidelity_response,
+    ApplyResponse, CancelJobRequest, CancelLoadRequest, CancelPullRequest, CancelRequestRequest,
+    GenerateRequest, GenerationEvent, ListRequestsRequest, RestoreRequest, UnloadModelRequest,
+    WatchRequestRequest, WatchSnapshotsRequest, generation_event::Kind,
 };
-use sluice_shared::{level::Level, units};
+use sluice_shared::units;
 use tokio::{sync::mpsc::Sender, task::JoinHandle, time::Instant};
-use tonic::Status;
+use tonic::{Response, Status, Streaming};
 
 use super::{
     FRAME_OF_DATA,
@@ -42,7 +41,7 @@ pub(super) struct Tasks {
     own: Option<JoinHandle<()>>,
     watch: Option<JoinHandle<()>>,
     plans: Option<JoinHandle<()>>,
-    apply: Option<JoinHandle<()>>,
+    changes: u64,
     measure: Option<JoinHandle<()>>,
 }
 
@@ -63,7 +62,7 @@ impl Tasks {
             own: None,
             watch: None,
             plans: None,
-            apply: None,
+            changes: 0,
             measure: None,
         }
     }
@@ -87,27 +86,38 @@ impl Tasks {
                 self.spawn(|_| Event::Requests(Vec::new()), list_requests);
             }
             Effect::Watch(request_id) => self.watch(request_id),
-            Effect::AskPlans(levels, request) => {
+            Effect::AskPlans(asked, request) => {
                 let plans = self.spawn(Event::Failed, move |daemon, events| async move {
-                    ask_plans(daemon, &levels, *request, events).await
+                    levels::ask_plans(daemon, &asked, *request, events).await
                 });
                 replace(&mut self.plans, plans);
             }
-            // The daemon lets a change take over from one that is on its way.
-            Effect::Apply(request) => {
-                let apply = self.spawn(Event::ApplyFailed, move |daemon, events| async move {
-                    apply(daemon, *request, events).await
+            Effect::AskPlan { serial, request } => {
+                let failed = move |message| Event::Foreseen {
+                    serial,
+                    answer: Err(message),
+                };
+                self.spawn(failed, move |daemon, events| async move {
+                    let answer = levels::ask_plan(&daemon, *request).await?;
+                    let answer = Ok(Box::new(answer));
+                    let _ = events.send(Event::Foreseen { serial, answer }).await;
+                    Ok(())
                 });
-                replace(&mut self.apply, apply);
             }
-            Effect::Restore => {
-                let apply = self.spawn(Event::ApplyFailed, restore);
-                replace(&mut self.apply, apply);
+            Effect::Apply(request) => {
+                self.change(move |daemon| async move {
+                    let answer = daemon.optimizer().apply(*request).await;
+                    answer.map_err(|status| daemon.failure(status))
+                });
             }
+            Effect::Restore => self.change(|daemon| async move {
+                let answer = daemon.optimizer().restore(RestoreRequest {}).await;
+                answer.map_err(|status| daemon.failure(status))
+            }),
             Effect::Measure(level) => {
                 let failed = |message| Event::Measured(Err(message));
                 let measure = self.spawn(failed, move |daemon, events| async move {
-                    measure(daemon, level, events).await
+                    levels::measure(daemon, level, events).await
                 });
                 replace(&mut self.measure, measure);
             }
@@ -117,8 +127,7 @@ impl Tasks {
                 }
                 let events = self.events.clone();
                 tokio::spawn(async move {
-                    let stopped = Err("the measurement was cancelled".to_owned());
-                    let _ = events.send(Event::Measured(stopped)).await;
+                    let _ = events.send(Event::MeasuringStopped).await;
                 });
             }
             Effect::Load(name) => {
@@ -235,6 +244,21 @@ impl Tasks {
         });
     }
 
+    /// Follows a change to its end. One that is on its way is followed on: the daemon ends it where another takes over, and a
+    /// later one may yet be refused.
+    fn change<F: Future<Output = Result<Response<Streaming<ApplyResponse>>, Failure>> + Send>(
+        &mut self,
+        call: impl FnOnce(Daemon) -> F + Send + 'static,
+    ) {
+        self.changes += 1;
+        let serial = self.changes;
+        let failed = move |message| Event::ApplyFailed { serial, message };
+        self.spawn(failed, move |daemon, events| async move {
+            let stream = call(daemon.clone()).await?.into_inner();
+            levels::change(&daemon, serial, stream, &events).await
+        });
+    }
+
     /// Follows a request in the place of the one followed so far.
     fn watch(&mut self, request_id: Option<u64>) {
         if let Some(earlier) = self.watch.take() {
@@ -292,7 +316,6 @@ impl Drop for Tasks {
             &self.own,
             &self.watch,
             &self.plans,
-            &self.apply,
             &self.measure,
         ];
         for task in all.into_iter().flatten() {
@@ -409,108 +432,6 @@ async fn forward(
         if events.send(event).await.is_err() || is_last {
             return Ok(());
         }
-    }
-    Err(Failure::new("the daemon ended the stream without a result"))
-}
-
-async fn ask_plans(
-    daemon: Daemon,
-    levels: &[Level],
-    request: PlanRequest,
-    events: Sender<Event>,
-) -> Result<(), Failure> {
-    let mut client = daemon.optimizer();
-    for level in levels.iter().copied() {
-        let call = PlanRequest {
-            level: Some(level.name().to_owned()),
-            ..request.clone()
-        };
-        let answer = match client.plan(call).await {
-            Ok(answer) => match answer.into_inner().plan {
-                Some(plan) => Ok(Box::new(plan)),
-                None => Err("the daemon's answer has no plan".to_owned()),
-            },
-            Err(status) => Err(words(&daemon.failure(status))),
-        };
-        let _ = events.send(Event::Planned { level, answer }).await;
-    }
-    Ok(())
-}
-
-async fn apply(daemon: Daemon, call: ApplyRequest, events: Sender<Event>) -> Result<(), Failure> {
-    let answer = daemon.optimizer().apply(call).await;
-    let stream = answer.map_err(|status| daemon.failure(status))?;
-    change(&daemon, stream.into_inner(), &events).await
-}
-
-async fn restore(daemon: Daemon, events: Sender<Event>) -> Result<(), Failure> {
-    let answer = daemon.optimizer().restore(RestoreRequest {}).await;
-    let stream = answer.map_err(|status| daemon.failure(status))?;
-    change(&daemon, stream.into_inner(), &events).await
-}
-
-/// Follows a change until it is in force.
-async fn change(
-    daemon: &Daemon,
-    mut stream: impl Stream<Item = Result<ApplyResponse, Status>> + Unpin,
-    events: &Sender<Event>,
-) -> Result<(), Failure> {
-    use apply_response::Kind;
-
-    while let Some(answer) = stream.next().await {
-        let event = match answer.map_err(|status| daemon.failure(status))?.kind {
-            Some(Kind::Planned(planned)) => Event::Changing {
-                plan: Box::new(planned.plan.unwrap_or_default()),
-                before: Box::new(planned.before.unwrap_or_default()),
-            },
-            Some(Kind::Conversion(conversion)) => {
-                Event::Converting(Some((conversion.done_bytes, conversion.total_bytes)))
-            }
-            // The snapshots tell the same, for changes that others ask for too.
-            Some(Kind::Progress(_)) => Event::Converting(None),
-            Some(Kind::Notice(text)) => Event::Told(text),
-            Some(Kind::Applied(applied)) => {
-                let _ = events.send(Event::Applied(Box::new(applied))).await;
-                return Ok(());
-            }
-            None => continue,
-        };
-        let _ = events.send(event).await;
-    }
-    Err(Failure::new("the daemon ended the stream without a result"))
-}
-
-/// What levels are compared on where nobody gives a text: the stories that the demonstration model was judged by.
-const SAMPLE: &str = include_str!("../../../daemon/model/sample.txt");
-
-async fn measure(daemon: Daemon, level: Level, events: Sender<Event>) -> Result<(), Failure> {
-    use measure_fidelity_response::Kind;
-
-    let call = MeasureFidelityRequest {
-        samples: Some(Samples::Texts(Texts {
-            texts: vec![SAMPLE.to_owned()],
-        })),
-        level: Some(level.name().to_owned()),
-        ..Default::default()
-    };
-    let answer = daemon.optimizer().measure_fidelity(call).await;
-    let mut stream = answer
-        .map_err(|status| daemon.failure(status))?
-        .into_inner();
-    while let Some(answer) = stream.next().await {
-        let event = match answer.map_err(|status| daemon.failure(status))?.kind {
-            Some(Kind::Progress(progress)) => Event::Measuring {
-                request_id: progress.request_id,
-                done: progress.done,
-                total: progress.total,
-            },
-            Some(Kind::Result(result)) => {
-                let _ = events.send(Event::Measured(Ok(Box::new(result)))).await;
-                return Ok(());
-            }
-            None => continue,
-        };
-        let _ = events.send(event).await;
     }
     Err(Failure::new("the daemon ended the stream without a result"))
 }

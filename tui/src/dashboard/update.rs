@@ -101,12 +101,14 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
         Event::Told(message) => state.tell(message),
         Event::Failed(message) => state.warn(message),
         Event::Planned { .. }
+        | Event::Foreseen { .. }
         | Event::Changing { .. }
         | Event::Converting(_)
-        | Event::Applied(_)
-        | Event::ApplyFailed(_)
+        | Event::Applied { .. }
+        | Event::ApplyFailed { .. }
         | Event::Measuring { .. }
-        | Event::Measured(_) => pages::levels::take(state, event, &mut effects),
+        | Event::Measured(_)
+        | Event::MeasuringStopped => pages::levels::take(state, event, &mut effects),
         Event::Models(models) => pages::jobs::list(state, models),
         Event::Jobs(jobs) => pages::jobs::learn(state, &jobs),
         Event::Requests(rows) => state.requests.learn(rows),

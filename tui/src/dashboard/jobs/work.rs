@@ -1,6 +1,8 @@
 //! Long work that runs, gathered from all that the daemon tells.
 
-use sluice_proto::v1::{Job, Model, ModelState, RequestKind, RequestState, Snapshot};
+use sluice_proto::v1::{
+    Job, Model, ModelState, RequestKind, RequestState, RequestSummary, Snapshot,
+};
 use sluice_shared::units;
 
 use super::super::{levels::Measuring, state::State};
@@ -101,40 +103,8 @@ pub(super) fn running(state: &State) -> Vec<Work> {
     works.extend(Work::of_switch(snapshot, state.levels.converting));
     let measuring = state.levels.measuring.as_ref();
     for row in &snapshot.requests {
-        let is_active = matches!(row.state(), RequestState::Queued | RequestState::Running);
-        if !is_active || row.kind() == RequestKind::Generate {
-            continue;
-        }
         let own = measuring.filter(|own| own.request_id == Some(row.request_id));
-        let waits = match row.state() {
-            RequestState::Queued => ", waits",
-            _ => "",
-        };
-        let what = match own {
-            Some(own) => format!("request {}, level {}{waits}", row.request_id, own.level),
-            None => format!("request {}{waits}", row.request_id),
-        };
-        let ms = match row.state() {
-            RequestState::Queued => row.queued_ms,
-            _ => row.elapsed_ms,
-        };
-        works.push(Work {
-            task: Task::Request(row.request_id),
-            kind: match row.kind() {
-                RequestKind::Fidelity => "fidelity",
-                _ => "score",
-            }
-            .to_owned(),
-            what,
-            far: own.filter(|own| own.total > 0).map(|own| Far {
-                done: own.done.into(),
-                total: own.total.into(),
-                unit: Unit::Passes,
-            }),
-            elapsed_ms: Some(ms),
-            threads: None,
-            at: String::new(),
-        });
+        works.extend(Work::of_request(row, own));
     }
     works.extend(snapshot.jobs.iter().map(Work::of_job));
     works.extend(pulls);
@@ -162,6 +132,38 @@ impl Work {
             threads: (job.threads > 0).then_some(job.threads),
             at: progress.tensor,
         }
+    }
+
+    /// A request that runs or waits and is no generation; of our own measurement more is known.
+    pub(super) fn of_request(row: &RequestSummary, own: Option<&Measuring>) -> Option<Self> {
+        let waits = match row.state() {
+            RequestState::Queued => true,
+            RequestState::Running => false,
+            _ => return None,
+        };
+        let kind = match row.kind() {
+            RequestKind::Generate => return None,
+            RequestKind::Fidelity => "fidelity",
+            RequestKind::Score | RequestKind::Unspecified => "score",
+        };
+        let words = if waits { ", waits" } else { "" };
+        let what = match own {
+            Some(own) => format!("request {}, level {}{words}", row.request_id, own.level),
+            None => format!("request {}{words}", row.request_id),
+        };
+        Some(Self {
+            task: Task::Request(row.request_id),
+            kind: kind.to_owned(),
+            what,
+            far: own.filter(|own| own.total > 0).map(|own| Far {
+                done: own.done.into(),
+                total: own.total.into(),
+                unit: Unit::Passes,
+            }),
+            elapsed_ms: Some(if waits { row.queued_ms } else { row.elapsed_ms }),
+            threads: None,
+            at: String::new(),
+        })
     }
 
     /// A measurement of our own.

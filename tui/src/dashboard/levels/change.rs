@@ -6,6 +6,8 @@ use sluice_shared::units;
 /// The latest change that was asked for here.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Change {
+    /// Tells it from earlier ones.
+    serial: u64,
     /// What was in force.
     before: Figures,
     /// What is to be.
@@ -20,7 +22,10 @@ struct Figures {
     budget_bytes: u64,
     /// Memory: held before the change; predicted after it.
     bytes: Option<u64>,
+    /// Predicted.
     pass_ms: Option<f64>,
+    /// Measured, where passes were.
+    measured_ms: Option<f64>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -51,12 +56,19 @@ pub enum Standing {
 impl Change {
     /// A change that was asked for and of which nothing is known yet.
     #[must_use]
-    pub(in super::super) fn asked() -> Self {
+    pub(in super::super) fn asked(serial: u64) -> Self {
         Self {
+            serial,
             before: Figures::default(),
             after: Figures::default(),
             stage: Stage::UnderWay,
         }
+    }
+
+    /// Which of the changes it is.
+    #[must_use]
+    pub(in super::super) fn serial(&self) -> u64 {
+        self.serial
     }
 
     /// Takes what it will lead to, and what was.
@@ -70,7 +82,7 @@ impl Change {
         let device = snapshot.and_then(|snapshot| snapshot.device.as_ref());
         self.before = Figures {
             bytes: device.map(|device| device.used_bytes),
-            pass_ms: measured.and_then(|m| m.mean_pass_ms).or(before.pass_ms),
+            measured_ms: measured.and_then(|m| m.mean_pass_ms),
             ..Figures::of(before)
         };
         self.after = Figures::of(plan);
@@ -147,16 +159,16 @@ impl Change {
                 pass_ms,
                 ..
             } => format!(
-                "{names} in {}: memory {} → {} held (at most {} predicted), pass {} → {} (predicted {})",
+                "{names} in {}: memory {} → {} held (at most {} predicted), pass {} → {} ({} predicted)",
                 units::duration_ms(*elapsed_ms),
                 before.bytes.map_or(UNKNOWN.into(), units::bytes),
                 units::bytes(*held_bytes),
                 after.bytes.map_or(UNKNOWN.into(), units::bytes),
-                before.pass_ms.map_or(UNKNOWN.into(), units::duration_ms),
-                pass_ms.map_or("not measured yet".into(), |ms| format!(
-                    "measured {}",
-                    units::duration_ms(ms)
-                )),
+                match (before.measured_ms, before.pass_ms) {
+                    (None, Some(ms)) => format!("{} predicted", units::duration_ms(ms)),
+                    (measured, _) => measured_words(measured, UNKNOWN),
+                },
+                measured_words(*pass_ms, "not measured yet"),
                 after.pass_ms.map_or(UNKNOWN.into(), units::duration_ms),
             ),
         }
@@ -165,6 +177,12 @@ impl Change {
 
 const UNKNOWN: &str = "unknown";
 
+fn measured_words(ms: Option<f64>, otherwise: &str) -> String {
+    ms.map_or(otherwise.to_owned(), |ms| {
+        format!("{} measured", units::duration_ms(ms))
+    })
+}
+
 impl Figures {
     fn of(plan: &Plan) -> Self {
         Self {
@@ -172,6 +190,7 @@ impl Figures {
             budget_bytes: plan.budget_bytes,
             bytes: Some(plan.peak_bytes),
             pass_ms: plan.pass_ms,
+            measured_ms: None,
         }
     }
 }
@@ -209,7 +228,7 @@ mod tests {
     }
 
     fn applied() -> Change {
-        let mut change = Change::asked();
+        let mut change = Change::asked(1);
         let (before, after) = (plan("standard"), plan("moderate"));
         change.planned(&after, &before, Some(&snapshot("standard", 3)));
         change.applied(&Applied {
@@ -224,20 +243,36 @@ mod tests {
     fn the_passes_after_it_say_what_it_did() {
         let mut change = applied();
         let begun = "standard → moderate in 2.3 s: memory 2.00 GiB → 1.00 GiB held (at most 1.50 GiB predicted), ";
-        let unmeasured = format!("{begun}pass 1.8 s → not measured yet (predicted 900 ms)");
+        let unmeasured =
+            format!("{begun}pass 1.8 s measured → not measured yet (900 ms predicted)");
         assert_eq!(change.words(), unmeasured);
         // One from before the change comes late.
         assert!(change.note(&snapshot("standard", 9)));
         assert!(change.note(&snapshot("moderate", 0)));
         assert_eq!(change.words(), unmeasured);
         assert!(change.note(&snapshot("moderate", 2)));
-        assert!(change.words().contains("pass 1.8 s → measured 1.8 s"));
+        assert!(
+            change
+                .words()
+                .contains("pass 1.8 s measured → 1.8 s measured (900 ms predicted)")
+        );
         assert!(!change.note(&snapshot("aggressive", 1)));
     }
 
     #[test]
+    fn a_pass_that_was_only_predicted_says_so() {
+        let mut change = applied();
+        change.planned(&plan("moderate"), &plan("standard"), None);
+        let words = change.words();
+        assert!(
+            words.contains("pass 900 ms predicted → not measured yet"),
+            "{words}"
+        );
+    }
+
+    #[test]
     fn another_budget_alone_is_told_by_its_bytes() {
-        let mut change = Change::asked();
+        let mut change = Change::asked(1);
         assert_eq!(change.words(), "the change: under way");
         let mut after = plan("standard");
         after.budget_bytes = 2 << 30;

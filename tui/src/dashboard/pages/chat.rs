@@ -198,7 +198,7 @@ fn remains(request_id: u64, canvas: &Canvas) -> Done {
     let pass = canvas.pass.clone().unwrap_or_default();
     let is_fixed =
         |token: &CanvasToken| matches!(token.state(), TokenState::Committed | TokenState::Pinned);
-    let tokens = canvas.seen_tokens();
+    let tokens: Vec<_> = canvas.seen().cloned().collect();
     let fixed = tokens.iter().take_while(|token| is_fixed(token)).count();
     Done {
         request_id,

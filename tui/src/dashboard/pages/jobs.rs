@@ -33,7 +33,10 @@ pub(super) fn enter(state: &mut State, effects: &mut Vec<Effect>) {
 pub(in super::super) fn note(state: &mut State, snapshot: &Snapshot, effects: &mut Vec<Effect>) {
     let (mut asks, mut is_other) = (false, false);
     if let Some((before, _)) = &state.latest {
-        asks = state.jobs.compare(before, snapshot);
+        let levels = &state.levels;
+        asks = state
+            .jobs
+            .compare(before, snapshot, |row| levels.is_own(row));
         let model = |snapshot: &Snapshot| {
             let model = snapshot.model.as_ref();
             model.map(|model| (model.name.clone(), model.state))

@@ -1,11 +1,14 @@
 //! The chooser: what each level would lead to, beside what is in force, and what each position of the dial stands for.
 
 mod about;
+mod choice;
 mod dial;
 mod table;
 
+pub(in super::super) use choice::{choose, default_budget, restore};
+
 use ratatui::layout::{Constraint, Layout, Rect};
-use sluice_proto::v1::{ApplyRequest, PlanRequest, Snapshot};
+use sluice_proto::v1::{PlanRequest, Snapshot};
 use sluice_shared::{
     dial::{DIALS, Dial},
     level::Level,
@@ -13,19 +16,20 @@ use sluice_shared::{
 };
 use tui_input::Input;
 
-use super::super::{
-    event::{Effect, Event},
-    jobs::{Outcome, Work},
-    keys::{Action, Mode, Page},
-    levels::{Change, Fidelity, List, Measuring, Standing},
-    state::{State, Then},
-    update::go,
-    view::{Screen, Shape, Target},
+use super::{
+    super::{
+        event::{Effect, Event},
+        jobs::{Outcome, Work},
+        keys::{Action, Mode, Page},
+        levels::{Change, Fidelity, List, Measuring, Standing},
+        options::NAMES,
+        state::{State, Then},
+        update::go,
+        view::{Screen, Shape, Target},
+    },
+    options,
 };
 use crate::plans;
-
-/// So many times as long as the present one a pass may be predicted to take before we ask.
-const SLOW_FACTOR: f64 = 1.5;
 
 /// Asks what each level would lead to.
 pub(super) fn enter(state: &mut State, effects: &mut Vec<Effect>) {
@@ -61,15 +65,32 @@ pub(in super::super) fn note(state: &mut State, snapshot: &Snapshot, effects: &m
     {
         levels.change = None;
     }
+    levels.dials.note(snapshot);
+    let pid = |snapshot: &Snapshot| snapshot.server.as_ref().map(|server| server.pid);
     let facts = |snapshot: &Snapshot| {
         let model = snapshot.model.as_ref();
         let model = model.map(|model| (model.name.clone(), model.state));
-        (model, snapshot.settings.clone())
+        (pid(snapshot), model, snapshot.settings.clone())
     };
     let before = state.latest.as_ref().map(|(before, _)| facts(before));
+    // A daemon that was started anew numbers its requests anew.
+    if before
+        .as_ref()
+        .is_some_and(|(before, ..)| *before != pid(snapshot))
+    {
+        levels.measured = None;
+    }
     // Answers are for a model and its settings; the first are asked for when the page is entered.
-    let is_other = before.is_some_and(|before| before != facts(snapshot));
-    if is_other && state.page == Page::Levels {
+    if before.is_some_and(|before| before != facts(snapshot)) {
+        choice::forget(state);
+        ask_anew(state, effects);
+    }
+}
+
+/// Lets go of answers that are for something else than what is there now.
+fn ask_anew(state: &mut State, effects: &mut Vec<Effect>) {
+    state.levels.answers.clear();
+    if state.page == Page::Levels {
         enter(state, effects);
     }
 }
@@ -81,11 +102,17 @@ pub(in super::super) fn take(state: &mut State, event: Event, effects: &mut Vec<
             state.levels.answers.insert(level, answer);
         }
         Event::Converting(progress) => state.levels.converting = progress,
-        Event::Changing { plan, before } => {
-            let mut change = Change::asked();
+        Event::Foreseen { serial, answer } => choice::foreseen(state, serial, answer, effects),
+        Event::Changing {
+            serial,
+            plan,
+            before,
+        } => {
+            let mut change = Change::asked(serial);
             let latest = state.latest.as_ref().map(|(latest, _)| &**latest);
             change.planned(&plan, &before, latest);
             state.levels.change = Some(change);
+            state.levels.converting = None;
             let peak = units::bytes(plan.peak_bytes);
             let pass = plans::pass_time(&plan);
             state.tell(format!(
@@ -93,10 +120,12 @@ pub(in super::super) fn take(state: &mut State, event: Event, effects: &mut Vec<
                 plan.level
             ));
         }
-        Event::Applied(applied) => {
+        Event::Applied { serial, applied } => {
             state.levels.converting = None;
             state.levels.tried = None;
-            let mut change = state.levels.change.take().unwrap_or_else(Change::asked);
+            let change = state.levels.change.take();
+            let change = change.filter(|change| change.serial() == serial);
+            let mut change = change.unwrap_or_else(|| Change::asked(serial));
             change.applied(&applied);
             state.levels.change = Some(change);
             let elapsed = units::duration_ms(applied.elapsed_ms);
@@ -105,19 +134,9 @@ pub(in super::super) fn take(state: &mut State, event: Event, effects: &mut Vec<
             state.tell(format!(
                 "level {level} is in force after {elapsed}: {held} held"
             ));
-            if state.page == Page::Levels {
-                enter(state, effects);
-            }
+            ask_anew(state, effects);
         }
-        Event::ApplyFailed(message) => {
-            state.levels.converting = None;
-            let under_way = state.levels.change.take();
-            let under_way = under_way.filter(|change| change.standing() == Standing::UnderWay);
-            let mut change = under_way.unwrap_or_else(Change::asked);
-            change.failed(message.clone());
-            state.levels.change = Some(change);
-            state.warn(message);
-        }
+        Event::ApplyFailed { serial, message } => failed(state, serial, message),
         Event::Measuring {
             request_id,
             done,
@@ -147,110 +166,41 @@ pub(in super::super) fn take(state: &mut State, event: Event, effects: &mut Vec<
                     Outcome::Failed(message)
                 }
             };
-            if let Some(measuring) = state.levels.measuring.take() {
-                state.jobs.end(Work::of_measurement(&measuring), outcome);
-            }
+            end_measuring(state, outcome);
+        }
+        Event::MeasuringStopped => {
+            state.tell("the measurement was cancelled");
+            end_measuring(state, Outcome::Cancelled);
         }
         _ => {}
     }
 }
 
-/// Puts a level in force, with a budget where one is given. Asks first where that is lossy or slow.
-pub(in super::super) fn choose(
-    state: &mut State,
-    level: Level,
-    budget_bytes: Option<u64>,
-    effects: &mut Vec<Effect>,
-) {
-    let request = Effect::Apply(Box::new(ApplyRequest {
-        level: Some(level.name().to_owned()),
-        budget_bytes,
-        ..Default::default()
-    }));
-    let doubts = doubts(state, level, budget_bytes);
-    if doubts.is_empty() {
-        state.tell(format!("level {level} was asked for"));
-        effects.push(request);
-    } else {
-        let within = budget_bytes.map_or_else(String::new, |bytes| {
-            format!(" within {}", units::bytes(bytes))
-        });
-        let text = format!("Put level {level}{within} in force? {}", doubts.join(" "));
-        state.ask(text, vec![request], Then::Nothing);
+/// Takes why a change can't be had; another that is on its way goes on.
+fn failed(state: &mut State, serial: u64, message: String) {
+    let levels = &mut state.levels;
+    let (is_later, is_under_way) = match &levels.change {
+        Some(change) if change.serial() > serial => return,
+        Some(change) => (
+            change.serial() < serial,
+            change.standing() == Standing::UnderWay,
+        ),
+        None => (true, false),
+    };
+    if !(is_later && is_under_way) {
+        levels.converting = None;
+        let change = levels.change.take().filter(|_| !is_later);
+        let mut change = change.unwrap_or_else(|| Change::asked(serial));
+        change.failed(message.clone());
+        levels.change = Some(change);
     }
+    state.warn(message);
 }
 
-/// Why to ask before a level is put in force: sentences, none where all is well.
-fn doubts(state: &State, level: Level, budget_bytes: Option<u64>) -> Vec<String> {
-    let mut doubts = Vec::new();
-    // Answers are for the tried budget alone.
-    let predicted = match budget_bytes == state.levels.tried {
-        true => state.levels.plan(level),
-        false => None,
-    };
-    let present = state.present().and_then(|snapshot| snapshot.plan.as_ref());
-    let is_lossless = predicted.map_or(level.is_lossless(), |plan| Some(plan.is_lossless));
-    if is_lossless == Some(false) && present.is_none_or(|present| present.is_lossless) {
-        let measured = match state.fidelity_of(level) {
-            Some(fidelity) => format!("measured: {}", fidelity.words()),
-            None => "by how much was not measured".to_owned(),
-        };
-        doubts.push(format!(
-            "It is lossy: answers are no longer exactly those of the checkpoint's weights; {measured}."
-        ));
-    }
-    let pass = predicted.and_then(|plan| plan.pass_ms);
-    let present = present.and_then(|present| present.pass_ms);
-    match (pass, present) {
-        (Some(pass), Some(present)) if pass > present * SLOW_FACTOR => doubts.push(format!(
-            "It is slow: a pass is predicted to take {}, {:.1} times as long as now.",
-            units::duration_ms(pass),
-            pass / present
-        )),
-        (Some(_), _) => {}
-        (None, _) => doubts.push("How long a pass would take can't be predicted.".to_owned()),
-    }
-    doubts
-}
-
-/// Goes back to the checkpoint's own weights; asks first where that takes more memory or time.
-pub(in super::super) fn restore(state: &mut State, effects: &mut Vec<Effect>) {
-    let words = "the checkpoint's own weights";
-    let levels = &state.levels;
-    // The daemon takes the first that the present budget has room for.
-    let own = [Level::Off, Level::Standard];
-    let own = own.into_iter().filter(|_| levels.tried.is_none());
-    let plan = own.filter_map(|level| levels.plan(level)).next();
-    let plan = plan.filter(|_| levels.answers.contains_key(&Level::Off));
-    let present = state.present().and_then(|snapshot| snapshot.plan.as_ref());
-    let question = match (plan, present) {
-        (Some(plan), Some(present)) => {
-            let grows = plan.peak_bytes > present.peak_bytes;
-            let slows = match (plan.pass_ms, present.pass_ms) {
-                (Some(after), Some(before)) => after > before,
-                _ => true,
-            };
-            (grows || slows).then(|| {
-                format!(
-                    "Go back to {words}, level {}? Memory {} → {}, a pass {} → {}, predicted.",
-                    plan.level,
-                    units::bytes(present.peak_bytes),
-                    units::bytes(plan.peak_bytes),
-                    plans::pass_time(present),
-                    plans::pass_time(plan),
-                )
-            })
-        }
-        _ => Some(format!(
-            "Go back to {words}? What that takes can't be predicted."
-        )),
-    };
-    match question {
-        Some(question) => state.ask(question, vec![Effect::Restore], Then::Nothing),
-        None => {
-            state.tell(format!("{words} were asked for"));
-            effects.push(Effect::Restore);
-        }
+fn end_measuring(state: &mut State, outcome: Outcome) {
+    if let Some(measuring) = state.levels.measuring.take() {
+        state.levels.measured = measuring.request_id;
+        state.jobs.end(Work::of_measurement(&measuring), outcome);
     }
 }
 
@@ -307,7 +257,7 @@ pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) 
         (Action::Measure, List::Dial) => {
             state.tell("requests measure the dial: what they came to stands here");
         }
-        (Action::Enter, List::Dial) => choose_dial(state),
+        (Action::Enter, List::Dial) => choose_dial(state, effects),
         (Action::Enter | Action::Restore, _) if !state.is_connected() => {
             state.warn("not connected; the level stays");
         }
@@ -328,31 +278,25 @@ fn step(state: &mut State, by: isize) {
         }
         List::Dial => {
             let at = state.levels.dial.saturating_add_signed(by);
-            state.levels.dial = at.min(DIALS.len() - 1);
+            state.levels.dial = at.min(dial::POLICY_ROW);
         }
     }
 }
 
-/// Puts the selected level in force, unless it is so or can't be.
+/// Puts the selected level in force, with the budget that is tried.
 fn choose_selected(state: &mut State, effects: &mut Vec<Effect>) {
-    let level = state.level();
-    let budget_bytes = state.levels.tried;
-    let settings = state.present().and_then(|s| s.settings.as_ref());
-    let in_force = settings.and_then(|settings| settings.level.parse().ok());
-    let present = settings.map(|settings| settings.budget_bytes);
-    let is_same_budget = budget_bytes.is_none() || budget_bytes == present;
-    if in_force == Some(level) && is_same_budget {
-        state.tell(format!("level {level} is in force already"));
-    } else if let Some(problem) = state.levels.problem(level) {
-        state.warn(problem);
-    } else {
-        choose(state, level, budget_bytes, effects);
-    }
+    let (level, budget_bytes) = (state.level(), state.levels.tried);
+    choose(state, Some(level), budget_bytes, effects);
 }
 
-/// Has our requests take the selected position of the dial; asks first where answers will differ.
-fn choose_dial(state: &mut State) {
-    let row = &DIALS[state.levels.dial.min(DIALS.len() - 1)];
+/// Has our requests take the selected position of the dial, or opens the form for any policy; asks first where answers will
+/// differ.
+fn choose_dial(state: &mut State, effects: &mut Vec<Effect>) {
+    let Some(row) = DIALS.get(state.levels.dial) else {
+        let field = NAMES.iter().position(|name| *name == "policy");
+        state.options.field = field.unwrap_or(0);
+        return options::open(state, effects);
+    };
     let present = state.options.dial();
     let gives_up = row.dial != Dial::Exact && present.is_none_or(|dial| dial == Dial::Exact);
     if present == Some(row.dial) {
@@ -385,7 +329,7 @@ pub(super) fn click(state: &mut State, target: Target) {
         }
         Target::OtherRow(row) => {
             state.levels.list = List::Dial;
-            state.levels.dial = row.min(DIALS.len() - 1);
+            state.levels.dial = row.min(dial::POLICY_ROW);
         }
         _ => {}
     }
@@ -393,7 +337,7 @@ pub(super) fn click(state: &mut State, target: Target) {
 
 /// Rows of a list with its heading and its frame.
 const LEVELS_ROWS: u16 = Level::ALL.len() as u16 + 3;
-const DIAL_ROWS: u16 = DIALS.len() as u16 + 3;
+const DIAL_ROWS: u16 = dial::POLICY_ROW as u16 + 4;
 /// From here on, both lists fit with what is to be said of each.
 const BOTH_ROWS: u16 = LEVELS_ROWS + DIAL_ROWS + dial::ABOUT_ROWS + 12;
 

@@ -27,6 +27,8 @@ pub(super) struct Column {
 pub(super) struct Cell {
     text: String,
     role: Option<Role>,
+    /// Whether it has the room of all columns to its right.
+    spans: bool,
 }
 
 impl Cell {
@@ -35,6 +37,15 @@ impl Cell {
         Self {
             text: text.into(),
             role: Some(role),
+            spans: false,
+        }
+    }
+
+    /// The same for the last one of a row, with the room of all columns to its right.
+    pub(super) fn spanning(text: impl Into<String>, role: Role) -> Self {
+        Self {
+            spans: true,
+            ..Self::styled(text, role)
         }
     }
 }
@@ -44,6 +55,7 @@ impl<T: Into<String>> From<T> for Cell {
         Self {
             text: text.into(),
             role: None,
+            spans: false,
         }
     }
 }
@@ -105,11 +117,16 @@ impl Table<'_> {
             (false, _) => ("  ", Style::new()),
         };
         let mut spans = vec![Span::raw(mark)];
-        for (at, columns) in shown {
+        for (place, (at, columns)) in shown.iter().enumerate() {
             let cell = row.get(*at).cloned().unwrap_or_default();
             // A selection has one look from end to end.
             let role = cell.role.filter(|_| !is_selected);
             let style = role.map_or(Style::new(), |role| screen.style(role));
+            if cell.spans {
+                let room = shown[place..].iter().map(|(_, columns)| columns + 1);
+                spans.push(Span::styled(padded(&cell, room.sum::<usize>() - 1), style));
+                break;
+            }
             spans.push(Span::styled(padded(&cell, *columns), style));
         }
         Line::from(spans).style(style)

@@ -180,7 +180,14 @@ fn all_that_runs_is_listed() {
 #[test]
 fn rates_and_what_is_left_follow_from_what_was_seen() {
     let screen = shown(&full(), SIZES[0]);
-    for words in ["1.00 GiB/s", "256 MiB/s", " 13 % ", " 10 s "] {
+    for words in [
+        "1.00 GiB/s",
+        "256 MiB/s",
+        " 13 % ",
+        " 10 s ",
+        "0.0 steps/s",
+        "0.0 passes/s",
+    ] {
         assert!(screen.contains(words), "{words}: {screen}");
     }
 }
@@ -248,6 +255,66 @@ fn what_ended_tells_how() {
     press_down_to(&mut state, 1);
     press(&mut state, KeyCode::Char('x'));
     assert!(state.message.as_ref().is_some_and(|told| told.is_error));
+}
+
+#[test]
+fn what_others_had_measured_or_scored_is_listed_once_it_ended() {
+    let request = |id, kind: RequestKind, state| {
+        let mut row = summary(id, state);
+        row.kind = kind.into();
+        row
+    };
+    let mut state = page();
+    state.levels.measuring = Some(Measuring {
+        level: Level::Moderate,
+        request_id: Some(9),
+        done: 12,
+        total: 48,
+    });
+    let kinds = [
+        RequestKind::Fidelity,
+        RequestKind::Score,
+        RequestKind::Generate,
+    ];
+    let rows = |state| {
+        let ids = (9..).zip([kinds[0], kinds[0], kinds[1], kinds[2]]);
+        ids.map(|(id, kind)| request(id, kind, state)).collect()
+    };
+    feed(&mut state, snapshot(rows(RequestState::Running)));
+    let stopped = request(11, RequestKind::Score, RequestState::Cancelled);
+    feed(&mut state, snapshot(vec![stopped]));
+    feed(&mut state, Event::MeasuringStopped);
+    feed(&mut state, snapshot(vec![]));
+    let ended = state.jobs.ended.iter();
+    let ended: Vec<_> = ended.map(|e| (e.what.as_str(), &e.outcome)).collect();
+    assert_eq!(
+        ended,
+        [
+            ("level moderate", &Outcome::Cancelled),
+            ("request 11", &Outcome::Cancelled),
+            ("request 10", &Outcome::Unknown),
+        ]
+    );
+}
+
+#[test]
+fn what_the_filter_hides_keeps_its_rate() {
+    let mut state = full();
+    press(&mut state, KeyCode::Char('/'));
+    write(&mut state, "compress");
+    let event = running(vec![job(3, JobKind::Compress, 3 << 28)], |snapshot| {
+        let model = snapshot.model.as_mut().expect("set");
+        model.name = "GSAI-ML/LLaDA-8B-Instruct".into();
+        model.state = ModelState::Loading.into();
+        model.progress = Some(LoadProgress {
+            loaded_bytes: 3 * GIB,
+            total_bytes: 15 * GIB,
+        });
+    });
+    update(&mut state, event, 3_000);
+    press(&mut state, KeyCode::Esc);
+    let screen = shown(&state, SIZES[0]);
+    assert!(screen.contains("1.00 GiB/s"), "{screen}");
 }
 
 #[test]

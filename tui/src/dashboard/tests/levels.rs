@@ -8,6 +8,8 @@ use sluice_shared::dial::Dial;
 
 use super::*;
 
+mod questions;
+
 /// A plan with all that a page can say of one.
 fn full_plan(level: Level, budget_bytes: u64) -> Plan {
     let kind = |kind: &str, bytes| PlannedMemory {
@@ -17,12 +19,8 @@ fn full_plan(level: Level, budget_bytes: u64) -> Plan {
     let peak_bytes = plan(level).peak_bytes;
     Plan {
         budget_bytes,
-        canvas: 256,
-        block: 32,
-        requests: 1,
         compute_ms: Some(300.0),
         copy_ms: Some(plan(level).pass_ms.expect("set")),
-        resident_bytes: peak_bytes / 2,
         slots: Some(Slots {
             count: 2,
             bytes: peak_bytes / 8,
@@ -105,18 +103,30 @@ fn in_force(level: Level) -> Event {
     })
 }
 
+/// The first change that was asked for is in force.
 fn applied(level: Level) -> Event {
-    Event::Applied(Box::new(Applied {
-        plan: Some(full_plan(level, 4 << 30)),
-        device_bytes: 290 << 20,
-        elapsed_ms: 2_300.0,
-    }))
+    Event::Applied {
+        serial: 1,
+        applied: Box::new(Applied {
+            plan: Some(full_plan(level, 4 << 30)),
+            device_bytes: 290 << 20,
+            elapsed_ms: 2_300.0,
+        }),
+    }
 }
 
 fn changing(level: Level) -> Event {
     Event::Changing {
+        serial: 1,
         plan: Box::new(full_plan(level, 4 << 30)),
         before: Box::new(full_plan(Level::Standard, 4 << 30)),
+    }
+}
+
+fn refused(serial: u64, message: &str) -> Event {
+    Event::ApplyFailed {
+        serial,
+        message: message.into(),
     }
 }
 
@@ -168,16 +178,6 @@ fn a_slow_level_is_asked_about_and_a_harmless_one_is_not() {
         text.contains("take 900 ms, 2.5 times as long") && !text.contains("lossy"),
         "{text}"
     );
-}
-
-#[test]
-fn a_level_that_cannot_be_predicted_is_asked_about() {
-    let mut state = idle();
-    press(&mut state, KeyCode::Esc);
-    press(&mut state, KeyCode::Char(':'));
-    write(&mut state, "level off");
-    assert_eq!(press(&mut state, KeyCode::Enter), []);
-    assert!(asked(&state).contains("can't be predicted"));
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn what_a_change_did_stays_on_the_page() {
     assert_eq!(
         words,
         "standard → moderate in 2.3 s: memory 0.98 GiB → 290 MiB held (at most 300 MiB predicted), \
-         pass 1.9 s → measured 500 ms (predicted 450 ms)"
+         pass 1.9 s measured → 500 ms measured (450 ms predicted)"
     );
     pictures("levels_applied", &state);
     // Somebody else's change makes it history.
@@ -296,7 +296,7 @@ fn a_change_that_others_asked_for_shows_how_far_it_is() {
 fn a_change_that_failed_keeps_the_daemons_words() {
     let mut state = chooser();
     feed(&mut state, changing(Level::Aggressive));
-    feed(&mut state, Event::ApplyFailed("memory ran short".into()));
+    feed(&mut state, refused(1, "memory ran short"));
     update(&mut state, Event::Tick, 60_000);
     let screen = shown(&state, SIZES[0]);
     let words = "standard → aggressive failed: memory ran short";
@@ -355,9 +355,11 @@ fn a_measurement_is_cancelled_before_and_after_it_has_a_number() {
     press(&mut state, KeyCode::Char('x'));
     assert_eq!(asked(&state), "Cancel the measurement of moderate?");
     assert_eq!(press(&mut state, KeyCode::Char('y')), [Effect::Cancel(9)]);
-    let cancelled = Event::Measured(Err("request 9 was cancelled".into()));
-    feed(&mut state, cancelled);
+    feed(&mut state, Event::MeasuringStopped);
     assert_eq!(state.levels.measuring, None);
+    let ended = &state.jobs.ended[0];
+    assert_eq!(ended.outcome, super::super::jobs::Outcome::Cancelled);
+    assert!(!state.message.as_ref().expect("told").is_error);
 }
 
 #[test]

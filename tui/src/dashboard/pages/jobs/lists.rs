@@ -36,7 +36,7 @@ const WORK: &[Column] = &[
     column("", 7, 1),
     column("HOW FAR", BAR_COLUMNS, 5),
     column("", 26, 6),
-    column("A SECOND", 10, 7),
+    column("A SECOND", 13, 7),
     column("LEFT", 8, 4),
     column("TIME", 11, 3),
     column("THREADS", 7, 8),
@@ -114,7 +114,8 @@ fn work_row(jobs: &Jobs, work: &Work) -> Vec<Cell> {
         rate.map_or_else(unknown, |(rate, far)| {
             match far.unit {
                 Unit::Bytes => format!("{}/s", units::bytes(rate as u64)),
-                Unit::Passes | Unit::Steps => format!("{rate:.1}/s"),
+                Unit::Passes => format!("{rate:.1} passes/s"),
+                Unit::Steps => format!("{rate:.1} steps/s"),
             }
             .into()
         }),

@@ -10,6 +10,7 @@ use sluice_shared::{level::Level, units};
 use super::super::{
     super::{
         levels::Standing,
+        panels::memory::kind_look,
         state::State,
         view::{Screen, Shape},
     },
@@ -145,8 +146,10 @@ fn facts(plan: &Plan) -> Vec<String> {
     if let Some(slots) = slots.filter(|_| plan.streamed_bytes_per_pass > 0) {
         streamed += &format!(" through {}", plans::slots(slots));
     }
-    let resident = units::bytes(plan.resident_bytes);
-    streamed += &format!("; {resident} of weights stay on the device");
+    streamed += &match plan.resident_bytes {
+        0 => "; how much of the weights stays on the device is unknown".to_owned(),
+        bytes => format!("; {} of weights stay on the device", units::bytes(bytes)),
+    };
     let mut pass = format!("a pass: {} predicted", plans::pass_time(plan));
     let parts = [
         ("computing", plan.compute_ms),
@@ -159,9 +162,15 @@ fn facts(plan: &Plan) -> Vec<String> {
             pass += &format!(", {name} {}", units::duration_ms(ms));
         }
     }
+    let known = |count: u32| match count {
+        0 => "unknown".to_owned(),
+        count => units::count(count.into()),
+    };
     let mut for_what = format!(
         "for a canvas of {}, blocks of {}, requests in a pass: {}",
-        plan.canvas, plan.block, plan.requests
+        known(plan.canvas),
+        known(plan.block),
+        known(plan.requests)
     );
     if let Some(kv) = &plan.kv {
         for_what += &format!("; keys and values in {kv}");
@@ -169,17 +178,6 @@ fn facts(plan: &Plan) -> Vec<String> {
     vec![streamed, pass, for_what]
 }
 
-/// Kinds of planned memory: how each is drawn, so that it needs no colour.
-const KINDS: [(&str, char, Role); 6] = [
-    ("weights", '█', Role::Device),
-    ("slots", '▓', Role::Flight),
-    ("activations", '▒', Role::Scratch),
-    ("cache", '░', Role::Cache),
-    ("head", '▆', Role::Head),
-    ("scratch", '▇', Role::Scratch),
-];
-/// For kinds that are not known here.
-const OTHER_KIND: (char, Role) = ('■', Role::Others);
 /// Columns of the bar of planned memory at most.
 const MEMORY_COLUMNS: usize = 100;
 
@@ -188,8 +186,7 @@ fn memory(plan: &Plan, columns: usize, paint: &Paint) -> Vec<Line<'static>> {
     let kinds = plan.memory.iter().filter(|kind| kind.bytes > 0);
     let kinds: Vec<_> = kinds
         .map(|kind| {
-            let known = KINDS.iter().find(|(name, ..)| *name == kind.kind);
-            let (mark, role) = known.map_or(OTHER_KIND, |(_, mark, role)| (*mark, *role));
+            let (mark, role) = kind_look(&kind.kind);
             (kind, mark, paint.style(role))
         })
         .collect();
@@ -197,14 +194,16 @@ fn memory(plan: &Plan, columns: usize, paint: &Paint) -> Vec<Line<'static>> {
         return Vec::new();
     }
     let room = columns.saturating_sub(2).min(MEMORY_COLUMNS);
-    let sum: u64 = kinds.iter().map(|(kind, ..)| kind.bytes).sum();
+    let sum = kinds
+        .iter()
+        .fold(0_u64, |sum, (kind, ..)| sum.saturating_add(kind.bytes));
     let whole = plan.budget_bytes.max(sum).max(1);
     let mut spans = vec![Span::raw("[")];
-    let (mut bytes, mut filled) = (0, 0);
+    let (mut bytes, mut filled) = (0_u64, 0);
     for (kind, mark, style) in &kinds {
-        bytes += kind.bytes;
+        bytes = bytes.saturating_add(kind.bytes);
         let end = (bytes as f64 / whole as f64 * room as f64).round() as usize;
-        let part = mark.to_string().repeat(end.saturating_sub(filled));
+        let part = mark.repeat(end.saturating_sub(filled));
         spans.push(Span::styled(part, *style));
         filled = filled.max(end);
     }
@@ -227,7 +226,7 @@ fn memory(plan: &Plan, columns: usize, paint: &Paint) -> Vec<Line<'static>> {
         }
         used += needed;
         if let Some((mark, style)) = mark {
-            legend.push(Span::styled(mark.to_string(), style));
+            legend.push(Span::styled(mark, style));
         }
         legend.push(Span::raw(clip(&format!(" {words}  "), columns)));
     }

@@ -26,17 +26,17 @@ const fn column(heading: &'static str, columns: usize, rank: u8) -> Column {
 
 /// What matters most goes last; `now` in headings is what is in force.
 const COLUMNS: &[Column] = &[
-    column("LEVEL", 16, 0),
+    column("LEVEL", 14, 0),
     column("", 3, 1),
-    column("PEAK", 8, 2),
-    column("TO NOW", 7, 5),
+    column("PEAK", 8, 3),
+    column("VS NOW", 7, 5),
     column("OF BUDGET", BAR_COLUMNS, 9),
-    column("A PASS", 8, 3),
-    column("TO NOW", 7, 6),
+    column("A PASS", 8, 4),
+    column("VS NOW", 7, 6),
     column("STREAMED", 8, 8),
-    column("TO NOW", 7, 11),
-    column("WEIGHTS", 8, 4),
-    column("SAME", 7, 7),
+    column("VS NOW", 7, 11),
+    column("WEIGHTS", 10, 2),
+    column("SAME TOKEN", 10, 7),
     column("FIDELITY", 27, 10),
 ];
 
@@ -88,7 +88,10 @@ fn row(state: &State, level: Level) -> Vec<Cell> {
     let mut cells = vec![name.into(), now];
     match answer {
         None => cells.push(Cell::styled("asking", Role::Dim)),
-        Some(Err(_)) => cells.push(Cell::styled("refused", Role::Bad)),
+        Some(Err(problem)) => {
+            let words = format!("refused: {problem}");
+            cells.push(Cell::spanning(words, Role::Bad));
+        }
         Some(Ok(plan)) => cells.extend(figures(state, level, plan)),
     }
     cells
@@ -97,13 +100,17 @@ fn row(state: &State, level: Level) -> Vec<Cell> {
 fn figures(state: &State, level: Level, plan: &Plan) -> [Cell; 10] {
     let present = state.snapshot().and_then(|snapshot| snapshot.plan.as_ref());
     let share = plan.peak_bytes as f64 / plan.budget_bytes.max(1) as f64;
-    let (weights, role) = match plan.is_lossless {
-        true => ("lossless", Role::Good),
-        false => ("lossy", Role::Warning),
+    let (weights, role) = match (plan.is_loadable, plan.is_lossless) {
+        (false, _) => ("can't load", Role::Bad),
+        (true, true) => ("lossless", Role::Good),
+        (true, false) => ("lossy", Role::Warning),
     };
     let fidelity = state.fidelity_of(level);
     let (same, words) = match fidelity {
-        _ if !plan.is_loadable => ("–".into(), Cell::styled("can't be loaded yet", Role::Bad)),
+        _ if !plan.is_loadable => (
+            "–".into(),
+            Cell::styled(plan.not_loadable.clone(), Role::Bad),
+        ),
         _ if plan.is_lossless => (percent(1.0), "exact".into()),
         Some(known) => {
             let words = format!("KL {:.4} nats", known.mean_kl_nats);

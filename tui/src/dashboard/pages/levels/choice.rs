@@ -1,0 +1,251 @@
+//! Putting a level or a budget in force: the daemon is asked what that leads to, and the user where it is lossy or slow.
+
+use sluice_proto::v1::{ApplyRequest, Plan, PlanRequest, Snapshot};
+use sluice_shared::{level::Level, units};
+
+use super::super::super::{
+    event::Effect,
+    keys::Mode,
+    levels::Wanted,
+    state::{State, Then},
+};
+use crate::plans;
+
+/// So many times as long as the present one a pass may be predicted to take before we ask.
+const SLOW_FACTOR: f64 = 1.5;
+
+/// Puts a level in force, a budget, or both; what isn't given stays. Asks first where that is lossy or slow.
+pub(in super::super::super) fn choose(
+    state: &mut State,
+    level: Option<Level>,
+    budget_bytes: Option<u64>,
+    effects: &mut Vec<Effect>,
+) {
+    let request = ApplyRequest {
+        level: level.map(|level| level.name().to_owned()),
+        budget_bytes,
+        ..Default::default()
+    };
+    if is_in_force(state, level, budget_bytes) {
+        let named = named(&request);
+        state.tell(format!("{named} is in force already"));
+        return;
+    }
+    let levels = &mut state.levels;
+    let is_tried = budget_bytes == levels.tried;
+    let answer = level.filter(|_| is_tried);
+    let answer = answer.and_then(|level| levels.answers.get(&level));
+    if let Some(answer) = answer.cloned() {
+        judge(state, request, answer, effects);
+        return;
+    }
+    levels.serial += 1;
+    let serial = levels.serial;
+    let question = PlanRequest {
+        level: request.level.clone(),
+        budget_bytes,
+        ..Default::default()
+    };
+    state.tell(format!("asking what {} leads to", named(&request)));
+    state.levels.wanted = Some(Wanted { serial, request });
+    effects.push(Effect::AskPlan {
+        serial,
+        request: Box::new(question),
+    });
+}
+
+/// Goes back to the budget that holds where nobody sets one. What that is only the daemon knows, so it always asks.
+pub(in super::super::super) fn default_budget(state: &mut State) {
+    let settings = latest(state).and_then(|latest| latest.settings.as_ref());
+    if settings.is_some_and(|settings| settings.is_default_budget) && !is_switching(state) {
+        state.tell("nobody set a budget: the daemon's own is in force already");
+        return;
+    }
+    let request = ApplyRequest {
+        default_budget: true,
+        ..Default::default()
+    };
+    state.ask(
+        "Go back to the daemon's own budget? What that leads to is not known.",
+        vec![Effect::Apply(Box::new(request))],
+        Then::Nothing,
+    );
+}
+
+/// Takes what the daemon says of a choice that waits for it.
+pub(super) fn foreseen(
+    state: &mut State,
+    serial: u64,
+    answer: Result<Box<Plan>, String>,
+    effects: &mut Vec<Effect>,
+) {
+    let levels = &mut state.levels;
+    if let Some(wanted) = levels.wanted.take_if(|wanted| wanted.serial == serial) {
+        judge(state, wanted.request, answer, effects);
+    }
+}
+
+/// Lets go of a choice that waits to be judged: what it would be compared with is no longer in force.
+pub(super) fn forget(state: &mut State) {
+    if let Some(wanted) = state.levels.wanted.take() {
+        let named = named(&wanted.request);
+        state.warn(format!(
+            "{named} was not asked for: the model or the settings changed meanwhile"
+        ));
+    }
+}
+
+/// Asks for a choice of which is known what it leads to, or first whether to.
+fn judge(
+    state: &mut State,
+    request: ApplyRequest,
+    answer: Result<Box<Plan>, String>,
+    effects: &mut Vec<Effect>,
+) {
+    let plan = match answer {
+        Ok(plan) if plan.is_loadable => plan,
+        Ok(plan) => return state.warn(plan.not_loadable),
+        Err(problem) => return state.warn(problem),
+    };
+    let named = named(&request);
+    let doubts = doubts(state, &plan);
+    let effect = Effect::Apply(Box::new(request));
+    if doubts.is_empty() {
+        state.tell(format!("{named} was asked for"));
+        effects.push(effect);
+    } else if state.mode() == Mode::Page {
+        let text = format!("Put {named} in force? {}", doubts.join(" "));
+        state.ask(text, vec![effect], Then::Nothing);
+    } else {
+        // Whoever began to write meanwhile must not answer by that.
+        let doubts = doubts.join(" ");
+        state.warn(format!("{named} was not asked for. {doubts}"));
+    }
+}
+
+/// What is to be put in force, in words.
+fn named(request: &ApplyRequest) -> String {
+    let budget = request.budget_bytes.map(units::bytes);
+    match (&request.level, budget) {
+        (Some(level), Some(budget)) => format!("level {level} within {budget}"),
+        (Some(level), None) => format!("level {level}"),
+        (None, Some(budget)) => format!("a budget of {budget}"),
+        (None, None) => "what is in force".to_owned(),
+    }
+}
+
+/// The latest snapshot: what is decided doesn't hang on a frozen screen.
+fn latest(state: &State) -> Option<&Snapshot> {
+    state.latest.as_ref().map(|(latest, _)| &**latest)
+}
+
+fn is_switching(state: &State) -> bool {
+    latest(state).is_some_and(|latest| latest.switch.is_some())
+}
+
+/// Whether a choice changes nothing. While a switch runs everything does: the settings are still those before it.
+fn is_in_force(state: &State, level: Option<Level>, budget_bytes: Option<u64>) -> bool {
+    let settings = latest(state).and_then(|latest| latest.settings.as_ref());
+    let Some(settings) = settings.filter(|_| !is_switching(state)) else {
+        return false;
+    };
+    let is_level = level.is_none_or(|level| level.name() == settings.level);
+    let is_budget = match (level, budget_bytes) {
+        (_, None) => true,
+        // Set by the user, the same budget stays where the daemon's own would change.
+        (None, Some(_)) if settings.is_default_budget => false,
+        (_, Some(bytes)) => bytes == settings.budget_bytes,
+    };
+    is_level && is_budget
+}
+
+/// Why to ask before a plan is put in force: sentences, none where all is well.
+fn doubts(state: &State, plan: &Plan) -> Vec<String> {
+    let present = latest(state).and_then(|latest| latest.plan.as_ref());
+    let mut doubts: Vec<_> = loss(state, plan, present).into_iter().collect();
+    let before = present.and_then(|present| present.pass_ms);
+    match (plan.pass_ms, before) {
+        (Some(pass), Some(before)) if pass > before * SLOW_FACTOR => doubts.push(format!(
+            "It is slow: a pass is predicted to take {}, {:.1} times as long as now.",
+            units::duration_ms(pass),
+            pass / before
+        )),
+        (Some(_), _) => {}
+        (None, _) => doubts.push("How long a pass would take can't be predicted.".to_owned()),
+    }
+    doubts
+}
+
+/// What a plan loses that the present one doesn't.
+fn loss(state: &State, plan: &Plan, present: Option<&Plan>) -> Option<String> {
+    if plan.is_lossless {
+        return None;
+    }
+    let level_of = |plan: &Plan| plan.level.parse::<Level>().ok();
+    let fidelity = |plan: &Plan| state.fidelity_of(level_of(plan)?);
+    let Some(present) = present.filter(|present| !present.is_lossless) else {
+        let measured = match fidelity(plan) {
+            Some(fidelity) => format!("measured: {}", fidelity.words()),
+            None => "by how much was not measured".to_owned(),
+        };
+        return Some(format!(
+            "It is lossy: answers are no longer exactly those of the checkpoint's weights; {measured}."
+        ));
+    };
+    let both = fidelity(plan).zip(fidelity(present));
+    let is_worse = match both {
+        Some((after, before)) => after.mean_kl_nats > before.mean_kl_nats,
+        // Levels stand in the order of what they lose.
+        None => match (level_of(plan), level_of(present)) {
+            (Some(after), Some(before)) => after > before,
+            _ => plan.level != present.level,
+        },
+    };
+    let measured = match both {
+        Some((after, before)) => format!("measured: {}, after {}", after.words(), before.words()),
+        None => "by how much was not measured".to_owned(),
+    };
+    is_worse.then(|| {
+        let (after, before) = (&plan.level, &present.level);
+        format!("Level {after} loses more than {before}; {measured}.")
+    })
+}
+
+/// Goes back to the checkpoint's own weights; asks first where that takes more memory or time.
+pub(in super::super::super) fn restore(state: &mut State, effects: &mut Vec<Effect>) {
+    let words = "the checkpoint's own weights";
+    let levels = &state.levels;
+    // The daemon takes the first that the present budget has room for.
+    let own = [Level::Off, Level::Standard];
+    let own = own.into_iter().filter(|_| levels.tried.is_none());
+    let plan = own.filter_map(|level| levels.plan(level)).next();
+    let plan = plan.filter(|_| levels.answers.contains_key(&Level::Off));
+    let present = latest(state).and_then(|latest| latest.plan.as_ref());
+    let question = match (plan, present) {
+        (Some(plan), Some(present)) => {
+            let grows = plan.peak_bytes > present.peak_bytes;
+            let slows = match (plan.pass_ms, present.pass_ms) {
+                (Some(after), Some(before)) => after > before,
+                _ => true,
+            };
+            (grows || slows).then(|| {
+                format!(
+                    "Go back to {words}, level {}? Memory {} → {}, a pass {} → {}, predicted.",
+                    plan.level,
+                    units::bytes(present.peak_bytes),
+                    units::bytes(plan.peak_bytes),
+                    plans::pass_time(present),
+                    plans::pass_time(plan),
+                )
+            })
+        }
+        _ => Some(format!("Go back to {words}? What that takes is not known.")),
+    };
+    match question {
+        Some(question) => state.ask(question, vec![Effect::Restore], Then::Nothing),
+        None => {
+            state.tell(format!("{words} were asked for"));
+            effects.push(Effect::Restore);
+        }
+    }
+}
