@@ -102,7 +102,7 @@ async fn show(setup: Setup, replayed: Option<Opened>) -> Result<(), Failure> {
     state.runs = Runs::here();
     state.size = crossterm::terminal::size().unwrap_or(state.size);
     let mut keeper =
-        (setup.keep).map(|path| Keeper::begin(path, setup.fixed, &mut state, sender.clone()));
+        (setup.keep).and_then(|path| Keeper::begin(path, setup.fixed, &mut state, sender.clone()));
     let mut ends = [
         signal(SignalKind::terminate())?,
         signal(SignalKind::hangup())?,
