@@ -331,6 +331,9 @@ pub struct Replay {
     /// Print each event as a JSON object on its own line
     #[arg(long)]
     pub json: bool,
+    /// How it looks.
+    #[command(flatten)]
+    pub screen: Screen,
 }
 
 /// `sluice cancel`.

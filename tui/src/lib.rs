@@ -4,7 +4,7 @@
 //! screen that a bare `sluice` opens. They share [`canvas`] (tokens to styled text),
 //! [`live`] (a canvas redrawn in place), [`json`] (events for scripts), [`output`] (errors,
 //! exit codes, writing), [`record`] (a request's passes, to be seen again), [`plans`] (figures of plans in words), [`phases`]
-//! (where the time of passes went), [`settings`] (the user's own), [`card`] (what is known of a graphics card) and [`text`]
+//! (where the time of passes went), [`places`] (where files are), [`settings`] (the user's own), [`card`] (what is known of a graphics card) and [`text`]
 //! (making untrusted
 //! text safe to show).
 
@@ -19,6 +19,7 @@ pub mod live;
 pub mod output;
 pub mod paint;
 pub mod phases;
+pub mod places;
 pub mod plans;
 pub mod record;
 pub mod settings;

@@ -32,6 +32,8 @@ pub struct Recording {
     bytes: usize,
     /// How often every second pass was dropped.
     halvings: u32,
+    /// Whether passes are missing from the file that it was read from.
+    has_gaps: bool,
     /// Passes that each block took, of those that are done.
     block_passes: BTreeMap<u32, u32>,
     /// Notices, each with the number of the pass that it came after.
@@ -82,6 +84,7 @@ impl Recording {
                     self.passes = earlier.passes;
                     self.bytes = earlier.bytes;
                     self.halvings = earlier.halvings;
+                    self.has_gaps = earlier.has_gaps;
                 }
             }
             Kind::Pass(pass) => self.keep(pass),
@@ -122,10 +125,10 @@ impl Recording {
         self.passes.is_empty()
     }
 
-    /// Whether passes between those that are kept were dropped, for want of room.
+    /// Whether passes between those that are kept were dropped, for want of room, here or before they were saved.
     #[must_use]
     pub fn is_thinned(&self) -> bool {
-        self.halvings > 0
+        self.halvings > 0 || self.has_gaps
     }
 
     /// The number of the pass at an index, counted from 1.

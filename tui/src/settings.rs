@@ -2,13 +2,17 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fs, io,
     path::{Path, PathBuf},
 };
 
 use toml::{Table, Value};
 
-use crate::paint::{Glyphs, Paint, Theme};
+use crate::{
+    paint::{Glyphs, Paint, Theme},
+    places,
+};
 
 /// Bytes of the file; settings are short.
 const FILE_BYTES_MAX: u64 = 64 << 10;
@@ -117,15 +121,8 @@ fn roles(value: &Value) -> Result<BTreeMap<String, String>, String> {
 
 /// Where the file is, by `$XDG_CONFIG_HOME` and `$HOME`; `None` where neither says.
 #[must_use]
-pub fn path(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    // Paths that are not absolute are to be ignored.
-    let folder = |name| {
-        let path = variable(name).map(PathBuf::from);
-        path.filter(|path| path.is_absolute())
-    };
-    let settings = folder("XDG_CONFIG_HOME");
-    let settings = settings.or_else(|| folder("HOME").map(|home| home.join(".config")));
-    settings.map(|settings| settings.join("sluice/client.toml"))
+pub fn path(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    places::settings(variable).map(|folder| folder.join("client.toml"))
 }
 
 #[cfg(test)]
@@ -177,19 +174,5 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let problem = Settings::load(folder.path()).unwrap_err();
         assert!(problem.ends_with("is no file"), "{problem}");
-    }
-
-    #[test]
-    fn the_file_is_where_the_surroundings_say() {
-        let variable = |xdg: &'static str| {
-            move |name: &str| match name {
-                "XDG_CONFIG_HOME" => Some(xdg.to_owned()),
-                _ => Some("/home/a".to_owned()),
-            }
-        };
-        let found = |xdg| path(variable(xdg)).unwrap().display().to_string();
-        assert_eq!(found("/x"), "/x/sluice/client.toml");
-        assert_eq!(found("relative"), "/home/a/.config/sluice/client.toml");
-        assert_eq!(path(|_| None), None);
     }
 }

@@ -9,8 +9,18 @@ use rustix::process::Signal;
 use sluice_proto::v1::{JobResult, Verified, job_event, job_result};
 use support::{Change, Fake, Step, eventually, story, switch, terminal::Journey};
 
-/// Leaves the alternate screen.
-const GIVEN_BACK: &str = "\x1b[?1049l";
+/// A shell with these arguments, then the dashboard's: its program is `$0`.
+fn in_shell(arguments: &[&str], fake: &Fake) -> Command {
+    let client = fake.sluice(&[]);
+    let mut shell = Command::new("sh");
+    shell.args(arguments);
+    shell.arg(client.get_program()).args(client.get_args());
+    // What it is not to know.
+    for (name, _) in client.get_envs() {
+        shell.env_remove(name);
+    }
+    shell
+}
 
 #[test]
 fn a_canvas_resolves_in_place_and_leaves_the_text() {
@@ -58,7 +68,6 @@ fn the_dashboard_sends_a_prompt_and_gives_the_terminal_back() {
     journey.expect("once");
     journey.press("\tq");
     assert!(journey.end().success());
-    journey.expect_written(GIVEN_BACK);
 }
 
 #[test]
@@ -135,7 +144,6 @@ fn the_dashboard_waits_for_a_daemon_and_leaves_on_control_c() {
     journey.expect("retrying in");
     journey.press("\x03");
     assert!(journey.end().success());
-    journey.expect_written(GIVEN_BACK);
 }
 
 #[test]
@@ -156,28 +164,132 @@ fn a_termination_gives_the_terminal_back() {
     journey.expect("connected");
     journey.signal(Signal::TERM);
     assert!(journey.end().success());
-    journey.expect_written(GIVEN_BACK);
 }
 
 #[test]
 fn a_suspension_gives_the_terminal_back_and_takes_it_again() {
     let fake = Fake::start(vec![]);
     // Only what a shell watches over can be stopped.
-    let mut shell = Command::new("sh");
-    shell.args(["-mc", "\"$0\" \"$@\"; echo stopped; read go; fg"]);
-    let client = fake.sluice(&[]);
-    shell.arg(client.get_program()).args(client.get_args());
-    let mut journey = Journey::start(shell);
+    let script = "\"$0\" \"$@\"; echo stopped; read go; fg; echo stopped again; read go; fg";
+    let mut journey = Journey::start(in_shell(&["-mc", script], &fake));
     journey.expect("connected");
     journey.press("draft\x1a");
     journey.expect("stopped");
-    assert!(!journey.is_alternate());
+    journey.expect_given_back();
     journey.press("\r");
     journey.expect("draft");
     assert!(journey.is_alternate());
+    // From outside, too, where the terminal has no part in it.
+    journey.signal_foreground(Signal::TSTP);
+    journey.expect("stopped again");
+    journey.expect_given_back();
+    journey.press("\r");
+    journey.expect("draft");
     journey.press("\x03");
     assert!(journey.end().success());
-    assert!(!journey.is_alternate());
+}
+
+#[test]
+fn what_was_started_together_is_stopped_together() {
+    let fake = Fake::start(vec![]);
+    // The inner shell has no jobs of its own: it stands in one group with the dashboard.
+    let inner = "\"$0\" \"$@\"; echo after";
+    let outer = "sh -c \"$0\" \"$@\"; echo stopped; read go; fg";
+    let mut journey = Journey::start(in_shell(&["-mc", outer, inner], &fake));
+    journey.expect("connected");
+    journey.press("draft\x1a");
+    journey.expect("stopped");
+    journey.expect_given_back();
+    assert!(!journey.screen().contains("after"));
+    journey.press("\r");
+    journey.expect("draft");
+    journey.press("\x03");
+    assert!(journey.end().success());
+    journey.expect("after");
+}
+
+#[test]
+fn control_z_is_nothing_where_nobody_could_continue() {
+    let fake = Fake::start(vec![]);
+    let mut journey = Journey::start(fake.sluice(&[]));
+    journey.expect("connected");
+    journey.press("draft\x1a, and more");
+    journey.expect("draft, and more");
+    journey.press("\x03");
+    assert!(journey.end().success());
+}
+
+#[test]
+fn a_terminal_that_is_closed_ends_it_and_what_was_said_is_kept() {
+    let fake = Fake::start(story("once"));
+    // The second is in a session that the terminal tells nothing.
+    let unheard = ["-c", "trap '' HUP; setsid -w \"$0\" \"$@\""];
+    for shell in [["-c", "exec \"$0\" \"$@\""], unheard] {
+        let home = tempfile::tempdir().expect("a folder");
+        let mut command = in_shell(&shell, &fake);
+        command.env("HOME", home.path());
+        let mut journey = Journey::start(command);
+        journey.expect("connected");
+        journey.press("a last prompt\r");
+        journey.expect("once");
+        assert!(journey.hang_up().success());
+        let kept = home.path().join(".local/state/sluice/dashboard.json");
+        let kept = std::fs::read_to_string(kept).expect("written");
+        assert!(kept.contains("a last prompt"), "{kept}");
+    }
+}
+
+#[test]
+fn only_one_dashboard_keeps_what_is_said() {
+    let home = tempfile::tempdir().expect("a folder");
+    let fake = Fake::start(vec![]);
+    let start = || {
+        let mut command = fake.sluice(&[]);
+        command.env("HOME", home.path());
+        Journey::start(command)
+    };
+    let mut first = start();
+    first.expect("connected");
+    let mut second = start();
+    second.expect("another dashboard keeps conversations; this one's are not kept");
+    for journey in [&mut second, &mut first] {
+        journey.press("\x03");
+        assert!(journey.end().success());
+    }
+}
+
+#[test]
+fn a_replay_looks_as_flags_ask_and_needs_settings_only_for_a_screen() {
+    let fake = Fake::start(story("once upon a time"));
+    let run = fake.output(&["generate", "hi", "--json"]).stdout;
+    drop(fake);
+    let home = tempfile::tempdir().expect("a folder");
+    let file = home.path().join("run.jsonl");
+    std::fs::write(&file, run).expect("written");
+    let file = file.to_str().expect("a plain name");
+    let sluice = |arguments: &[&str]| {
+        let mut command = support::sluice(arguments);
+        command.env("HOME", home.path()).env("NO_COLOR", "1");
+        command
+    };
+    let mut journey = Journey::start(sluice(&[
+        "replay", "--glyphs", "ascii", "--color", "always", file,
+    ]));
+    journey.expect("replay of ");
+    journey.press("q");
+    assert!(journey.end().success());
+    let screen = journey.written();
+    assert!(screen.contains('+') && !screen.contains('┌'), "{screen:?}");
+    assert!(screen.contains("\x1b[38;5;"), "{screen:?}");
+
+    let folder = home.path().join(".config/sluice");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    std::fs::write(folder.join("client.toml"), "gliphs = 1\n").expect("written");
+    let mut journey = Journey::start(sluice(&["replay", file]));
+    journey.expect("unknown key 'gliphs'");
+    assert!(!journey.end().success());
+    let output = sluice(&["replay", file, "--json"]).output().expect("run");
+    assert!(output.status.success());
 }
 
 #[test]
@@ -286,7 +398,6 @@ fn a_saved_run_is_replayed_without_a_daemon() {
     journey.expect("saved ");
     journey.press("q");
     assert!(journey.end().success());
-    journey.expect_written(GIVEN_BACK);
     let saved = std::fs::read_dir(folder.path().join("sluice/runs")).unwrap();
     assert_eq!(saved.count(), 1);
 }

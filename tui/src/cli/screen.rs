@@ -22,6 +22,19 @@ pub struct Screen {
     pub private: bool,
 }
 
+impl Screen {
+    /// The same; what isn't said here is as `other` says.
+    #[must_use]
+    pub fn or(&self, other: &Self) -> Self {
+        Self {
+            theme: self.theme.or(other.theme),
+            glyphs: self.glyphs.or(other.glyphs),
+            no_mouse: self.no_mouse || other.no_mouse,
+            private: self.private || other.private,
+        }
+    }
+}
+
 /// When to use colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Colour {
@@ -48,7 +61,27 @@ impl Colour {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::cli::{Cli, Command};
+
+    #[test]
+    fn what_looks_are_not_said_after_a_command_may_be_said_before_it() {
+        let parse = |line: &str| {
+            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            let Some(Command::Replay(replay)) = cli.command else {
+                panic!("a replay");
+            };
+            let screen = replay.screen.or(&cli.screen);
+            (screen.theme, screen.glyphs, screen.private)
+        };
+        let after = parse("sluice --theme dark --private replay --theme light run --glyphs ascii");
+        let (light, ascii) = (Some(Theme::Light), Some(Glyphs::Ascii));
+        assert_eq!(after, (light, ascii, true));
+        let before = parse("sluice --theme light replay run");
+        assert_eq!(before, (light, None, false));
+    }
 
     #[test]
     fn a_flag_has_the_last_word_on_colour() {

@@ -21,7 +21,7 @@ mod requests;
 mod score;
 mod status;
 
-use std::{io::IsTerminal, path::PathBuf};
+use std::{env, io::IsTerminal, path::PathBuf};
 
 use clap::{CommandFactory, error::ErrorKind};
 use sluice_proto::v1;
@@ -52,11 +52,7 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
                 let daemon = Daemon::connect(socket).await?;
                 return status::run(&daemon, false, out).await;
             }
-            if colour == Colour::Always {
-                // The library that draws looks at NO_COLOR, too.
-                crossterm::style::force_color_output(true);
-            }
-            dashboard::run(setup(socket, &cli.screen, out.has_colour())?).await
+            dashboard::run(setup(socket, &cli.screen, colour)?).await
         }
         Some(Command::Generate(arguments)) => {
             let request = generate::request(&arguments)?;
@@ -114,7 +110,9 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             follow::watch(&daemon, arguments.id, arguments.json, out).await
         }
         Some(Command::Replay(arguments)) => {
-            let setup = setup(socket, &cli.screen, out.has_colour())?;
+            let screen = arguments.screen.or(&cli.screen);
+            // What isn't shown on a screen needs no settings, so they can't be in its way.
+            let setup = || setup(socket, &screen, colour);
             replay::run(setup, &arguments, out).await
         }
         Some(Command::Cancel(arguments)) => {
@@ -131,8 +129,12 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
 }
 
 /// The dashboard as flags, settings and the terminal ask for it, in this order.
-fn setup(socket: PathBuf, flags: &Screen, colour: bool) -> Result<dashboard::Setup, Failure> {
-    let settings = match settings::path(variable) {
+fn setup(socket: PathBuf, flags: &Screen, colour: Colour) -> Result<dashboard::Setup, Failure> {
+    if colour == Colour::Always {
+        // The library that draws looks at NO_COLOR, too.
+        crossterm::style::force_color_output(true);
+    }
+    let settings = match settings::path(|name| env::var_os(name)) {
         Some(path) => Settings::load(&path).map_err(|problem| {
             Failure::new(problem).with_hint("correct it, or move it away, and start again")
         })?,
@@ -145,7 +147,11 @@ fn setup(socket: PathBuf, flags: &Screen, colour: bool) -> Result<dashboard::Set
         false => settings.mouse,
     };
     let shapes = glyphs.unwrap_or_else(|| Glyphs::of_terminal(variable));
-    let mut paint = Paint::new(theme.unwrap_or_default(), shapes, colour);
+    let mut paint = Paint::new(
+        theme.unwrap_or_default(),
+        shapes,
+        colour.is_allowed(variable),
+    );
     for (role, style) in &settings.roles {
         paint.restyle(role, style).map_err(Failure::new)?;
     }
@@ -155,7 +161,7 @@ fn setup(socket: PathBuf, flags: &Screen, colour: bool) -> Result<dashboard::Set
         mouse: mouse.unwrap_or(true),
         keep: match flags.private {
             true => None,
-            false => keep::path(variable),
+            false => keep::path(|name| env::var_os(name)),
         },
         fixed: keep::Fixed {
             theme: theme.is_some(),
@@ -167,7 +173,7 @@ fn setup(socket: PathBuf, flags: &Screen, colour: bool) -> Result<dashboard::Set
 
 /// A variable of the surroundings.
 fn variable(name: &str) -> Option<String> {
-    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+    env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 /// The manual page of the program or of one of its commands, as roff.

@@ -20,7 +20,11 @@ use crate::{
 };
 
 /// Shows a run in the dashboard; without a terminal, prints what it came to, or its events.
-pub(super) async fn run(setup: Setup, arguments: &Replay, out: &mut Out) -> Result<(), Failure> {
+pub(super) async fn run(
+    setup: impl FnOnce() -> Result<Setup, Failure>,
+    arguments: &Replay,
+    out: &mut Out,
+) -> Result<(), Failure> {
     let path = &arguments.file;
     if path == Path::new("-") {
         return print(stdin().lock(), STANDARD_INPUT, arguments.json, out);
@@ -29,6 +33,7 @@ pub(super) async fn run(setup: Setup, arguments: &Replay, out: &mut Out) -> Resu
     let file = File::open(path).map_err(|error| Failure::new(format!("open {name}: {error}")))?;
     let reader = BufReader::new(file);
     if !arguments.json && out.is_terminal() && stdin().is_terminal() {
+        let setup = setup()?;
         let recording = record::load(reader).map_err(|error| wrong(&name, &error))?;
         return dashboard::replay(setup, Opened { name, recording }).await;
     }

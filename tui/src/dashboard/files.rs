@@ -2,8 +2,8 @@
 
 use std::{
     env,
-    fs::File,
-    io::BufReader,
+    fs::{self, File},
+    io::{self, BufReader},
     path::{Path, PathBuf},
 };
 
@@ -29,7 +29,9 @@ pub(super) fn save(path: PathBuf, recording: Box<Recording>, events: Sender<Even
 /// Reads a run from a file.
 pub(super) fn open(path: PathBuf, events: Sender<Event>) {
     spawn_blocking(move || {
-        let event = match read(&in_home(&path)) {
+        let path = in_home(&path);
+        let _ = events.blocking_send(Event::Told(format!("reading {}", path.display())));
+        let event = match read(&path) {
             Ok(opened) => Event::Opened(Box::new(opened)),
             Err(problem) => Event::Failed(problem),
         };
@@ -39,7 +41,12 @@ pub(super) fn open(path: PathBuf, events: Sender<Event>) {
 
 fn read(path: &Path) -> Result<Opened, String> {
     let name = path.display().to_string();
-    let file = File::open(path).map_err(|error| format!("open {name}: {error}"))?;
+    let problem = |error: io::Error| format!("open {name}: {error}");
+    // To open a pipe or a terminal would wait for somebody at its other end.
+    if !fs::metadata(path).map_err(problem)?.is_file() {
+        return Err(format!("open {name}: it is no file"));
+    }
+    let file = File::open(path).map_err(problem)?;
     let recording =
         record::load(BufReader::new(file)).map_err(|error| format!("{name}, {error}"))?;
     Ok(Opened { name, recording })
@@ -50,5 +57,36 @@ fn in_home(path: &Path) -> PathBuf {
     match (path.strip_prefix("~"), env::var_os("HOME")) {
         (Ok(rest), Some(home)) => Path::new(&home).join(rest),
         _ => path.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use tokio::{sync::mpsc, time::timeout};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_no_file_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        for path in [pipe.as_path(), Path::new("/dev/null"), folder.path()] {
+            let (sender, mut events) = mpsc::channel(2);
+            open(path.to_owned(), sender);
+            let mut next = async || timeout(Duration::from_secs(5), events.recv()).await;
+            let name = path.display();
+            let Ok(Some(Event::Told(words))) = next().await else {
+                panic!("{name} is told");
+            };
+            assert_eq!(words, format!("reading {name}"));
+            let Ok(Some(Event::Failed(words))) = next().await else {
+                panic!("{name} is refused");
+            };
+            assert_eq!(words, format!("open {name}: it is no file"));
+        }
     }
 }

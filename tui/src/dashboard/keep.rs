@@ -1,7 +1,10 @@
 //! What survives between runs: conversations, prompts, commands, options and looks, in one file that only its owner can read.
 
+mod keeper;
+
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fs::{self, DirBuilder, File},
     io::{self, Read, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
@@ -10,16 +13,20 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tokio::{sync::mpsc::Sender, task::JoinHandle};
+
+pub use keeper::Keeping;
+pub(super) use keeper::{Keeper, due};
 
 use super::{
     chat::{CONVERSATION_BYTES_MAX, CONVERSATIONS_MAX, Chat, Turn},
-    event::Event,
     levels::{FIDELITIES_MAX, Fidelity},
     options::Options,
     state::{Recall, State},
 };
-use crate::paint::{Glyphs, Theme};
+use crate::{
+    paint::{Glyphs, Theme},
+    places,
+};
 
 /// What the file is written as; others are not read.
 const VERSION: u32 = 1;
@@ -168,8 +175,12 @@ impl Kept {
         let mut conversations = self.conversations;
         let excess = conversations.len().saturating_sub(CONVERSATIONS_MAX);
         conversations.drain(..excess);
+        let open = self.open.saturating_sub(excess);
+        // Those that go before the open one make it an earlier one.
+        let before = conversations.iter().take(open);
+        let open = before.filter(|turns| is_sound(turns)).count();
         conversations.retain(|turns| is_sound(turns));
-        state.chat = Chat::restored(conversations, self.open.saturating_sub(excess));
+        state.chat = Chat::restored(conversations, open);
         for (recall, lines) in [
             (&mut state.prompts, self.prompts),
             (&mut state.commands, self.commands),
@@ -235,50 +246,38 @@ fn is_sound(turns: &[Turn]) -> bool {
 
 /// Where the file is, by `$XDG_STATE_HOME` and `$HOME`; `None` where neither says.
 #[must_use]
-pub fn path(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
-    // Paths that are not absolute are to be ignored.
-    let folder = |name| {
-        variable(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
-    let state = folder("XDG_STATE_HOME");
-    let state = state.or_else(|| folder("HOME").map(|home| home.join(".local/state")));
-    state.map(|state| state.join("sluice/dashboard.json"))
+pub fn path(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    places::state(variable).map(|folder| folder.join("dashboard.json"))
 }
 
 /// Reads what was kept; nothing where nothing was.
 ///
 /// # Errors
-/// What is wrong with the file, in words. It is replaced by the next write.
+/// What is wrong with the file, in words.
 pub fn load(path: &Path) -> Result<Option<Kept>, String> {
-    let problem = |words: String| format!("{}: {words}; what was kept is not used", path.display());
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         // To open a pipe would wait for a writer.
-        Ok(metadata) if !metadata.is_file() => return Err(problem("is no file".into())),
+        Ok(metadata) if !metadata.is_file() => return Err("it is no file".into()),
         Ok(_) | Err(_) => {}
     }
     let mut bytes = Vec::new();
     let most = FILE_BYTES_MAX as u64 + 1;
     let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
-    read.map_err(|error| problem(error.to_string()))?;
+    read.map_err(|error| error.to_string())?;
     if bytes.len() > FILE_BYTES_MAX {
-        return Err(problem(format!("has more than {FILE_BYTES_MAX} bytes")));
+        return Err(format!("it has more than {FILE_BYTES_MAX} bytes"));
     }
     #[derive(Deserialize)]
     struct Head {
         version: u32,
     }
     let head: Result<Head, _> = serde_json::from_slice(&bytes);
-    let head = head.map_err(|error| problem(error.to_string()))?;
+    let head = head.map_err(|error| error.to_string())?;
     if head.version != VERSION {
-        return Err(problem(format!(
-            "has version {}, not {VERSION}",
-            head.version
-        )));
+        return Err(format!("it has version {}, not {VERSION}", head.version));
     }
-    let kept = serde_json::from_slice(&bytes).map_err(|error| problem(error.to_string()))?;
+    let kept = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
     Ok(Some(kept))
 }
 
@@ -291,17 +290,18 @@ pub fn save(path: &Path, kept: &Kept) -> Result<(), String> {
     written.map_err(|error| format!("can't keep anything in {}: {error}", path.display()))
 }
 
+/// Makes the folder that a file is in.
+fn make_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(path);
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
 fn write(path: &Path, kept: &Kept) -> io::Result<()> {
     static WRITES: AtomicU64 = AtomicU64::new(0);
 
     let text = kept.text()?;
-    if let Some(folder) = path.parent() {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(folder)?;
-    }
-    // A name of its own, so that two dashboards never write in one file.
+    make_folder(path)?;
+    // A name of its own, so that nobody ever writes in the same file.
     let number = WRITES.fetch_add(1, Ordering::Relaxed);
     let temporary = path.with_extension(format!("{}-{number}.new", std::process::id()));
     let _ = fs::remove_file(&temporary);
@@ -319,91 +319,6 @@ fn write(path: &Path, kept: &Kept) -> io::Result<()> {
         let _ = fs::remove_file(&temporary);
     }
     result
-}
-
-/// What was last written, and when that was last compared.
-#[derive(Debug)]
-pub struct Keeping {
-    last: Kept,
-    compared_at_ms: u64,
-}
-
-/// What is to be written now, if anything is.
-pub(super) fn due(state: &mut State) -> Option<Box<Kept>> {
-    let now_ms = state.now_ms;
-    let keeping = state.keeping.as_mut()?;
-    if now_ms.saturating_sub(keeping.compared_at_ms) < KEEP_MS {
-        return None;
-    }
-    keeping.compared_at_ms = now_ms;
-    let kept = Kept::of(state);
-    let keeping = state.keeping.as_mut()?;
-    (kept != keeping.last).then(|| {
-        keeping.last = kept.clone();
-        Box::new(kept)
-    })
-}
-
-/// Writes beside the screen, one after another.
-#[derive(Debug)]
-pub(super) struct Keeper {
-    path: PathBuf,
-    events: Sender<Event>,
-    writing: Option<JoinHandle<()>>,
-}
-
-impl Keeper {
-    /// Gives a state what was kept in a file, or tells what is wrong with it; from here on that file is written.
-    pub(super) fn begin(
-        path: PathBuf,
-        fixed: Fixed,
-        state: &mut State,
-        events: Sender<Event>,
-    ) -> Self {
-        match load(&path) {
-            Ok(Some(kept)) => kept.restore(state, fixed),
-            Ok(None) => {}
-            Err(problem) => state.warn(problem),
-        }
-        state.keeping = Some(Keeping {
-            last: Kept::of(state),
-            compared_at_ms: state.now_ms,
-        });
-        Self {
-            path,
-            events,
-            writing: None,
-        }
-    }
-
-    /// Writes soon.
-    pub(super) fn keep(&mut self, kept: Kept) {
-        let before = self.writing.take();
-        let (path, events) = (self.path.clone(), self.events.clone());
-        self.writing = Some(tokio::spawn(async move {
-            if let Some(before) = before {
-                let _ = before.await;
-            }
-            let saved = tokio::task::spawn_blocking(move || save(&path, &kept)).await;
-            if let Ok(Err(problem)) = saved {
-                // Where so many events wait that there is no room, the next write tells the same.
-                let _ = events.try_send(Event::Failed(problem));
-            }
-        }));
-    }
-
-    /// Writes a last time, if anything changed.
-    pub(super) async fn end(self, state: &State) -> Result<(), String> {
-        // An earlier picture must not come after the last one.
-        if let Some(writing) = self.writing {
-            let _ = writing.await;
-        }
-        let kept = Kept::of(state);
-        match &state.keeping {
-            Some(keeping) if keeping.last == kept => Ok(()),
-            _ => save(&self.path, &kept),
-        }
-    }
 }
 
 #[cfg(test)]

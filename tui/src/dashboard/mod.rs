@@ -11,6 +11,7 @@ mod files;
 pub mod history;
 pub mod jobs;
 pub mod keep;
+mod keyboard;
 pub mod keys;
 pub mod levels;
 pub mod line;
@@ -28,18 +29,13 @@ pub mod view;
 mod tests;
 
 use std::{
+    io,
     path::PathBuf,
     time::{Duration, Instant},
 };
 
-use crossterm::event::{
-    Event as Input, EventStream, KeyEventKind, MouseButton, MouseEvent, MouseEventKind,
-};
-use futures_util::StreamExt;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::mpsc,
-};
+use crossterm::event::{Event as Input, KeyEventKind, MouseButton, MouseEvent, MouseEventKind};
+use tokio::{sync::mpsc, time::MissedTickBehavior};
 
 use crate::{
     output::{Failure, say},
@@ -48,9 +44,10 @@ use crate::{
 };
 use event::{Effect, Event};
 use keep::{Fixed, Keeper};
+use keyboard::Keyboard;
 use state::{Link, Opened, State};
 use tasks::Tasks;
-use terminal::Session;
+use terminal::{Ends, Session, Stops, Whom};
 use update::update;
 use view::Targets;
 
@@ -97,22 +94,17 @@ pub async fn replay(setup: Setup, run: Opened) -> Result<(), Failure> {
 }
 
 async fn show(setup: Setup, replayed: Option<Opened>) -> Result<(), Failure> {
-    let (sender, mut events) = mpsc::channel(EVENTS_MAX);
+    let (sender, events) = mpsc::channel(EVENTS_MAX);
     let mut state = State::new(setup.socket.display().to_string(), setup.paint);
     state.mouse = setup.mouse;
     state.runs = Runs::here();
     state.size = crossterm::terminal::size().unwrap_or(state.size);
     let mut keeper =
-        (setup.keep).map(|path| Keeper::begin(path, setup.fixed, &mut state, sender.clone()));
-    let mut ends = [
-        signal(SignalKind::terminate())?,
-        signal(SignalKind::hangup())?,
-        signal(SignalKind::interrupt())?,
-    ];
-    let start = Instant::now();
-    let mut session = Session::enter(state.mouse)?;
-    let mut input = EventStream::new();
-    let mut tasks = match replayed {
+        (setup.keep).and_then(|path| Keeper::begin(path, setup.fixed, &mut state, sender.clone()));
+    let ends = Ends::listen()?;
+    let stops = Stops::listen()?;
+    let session = Session::enter(state.mouse)?;
+    let tasks = match replayed {
         Some(run) => {
             let name = run.name.clone();
             state.link = Link::Replay { name };
@@ -121,79 +113,124 @@ async fn show(setup: Setup, replayed: Option<Opened>) -> Result<(), Failure> {
         }
         None => Tasks::start(setup.socket, sender),
     };
-    let mut ticks = tokio::time::interval(TICK);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-    let mut targets = Targets::default();
-    let mut drawn = start;
-    let mut due = Some(start);
-    loop {
-        if due.is_some_and(|at| at <= Instant::now()) {
-            session.terminal.draw(|frame| {
-                targets = view::view(frame, &state);
-            })?;
-            drawn = Instant::now();
-            due = None;
-        }
-        let [terminated, hung_up, interrupted] = &mut ends;
-        let next_frame = due.unwrap_or(start);
-        let mut taken = Vec::new();
-        let frame = tokio::select! {
-            biased;
-            _ = terminated.recv() => { taken.push(Event::Terminate); FRAME }
-            _ = hung_up.recv() => { taken.push(Event::Terminate); FRAME }
-            _ = interrupted.recv() => { taken.push(Event::Terminate); FRAME }
-            given = input.next() => {
-                taken.extend(match given {
-                    Some(Ok(given)) => translate(given, &targets),
-                    Some(Err(_)) | None => Some(Event::Terminate),
-                });
-                FRAME
+    let runtime = Runtime {
+        session,
+        events,
+        ends,
+        stops,
+        tasks,
+    };
+    let shown = runtime.run(&mut state, &mut keeper).await;
+    // However that ended, what was said is kept.
+    if let Some(keeper) = keeper
+        && let Err(problem) = keeper.end(&state).await
+    {
+        say(&problem);
+    }
+    match shown {
+        // Whoever closes a terminal leaves.
+        Err(error) if terminal::is_gone(&error) => Ok(()),
+        Err(error) => Err(error.into()),
+        Ok(Shown::Left) => Ok(()),
+        Ok(Shown::Panicked) => Err(Failure::new("a part of the dashboard failed")),
+    }
+}
+
+/// Why the dashboard is shown no more.
+enum Shown {
+    /// Somebody wanted that.
+    Left,
+    /// Something panicked.
+    Panicked,
+}
+
+/// What wakes the dashboard, and what carries out its wishes.
+struct Runtime {
+    session: Session,
+    events: mpsc::Receiver<Event>,
+    ends: Ends,
+    stops: Stops,
+    tasks: Tasks,
+}
+
+impl Runtime {
+    /// Draws, waits for what happens next and takes it in, until the end. The terminal is given back then.
+    async fn run(mut self, state: &mut State, keeper: &mut Option<Keeper>) -> io::Result<Shown> {
+        let mut keyboard = Keyboard::listen()?;
+        let start = Instant::now();
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut targets = Targets::default();
+        let mut drawn = start;
+        let mut due = Some(start);
+        loop {
+            if terminal::has_panicked() {
+                terminal::panicked().await;
+                return Ok(Shown::Panicked);
             }
-            // What came since the last frame is taken in at once: to wake for each message of a busy daemon takes more time
-            // than to draw.
-            () = tokio::time::sleep_until(next_frame.into()), if due.is_some() => {
-                while taken.len() < EVENTS_MAX && let Ok(event) = events.try_recv() {
+            if due.is_some_and(|at| at <= Instant::now()) {
+                self.session
+                    .draw(|frame| targets = view::view(frame, state))?;
+                drawn = Instant::now();
+                due = None;
+            }
+            let next_frame = due.unwrap_or(start);
+            let mut taken = Vec::new();
+            let mut stopped_by = None;
+            let frame = tokio::select! {
+                biased;
+                () = terminal::panicked() => return Ok(Shown::Panicked),
+                () = self.ends.next() => { taken.push(Event::Terminate); FRAME }
+                () = self.stops.next() => { stopped_by = Some(Whom::Us); FRAME }
+                given = keyboard.next() => {
+                    taken.extend(match given {
+                        Some(Ok(given)) => translate(given, &targets),
+                        Some(Err(_)) | None => Some(Event::Terminate),
+                    });
+                    FRAME
+                }
+                // What came since the last frame is taken in at once: to wake for each message of a busy daemon takes more time
+                // than to draw.
+                () = tokio::time::sleep_until(next_frame.into()), if due.is_some() => {
+                    while taken.len() < EVENTS_MAX && let Ok(event) = self.events.try_recv() {
+                        taken.push(event);
+                    }
+                    FRAME_OF_DATA
+                }
+                Some(event) = self.events.recv(), if due.is_none() => {
                     taken.push(event);
+                    FRAME_OF_DATA
                 }
-                FRAME_OF_DATA
-            }
-            Some(event) = events.recv(), if due.is_none() => { taken.push(event); FRAME_OF_DATA }
-            _ = ticks.tick() => { taken.push(Event::Tick); FRAME_OF_DATA }
-        };
-        let now_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        for event in taken {
-            let outcome = update(&mut state, event, now_ms);
-            if outcome.changed {
-                let soonest = drawn + frame;
-                due = Some(due.map_or(soonest, |due| due.min(soonest)));
-            }
-            for effect in outcome.effects {
-                match effect {
-                    Effect::Quit => {
-                        drop(session);
-                        if let Some(keeper) = keeper
-                            && let Err(problem) = keeper.end(&state).await
-                        {
-                            say(&problem);
-                        }
-                        return Ok(());
-                    }
-                    Effect::Suspend => {
-                        // A live stream would go on reading keys that are meant for the shell.
-                        drop(input);
-                        session.suspend()?;
-                        state.size = crossterm::terminal::size().unwrap_or(state.size);
-                        input = EventStream::new();
-                        due = Some(Instant::now());
-                    }
-                    Effect::Mouse(ours) => session.take_mouse(ours)?,
-                    Effect::Keep(kept) => {
-                        if let Some(keeper) = &mut keeper {
-                            keeper.keep(*kept);
-                        }
-                    }
-                    other => tasks.carry_out(other),
+                _ = ticks.tick() => { taken.push(Event::Tick); FRAME_OF_DATA }
+            };
+            let now_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+            for event in taken {
+                let outcome = update(state, event, now_ms);
+                if outcome.changed {
+                    let soonest = drawn + frame;
+                    due = Some(due.map_or(soonest, |due| due.min(soonest)));
                 }
+                for effect in outcome.effects {
+                    match effect {
+                        Effect::Quit => return Ok(Shown::Left),
+                        Effect::Suspend => stopped_by = Some(Whom::Group),
+                        Effect::Mouse(ours) => self.session.take_mouse(ours)?,
+                        Effect::Keep(kept) => {
+                            if let Some(keeper) = keeper {
+                                keeper.keep(*kept);
+                            }
+                        }
+                        other => self.tasks.carry_out(other),
+                    }
+                }
+            }
+            if let Some(whom) = stopped_by {
+                // Later keys are meant for the shell.
+                keyboard.rest().await;
+                self.session.suspend(&mut self.stops, whom).await?;
+                keyboard.go_on()?;
+                state.size = crossterm::terminal::size().unwrap_or(state.size);
+                due = Some(Instant::now());
             }
         }
     }

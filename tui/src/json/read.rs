@@ -248,6 +248,23 @@ mod tests {
         read(text.as_bytes()).expect_err("wrong").to_string()
     }
 
+    #[test]
+    fn no_time_is_below_zero() {
+        let text = r#"{"event":"started","estimated_ms":-1.0}
+            {"event":"pass","pass_ms":-5,"waited_ms":-0.5,"elapsed_ms":3,"phases":{"multiply_ms":-80,"copy_ms":2}}
+            {"event":"done","ms":-1e300}"#;
+        let events = read(text.as_bytes()).unwrap();
+        let [Kind::Started(started), Kind::Pass(pass), Kind::Done(done)] = &events[..] else {
+            panic!("one of each: {events:?}");
+        };
+        assert_eq!(started.estimated_ms, Some(0.0));
+        let times = (pass.pass_ms, pass.waited_ms, pass.elapsed_ms);
+        assert_eq!(times, (0.0, 0.0, 3.0));
+        let phases = pass.phases.as_ref().unwrap();
+        assert_eq!((phases.multiply_ms, phases.copy_ms), (0.0, 2.0));
+        assert_eq!(done.elapsed_ms, 0.0);
+    }
+
     /// One of each, with every field set.
     fn every_event() -> Vec<Kind> {
         let token = CanvasToken {

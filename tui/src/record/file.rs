@@ -10,7 +10,10 @@ use std::{
 };
 
 use super::Recording;
-use crate::json::read::{Events, ReadError};
+use crate::{
+    json::read::{Events, ReadError},
+    places,
+};
 
 /// The run that `reader` holds, as `sluice generate --json` printed it or [`Recording::write`] wrote it. It may have been cut
 /// off before its end.
@@ -30,13 +33,15 @@ pub fn load(reader: impl BufRead) -> Result<Recording, ReadError> {
             message: "it ends without an event of a generation".into(),
         });
     }
+    let mut pairs = recording.passes.windows(2);
+    recording.has_gaps = pairs.any(|pair| pair[1].number > pair[0].number.saturating_add(1));
     Ok(recording)
 }
 
 /// Writes a run to a new file that its owner alone can read, and makes the folders that lead there.
 ///
 /// # Errors
-/// When the file is there already, or can't be written; then nothing is left of it.
+/// When the file is there already, or can't be written; then nothing is left of it but the folders.
 pub fn save(path: &Path, recording: &Recording) -> io::Result<()> {
     if let Some(folder) = path
         .parent()
@@ -75,17 +80,10 @@ impl Runs {
     /// As the environment has it: `sluice/runs` below `$XDG_STATE_HOME`, else below `~/.local/state`.
     #[must_use]
     pub fn here() -> Self {
-        // The standard wants relative paths ignored.
-        let absolute = |name| {
-            env::var_os(name)
-                .map(PathBuf::from)
-                .filter(|p| p.is_absolute())
-        };
-        let state = absolute("XDG_STATE_HOME")
-            .or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
+        let state = places::state(|name| env::var_os(name));
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
-            folder: state.map_or_else(PathBuf::new, |state| state.join("sluice/runs")),
+            folder: state.map_or_else(PathBuf::new, |state| state.join("runs")),
             began_s: since_1970.map_or(0, |time| time.as_secs()),
         }
     }
@@ -134,6 +132,19 @@ mod tests {
         assert_eq!(date(951_868_800), "20000301-000000");
         assert_eq!(date(1_767_323_045), "20260102-030405");
         let _ = date(u64::MAX);
+    }
+
+    #[test]
+    fn passes_that_are_missing_from_a_file_are_noticed() {
+        let load = |numbers: &[u32]| {
+            let lines = numbers.iter().map(|number| {
+                let pass = r#"{"event":"pass","pass":N}"#;
+                pass.replace('N', &number.to_string()) + "\n"
+            });
+            load(lines.collect::<String>().as_bytes()).unwrap()
+        };
+        assert!(!load(&[1, 2, 3]).is_thinned() && !load(&[4]).is_thinned());
+        assert!(load(&[1, 3, 5]).is_thinned());
     }
 
     #[test]

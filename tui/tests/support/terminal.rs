@@ -8,19 +8,21 @@
 
 use std::{
     fs::File,
-    io::{Read, Write},
+    io::{PipeReader, PipeWriter, Read, Write},
     os::{fd::OwnedFd, unix::process::CommandExt},
     process::{Child, Command, ExitStatus},
     sync::{Arc, Condvar, Mutex, MutexGuard},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, poll},
     process::{Pid, Signal, ioctl_tiocsctty, kill_process, setsid},
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-    termios::{Winsize, tcsetwinsize},
+    termios::{Termios, Winsize, tcgetattr, tcgetpgrp, tcsetwinsize},
 };
-use vt100::{Cell, Parser, Screen};
+use vt100::{Cell, MouseProtocolMode, Parser, Screen};
 
 /// How long something may take to come to the screen.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -35,6 +37,10 @@ pub struct Journey {
     child: Child,
     keyboard: File,
     shown: Arc<Shown>,
+    /// How the terminal was before the program had it.
+    before: Termios,
+    /// Dropped, it makes the thread stop that reads for the screen.
+    reading: Option<(PipeWriter, JoinHandle<()>)>,
 }
 
 /// What the program has written so far, and the screen that it made.
@@ -59,7 +65,8 @@ impl Journey {
     }
 
     pub fn sized(mut command: Command, columns: u16, rows: u16) -> Self {
-        let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        let keyboard = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)
+            .expect("a terminal");
         grantpt(&keyboard).expect("grant");
         unlockpt(&keyboard).expect("unlock");
         tcsetwinsize(&keyboard, winsize(columns, rows)).expect("resize");
@@ -69,6 +76,7 @@ impl Journey {
             .write(true)
             .open(name.to_str().expect("UTF-8"))
             .expect("open the terminal");
+        let before = tcgetattr(&terminal).expect("the terminal's modes");
         let end = || OwnedFd::from(terminal.try_clone().expect("clone"));
         command
             .env("TERM", "xterm-256color")
@@ -89,12 +97,15 @@ impl Journey {
         let reader = File::from(keyboard.try_clone().expect("clone"));
         let thread = std::thread::Builder::new().name("screen".into());
         let screen = shown.clone();
-        let started = thread.spawn(move || screen.fill(reader));
-        started.expect("start a thread");
+        let (stop, stopper) = std::io::pipe().expect("a pipe");
+        let started = thread.spawn(move || screen.fill(reader, &stop));
+        let reading = started.expect("start a thread");
         Self {
             child,
             keyboard: keyboard.into(),
             shown,
+            before,
+            reading: Some((stopper, reading)),
         }
     }
 
@@ -222,10 +233,54 @@ impl Journey {
         kill_process(self.pid(), signal).expect("signal");
     }
 
-    /// Waits until the program ends by itself, and all that it wrote is on the screen.
+    /// Sends a signal to the program that has the terminal, which a shell may have started.
+    pub fn signal_foreground(&self, signal: Signal) {
+        let leader = tcgetpgrp(&self.keyboard).expect("a process group");
+        kill_process(leader, signal).expect("signal");
+    }
+
+    /// Waits until the terminal is as the program found it: no alternate screen, no mouse, no pastes in brackets, the cursor
+    /// shown, and keys that are read in lines and shown.
+    pub fn expect_given_back(&self) {
+        self.wait_until("the terminal to be given back", |screen| {
+            !screen.alternate_screen()
+                && !screen.bracketed_paste()
+                && !screen.hide_cursor()
+                && screen.mouse_protocol_mode() == MouseProtocolMode::None
+        });
+        let now = || format!("{:?}", tcgetattr(&self.keyboard).expect("its modes"));
+        let before = format!("{:?}", self.before);
+        // The modes come last, and nothing on the screen tells of them.
+        let deadline = Instant::now() + PATIENCE;
+        while now() != before && Instant::now() < deadline {
+            std::thread::sleep(QUIET);
+        }
+        assert_eq!(now(), before, "the terminal's modes");
+    }
+
+    /// Waits until the program ends by itself, all that it wrote is on the screen, and the terminal is given back.
     pub fn end(&mut self) -> ExitStatus {
         self.wait("the program to end", |output| output.has_ended);
-        self.child.wait().expect("wait")
+        let status = self.child.wait().expect("wait");
+        self.expect_given_back();
+        status
+    }
+
+    /// Takes the terminal away, as who closes its window does, and waits until the program ends.
+    pub fn hang_up(mut self) -> ExitStatus {
+        if let Some((stop, reading)) = self.reading.take() {
+            drop(stop);
+            reading.join().expect("no panic");
+        }
+        self.keyboard = File::open("/dev/null").expect("open");
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if let Some(status) = self.child.try_wait().expect("wait") {
+                return status;
+            }
+            std::thread::sleep(QUIET);
+        }
+        panic!("the program goes on without a terminal");
     }
 
     fn wait(&self, what: &str, holds: impl Fn(&Output) -> bool) -> Instant {
@@ -260,10 +315,21 @@ impl Shown {
         self.output.lock().expect("no panic")
     }
 
-    /// Reads until the last program that has the terminal goes.
-    fn fill(&self, mut reader: File) {
+    /// Reads until the last program that has the terminal goes, or nobody wants to see it any more.
+    fn fill(&self, mut reader: File, stop: &PipeReader) {
         let mut bytes = [0; 16 << 10];
-        while let Ok(count @ 1..) = reader.read(&mut bytes) {
+        loop {
+            let mut ready = [
+                PollFd::new(stop, PollFlags::IN),
+                PollFd::new(&reader, PollFlags::IN),
+            ];
+            poll(&mut ready, None).expect("poll");
+            if !ready[0].revents().is_empty() {
+                return;
+            }
+            let Ok(count @ 1..) = reader.read(&mut bytes) else {
+                break;
+            };
             let now = Instant::now();
             let mut output = self.lock();
             output.terminal.process(&bytes[..count]);

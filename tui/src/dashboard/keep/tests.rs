@@ -86,34 +86,122 @@ fn only_the_owner_can_read_it_and_nothing_else_is_left() {
     assert_eq!(fs::read_dir(folder).unwrap().count(), 1);
 }
 
+fn begun(path: &Path, state: &mut State) -> Option<Keeper> {
+    let (sender, _events) = tokio::sync::mpsc::channel(1);
+    Keeper::begin(path.to_owned(), Fixed::default(), state, sender)
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    runtime.build().unwrap()
+}
+
 #[test]
-fn a_broken_file_is_told_once_and_replaced_when_something_changes() {
+fn a_broken_file_is_told_once_and_moved_aside_when_something_changes() {
     let (_folder, path) = file();
     fs::create_dir_all(path.parent().unwrap()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
     let huge = " ".repeat(FILE_BYTES_MAX + 1);
     let deep = format!("{{\"version\":1,\"x\":{}", "[".repeat(100_000));
-    for (text, words) in [
+    let broken = [
         ("", "EOF"),
         ("{\"version\":1,\"prompts\":3}", "invalid type"),
         ("{\"version\":9}", "has version 9, not 1"),
         ("\u{0}\u{1b}[2J", "expected value"),
         (&deep, "EOF while parsing"),
         (&huge, "more than 2097152 bytes"),
-    ] {
+    ];
+    for (number, (text, words)) in (1..).zip(broken) {
         fs::write(&path, text).unwrap();
-        let (sender, _events) = tokio::sync::mpsc::channel(1);
         let mut state = state();
-        let keeper = Keeper::begin(path.clone(), Fixed::default(), &mut state, sender);
+        let keeper = begun(&path, &mut state).unwrap();
         let told = state.message.clone().unwrap();
         assert!(told.is_error && told.text.contains(words), "{told:?}");
+        let unread = path.with_file_name(match number {
+            1 => "dashboard.json.unread".to_owned(),
+            _ => format!("dashboard.json.unread{number}"),
+        });
+        assert!(told.text.contains(unread.to_str().unwrap()), "{told:?}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
         state.prompts.keep("new");
-        runtime.block_on(keeper.end(&state)).unwrap();
+        runtime().block_on(keeper.end(&state)).unwrap();
         let kept = load(&path).unwrap().unwrap();
         assert_eq!(kept.prompts, ["new"]);
+        assert_eq!(fs::read_to_string(&unread).unwrap(), text);
     }
+}
+
+#[test]
+fn a_second_dashboard_reads_and_writes_nothing() {
+    let (_folder, path) = file();
+    save(&path, &Kept::of(&lived_in())).unwrap();
+    let mut first = state();
+    let keeper = begun(&path, &mut first).unwrap();
+    assert_eq!(first.message, None);
+    let lock = fs::metadata(path.with_file_name("dashboard.lock")).unwrap();
+    assert_eq!(lock.permissions().mode() & 0o777, 0o600);
+
+    let mut second = state();
+    assert!(begun(&path, &mut second).is_none() && second.keeping.is_none());
+    assert_eq!(second.message.clone().unwrap().text, keeper::NOT_OURS);
+    assert_eq!(second.prompts.lines, ["one", "two"]);
+    second.prompts.keep("lost");
+    second.now_ms = 9 * KEEP_MS;
+    assert_eq!(due(&mut second), None);
+
+    runtime().block_on(keeper.end(&first)).unwrap();
+    drop(first);
+    assert!(begun(&path, &mut state()).is_some());
+}
+
+#[test]
+fn a_write_that_failed_is_tried_again() {
+    let (_folder, path) = file();
+    let folder = path.parent().unwrap();
+    let mut state = state();
+    let mut keeper = begun(&path, &mut state).unwrap();
+    let runtime = runtime();
+    let attempt = |state: &mut State, keeper: &mut Keeper| {
+        let kept = due(state).expect("not written yet");
+        runtime.block_on(async {
+            keeper.keep(*kept);
+            keeper.rest().await;
+        });
+    };
+    // Where the folder was is a file.
+    fs::rename(folder, folder.with_file_name("moved")).unwrap();
+    fs::write(folder, "").unwrap();
+    state.prompts.keep("one");
+    state.now_ms = KEEP_MS;
+    attempt(&mut state, &mut keeper);
+    state.now_ms += KEEP_MS;
+    attempt(&mut state, &mut keeper);
+    fs::remove_file(folder).unwrap();
+    state.now_ms += KEEP_MS;
+    attempt(&mut state, &mut keeper);
+    assert_eq!(load(&path).unwrap().unwrap().prompts, ["one"]);
+    state.now_ms += KEEP_MS;
+    assert_eq!(due(&mut state), None);
+
+    // At the end, too.
+    fs::remove_dir_all(folder).unwrap();
+    fs::write(folder, "").unwrap();
+    state.prompts.keep("two");
+    state.now_ms += KEEP_MS;
+    attempt(&mut state, &mut keeper);
+    fs::remove_file(folder).unwrap();
+    runtime.block_on(keeper.end(&state)).unwrap();
+    assert_eq!(load(&path).unwrap().unwrap().prompts, ["one", "two"]);
+}
+
+#[test]
+fn the_open_conversation_stays_open_when_one_before_it_is_left_out() {
+    let mut kept = Kept::of(&lived_in());
+    kept.conversations.push(turns("three", "c"));
+    kept.conversations[0].pop();
+    let mut state = state();
+    kept.restore(&mut state, Fixed::default());
+    assert_eq!(state.chat.conversations.len(), 2);
+    assert_eq!(state.chat.conversation().title().unwrap(), "two");
 }
 
 #[test]
@@ -185,10 +273,9 @@ fn a_folder_that_cannot_be_written_is_told() {
 #[test]
 fn a_change_is_written_after_a_while_and_only_then() {
     let (_folder, path) = file();
-    let (sender, _events) = tokio::sync::mpsc::channel(1);
     let mut state = state();
     assert_eq!(due(&mut state), None);
-    let _keeper = Keeper::begin(path, Fixed::default(), &mut state, sender);
+    let _keeper = begun(&path, &mut state);
     state.prompts.keep("one");
     state.now_ms = KEEP_MS - 1;
     assert_eq!(due(&mut state), None);
@@ -201,7 +288,7 @@ fn a_change_is_written_after_a_while_and_only_then() {
 #[test]
 fn nothing_is_kept_where_no_home_is() {
     assert_eq!(path(|_| None), None);
-    let home = |name: &str| (name == "HOME").then(|| "/home/a".to_owned());
+    let home = |name: &str| (name == "HOME").then(|| "/home/a".into());
     let expected = "/home/a/.local/state/sluice/dashboard.json";
     assert_eq!(path(home), Some(PathBuf::from(expected)));
 }

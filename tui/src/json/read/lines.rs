@@ -59,7 +59,7 @@ impl StartedLine {
             prompt_text: self.prompt_text.into_bytes(),
             level: self.level,
             warnings: self.warnings,
-            estimated_ms: self.estimated_ms,
+            estimated_ms: self.estimated_ms.map(time),
             dial: self.dial,
             cache: self.cache,
             window: self.window,
@@ -121,12 +121,12 @@ impl PassLine {
             stable_text: self.stable_text.into_bytes(),
             rows: self.rows,
             head_rows: self.head_rows,
-            pass_ms: self.pass_ms,
-            elapsed_ms: self.elapsed_ms,
+            pass_ms: time(self.pass_ms),
+            elapsed_ms: time(self.elapsed_ms),
             device_bytes: self.device_bytes,
             epoch: self.epoch,
             exact: self.exact,
-            waited_ms: self.waited_ms,
+            waited_ms: time(self.waited_ms),
             streamed_bytes: self.streamed_bytes,
             requests: self.requests,
             phases: self.phases.map(PhasesLine::phases),
@@ -158,12 +158,12 @@ struct PhasesLine {
 impl PhasesLine {
     fn phases(self) -> Phases {
         Phases {
-            attention_ms: self.attention_ms,
-            multiply_ms: self.multiply_ms,
-            decode_ms: self.decode_ms,
-            head_ms: self.head_ms,
-            other_ms: self.other_ms,
-            copy_ms: self.copy_ms,
+            attention_ms: time(self.attention_ms),
+            multiply_ms: time(self.multiply_ms),
+            decode_ms: time(self.decode_ms),
+            head_ms: time(self.head_ms),
+            other_ms: time(self.other_ms),
+            copy_ms: time(self.copy_ms),
         }
     }
 }
@@ -232,13 +232,13 @@ impl DoneLine {
             tokens: self.tokens,
             text: self.text,
             passes: self.passes,
-            elapsed_ms: self.ms,
+            elapsed_ms: time(self.ms),
             peak_device_bytes: self.peak_device_bytes,
             seed: self.seed,
             exact: self.exact,
             text_tokens: self.text_tokens,
-            pass_ms: self.pass_ms,
-            waited_ms: self.waited_ms,
+            pass_ms: time(self.pass_ms),
+            waited_ms: time(self.waited_ms),
             phases: self.phases.map(PhasesLine::phases),
         })
     }
@@ -255,6 +255,11 @@ struct TokenLine {
     state: String,
     #[serde(default)]
     fresh: bool,
+}
+
+/// Milliseconds as they are shared out and added up elsewhere: a number, and none below zero.
+fn time(ms: f64) -> f64 {
+    if ms.is_finite() { ms.max(0.0) } else { 0.0 }
 }
 
 fn tokens(lines: Vec<TokenLine>) -> Result<Vec<CanvasToken>, String> {

@@ -1,0 +1,96 @@
+//! What the terminal sends, read on a thread of its own.
+//!
+//! The library that reads a terminal goes on for ever with one that was hung up. There it may: the loop of the dashboard learns
+//! of the end in another way ([`super::terminal::Ends`]), and with the loop ends the process.
+
+use std::{io, thread, time::Duration};
+
+use crossterm::event::{Event as Input, EventStream};
+use futures_util::StreamExt;
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, oneshot},
+};
+
+/// What may wait for the loop; beyond that it waits in the terminal.
+const INPUTS_MAX: usize = 64;
+/// Longest wait for the thread to let go of the terminal.
+const REST: Duration = Duration::from_secs(1);
+
+/// Keys, pastes, the mouse and new sizes, in the order in which they came.
+pub(super) struct Keyboard {
+    sender: mpsc::Sender<io::Result<Input>>,
+    inputs: mpsc::Receiver<io::Result<Input>>,
+    reading: Option<Reading>,
+}
+
+/// Dropped, it makes the thread stop.
+struct Reading {
+    stop: oneshot::Sender<()>,
+    stopped: oneshot::Receiver<()>,
+}
+
+impl Keyboard {
+    /// Begins to read.
+    pub(super) fn listen() -> io::Result<Self> {
+        let (sender, inputs) = mpsc::channel(INPUTS_MAX);
+        let mut keyboard = Self {
+            sender,
+            inputs,
+            reading: None,
+        };
+        keyboard.go_on()?;
+        Ok(keyboard)
+    }
+
+    /// The next input.
+    pub(super) async fn next(&mut self) -> Option<io::Result<Input>> {
+        self.inputs.recv().await
+    }
+
+    /// Leaves what is typed from here on to others.
+    pub(super) async fn rest(&mut self) {
+        if let Some(Reading { stop, stopped }) = self.reading.take() {
+            drop(stop);
+            let _ = tokio::time::timeout(REST, stopped).await;
+        }
+    }
+
+    /// Reads again.
+    pub(super) fn go_on(&mut self) -> io::Result<()> {
+        let (stop, asked_to_stop) = oneshot::channel();
+        let (has_stopped, stopped) = oneshot::channel();
+        let (runtime, sender) = (Handle::current(), self.sender.clone());
+        thread::Builder::new()
+            .name("keyboard".to_owned())
+            .spawn(move || runtime.block_on(read(sender, asked_to_stop, has_stopped)))?;
+        self.reading = Some(Reading { stop, stopped });
+        Ok(())
+    }
+}
+
+/// Reads until it is asked to stop; `_has_stopped` is dropped last.
+async fn read(
+    sender: mpsc::Sender<io::Result<Input>>,
+    mut stop: oneshot::Receiver<()>,
+    _has_stopped: oneshot::Sender<()>,
+) {
+    let mut stream = EventStream::new();
+    loop {
+        // Room comes first, so that nothing that was read is lost.
+        let room = tokio::select! {
+            biased;
+            _ = &mut stop => return,
+            room = sender.reserve() => room,
+        };
+        let given = tokio::select! {
+            biased;
+            _ = &mut stop => return,
+            given = stream.next() => given,
+        };
+        match (room, given) {
+            (Ok(room), Some(given)) => room.send(given),
+            _ => return,
+        }
+    }
+}

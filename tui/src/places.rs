@@ -1,0 +1,56 @@
+//! Where the user's files are, as the XDG Base Directory Specification says.
+
+use std::{ffi::OsString, path::PathBuf};
+
+/// Our folder of what programs leave behind, by `$XDG_STATE_HOME` and `$HOME`; `None` where neither says.
+#[must_use]
+pub fn state(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    folder(variable, "XDG_STATE_HOME", ".local/state")
+}
+
+/// Our folder of settings, by `$XDG_CONFIG_HOME` and `$HOME`; `None` where neither says.
+#[must_use]
+pub fn settings(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    folder(variable, "XDG_CONFIG_HOME", ".config")
+}
+
+fn folder(
+    variable: impl Fn(&str) -> Option<OsString>,
+    name: &str,
+    below_home: &str,
+) -> Option<PathBuf> {
+    // Paths that are not absolute are to be ignored.
+    let absolute = |name| {
+        let path = variable(name).map(PathBuf::from);
+        path.filter(|path| path.is_absolute())
+    };
+    let base = absolute(name).or_else(|| Some(absolute("HOME")?.join(below_home)));
+    base.map(|base| base.join("sluice"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn folders_are_where_the_surroundings_say() {
+        let variable = |xdg: &'static str| {
+            move |name: &str| match name {
+                "HOME" => Some("/home/a".into()),
+                _ => Some(xdg.into()),
+            }
+        };
+        assert_eq!((state(|_| None), settings(|_| None)), (None, None));
+        assert_eq!(
+            state(variable("/x")).as_deref(),
+            Some(Path::new("/x/sluice"))
+        );
+        let found = state(variable("relative"));
+        let expected = Path::new("/home/a/.local/state/sluice");
+        assert_eq!(found.as_deref(), Some(expected));
+        let found = settings(variable(""));
+        assert_eq!(found.as_deref(), Some(Path::new("/home/a/.config/sluice")));
+    }
+}
