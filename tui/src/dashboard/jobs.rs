@@ -317,11 +317,6 @@ impl State {
         (running, ended.collect())
     }
 
-    /// Long work that runs, whatever the filter lets through.
-    pub(super) fn running_works(&self) -> Vec<Work> {
-        work::running(self)
-    }
-
     /// Models that the filter lets through.
     #[must_use]
     pub fn models(&self) -> Vec<&Model> {

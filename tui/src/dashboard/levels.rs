@@ -199,7 +199,7 @@ impl State {
 
     /// Name and parameters of the model that is shown, to tell it from others.
     fn model(&self) -> Option<(String, u64)> {
-        model(self.snapshot()?)
+        model(self.present()?)
     }
 
     /// The same of the model that is loaded at present.

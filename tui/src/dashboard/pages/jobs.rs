@@ -55,7 +55,7 @@ pub(in super::super) fn note(state: &mut State, snapshot: &Snapshot, effects: &m
 
 /// Looks at how far everything is, once a snapshot is there.
 pub(in super::super) fn see(state: &mut State) {
-    let running = state.running_works();
+    let running = state.running();
     let now_ms = state.now_ms;
     state.jobs.see(&running, now_ms);
 }
