@@ -100,6 +100,8 @@ fn the_level_changes_while_a_text_is_written() {
     journey.press("\t5");
     journey.expect("moderate");
     journey.press("jj\r");
+    journey.expect("Put level moderate in force?");
+    journey.press("y");
     eventually("the change", || {
         let seen = fake.seen.lock().unwrap();
         let levels = seen.applied.iter().map(|applied| applied.level.as_deref());
