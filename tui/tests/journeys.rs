@@ -47,7 +47,7 @@ fn a_daemon_that_comes_later_is_found() {
     let mut fake = Fake::start(vec![]);
     fake.die();
     let journey = Journey::start(fake.sluice(&[]));
-    journey.expect("retrying in");
+    journey.expect("looking again in");
     fake.come_back();
     journey.expect("connected");
     journey.expect("demonstration model");

@@ -141,7 +141,7 @@ fn settings_say_how_it_looks_and_flags_win() {
 fn the_dashboard_waits_for_a_daemon_and_leaves_on_control_c() {
     let absent = ["--socket", "/nonexistent/sluice.sock"];
     let mut journey = Journey::start(support::sluice(&absent));
-    journey.expect("retrying in");
+    journey.expect("looking again in");
     journey.press("\x03");
     assert!(journey.end().success());
 }
@@ -320,6 +320,9 @@ fn the_dashboard_switches_the_level() {
         fake.seen.lock().unwrap().planned.len() == 6
     });
     journey.press("jj\r");
+    // Eight bits lose something, which is asked about first.
+    journey.expect("Sure?");
+    journey.press("y");
     journey.expect("held");
     let applied = fake.seen.lock().unwrap().applied.clone();
     assert_eq!(applied[0].level.as_deref(), Some("moderate"));
