@@ -1,7 +1,7 @@
 //! The one function that changes the state.
 //!
 //! Nothing here does I/O: [`update`] takes an event and the time, and answers with effects
-//! for the runtime. What a key does on a page stands with the page ([`super::pages`]).
+//! for the runtime. What a key does on a page stands with the page.
 
 use crossterm::event::KeyEvent;
 use sluice_proto::v1::generation_event::Kind;

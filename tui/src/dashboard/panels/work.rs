@@ -98,7 +98,7 @@ pub(in super::super) fn progress(
     }
     let gauge = |name: &str, part: u32, whole: u32, more: String| {
         let mut spans = vec![Span::raw(format!("{name:<9} "))];
-        let wide = GAUGE_COLUMNS.min(columns.saturating_sub(28));
+        let wide = GAUGE_COLUMNS.min(columns.saturating_sub(44));
         let share = ratio(part.into(), whole.into());
         spans.extend(bar(share, wide, paint.style(Role::Good), paint));
         spans.push(Span::raw(format!(" {part} of {whole}{more}")));
