@@ -1,7 +1,7 @@
 //! The terminal taken over, and given back whatever happens.
 
 use std::{
-    io::{self, Stdin, Stdout},
+    io::{self, BufWriter, Stdin, Stdout},
     sync::{
         Once,
         atomic::{AtomicBool, Ordering},
@@ -34,7 +34,7 @@ static PANICKED: Notify = Notify::const_new();
 /// A terminal in raw mode on its alternate screen, until dropped.
 pub(super) struct Session {
     /// What is drawn on, unless that failed.
-    terminal: Option<Terminal<CrosstermBackend<Stdout>>>,
+    terminal: Option<Terminal<CrosstermBackend<Screen>>>,
     has_mouse: bool,
 }
 
@@ -203,9 +203,16 @@ fn watch_for_panics() {
     });
 }
 
+/// A frame is written at once: standard output's own buffer holds a kilobyte.
+type Screen = BufWriter<Stdout>;
+
+/// Bytes of a frame that are written at once.
+const FRAME_BYTES: usize = 64 << 10;
+
 /// A screen of which nothing is drawn yet.
-fn blank() -> io::Result<Terminal<CrosstermBackend<Stdout>>> {
-    Terminal::new(CrosstermBackend::new(io::stdout()))
+fn blank() -> io::Result<Terminal<CrosstermBackend<Screen>>> {
+    let screen = BufWriter::with_capacity(FRAME_BYTES, io::stdout());
+    Terminal::new(CrosstermBackend::new(screen))
 }
 
 fn take_over(has_mouse: bool) -> io::Result<()> {
