@@ -45,6 +45,7 @@ use crate::{
 use event::{Effect, Event};
 use keep::{Fixed, Keeper};
 use keyboard::Keyboard;
+use keys::Page;
 use state::{Link, Opened, State};
 use tasks::Tasks;
 use terminal::{Ends, Session, Stops, Whom};
@@ -58,6 +59,8 @@ const EVENTS_MAX: usize = 256;
 const FRAME: Duration = Duration::from_millis(16);
 /// The same where only figures moved: 15 a second are as many as anybody can read.
 const FRAME_OF_DATA: Duration = Duration::from_millis(66);
+/// The same on the canvas page, where each pass moves every cell of the heat map.
+const FRAME_OF_PASSES: Duration = Duration::from_millis(100);
 /// Precision of what counts seconds, and of passes that are played.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -207,7 +210,8 @@ impl Runtime {
             for event in taken {
                 let outcome = update(state, event, now_ms);
                 if outcome.changed {
-                    let soonest = drawn + frame;
+                    let is_of_passes = frame == FRAME_OF_DATA && state.page == Page::Canvas;
+                    let soonest = drawn + if is_of_passes { FRAME_OF_PASSES } else { frame };
                     due = Some(due.map_or(soonest, |due| due.min(soonest)));
                 }
                 for effect in outcome.effects {
