@@ -6,7 +6,10 @@ use ratatui::{
     text::{Line, Span},
 };
 
-use super::super::view::{Screen, Target};
+use super::super::{
+    panels::bar_parts,
+    view::{Screen, Target},
+};
 use crate::{
     paint::Role,
     text::{clip, sanitise_line, width},
@@ -20,6 +23,15 @@ pub(super) struct Column {
     pub(super) columns: usize,
     /// What goes first where there is too little room has the greatest.
     pub(super) rank: u8,
+}
+
+/// A column, as a line of a list of them.
+pub(super) const fn column(heading: &'static str, columns: usize, rank: u8) -> Column {
+    Column {
+        heading,
+        columns,
+        rank,
+    }
 }
 
 /// What stands in a row under a column.
@@ -164,8 +176,7 @@ fn fit(columns: &[Column], widest: usize, room: usize) -> Vec<(usize, usize)> {
 
 /// A bar of so many columns that tells its parts apart by shape.
 pub(super) fn bar(share: f64, columns: usize) -> String {
-    let filled = (share.clamp(0.0, 1.0) * columns as f64).round() as usize;
-    "━".repeat(filled) + &"─".repeat(columns - filled)
+    bar_parts(share, columns).concat()
 }
 
 #[cfg(test)]
@@ -173,21 +184,9 @@ mod tests {
     use super::*;
 
     const COLUMNS: [Column; 3] = [
-        Column {
-            heading: "NAME",
-            columns: 6,
-            rank: 0,
-        },
-        Column {
-            heading: "DETAIL",
-            columns: 8,
-            rank: 2,
-        },
-        Column {
-            heading: "SIZE",
-            columns: 4,
-            rank: 1,
-        },
+        column("NAME", 6, 0),
+        column("DETAIL", 8, 2),
+        column("SIZE", 4, 1),
     ];
 
     #[test]

@@ -22,12 +22,15 @@ pub(super) fn ratio(part: u64, whole: u64) -> f64 {
 
 /// A bar that tells its parts apart by shape, so that it needs no colour.
 pub(super) fn bar(share: f64, columns: usize, style: Style, paint: &Paint) -> [Span<'static>; 2] {
-    let filled = (share * columns as f64).round() as usize;
+    let [filled, empty] = bar_parts(share, columns);
     [
-        Span::styled("━".repeat(filled), style),
-        Span::styled(
-            "─".repeat(columns.saturating_sub(filled)),
-            paint.style(Role::Dim),
-        ),
+        Span::styled(filled, style),
+        Span::styled(empty, paint.style(Role::Dim)),
     ]
+}
+
+/// The filled and the empty part of a bar.
+pub(super) fn bar_parts(share: f64, columns: usize) -> [String; 2] {
+    let filled = (share.clamp(0.0, 1.0) * columns as f64).round() as usize;
+    ["━".repeat(filled), "─".repeat(columns - filled)]
 }

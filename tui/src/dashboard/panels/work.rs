@@ -79,7 +79,6 @@ pub(in super::super) fn progress(
         );
         let left = left_ms(started, pass);
         let left = left.map(|ms| format!("{} left", units::duration_ms(ms)));
-        let bottleneck = PassTime::from(pass).bottleneck(from);
         let first = [Some(place), left, Some(speed)].into_iter().flatten();
         let first = first.collect::<Vec<_>>().join(" · ");
         let mut lines = match rows >= BRIEF_ROWS {
@@ -90,10 +89,10 @@ pub(in super::super) fn progress(
         lines.truncate((rows / 4).max(1));
         let lines = lines.into_iter().map(|line| say(line, Role::Committed));
         let mut lines: Vec<_> = lines.collect();
-        if rows < BRIEF_ROWS {
-            return lines;
+        if rows >= BRIEF_ROWS {
+            let bottleneck = PassTime::from(pass).bottleneck(from);
+            lines.extend(bottleneck.map(|why| say(why.to_string(), Role::Title)));
         }
-        lines.extend(bottleneck.map(|why| say(why.to_string(), Role::Title)));
         return lines;
     }
     let gauge = |name: &str, part: u32, whole: u32, more: String| {

@@ -12,7 +12,7 @@ use super::super::{
         jobs::{Ended, Jobs, List, Outcome, Unit, Work},
         view::{Screen, Shape, Target},
     },
-    table::{Cell, Column, Table, bar},
+    table::{Cell, Column, Table, bar, column},
 };
 use crate::{
     json,
@@ -21,14 +21,6 @@ use crate::{
 };
 
 const BAR_COLUMNS: usize = 14;
-
-const fn column(heading: &'static str, columns: usize, rank: u8) -> Column {
-    Column {
-        heading,
-        columns,
-        rank,
-    }
-}
 
 const WORK: &[Column] = &[
     column("WHAT", 20, 0),

@@ -13,7 +13,7 @@ use super::super::{
         state::State,
         view::{Screen, Shape, Target},
     },
-    table::{Cell, Column, Table},
+    table::{Cell, Column, Table, column},
 };
 use crate::{paint::Role, text::wrapped};
 
@@ -23,14 +23,6 @@ pub(super) const ABOUT_ROWS: u16 = 6;
 pub(super) const POLICY_ROW: usize = DIALS.len();
 /// Tokens of a request where its length isn't set.
 const LENGTH: u32 = 128;
-
-const fn column(heading: &'static str, columns: usize, rank: u8) -> Column {
-    Column {
-        heading,
-        columns,
-        rank,
-    }
-}
 
 const COLUMNS: &[Column] = &[
     column("DIAL", 9, 0),

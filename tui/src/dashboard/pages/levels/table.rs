@@ -10,19 +10,11 @@ use super::super::{
         state::State,
         view::{Screen, Target},
     },
-    table::{Cell, Column, Table, bar},
+    table::{Cell, Column, Table, bar, column},
 };
 use crate::{paint::Role, plans};
 
 const BAR_COLUMNS: usize = 10;
-
-const fn column(heading: &'static str, columns: usize, rank: u8) -> Column {
-    Column {
-        heading,
-        columns,
-        rank,
-    }
-}
 
 /// What matters most goes last; `now` in headings is what is in force.
 const COLUMNS: &[Column] = &[
