@@ -4,6 +4,7 @@ use std::{
     cell::Cell,
     fmt, ptr,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
 };
 
 use crate::{
@@ -179,6 +180,32 @@ impl Stream {
         })
     }
 
+    /// Has what is sent from now on begin after the event, as it is recorded now. The context is the current one.
+    pub(crate) fn begin_after(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: both live, in the same context.
+        self.context.check("wait for an event", unsafe {
+            (self.context.driver.api.stream_begin_after)(self.handle, event.handle, 0)
+        })
+    }
+
+    /// Sends a copy to the card. `from` must not change until the stream has been waited for; the context is the current one.
+    pub(crate) fn start_upload(
+        &self,
+        context: Context,
+        to: Span,
+        from: &[u8],
+    ) -> Result<(), CudaError> {
+        // SAFETY: `from` is readable for its length; the callers keep it until the copy is done.
+        context.check("copy to the card", unsafe {
+            (context.driver.api.copy_to_device)(
+                to.address(),
+                from.as_ptr().cast(),
+                from.len(),
+                self.handle,
+            )
+        })
+    }
+
     /// Sets every byte.
     pub(crate) fn fill(&self, to: Span, byte: u8) -> Result<(), CudaError> {
         if to.bytes() == 0 {
@@ -207,6 +234,12 @@ impl Stream {
             )
         })?;
         self.wait()
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Stream").field(&self.handle).finish()
     }
 }
 
@@ -247,11 +280,40 @@ impl Event {
         Ok(Self { handle, context })
     }
 
+    /// From now on it stands for what the stream was sent so far. The context must be the current one.
     pub(crate) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: both live, in the same context, which is the current one.
         self.context.check("record an event", unsafe {
             (self.context.driver.api.event_record)(self.handle, stream.handle)
         })
+    }
+
+    /// Has the host wait for it. The context must be the current one.
+    pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: the event lives.
+        self.context.check("finish the work on the card", unsafe {
+            (self.context.driver.api.event_wait)(self.handle)
+        })
+    }
+
+    /// The time from an earlier event to this one, in steps of half a microsecond; `None` before both have happened. The
+    /// context must be the current one.
+    pub(crate) fn since(&self, earlier: &Self) -> Result<Option<Duration>, CudaError> {
+        let mut milliseconds = 0.0;
+        // SAFETY: both live, in the same context, and `milliseconds` outlives the call.
+        let code = unsafe {
+            (self.context.driver.api.event_elapsed)(
+                &raw mut milliseconds,
+                earlier.handle,
+                self.handle,
+            )
+        };
+        if code == code::NOT_READY {
+            return Ok(None);
+        }
+        self.context.check("measure time on the card", code)?;
+        let seconds = milliseconds.max(0.0) / 1000.0;
+        Ok(Some(Duration::from_secs_f32(seconds)))
     }
 }
 

@@ -60,6 +60,7 @@ functions! {
 
         stream_create: cuStreamCreate(*mut Handle, c_uint),
         stream_wait: cuStreamSynchronize(Handle),
+        stream_begin_after: cuStreamWaitEvent(Handle, Handle, c_uint),
         stream_destroy: cuStreamDestroy_v2(Handle),
         event_create: cuEventCreate(*mut Handle, c_uint),
         event_record: cuEventRecord(Handle, Handle),

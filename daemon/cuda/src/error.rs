@@ -221,6 +221,7 @@ pub(crate) mod code {
     pub(crate) const DEVICE_UNAVAILABLE: Code = 46;
     pub(crate) const NO_DEVICE: Code = 100;
     pub(crate) const OPERATING_SYSTEM: Code = 304;
+    pub(crate) const NOT_READY: Code = 600;
     pub(crate) const NOT_PERMITTED: Code = 800;
     pub(crate) const SYSTEM_NOT_READY: Code = 802;
     pub(crate) const SYSTEM_DRIVER_MISMATCH: Code = 803;

@@ -155,7 +155,7 @@ impl Gpu {
             return Ok(());
         }
         if from.len() > STAGING_BYTES {
-            start_upload(&self.0.stream, self.current()?, to, from)?;
+            self.0.stream.start_upload(self.current()?, to, from)?;
             return self.synchronize();
         }
         let mut staging = lock(&self.0.staging);
@@ -166,7 +166,7 @@ impl Gpu {
         let start = staging.used;
         let aside = &mut staging.memory[start..start + from.len()];
         aside.copy_from_slice(from);
-        start_upload(&self.0.stream, self.current()?, to, aside)?;
+        self.0.stream.start_upload(self.current()?, to, aside)?;
         staging.used += from.len();
         Ok(())
     }
@@ -183,7 +183,7 @@ impl Gpu {
         if from.is_empty() {
             return Ok(());
         }
-        start_upload(&self.0.copies, self.current()?, to, from)?;
+        self.0.copies.start_upload(self.current()?, to, from)?;
         self.0.copies.wait()
     }
 
@@ -322,6 +322,11 @@ impl Gpu {
         Ok(context)
     }
 
+    /// Where its work is sent.
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.0.stream
+    }
+
     pub(crate) fn nvml(&self) -> Option<&NvmlDevice> {
         self.0.nvml.as_ref()
     }
@@ -348,36 +353,12 @@ impl Timer {
     /// # Errors
     /// When some of it failed.
     pub fn stop(self) -> Result<Duration, CudaError> {
-        let context = self.gpu.current()?;
+        self.gpu.current()?;
         self.end.record(&self.gpu.0.stream)?;
-        // SAFETY: the event lives until the end of the function.
-        context.check("finish the work on the card", unsafe {
-            (context.driver.api.event_wait)(self.end.handle)
-        })?;
-        let mut milliseconds = 0.0;
-        // SAFETY: both events have been recorded, and `milliseconds` outlives the call.
-        context.check("measure time on the card", unsafe {
-            (context.driver.api.event_elapsed)(
-                &raw mut milliseconds,
-                self.start.handle,
-                self.end.handle,
-            )
-        })?;
-        Ok(Duration::from_secs_f32(milliseconds.max(0.0) / 1000.0))
+        self.end.wait()?;
+        let time = self.end.since(&self.start)?;
+        Ok(time.expect("it was waited for"))
     }
-}
-
-/// `from` must not change until the stream has been waited for; the context is the current one.
-fn start_upload(stream: &Stream, context: Context, to: Span, from: &[u8]) -> Result<(), CudaError> {
-    // SAFETY: `from` is readable for its length; the callers keep it until the copy is done.
-    context.check("copy to the card", unsafe {
-        (context.driver.api.copy_to_device)(
-            to.address(),
-            from.as_ptr().cast(),
-            from.len(),
-            stream.handle,
-        )
-    })
 }
 
 /// Small uploads on their way.

@@ -6,12 +6,14 @@
 //! compiles for its card.
 //!
 //! - [`Gpu`] is one card: memory on it, copies, kernels, in one stream of work;
+//! - [`CopyStream`] brings bytes to it beside that work, in an order that [`Mark`]s make;
 //! - [`Facts`], [`Live`] and [`LinkRates`] say what is known of it;
 //! - [`Blas`] is cuBLAS, where found;
 //! - [`Unavailable`] says why there is no card to use, [`CudaError`] what failed on one.
 
 mod blas;
 mod context;
+mod copies;
 mod driver;
 mod error;
 mod facts;
@@ -23,6 +25,7 @@ mod memory;
 mod number;
 
 pub use blas::{Blas, Product};
+pub use copies::{CopyStream, HostMemory, Mark};
 pub use error::{CudaError, Unavailable};
 pub use facts::{
     Bus, Clocks, DeviceName, Facts, LinkRates, Live, PROBE_BYTES, Utilization, devices,
