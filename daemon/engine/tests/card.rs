@@ -16,7 +16,9 @@ use sluice_engine::{
     ledger::Ledger,
     model::shape::Shape,
     ops::Ops,
-    plan::{BLOCK_DEFAULT, Machine, Plan, Question, SourceTensor, Working, Workload},
+    plan::{
+        BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload,
+    },
 };
 use sluice_shared::level::{Choices, Level};
 
@@ -67,18 +69,42 @@ fn folder(name: &str) -> PathBuf {
         .join(name)
 }
 
-fn resident(shape: &Shape, sources: &[SourceTensor], level: Level) -> Plan {
-    let device = card(Number::F32);
+fn plan(
+    shape: &Shape,
+    sources: &[SourceTensor],
+    level: Level,
+    budget_bytes: u64,
+    pin_limit_bytes: u64,
+) -> Result<Plan, PlanError> {
+    let machine = Machine::unmeasured(card(Number::F32).profile(), 0);
     Plan::new(&Question {
         shape,
         sources,
         choices: Choices::from(level),
-        budget_bytes: u64::MAX,
+        budget_bytes,
         workload: Workload::new(16, BLOCK_DEFAULT, 1),
         working: Working::default(),
-        machine: &Machine::unmeasured(device.profile(), 0),
+        machine: &Machine {
+            cache_bytes: u64::MAX,
+            pin_limit_bytes,
+            ..machine
+        },
     })
-    .unwrap()
+}
+
+fn resident(shape: &Shape, sources: &[SourceTensor], level: Level) -> Plan {
+    plan(shape, sources, level, u64::MAX, 0).unwrap()
+}
+
+/// As much as can be is streamed: from pinned memory, some of it from there, or none.
+fn streamed(shape: &Shape, sources: &[SourceTensor], pin_limit_bytes: u64) -> Plan {
+    let plan = |budget| plan(shape, sources, Level::Standard, budget, pin_limit_bytes);
+    let PlanError::BudgetTooSmall { least_bytes, .. } = plan(0).unwrap_err() else {
+        panic!("nothing fits no budget");
+    };
+    let plan = plan(least_bytes).unwrap();
+    assert!(plan.streamed().count() > plan.slots.count);
+    plan
 }
 
 fn check_fixture(name: &str, cases: usize) {
@@ -89,6 +115,13 @@ fn check_fixture(name: &str, cases: usize) {
     for level in [Level::Off, Level::Standard] {
         let ops = Ops::new(card(Number::F32), Ledger::default()).unwrap();
         let plan = |shape: &Shape, sources: &[_]| Ok(Some(resident(shape, sources, level)));
+        let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
+        assert!(!checks.is_empty());
+        all_pass(&checks);
+    }
+    for pin_limit in [u64::MAX, 100_000, 0] {
+        let ops = Ops::new(card(Number::F32), Ledger::default()).unwrap();
+        let plan = |shape: &Shape, sources: &[_]| Ok(Some(streamed(shape, sources, pin_limit)));
         let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
         assert!(!checks.is_empty());
         all_pass(&checks);

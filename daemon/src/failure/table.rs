@@ -5,7 +5,7 @@ use std::{borrow::Cow, collections::HashMap, io, time::Duration};
 use sluice_engine::{
     EngineError, RequestError,
     checkpoint::CheckpointError,
-    plan::{OnCard, PlanError},
+    plan::PlanError,
     text::TextError,
 };
 use sluice_shared::{level::Level, units};
@@ -292,18 +292,6 @@ fn plan(error: &PlanError) -> Row {
             budget_bytes,
             least_bytes,
             level,
-            on_card: Some(card),
-            ..
-        } => Row::new(Code::FailedPrecondition, "BUDGET_TOO_SMALL")
-            .hint(on_card(*card, *level, *least_bytes))
-            .figure("budget_bytes", budget_bytes)
-            .figure("least_bytes", least_bytes)
-            .figure("card_bytes", card.total_bytes),
-        PlanError::BudgetTooSmall {
-            budget_bytes,
-            least_bytes,
-            level,
-            on_card: None,
             ..
         } => {
             let least = units::bytes_to_type(*least_bytes);
@@ -336,24 +324,6 @@ fn plan(error: &PlanError) -> Row {
         PlanError::Zero { what } => Row::invalid("ZERO", what)
             .hint("give a greater number, or leave it out for the default"),
     }
-}
-
-/// What to do where a card has no room for all of a model, which it can't stream yet.
-fn on_card(card: OnCard, level: Level, least_bytes: u64) -> String {
-    let mut ways = Vec::new();
-    if let Some(fitting) = card.fitting.filter(|fitting| *fitting != level) {
-        ways.push(format!(
-            "level {fitting} fits: sluice level {fitting} (sluiced: --level {fitting})"
-        ));
-    }
-    if least_bytes <= card.total_bytes {
-        let least = units::bytes_to_type(least_bytes);
-        ways.push(format!(
-            "at least {least} works: sluice budget {least} (sluiced: --budget {least})"
-        ));
-    }
-    ways.push("the CPU streams what has no room: sluiced --device cpu".to_owned());
-    ways.join("; or ")
 }
 
 fn request(error: &RequestError) -> Row {

@@ -7,7 +7,6 @@ use std::{collections::BTreeSet, io};
 
 use sluice_engine::{
     device::{self, CudaError},
-    plan::OnCard,
 };
 use sluice_proto::client::CallError;
 use sluice_shared::level::{Kv, Level};
@@ -357,35 +356,7 @@ fn budget_too_small(level: Level) -> PlanError {
         least_bytes: (3 << 30) - 5,
         level,
         canvas: 64,
-        on_card: None,
     }
-}
-
-#[test]
-fn a_card_too_small_is_no_dead_end() {
-    let hint = |least_bytes, fitting| {
-        let failure = Failure::from(EngineError::from(PlanError::BudgetTooSmall {
-            budget_bytes: 3 << 30,
-            least_bytes,
-            level: Level::Standard,
-            canvas: 64,
-            on_card: Some(OnCard {
-                total_bytes: 4 << 30,
-                fitting,
-            }),
-        }));
-        CallError::from(Status::from(&failure)).hint.unwrap()
-    };
-    let hopeless = hint(15 << 30, None);
-    assert_eq!(
-        hopeless,
-        "the CPU streams what has no room: sluiced --device cpu"
-    );
-    let aggressive = hint(15 << 30, Some(Level::Aggressive));
-    assert!(aggressive.starts_with("level aggressive fits: sluice level aggressive"));
-    assert!(aggressive.ends_with(&hopeless) && !aggressive.contains("15 GiB"));
-    let near = hint((7 << 30) / 2, None);
-    assert!(near.starts_with("at least 3584MiB works: "), "{near}");
 }
 
 fn no_derivative(kind: io::ErrorKind) -> EngineError {

@@ -88,6 +88,7 @@ mod tests {
         PassTime {
             compute_s,
             copy_s: 0.0,
+            copies_beside: false,
             disk_s: 0.0,
             reader_s: 0.0,
             cold_s: None,

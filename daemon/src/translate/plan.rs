@@ -268,6 +268,7 @@ mod tests {
         let mut pass = PassTime {
             compute_s: 2.0,
             copy_s: 1.0,
+            copies_beside: false,
             disk_s: 0.0,
             reader_s: 0.0,
             cold_s: None,

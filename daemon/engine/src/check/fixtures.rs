@@ -79,7 +79,7 @@ pub fn fixture_logits(
         return Ok(Vec::new());
     };
     let never = AtomicBool::new(false);
-    let reader = Arc::new(Reader::new(Arc::new(checkpoint), &sources));
+    let reader = Reader::new(Arc::new(checkpoint), &sources);
     let (device, ledger) = (ops.device(), ops.ledger());
     let loaded = Residency::load(&plan, reader, device, ledger, &never, &mut |_| {})?;
     let LoadOutcome::Done(weights) = loaded else {

@@ -29,8 +29,10 @@ use crate::{
 /// How fast the machine is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rates {
-    /// Bytes a second from the page cache into the engine's memory, by one thread; to a card, from pinned memory.
+    /// Bytes a second from the page cache into the engine's memory, by one thread.
     pub copy_bytes_per_s: f64,
+    /// Bytes a second from pinned memory to the card, where one computes.
+    pub link_bytes_per_s: Option<f64>,
     /// The time of [`Ops::linear`], by format.
     pub linear: Vec<LinearRate>,
     /// Seconds that one thread takes to decode a number, by how it is coded; of a card, none.
@@ -138,9 +140,6 @@ fn try_measure(ops: &Ops) -> Result<Rates, EngineError> {
             .map_err(|()| no_memory(ops))?;
     // Pages that were never written are all one page, which stays in the cache.
     memory.fill(FILLING);
-    if let Some(gpu) = ops.device().gpu() {
-        return measure_card(ops, gpu, &memory);
-    }
     let copy_bytes_per_s =
         measure_copy(bytemuck::cast_slice_mut(&mut memory)).map_err(|cause| {
             CheckpointError::Io {
@@ -148,16 +147,25 @@ fn try_measure(ops: &Ops) -> Result<Rates, EngineError> {
                 cause,
             }
         })?;
+    if let Some(gpu) = ops.device().gpu() {
+        return measure_card(ops, gpu, &memory, copy_bytes_per_s);
+    }
     let linear = measure_linear(ops, Data::Host(bytemuck::cast_slice(&memory)))?;
     ops.release();
     Ok(Rates {
         copy_bytes_per_s,
+        link_bytes_per_s: None,
         linear,
         decode: measure_decode(),
     })
 }
 
-fn measure_card(ops: &Ops, gpu: &Gpu, filling: &[u64]) -> Result<Rates, EngineError> {
+fn measure_card(
+    ops: &Ops,
+    gpu: &Gpu,
+    filling: &[u64],
+    copy_bytes_per_s: f64,
+) -> Result<Rates, EngineError> {
     let link = gpu.measure_rates()?;
     let (device, ledger) = (ops.device(), ops.ledger());
     let memory = DeviceBuffer::filled(device, ledger, Kind::Scratch, filling.len(), |memory| {
@@ -166,7 +174,8 @@ fn measure_card(ops: &Ops, gpu: &Gpu, filling: &[u64]) -> Result<Rates, EngineEr
     let linear = card::measure_linear(ops, Data::Card(memory.span()));
     ops.release();
     Ok(Rates {
-        copy_bytes_per_s: link.pinned_to_device,
+        copy_bytes_per_s,
+        link_bytes_per_s: Some(link.pinned_to_device),
         linear: linear?,
         decode: Vec::new(),
     })

@@ -31,6 +31,15 @@ pub fn default_budget(free_bytes: u64) -> u64 {
     free_bytes.saturating_sub(margin)
 }
 
+/// How much of the main memory may be pinned for a card to copy from, when nobody says: no more than half of it, and than
+/// three quarters of what is free.
+#[must_use]
+pub fn default_pin_limit(memory: &MemoryFacts) -> u64 {
+    let half = memory.total_bytes.map_or(0, |total| total / 2);
+    let most_of_free = memory.free_bytes.map_or(0, |free| free / 4 * 3);
+    half.min(most_of_free)
+}
+
 impl MemoryFacts {
     /// The main memory, as it is at this moment.
     #[must_use]

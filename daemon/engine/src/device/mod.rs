@@ -13,7 +13,7 @@ pub use sluice_cuda::{CudaError, Gpu, Live, Number, Unavailable};
 pub use self::{
     buffer::DeviceBuffer,
     facts::{LinearRate, Rates, measure},
-    memory::{MemoryFacts, default_budget},
+    memory::{MemoryFacts, default_budget, default_pin_limit},
 };
 use crate::{error::EngineError, format::Format};
 

@@ -127,7 +127,8 @@ impl Keeping {
         report: &mut LoadReport,
     ) -> Result<Arc<Reader>, EngineError> {
         let reader = Reader::new(Arc::clone(checkpoint), &planner.sources)
-            .with_limit(planner.machine.read_limit_bytes_per_s);
+            .with_limit(planner.machine.read_limit_bytes_per_s)
+            .with_pin_limit(planner.machine.pin_limit_bytes);
         let notice = &mut |notice| report(LoadEvent::Notice(notice));
         let (reader, missing) = self.look_up(reader, planner, plan, notice)?;
         let is_needed = lacks_copy(&reader, plan);

@@ -255,6 +255,8 @@ pub struct Plan {
     pub units: Vec<UnitPlan>,
     /// Buffers that streamed units pass through; none where nothing is streamed.
     pub slots: Slots,
+    /// Bytes of the host's memory that streamed units are kept in, pinned, for a card to copy from.
+    pub pinned_bytes: u64,
     /// Memory besides weights and slots.
     pub working: Working,
     /// Predicted, where the machine's rates are known.
@@ -266,10 +268,9 @@ pub struct Plan {
 pub enum PlanError {
     /// Not even the least that works fits.
     #[error(
-        "a budget of {budget} is too small: level {level} needs at least {least} for a canvas of {canvas}{whole}",
+        "a budget of {budget} is too small: level {level} needs at least {least} for a canvas of {canvas}",
         budget = units::bytes(*budget_bytes),
-        least = units::bytes_to_type(*least_bytes),
-        whole = if on_card.is_some() { ", since a card holds all of a model" } else { "" }
+        least = units::bytes_to_type(*least_bytes)
     )]
     BudgetTooSmall {
         /// What was allowed.
@@ -280,8 +281,6 @@ pub enum PlanError {
         level: Level,
         /// For this canvas.
         canvas: usize,
-        /// The card, if one computes.
-        on_card: Option<OnCard>,
     },
     /// Keys and values can't be kept so.
     #[error("keys and values can't be kept in {asked} on a card that computes in {number}")]
@@ -316,18 +315,9 @@ pub enum PlanError {
     },
 }
 
-/// What there is to do where a card has too little room: nothing is streamed to one yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OnCard {
-    /// All of its memory, which no budget goes beyond.
-    pub total_bytes: u64,
-    /// The most faithful level of which all fits the budget.
-    pub fitting: Option<Level>,
-}
-
 /// Slots for units that come from the host: two are held at once by an MLP, one is being filled.
 const HOST_SLOTS: usize = 3;
-/// From disk, one more is kept ahead.
+/// From disk, one more is kept ahead; of a card, that one is in the host's memory.
 const DISK_SLOTS: usize = 4;
 
 impl Plan {
@@ -354,6 +344,7 @@ impl Plan {
             budget_bytes: question.budget_bytes,
             workload: question.workload,
             pass: time::predict(&units, question.shape, &question.workload, question.machine),
+            pinned_bytes: time::pinned_bytes(&units, question.machine),
             units,
             slots,
             working: question.working,
@@ -516,22 +507,19 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         least_bytes,
         level: question.choices.level,
         canvas: question.workload.canvas,
-        on_card: question.machine.device.card.map(|card| OnCard {
-            total_bytes: card.total_bytes,
-            fitting: fitting(question),
-        }),
     };
     if needed <= question.budget_bytes {
         return Ok(Slots::default());
     }
-    // A card's units don't pass through slots yet.
-    if question.choices.level == Level::Off || question.machine.device.card.is_some() {
+    if question.choices.level == Level::Off {
         return Err(too_small(needed));
     }
+    let is_card = question.machine.device.card.is_some();
+    let disk_slots = if is_card { HOST_SLOTS } else { DISK_SLOTS };
     // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency.
     for (count, only) in [
         (HOST_SLOTS, Some(Tier::Host)),
-        (DISK_SLOTS, None),
+        (disk_slots, None),
         (HOST_SLOTS, None),
     ] {
         let fitting = spread::streamed_set(units, count, needed, question.budget_bytes);
@@ -544,9 +532,10 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         let sum = |bytes: fn(&UnitPlan) -> u64| -> u64 {
             streamed.iter().map(|&index| bytes(&units[index])).sum()
         };
-        // The cache gets what the plan leaves of the machine's memory.
+        // The cache gets what the plan leaves of the machine's memory; what is on a card takes none of it.
         let peak_bytes = needed + slots.total_bytes() - sum(UnitPlan::resident_bytes);
-        let cache_bytes = question.machine.cache_bytes.saturating_sub(peak_bytes);
+        let taken_bytes = if is_card { 0 } else { peak_bytes };
+        let cache_bytes = question.machine.cache_bytes.saturating_sub(taken_bytes);
         let tier = match sum(UnitPlan::file_bytes) <= cache_bytes {
             true => Tier::Host,
             false => Tier::Disk,
@@ -554,28 +543,17 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         if only.is_some_and(|only| only != tier) {
             continue;
         }
+        let mut pinned = time::Pinned::new(question.machine.pin_limit_bytes.min(cache_bytes));
         for index in streamed {
-            units[index].tier = tier;
+            units[index].tier = Tier::Host;
+            // What can't be kept where a card copies from is as on the CPU.
+            if !pinned.takes(&units[index]) {
+                units[index].tier = tier;
+            }
         }
         return Ok(slots);
     }
     Err(too_small(needed - spread::most_saved(units, HOST_SLOTS)))
-}
-
-/// The most faithful level of which all is resident within the budget.
-fn fitting(question: &Question<'_>) -> Option<Level> {
-    let levels = [Level::Standard, Level::Moderate, Level::Aggressive];
-    levels.into_iter().find(|&level| {
-        let mut units = units(question.sources);
-        recipe::apply(
-            level,
-            question.choices.embedding,
-            question.machine,
-            &mut units,
-        );
-        let resident: u64 = units.iter().map(UnitPlan::resident_bytes).sum();
-        question.working.total_bytes() + resident <= question.budget_bytes
-    })
 }
 
 /// The most faithful loadable level whose pass takes at most so many times as long as the fastest one's as is chosen; of

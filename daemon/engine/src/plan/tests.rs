@@ -141,46 +141,100 @@ fn a_budget_below_the_working_set_names_the_least_that_works() {
     );
 }
 
-#[test]
-fn a_card_without_room_for_all_of_a_model_says_which_level_has() {
-    let card = Profile {
-        card: Some(CardProfile {
-            total_bytes: 12 * GIB,
-            number: Number::Bf16,
-            context_bytes: 0,
-            workspace_bytes: 0,
-        }),
+/// A machine with a card, whose host has so much memory that can be pinned, and for the system's cache.
+fn card(pin_limit_bytes: u64, cache_bytes: u64) -> Machine {
+    let card = CardProfile {
+        total_bytes: 12 * GIB,
+        number: Number::Bf16,
+        context_bytes: 0,
+        workspace_bytes: 0,
+    };
+    let device = Profile {
+        card: Some(card),
         ..Profile::cpu(2)
     };
-    let refused = |level: Level, budget_bytes| {
-        let shape = llada_8b();
-        let error = Plan::new(&Question {
-            shape: &shape,
-            sources: &sources_of(&shape),
-            choices: level.into(),
-            budget_bytes,
-            workload: Workload::default(),
-            working: Working::default(),
-            machine: &Machine::unmeasured(card, 0),
-        })
-        .unwrap_err();
-        let PlanError::BudgetTooSmall { on_card, .. } = error else {
-            panic!("{error}")
+    Machine {
+        pin_limit_bytes,
+        ..Machine::unmeasured(device, cache_bytes)
+    }
+}
+
+fn plan_on_card(level: Level, budget_bytes: u64, machine: &Machine) -> Result<Plan, PlanError> {
+    let shape = llada_8b();
+    Plan::new(&Question {
+        shape: &shape,
+        sources: &sources_of(&shape),
+        choices: level.into(),
+        budget_bytes,
+        workload: Workload::default(),
+        working: Working::default(),
+        machine,
+    })
+}
+
+#[test]
+fn a_card_streams_what_it_has_no_room_for() {
+    for budget in [4 * GIB, 6 * GIB, 8 * GIB, 12 * GIB] {
+        let plan = plan_on_card(Level::Standard, budget, &card(u64::MAX, u64::MAX)).unwrap();
+        assert!(plan.peak_bytes() <= budget);
+        // Within a unit of it.
+        assert!(plan.peak_bytes() + GIB / 4 > budget);
+        assert_eq!(plan.slots.count, 3);
+        assert!(plan.streamed().all(|unit| unit.tier == Tier::Host));
+        let kept: u64 = plan.streamed().map(UnitPlan::slot_bytes).sum();
+        assert_eq!(plan.pinned_bytes, kept, "all of it is kept where it is copied from");
+    }
+    let error = plan_on_card(Level::Off, 8 * GIB, &card(u64::MAX, u64::MAX)).unwrap_err();
+    assert!(matches!(error, PlanError::BudgetTooSmall { .. }), "{error}");
+}
+
+#[test]
+fn what_a_host_has_no_pinned_memory_for_is_read_in_every_pass() {
+    let tiers = |pin_limit, cache| {
+        let plan = plan_on_card(Level::Standard, 4 * GIB, &card(pin_limit, cache)).unwrap();
+        assert!(plan.pinned_bytes <= pin_limit);
+        let bytes = |tier| {
+            let units = plan.streamed().filter(|unit| unit.tier == tier);
+            units.map(UnitPlan::bytes).sum::<u64>()
         };
-        assert!(
-            error
-                .to_string()
-                .ends_with("since a card holds all of a model")
-        );
-        let on_card = on_card.expect("a card computes");
-        assert_eq!(on_card.total_bytes, 12 * GIB);
-        on_card.fitting
+        assert_eq!(plan.slots.count, 3, "a fourth one is in the host's memory");
+        (plan.pinned_bytes, bytes(Tier::Host), bytes(Tier::Disk))
     };
-    assert_eq!(refused(Level::Standard, 11 * GIB), Some(Level::Moderate));
-    assert_eq!(refused(Level::Standard, 5 * GIB), Some(Level::Aggressive));
-    assert_eq!(refused(Level::Off, 5 * GIB), Some(Level::Aggressive));
-    assert_eq!(refused(Level::Standard, 3 * GIB), None);
-    assert_eq!(refused(Level::Auto, 3 * GIB), None);
+    // The system's cache holds the rest, or it doesn't.
+    let (pinned, host, disk) = tiers(6 * GIB, 20 * GIB);
+    assert!(pinned > 5 * GIB && host > 10 * GIB && disk == 0);
+    let (pinned, host, disk) = tiers(6 * GIB, 8 * GIB);
+    assert!(pinned > 5 * GIB && host < 6 * GIB && disk > 4 * GIB);
+    let (pinned, host, disk) = tiers(0, 8 * GIB);
+    assert!(pinned == 0 && host == 0 && disk > 10 * GIB);
+}
+
+#[test]
+fn copies_to_a_card_run_beside_its_work() {
+    let linear = [Format::F32, Format::Bf16].map(|format| LinearRate {
+        format,
+        points: [(1, 1e-12), (64, 2e-12), (512, 1e-11)],
+    });
+    let machine = |pin_limit| Machine {
+        rates: Some(Rates {
+            copy_bytes_per_s: 8e9,
+            link_bytes_per_s: Some(16e9),
+            linear: linear.to_vec(),
+            decode: Vec::new(),
+        }),
+        ..card(pin_limit, u64::MAX)
+    };
+    let plan = plan_on_card(Level::Standard, 4 * GIB, &machine(u64::MAX)).unwrap();
+    let pass = plan.pass.unwrap();
+    let copies_s = plan.streamed_bytes() as f64 / 16e9;
+    assert!((pass.copy_s - copies_s).abs() < 1e-6 * copies_s);
+    assert_eq!(pass.total_s(), pass.copy_s.max(pass.compute_s));
+    assert!(pass.waits());
+    // What has to be copied to where the card reads it takes longer than the bus.
+    let staged = plan_on_card(Level::Standard, 4 * GIB, &machine(0)).unwrap();
+    let staged = staged.pass.unwrap();
+    assert_eq!(staged.copy_s, pass.copy_s);
+    assert!((staged.total_s() - 2.0 * copies_s).abs() < 1e-6 * copies_s);
 }
 
 #[test]
@@ -399,6 +453,7 @@ fn a_shared_pass_takes_no_longer_than_as_many_of_the_longest() {
     let machine = Machine {
         rates: Some(Rates {
             copy_bytes_per_s: 1e9,
+            link_bytes_per_s: None,
             linear: linear.to_vec(),
             decode: Vec::new(),
         }),
@@ -425,6 +480,7 @@ fn what_is_streamed_takes_as_long_as_the_limit_wants() {
     let machine = |limit| Machine {
         rates: Some(Rates {
             copy_bytes_per_s: 4e9,
+            link_bytes_per_s: None,
             linear: linear.to_vec(),
             decode: Vec::new(),
         }),
@@ -466,6 +522,7 @@ fn what_there_is_room_for_is_decoded_where_that_pays() {
         let machine = Machine {
             rates: Some(Rates {
                 copy_bytes_per_s: 1e9,
+                link_bytes_per_s: None,
                 linear: linear.to_vec(),
                 decode: vec![(Scheme::Huffman, decode_s)],
             }),

@@ -2,7 +2,8 @@
 //!
 //! For each resource, the demands on it are added and divided by its rate. On the CPU, copying from the system's cache,
 //! decoding and multiplying share the cores and add; reads past the cache run beside them. What is streamed is read by one
-//! thread, which does one thing after the other.
+//! thread, which does one thing after the other. On a card, decoding and multiplying share the card, and copies over the bus
+//! run beside them, as does the thread that reads what isn't kept in memory they can be made from.
 
 use sluice_codec::Scheme;
 
@@ -12,7 +13,7 @@ use super::{
 };
 use crate::{
     checkpoint::DiskRates,
-    device::{MemoryFacts, Profile, Rates},
+    device::{MemoryFacts, Profile, Rates, default_pin_limit},
     format::Format,
     model::shape::Shape,
     residency::{Part, Unit},
@@ -29,6 +30,8 @@ pub struct Machine {
     pub disk: DiskRates,
     /// Most bytes a second that are streamed, where somebody said so.
     pub read_limit_bytes_per_s: Option<u64>,
+    /// Most bytes of what a card streams that are kept in pinned memory of the host.
+    pub pin_limit_bytes: u64,
     /// What the engine holds and, beside it, file pages that the system can keep for us, in bytes: a plan's own memory is
     /// taken from it.
     pub cache_bytes: u64,
@@ -43,22 +46,27 @@ impl Machine {
             rates: None,
             disk: DiskRates::default(),
             read_limit_bytes_per_s: None,
+            pin_limit_bytes: 0,
             cache_bytes,
         }
     }
 
     /// This one, with what the system can keep of files at this moment, while the engine holds `held_bytes`; where the
-    /// checkpoint lies is not known yet, and nothing is limited.
+    /// checkpoint lies is not known yet, and nothing is limited but pinned memory, to what [`default_pin_limit`] says.
     #[must_use]
     pub fn here(device: Profile, rates: Option<Rates>, held_bytes: u64) -> Self {
-        let cache_bytes = MemoryFacts::read().cache_bytes;
+        let memory = MemoryFacts::read();
+        let is_card = device.card.is_some();
+        // What the engine holds of a card's memory is none of the host's.
+        let held_bytes = if is_card { 0 } else { held_bytes };
         Self {
             device,
             rates,
             disk: DiskRates::default(),
             read_limit_bytes_per_s: None,
+            pin_limit_bytes: if is_card { default_pin_limit(&memory) } else { 0 },
             // Where nothing is known of the cache, there is none, whatever the engine may give up.
-            cache_bytes: cache_bytes.map_or(0, |cache| cache.saturating_add(held_bytes)),
+            cache_bytes: (memory.cache_bytes).map_or(0, |cache| cache.saturating_add(held_bytes)),
         }
     }
 }
@@ -68,11 +76,14 @@ impl Machine {
 pub struct PassTime {
     /// Multiplying, widening and attention.
     pub compute_s: f64,
-    /// Copies from the system's cache, and decoding of what is streamed.
+    /// Copies from the system's cache, and decoding of what is streamed; of a card, copies over the bus.
     pub copy_s: f64,
+    /// Whether copies run beside computing, as a card's do.
+    pub copies_beside: bool,
     /// Reads past it.
     pub disk_s: f64,
-    /// All that the thread does that reads what is streamed, and its pauses where it may only read so fast.
+    /// All that the thread does that reads what is streamed, and its pauses where it may only read so fast; no less than what
+    /// runs beside computing.
     pub reader_s: f64,
     /// Reads of the first pass, when the system's cache has nothing of what later passes copy from it, as far as they take
     /// longer than those pauses; unknown where it has not been measured how long they take.
@@ -83,13 +94,21 @@ impl PassTime {
     /// All in all, with what runs beside each other counted once.
     #[must_use]
     pub fn total_s(&self) -> f64 {
-        (self.compute_s + self.copy_s).max(self.reader_s)
+        self.busy_s().max(self.reader_s)
+    }
+
+    /// What the device that computes has to do.
+    fn busy_s(&self) -> f64 {
+        match self.copies_beside {
+            true => self.compute_s,
+            false => self.compute_s + self.copy_s,
+        }
     }
 
     /// Whether it waits for streamed weights longer than the cores have to do, so that more rows cost nothing.
     #[must_use]
     pub fn waits(&self) -> bool {
-        self.reader_s > self.compute_s + self.copy_s
+        self.reader_s > self.busy_s()
     }
 
     /// The first pass, when the system's cache has nothing: reads run beside computing.
@@ -107,21 +126,33 @@ pub(super) fn predict(
     machine: &Machine,
 ) -> Option<PassTime> {
     let rates = machine.rates.as_ref()?;
+    let is_card = machine.device.card.is_some();
     let mut time = PassTime {
         compute_s: attention(shape, workload, rates)?,
         copy_s: 0.0,
+        copies_beside: is_card,
         disk_s: 0.0,
         reader_s: 0.0,
         cold_s: None,
     };
     let limit = machine.read_limit_bytes_per_s;
     let mut cold_s = machine.disk.cold_bytes_per_s.map(|_| 0.0);
+    let mut pinned = Pinned::new(machine.pin_limit_bytes);
     for unit in units {
         time.compute_s += compute_s(unit, shape, workload, machine)?;
-        if !unit.is_streamed() || unit.tier == Tier::Device {
+        if !unit.is_streamed() {
             continue;
         }
         let bytes = unit.file_bytes() as f64;
+        if is_card {
+            time.copy_s += unit.bytes() as f64 / rates.link_bytes_per_s?;
+            if pinned.takes(unit) {
+                if let (Some(cold_s), Some(rate)) = (&mut cold_s, machine.disk.cold_bytes_per_s) {
+                    *cold_s += bytes / rate;
+                }
+                continue;
+            }
+        }
         let decoded = unit.tensors.iter().filter_map(TensorPlan::decoded_from);
         let decode_s =
             decoded.map(|(coding, numbers)| Some(rates.decode_s(coding.scheme)? * numbers as f64));
@@ -140,12 +171,50 @@ pub(super) fn predict(
             *cold_s += (bytes / rate - pause_s).max(0.0);
         }
         time.disk_s += disk_s;
-        // It takes that share of the cores from the others.
-        time.copy_s += busy_s / machine.device.threads as f64;
+        if !is_card {
+            // It takes that share of the cores from the others.
+            time.copy_s += busy_s / machine.device.threads as f64;
+        }
         time.reader_s += read_s + pause_s;
+    }
+    if is_card {
+        time.reader_s = time.reader_s.max(time.copy_s);
     }
     time.cold_s = cold_s;
     Some(time)
+}
+
+/// Bytes of pinned memory that streamed units are kept in.
+pub(super) fn pinned_bytes(units: &[UnitPlan], machine: &Machine) -> u64 {
+    let mut pinned = Pinned::new(machine.pin_limit_bytes);
+    let kept = units
+        .iter()
+        .filter(|unit| unit.is_streamed() && pinned.takes(unit));
+    kept.map(UnitPlan::slot_bytes).sum()
+}
+
+/// Which streamed units are kept in pinned memory: the first that there is room for.
+#[derive(Debug)]
+pub(super) struct Pinned {
+    left_bytes: u64,
+}
+
+impl Pinned {
+    pub(super) fn new(limit_bytes: u64) -> Self {
+        Self {
+            left_bytes: limit_bytes,
+        }
+    }
+
+    /// Whether this one is, which comes next in the order of a pass.
+    pub(super) fn takes(&mut self, unit: &UnitPlan) -> bool {
+        let bytes = unit.slot_bytes();
+        let takes = unit.tier == Tier::Host && bytes <= self.left_bytes;
+        if takes {
+            self.left_bytes -= bytes;
+        }
+        takes
+    }
 }
 
 /// Multiplying with a unit's weights.
@@ -168,7 +237,12 @@ fn linear(
     workload: &Workload,
     machine: &Machine,
 ) -> Option<f64> {
-    let (rates, threads) = (machine.rates.as_ref()?, machine.device.threads);
+    let rates = machine.rates.as_ref()?;
+    // All of a card decodes at once.
+    let threads = match machine.device.card {
+        Some(_) => 1,
+        None => machine.device.threads,
+    };
     if tensor.rows == 1 || tensor.part == Part::Embedding {
         return Some(0.0);
     }

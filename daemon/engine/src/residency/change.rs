@@ -176,7 +176,7 @@ impl Residency {
         cancel: &AtomicBool,
     ) -> Result<bool, EngineError> {
         let units = &target.units;
-        self.stream = None;
+        drop(self.end_stream());
         for &index in evicted {
             if self.held[index].plan != units[index] {
                 self.held[index] = Held {

@@ -3,6 +3,7 @@
 
 mod change;
 mod convert;
+mod link;
 mod pace;
 mod reader;
 mod stream;
@@ -16,8 +17,9 @@ use std::{
 
 pub(crate) use self::change::Preparation;
 use self::{
+    link::Link,
     reader::Loaded,
-    stream::{Slot, Stream},
+    stream::{Remains, Slot, Stream},
 };
 pub use self::{
     reader::Reader,
@@ -30,7 +32,7 @@ use crate::{
     error::EngineError,
     format::Format,
     ledger::{Kind, Ledger},
-    page::PAGE_BYTES,
+    page::{PAGE_BYTES, Page},
     plan::{Plan, Slots, Storage, Tier, UnitPlan, layout},
 };
 
@@ -41,6 +43,8 @@ pub struct Residency {
     index: HashMap<Unit, usize>,
     slots: Slots,
     stream: Option<Stream>,
+    /// The way to a card, while no stream has it.
+    link: Option<Link>,
     /// None in a rehearsal.
     reader: Option<Arc<Reader>>,
     device: Device,
@@ -109,6 +113,7 @@ impl Residency {
             index: index(&plan.units),
             slots: plan.slots,
             stream: None,
+            link: None,
             reader: Some(reader),
             device: device.clone(),
             ledger: ledger.clone(),
@@ -145,6 +150,7 @@ impl Residency {
             index: index(units),
             slots: Slots::default(),
             stream: None,
+            link: None,
             reader: None,
             device: Device::rehearsal(Profile::cpu(0)),
             ledger: Ledger::rehearsal(),
@@ -188,10 +194,11 @@ impl Residency {
                 cycle.push(held.plan.clone());
             }
         }
-        let mut slots = self.stream.take().map_or_else(Vec::new, Stream::into_slots);
+        let mut slots = self.end_stream();
         let is_same = slots.len() == self.slots.count
             && slots.iter().all(|slot| slot.bytes() == self.slots.bytes);
         if cycle.is_empty() {
+            self.link = None;
             return Ok(());
         }
         if !is_same {
@@ -199,8 +206,22 @@ impl Residency {
             slots = Stream::slots(self.slots, &self.device, &self.ledger)?;
         }
         let reader = Arc::clone(self.reader());
-        self.stream = Some(Stream::start(reader, cycle, slots)?);
+        let mut link = match (self.link.take(), self.device.gpu()) {
+            (None, Some(gpu)) => Some(Link::new(gpu, reader.pin_limit_bytes())?),
+            (link, _) => link,
+        };
+        if let Some(link) = &mut link {
+            link.fit(&cycle);
+        }
+        self.stream = Some(Stream::start(reader, cycle, slots, link)?);
         Ok(())
+    }
+
+    /// Ends the stream; its slots, with nothing on its way to or from them. The way to a card stays for the next one.
+    fn end_stream(&mut self) -> Vec<DeviceBuffer<Page>> {
+        let Remains { slots, link } = self.stream.take().map(Stream::end).unwrap_or_default();
+        self.link = link.or(self.link.take());
+        slots
     }
 
     /// Starts the stream again where its slots could not be had before.

@@ -39,6 +39,8 @@ pub struct Reader {
     derivatives: Vec<(Arc<Checkpoint>, Vec<Option<TensorEntry>>)>,
     /// Most bytes a second that are streamed.
     limit_bytes_per_s: Option<u64>,
+    /// Most bytes of what a card streams that are kept in pinned memory.
+    pin_limit_bytes: u64,
 }
 
 /// A unit's bytes in the device's memory.
@@ -91,7 +93,19 @@ impl Reader {
             checkpoint,
             derivatives: Vec::new(),
             limit_bytes_per_s: None,
+            pin_limit_bytes: 0,
         }
+    }
+
+    /// Keeps at most so many bytes of what a card streams in pinned memory.
+    pub(crate) fn with_pin_limit(mut self, bytes: u64) -> Self {
+        self.pin_limit_bytes = bytes;
+        self
+    }
+
+    /// Most bytes of what a card streams that are kept in pinned memory.
+    pub(crate) fn pin_limit_bytes(&self) -> u64 {
+        self.pin_limit_bytes
     }
 
     /// Streams at most so many bytes a second.

@@ -1,8 +1,9 @@
-//! Streaming: a thread of its own reads units ahead of the pass into a few slots, round and round through the same
-//! cycle. The last unit's successor is the first of the next pass, so the reader never drains, whoever asks.
+//! Streaming: a thread of its own brings units ahead of the pass into a few slots, round and round through the same
+//! cycle. The last unit's successor is the first of the next pass, so the thread never drains, whoever asks.
 //!
-//! Slots change hands by value. What the reader holds nobody else can see, so a read that is given up leaves no
-//! half-filled slot behind.
+//! Slots change hands by value. What the thread holds nobody else can see, so a read that is given up leaves no
+//! half-filled slot behind. On a card a slot changes hands as soon as its copy is sent, and comes back as soon as the work on
+//! it is: marks in the card's streams keep the two apart, and neither thread waits for the card.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -14,7 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sluice_cuda::{Gpu, Mark};
+
 use super::{
+    link::{Arrival, Link, Passage},
     pace::Pace,
     reader::{Loaded, Reader},
 };
@@ -26,11 +30,24 @@ use crate::{
     plan::{Slots, UnitPlan},
 };
 
+/// Units on their way through a card at most, of which the times are not known yet: those of a few passes.
+const PASSAGES_MAX: usize = 4096;
+
 /// The slots and the thread that fills them.
 #[derive(Debug)]
 pub(super) struct Stream {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// Gives back the way to the card.
+    thread: Option<JoinHandle<Option<Link>>>,
+}
+
+/// What a stream leaves when it ends.
+#[derive(Default)]
+pub(super) struct Remains {
+    /// All of them, with nothing on its way to or from them.
+    pub(super) slots: Vec<DeviceBuffer<Page>>,
+    /// The way to the card, with what it keeps.
+    pub(super) link: Option<Link>,
 }
 
 #[derive(Debug)]
@@ -38,6 +55,8 @@ struct Shared {
     reader: Arc<Reader>,
     /// The units in the order of a pass.
     cycle: Vec<UnitPlan>,
+    /// The card that the slots are on.
+    gpu: Option<Gpu>,
     state: Mutex<State>,
     changed: Condvar,
     /// Set to give up the present read.
@@ -46,8 +65,8 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    free: Vec<DeviceBuffer<Page>>,
-    /// Filled.
+    free: Vec<Free>,
+    /// Filled; on a card, on their way.
     ready: Vec<Ready>,
     /// Being filled.
     filling: Option<usize>,
@@ -57,6 +76,15 @@ struct State {
     failed: Option<(usize, EngineError)>,
     stopped: bool,
     stats: StreamStats,
+    /// What went through a card of late.
+    passages: Vec<Passage>,
+}
+
+/// A slot that nobody needs, or, on a card, nobody after this mark.
+#[derive(Debug)]
+struct Free {
+    memory: DeviceBuffer<Page>,
+    used: Option<Mark>,
 }
 
 /// A unit in a slot.
@@ -65,13 +93,25 @@ struct Ready {
     /// In the cycle.
     place: usize,
     loaded: Loaded,
-    /// Time it took.
+    /// Time it took to bring.
     time: Duration,
+    /// On a card: when it is there.
+    arrival: Option<Arrival>,
+}
+
+impl Ready {
+    /// The slot, once nobody wants the unit. A copy into it may be on its way: the next one is sent after it.
+    fn into_free(self) -> Free {
+        Free {
+            memory: self.loaded.memory,
+            used: None,
+        }
+    }
 }
 
 impl State {
     /// What is to be read, and the slot to read it into, if there is both and no failure to be heard of first.
-    fn start_next(&mut self, cycle: usize) -> Option<(usize, DeviceBuffer<Page>)> {
+    fn start_next(&mut self, cycle: usize) -> Option<(usize, Free)> {
         if self.failed.is_some() {
             return None;
         }
@@ -79,7 +119,26 @@ impl State {
         let next = (0..cycle)
             .map(|ahead| (self.next + ahead) % cycle)
             .find(|next| self.ready.iter().all(|ready| ready.place != *next))?;
-        Some((next, self.free.pop()?))
+        // The one that has been free for longest: what is on a card may be in use a little longer.
+        let free = (!self.free.is_empty()).then(|| self.free.remove(0))?;
+        Some((next, free))
+    }
+
+    /// Adds up what is known by now of units that went through a card.
+    fn settle_passages(&mut self) {
+        let stats = &mut self.stats;
+        self.passages.retain(|passage| match passage.times() {
+            Ok(Some(times)) => {
+                stats.waited += times.waited;
+                stats.copied += times.copied;
+                false
+            }
+            Ok(None) => true,
+            // The card has failed, and whoever waits for it is told.
+            Err(_) => false,
+        });
+        let beyond = self.passages.len().saturating_sub(PASSAGES_MAX);
+        self.passages.drain(..beyond);
     }
 }
 
@@ -92,6 +151,8 @@ pub struct StreamStats {
     pub bytes: u64,
     /// Time in which those were brought, beside the passes or before.
     pub copied: Duration,
+    /// Bytes of pinned memory that units are kept in, for a card to copy from.
+    pub kept_bytes: u64,
 }
 
 impl StreamStats {
@@ -101,6 +162,7 @@ impl StreamStats {
             waited: self.waited.saturating_sub(before.waited),
             bytes: self.bytes.saturating_sub(before.bytes),
             copied: self.copied.saturating_sub(before.copied),
+            kept_bytes: self.kept_bytes,
         }
     }
 }
@@ -118,23 +180,27 @@ impl Stream {
             .collect()
     }
 
-    /// Begins to read the units of `cycle` into `free`.
+    /// Begins to bring the units of `cycle` to `slots`, by a link where they are on a card.
     pub(super) fn start(
         reader: Arc<Reader>,
         cycle: Vec<UnitPlan>,
-        free: Vec<DeviceBuffer<Page>>,
+        slots: Vec<DeviceBuffer<Page>>,
+        link: Option<Link>,
     ) -> Result<Self, EngineError> {
+        let free = slots.into_iter().map(|memory| Free { memory, used: None });
         let shared = Arc::new(Shared {
             reader,
             cycle,
+            gpu: link.as_ref().map(|link| link.gpu().clone()),
             state: Mutex::new(State {
-                free,
+                free: free.collect(),
                 ready: Vec::new(),
                 filling: None,
                 next: 0,
                 failed: None,
                 stopped: false,
                 stats: StreamStats::default(),
+                passages: Vec::new(),
             }),
             changed: Condvar::new(),
             abandon: AtomicBool::new(false),
@@ -143,7 +209,7 @@ impl Stream {
             .name("sluice-prefetch".to_owned())
             .spawn({
                 let shared = Arc::clone(&shared);
-                move || shared.fill_slots()
+                move || shared.fill_slots(link)
             })
             .map_err(|error| EngineError::Threads(error.to_string()))?;
         Ok(Self {
@@ -152,16 +218,19 @@ impl Stream {
         })
     }
 
-    /// Waits for the unit at this place of the cycle.
+    /// Waits for the unit at this place of the cycle. On a card the work that is sent from now on does, and the host only until
+    /// the unit is on its way.
     pub(super) fn take(&self, place: usize) -> Result<Slot, EngineError> {
         let begun = Instant::now();
+        let gpu = self.shared.gpu.as_ref();
+        let asked = gpu.map(Gpu::mark).transpose()?;
         let mut state = self.shared.state();
         if let Some((failed, _)) = state.failed.take() {
             // Nobody waited for it then, and the file may be whole again.
             state.next = failed;
             self.shared.changed.notify_all();
         }
-        let Ready { loaded, time, .. } = loop {
+        let ready = loop {
             if let Some(index) = state.ready.iter().position(|ready| ready.place == place) {
                 break state.ready.swap_remove(index);
             }
@@ -179,49 +248,76 @@ impl Stream {
             if state.filling != Some(place) && state.free.is_empty() {
                 // What is ready is not wanted now, or it would have been found.
                 let stale = std::mem::take(&mut state.ready);
-                state
-                    .free
-                    .extend(stale.into_iter().map(|ready| ready.loaded.memory));
+                state.free.extend(stale.into_iter().map(Ready::into_free));
             }
             self.shared.changed.notify_all();
             state = self.shared.wait(state);
         };
-        state.stats.waited += begun.elapsed();
         state.stats.bytes += self.shared.cycle[place].bytes();
-        state.stats.copied += time;
-        drop(state);
-        Ok(Slot {
-            loaded: Some(loaded),
+        let slot = Slot {
+            loaded: Some(ready.loaded),
             shared: Arc::clone(&self.shared),
-        })
+        };
+        match (gpu, asked, ready.arrival) {
+            (Some(gpu), Some(asked), Some(arrival)) => {
+                drop(state);
+                gpu.begin_after(&arrival.end)?;
+                let got = gpu.mark()?;
+                self.shared.state().passages.push(Passage {
+                    arrival,
+                    asked,
+                    got,
+                });
+            }
+            _ => {
+                state.stats.waited += begun.elapsed();
+                state.stats.copied += ready.time;
+            }
+        }
+        Ok(slot)
     }
 
-    /// Ends it and gives the slots back; none may be in use.
-    pub(super) fn into_slots(mut self) -> Vec<DeviceBuffer<Page>> {
-        self.stop();
+    /// Ends it, once nothing is on its way. No slot may be in use.
+    pub(super) fn end(mut self) -> Remains {
+        let link = self.stop();
         let mut state = self.shared.state();
         let ready = std::mem::take(&mut state.ready);
-        let mut slots = std::mem::take(&mut state.free);
-        slots.extend(ready.into_iter().map(|ready| ready.loaded.memory));
-        slots
+        let free = std::mem::take(&mut state.free);
+        let slots = ready.into_iter().map(Ready::into_free).chain(free);
+        let slots = slots.map(|slot| {
+            if let Some(used) = slot.used {
+                // If that fails the card has failed, and whoever uses it next is told.
+                drop(used.wait());
+            }
+            slot.memory
+        });
+        Remains {
+            slots: slots.collect(),
+            link,
+        }
     }
 
-    fn stop(&mut self) {
+    fn stop(&mut self) -> Option<Link> {
         // Together: a reader that has looked at one of them and is about to wait would miss the call.
         let mut state = self.shared.state();
         state.stopped = true;
         self.shared.abandon.store(true, Ordering::Relaxed);
         drop(state);
         self.shared.changed.notify_all();
-        if let Some(thread) = self.thread.take() {
-            // A panic of the reader has shown itself as a unit that never came.
-            drop(thread.join());
+        // A panic of the reader has shown itself as a unit that never came.
+        let link = self.thread.take()?.join().ok().flatten();
+        if let Some(link) = &link {
+            // As above.
+            drop(link.wait());
         }
+        link
     }
 
     /// What streaming cost so far.
     pub(super) fn stats(&self) -> StreamStats {
-        self.shared.state().stats
+        let mut state = self.shared.state();
+        state.settle_passages();
+        state.stats
     }
 
     /// Places of the cycle that wait filled, and the one being filled.
@@ -234,7 +330,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        self.stop();
+        drop(self.stop());
     }
 }
 
@@ -264,15 +360,22 @@ impl Shared {
     }
 
     /// The thread's life.
-    fn fill_slots(&self) {
+    fn fill_slots(&self, mut link: Option<Link>) -> Option<Link> {
         let mut pace = self.reader.limit_bytes_per_s().map(Pace::new);
         let mut state = self.state();
         loop {
             if state.stopped {
-                return;
+                return link;
             }
-            let Some((next, mut memory)) = state.start_next(self.cycle.len()) else {
-                state = self.wait(state);
+            let Some((next, free)) = state.start_next(self.cycle.len()) else {
+                state = match (self.to_keep(&state, link.as_ref()), &mut link) {
+                    (Some(unit), Some(link)) => {
+                        self.abandon.store(false, Ordering::Relaxed);
+                        drop(state);
+                        self.keep(unit, link, pace.as_mut())
+                    }
+                    _ => self.wait(state),
+                };
                 continue;
             };
             state.filling = Some(next);
@@ -280,41 +383,113 @@ impl Shared {
             self.abandon.store(false, Ordering::Relaxed);
             drop(state);
             let begun = Instant::now();
+            let Free { mut memory, used } = free;
             let unit = &self.cycle[next];
-            let read = || self.reader.stream(unit, memory.host_mut(), &self.abandon);
+            let bring = || self.bring(unit, &mut memory, used.as_ref(), link.as_mut());
             // Whoever waits for this unit must hear of it, whatever happens.
             let mut result =
-                catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
-            if let (Some(pace), Ok(Some(_))) = (&mut pace, &result)
-                && !self.wait_until(pace.due(begun, unit.file_bytes()))
+                catch_unwind(AssertUnwindSafe(bring)).unwrap_or(Err(EngineError::Panicked));
+            if let (Some(pace), Ok(Some(brought))) = (&mut pace, &result)
+                && let Some(since) = brought.read_since
+                && !self.wait_until(pace.due(since, unit.file_bytes()))
             {
                 result = Ok(None);
             }
             state = self.state();
             state.filling = None;
+            state.stats.kept_bytes = link.as_ref().map_or(0, Link::kept_bytes);
             match result {
-                Ok(Some(starts)) => {
-                    let coded = self.reader.coded(&self.cycle[next]);
+                Ok(Some(brought)) => {
+                    let coded = self.reader.coded(unit);
                     let loaded = Loaded {
                         memory,
-                        starts,
+                        starts: brought.starts,
                         coded,
                     };
                     state.ready.push(Ready {
                         place: next,
                         loaded,
                         time: begun.elapsed(),
+                        arrival: brought.arrival,
                     });
                 }
-                Ok(None) => state.free.push(memory),
+                Ok(None) => state.free.push(Free { memory, used }),
                 Err(error) => {
-                    state.free.push(memory);
+                    state.free.push(Free { memory, used });
                     state.failed = Some((next, error));
                 }
             }
             self.changed.notify_all();
         }
     }
+
+    /// Reads a unit into a slot, or sends it to one on a card; `None` when it was given up.
+    fn bring(
+        &self,
+        unit: &UnitPlan,
+        memory: &mut DeviceBuffer<Page>,
+        used: Option<&Mark>,
+        link: Option<&mut Link>,
+    ) -> Result<Option<Brought>, EngineError> {
+        let Some(link) = link else {
+            let begun = Instant::now();
+            let starts = self
+                .reader
+                .stream(unit, memory.host_mut(), &self.abandon)?;
+            return Ok(starts.map(|starts| Brought {
+                starts,
+                arrival: None,
+                read_since: Some(begun),
+            }));
+        };
+        let sent = link.send(&self.reader, unit, memory.span(), used, &self.abandon)?;
+        Ok(sent.map(|sent| Brought {
+            starts: sent.starts,
+            arrival: Some(sent.arrival),
+            read_since: sent.read_since,
+        }))
+    }
+
+    /// The unit that comes next of those that are to be kept in the host's memory: read while all slots are full, so that
+    /// passes to come needn't.
+    fn to_keep(&self, state: &State, link: Option<&Link>) -> Option<&UnitPlan> {
+        let link = link.filter(|_| state.failed.is_none())?;
+        let count = self.cycle.len();
+        let mut units = (0..count).map(|ahead| &self.cycle[(state.next + ahead) % count]);
+        units.find(|unit| link.wants(unit))
+    }
+
+    /// Reads a unit to where it is kept.
+    fn keep(
+        &self,
+        unit: &UnitPlan,
+        link: &mut Link,
+        pace: Option<&mut Pace>,
+    ) -> MutexGuard<'_, State> {
+        let begun = Instant::now();
+        let read = || link.keep(&self.reader, unit, &self.abandon);
+        let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
+        if let (Some(pace), Ok(true)) = (pace, &result) {
+            self.wait_until(pace.due(begun, unit.file_bytes()));
+        }
+        let mut state = self.state();
+        state.stats.kept_bytes = link.kept_bytes();
+        if let Err(error) = result {
+            // Nobody waits for it: whoever asks for a unit next has all go on.
+            state.failed = Some((state.next, error));
+        }
+        state
+    }
+}
+
+/// What was brought to a slot.
+struct Brought {
+    /// Where each tensor starts there.
+    starts: Vec<usize>,
+    /// On a card: when it is there.
+    arrival: Option<Arrival>,
+    /// When files began to be read for it.
+    read_since: Option<Instant>,
 }
 
 /// A filled slot in use; dropped, it goes back to the reader.
@@ -334,7 +509,12 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(loaded) = self.loaded.take() {
-            self.shared.state().free.push(loaded.memory);
+            // Work on the card still reads it. Where no mark can be had the card has failed, and nothing is copied any more.
+            let used = self.shared.gpu.as_ref().and_then(|gpu| gpu.mark().ok());
+            self.shared.state().free.push(Free {
+                memory: loaded.memory,
+                used,
+            });
             self.shared.changed.notify_all();
         }
     }

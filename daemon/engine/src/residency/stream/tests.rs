@@ -86,7 +86,7 @@ fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, Stream) {
     };
     let slots = Stream::slots(slots, &Device::cpu(1).unwrap(), &Ledger::default()).unwrap();
     let reader = Arc::new(Reader::new(checkpoint, &sources).with_limit(bytes_per_s));
-    let stream = Stream::start(reader, cycle, slots).unwrap();
+    let stream = Stream::start(reader, cycle, slots, None).unwrap();
     (folder, weights, stream)
 }
 
@@ -156,5 +156,5 @@ fn units_come_no_faster_than_the_limit() {
 fn a_limit_holds_nobody_up_who_wants_it_to_end() {
     let (_folder, _weights, stream) = setup_limited(Some(1));
     wait_for(&stream, |state| state.filling == Some(0));
-    assert_eq!(stream.into_slots().len(), 3);
+    assert_eq!(stream.end().slots.len(), 3);
 }

@@ -1,0 +1,257 @@
+//! The way from the host to a card: memory of the host that streamed units are kept in or read to, and the copies from there,
+//! which run beside the card's work.
+//!
+//! A unit that is kept lies in pinned memory of exactly its size, from when it is first read for as long as it is streamed
+//! alike, and each pass copies it from there. How much is kept has a limit, since what is pinned no other program gets. The
+//! others are read in every pass, into one of two staging buffers, while the other one is copied from. Where the system pins
+//! no more, the rest is staged; where it pins nothing, the buffers are memory as any other.
+//!
+//! Order is made of marks alone: a copy into a slot waits for the work that read the slot before, work on a slot for the copy
+//! into it. The host waits only before it writes to memory that copies are made from.
+
+use std::{
+    collections::HashMap,
+    sync::atomic::AtomicBool,
+    time::{Duration, Instant},
+};
+
+use sluice_cuda::{CopyStream, CudaError, Gpu, HostMemory, Mark, Span};
+
+use super::{reader::Reader, unit::Unit};
+use crate::{
+    error::EngineError,
+    page::Page,
+    plan::{Tier, UnitPlan, layout},
+};
+
+/// Staging buffers: one is read into, one is copied from.
+const STAGING: usize = 2;
+
+/// The stream of copies to a card, and the memory they are made from.
+#[derive(Debug)]
+pub(super) struct Link {
+    copies: CopyStream,
+    kept: HashMap<Unit, Kept>,
+    /// Most bytes that are kept.
+    limit_bytes: u64,
+    /// The system has pinned no more.
+    is_refused: bool,
+    staging: [Option<HostMemory>; STAGING],
+    /// The next one to be read into.
+    turn: usize,
+    gpu: Gpu,
+}
+
+/// A unit in pinned memory.
+#[derive(Debug)]
+struct Kept {
+    unit: UnitPlan,
+    memory: HostMemory,
+    /// Where each tensor starts there.
+    starts: Vec<usize>,
+}
+
+/// A copy on its way, or done.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    /// When it began, by the card's clock.
+    pub(super) begin: Mark,
+    /// When all of it is there.
+    pub(super) end: Mark,
+}
+
+/// What it took to send a unit on its way.
+pub(super) struct Sent {
+    pub(super) arrival: Arrival,
+    /// Where each tensor starts in the slot.
+    pub(super) starts: Vec<usize>,
+    /// Whether files were read for it, and since when.
+    pub(super) read_since: Option<Instant>,
+}
+
+impl Link {
+    /// To this card, with at most so many bytes kept in pinned memory.
+    pub(super) fn new(gpu: &Gpu, limit_bytes: u64) -> Result<Self, EngineError> {
+        Ok(Self {
+            copies: CopyStream::new(gpu)?,
+            kept: HashMap::new(),
+            limit_bytes,
+            is_refused: false,
+            staging: [const { None }; STAGING],
+            turn: 0,
+            gpu: gpu.clone(),
+        })
+    }
+
+    /// Lets go of what is kept of units that are streamed otherwise now, or no more, and of buffers of another size.
+    pub(super) fn fit(&mut self, cycle: &[UnitPlan]) {
+        self.kept
+            .retain(|_, kept| cycle.iter().any(|unit| *unit == kept.unit));
+        self.staging = [const { None }; STAGING];
+        self.is_refused = false;
+    }
+
+    /// Bytes that are kept in pinned memory.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        self.kept.values().map(|kept| kept.memory.len() as u64).sum()
+    }
+
+    /// Whether the unit is to be kept and isn't yet.
+    pub(super) fn wants(&self, unit: &UnitPlan) -> bool {
+        unit.tier == Tier::Host
+            && !self.is_refused
+            && !self.kept.contains_key(&unit.unit)
+            && self.kept_bytes() + unit.slot_bytes() <= self.limit_bytes
+    }
+
+    /// Reads a unit to where it is kept, if there is such memory; false when cancelled.
+    pub(super) fn keep(
+        &mut self,
+        reader: &Reader,
+        unit: &UnitPlan,
+        cancel: &AtomicBool,
+    ) -> Result<bool, EngineError> {
+        let mut memory = match HostMemory::pinned(&self.gpu, unit.slot_bytes() as usize) {
+            Ok(memory) => memory,
+            Err(CudaError::OutOfPinnedMemory { .. }) => {
+                self.is_refused = true;
+                return Ok(true);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let Some(starts) = read(reader, unit, &mut memory, cancel)? else {
+            return Ok(false);
+        };
+        let unit = unit.clone();
+        let kept = Kept {
+            unit,
+            memory,
+            starts,
+        };
+        self.kept.insert(kept.unit.unit, kept);
+        Ok(true)
+    }
+
+    /// Sends a unit to a slot, after the work that the slot was used for; `None` when reading it was cancelled.
+    pub(super) fn send(
+        &mut self,
+        reader: &Reader,
+        unit: &UnitPlan,
+        slot: Span,
+        used: Option<&Mark>,
+        cancel: &AtomicBool,
+    ) -> Result<Option<Sent>, EngineError> {
+        let begun = Instant::now();
+        let mut read_since = None;
+        if self.wants(unit) {
+            read_since = Some(begun);
+            if !self.keep(reader, unit, cancel)? {
+                return Ok(None);
+            }
+        }
+        let staged;
+        let (memory, from) = match self.kept.get(&unit.unit) {
+            Some(kept) => (&kept.memory, &kept.starts),
+            None => {
+                read_since = Some(begun);
+                let bytes = unit.slot_bytes() as usize;
+                let memory = staging(&self.gpu, &mut self.staging[self.turn], bytes)?;
+                self.turn = (self.turn + 1) % STAGING;
+                let Some(starts) = read(reader, unit, memory, cancel)? else {
+                    return Ok(None);
+                };
+                staged = starts;
+                (&*memory, &staged)
+            }
+        };
+        let places = layout::resident(&unit.tensors).places;
+        let parts = unit.tensors.iter().zip(&places).zip(from);
+        let parts = parts.map(|((tensor, place), &start)| {
+            let bytes = tensor.bytes() as usize;
+            let to = slot.part(place.offset as usize, bytes);
+            (to, start..start + bytes)
+        });
+        if let Some(used) = used {
+            self.copies.begin_after(used)?;
+        }
+        let begin = self.copies.mark()?;
+        self.copies.copy(memory, parts)?;
+        let end = self.copies.mark()?;
+        Ok(Some(Sent {
+            arrival: Arrival { begin, end },
+            starts: places.iter().map(|place| place.offset as usize).collect(),
+            read_since,
+        }))
+    }
+
+    /// The card.
+    pub(super) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// Waits until nothing is on its way.
+    pub(super) fn wait(&self) -> Result<(), EngineError> {
+        Ok(self.copies.wait()?)
+    }
+}
+
+/// A staging buffer of this size at least: pinned if that can be had.
+fn staging<'a>(
+    gpu: &Gpu,
+    buffer: &'a mut Option<HostMemory>,
+    bytes: usize,
+) -> Result<&'a mut HostMemory, EngineError> {
+    // The old one first: there may be no room for both.
+    if buffer.as_ref().is_some_and(|buffer| buffer.len() < bytes) {
+        *buffer = None;
+    }
+    match buffer {
+        Some(buffer) => Ok(buffer),
+        None => {
+            let made = match HostMemory::pinned(gpu, bytes) {
+                Err(CudaError::OutOfPinnedMemory { .. }) => HostMemory::pageable(gpu, bytes),
+                made => made,
+            };
+            Ok(buffer.insert(made?))
+        }
+    }
+}
+
+/// Reads a unit from files; where each of its tensors starts, or `None` when cancelled.
+fn read(
+    reader: &Reader,
+    unit: &UnitPlan,
+    memory: &mut HostMemory,
+    cancel: &AtomicBool,
+) -> Result<Option<Vec<usize>>, EngineError> {
+    let bytes = memory.to_write()?;
+    let pages: &mut [Page] = bytemuck::cast_slice_mut(bytes);
+    reader.stream(unit, pages, cancel)
+}
+
+/// What a unit's way took, and how long work waited for it, by the card's clock: known once both are past.
+#[derive(Debug)]
+pub(super) struct Passage {
+    pub(super) arrival: Arrival,
+    /// Around the wait.
+    pub(super) asked: Mark,
+    pub(super) got: Mark,
+}
+
+/// The card's times of one passage.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PassageTimes {
+    pub(super) copied: Duration,
+    pub(super) waited: Duration,
+}
+
+impl Passage {
+    /// Its times, if all of it is past.
+    pub(super) fn times(&self) -> Result<Option<PassageTimes>, CudaError> {
+        let waited = self.got.since(&self.asked)?;
+        let copied = self.arrival.end.since(&self.arrival.begin)?;
+        Ok(copied
+            .zip(waited)
+            .map(|(copied, waited)| PassageTimes { copied, waited }))
+    }
+}
