@@ -128,5 +128,7 @@ EXPORT cublasGemmEx(void *handle, int operation_a, int operation_b, int m, int n
             }
         }
     };
-    return stand_in::send(library->stream, work) ? SUCCESS : EXECUTION_FAILED;
+    constexpr size_t TILE = 128;
+    uint64_t tiles = uint64_t((size_t(m) + TILE - 1) / TILE) * ((size_t(n) + TILE - 1) / TILE);
+    return stand_in::send(library->stream, tiles, work) ? SUCCESS : EXECUTION_FAILED;
 }

@@ -1,7 +1,6 @@
 // libcuda.so.1 on the CPU: as much of NVIDIA's driver as Sluice uses, with a card's rules and none of its speed.
 //
-// Work that is sent to a stream is done when somebody waits for it and not before, so that a wait that was forgotten
-// shows every time. Types and codes are those of cuda.h.
+// When work runs that is sent to a stream is in `streams.cpp`. Types and codes are those of cuda.h.
 
 #include "driver.h"
 
@@ -9,14 +8,13 @@
 #include "card.h"
 #include "ptx.h"
 #include "registry.h"
+#include "streams.h"
 
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -131,30 +129,10 @@ class DeviceMemory {
 
 // ---------------------------------------------------------------------------------------------- objects
 
-struct Stream {
-    std::deque<std::function<void()>> work;
-    uint64_t sent = 0, done = 0;
-
-    void send(std::function<void()> next) {
-        work.push_back(std::move(next));
-        sent++;
-    }
-    void finish(uint64_t until) {
-        while (done < until) {
-            auto next = std::move(work.front());
-            work.pop_front();
-            next();
-            done++;
-        }
-    }
-};
-
 struct Event {
     bool timed;
-    // The work that it was recorded after, of which stream. One that was never recorded is over.
-    std::shared_ptr<Stream> stream;
-    uint64_t after = 0;
-    std::chrono::steady_clock::time_point time{};
+    // None when it was never recorded: then it is over.
+    std::shared_ptr<Moment> moment;
 };
 
 struct Module {
@@ -195,15 +173,12 @@ struct Context {
     uint64_t used_bytes = card::CONTEXT_BYTES;
     // Of work that failed: what every later call answers.
     Code failure = SUCCESS;
+    Streams work;
     Handles<Stream> streams;
     Handles<Event> events;
     Handles<Module> modules;
     Handles<Function> functions;
     std::map<uint64_t, std::unique_ptr<DeviceMemory>> memory;
-
-    void finish_all() {
-        for (auto &[handle, stream] : streams) stream->finish(stream->sent);
-    }
 
     bool holds(uint64_t address, size_t bytes) const {
         auto after = memory.upper_bound(address);
@@ -354,7 +329,7 @@ template <class Call> int on_stream(void *handle, Call body) {
     return in_context([&](Context &context) -> Code {
         // There is no default stream here: Sluice has none of its work there.
         auto stream = context.streams.get(handle);
-        return stream ? body(context, *stream) : INVALID_HANDLE;
+        return stream ? body(context, stream) : INVALID_HANDLE;
     });
 }
 
@@ -409,7 +384,7 @@ Code load_module(Context &context, void **module, const char *image, std::string
     return SUCCESS;
 }
 
-Code launch(Context &context, Stream &stream, const Function &function, uint3 grid, uint3 block, size_t shared,
+Code launch(Context &context, const std::shared_ptr<Stream> &stream, const Function &function, uint3 grid, uint3 block, size_t shared,
             void **parameters) {
     static uint64_t calls = 0;
     uint64_t threads = uint64_t(block.x) * block.y * block.z;
@@ -422,7 +397,8 @@ Code launch(Context &context, Stream &stream, const Function &function, uint3 gr
 
     const char *named = std::getenv("STAND_IN_FAIL_KERNEL");
     bool fail = (named && function.name == named) || fails("STAND_IN_FAIL_KERNEL", calls);
-    stream.send([&context, fail, name = function.name, grid, block, shared, body = function.kernel->bind(parameters)] {
+    Cost cost = Cost::kernel(uint64_t(grid.x) * grid.y * grid.z);
+    context.work.send(*stream, cost, [&context, fail, name = function.name, grid, block, shared, body = function.kernel->bind(parameters)] {
         if (fail) context.failure = ILLEGAL_ADDRESS;
         if (context.failure == SUCCESS) run({name.c_str(), grid, block, shared, body});
     });
@@ -433,9 +409,9 @@ Code launch(Context &context, Stream &stream, const Function &function, uint3 gr
 
 // ---------------------------------------------------------------------------------------------- for the other libraries
 
-bool stand_in::send(void *stream, std::function<void()> work) {
-    return on_stream(stream, [&](Context &context, Stream &found) {
-        found.send([&context, work] {
+bool stand_in::send(void *stream, uint64_t blocks, std::function<void()> work) {
+    return on_stream(stream, [&](Context &context, auto &found) {
+        context.work.send(*found, Cost::kernel(blocks), [&context, work] {
             if (context.failure == SUCCESS) work();
         });
         return SUCCESS;
@@ -558,7 +534,7 @@ EXPORT cuDevicePrimaryCtxRelease_v2(int device) {
         auto context = driver.contexts.find(card);
         if (context == driver.contexts.end()) return INVALID_CONTEXT;
         if (--context->second->users > 0) return SUCCESS;
-        context->second->finish_all();
+        context->second->work.finish_all();
         driver.contexts.erase(context);
         return SUCCESS;
     });
@@ -577,7 +553,7 @@ EXPORT cuCtxGetCurrent(void **handle) {
 }
 
 EXPORT cuCtxSynchronize() {
-    return in_context([](Context &context) { return context.finish_all(), SUCCESS; });
+    return in_context([](Context &context) { return context.work.finish_all(), SUCCESS; });
 }
 
 // ------------------------------------------------------------------ memory
@@ -600,7 +576,7 @@ EXPORT cuMemFree_v2(uint64_t address) {
         if (address == 0) return SUCCESS;
         auto found = context.memory.find(address);
         if (found == context.memory.end()) return INVALID_VALUE;
-        context.finish_all();
+        context.work.finish_all();
         context.used_bytes -= found->second->bytes;
         context.memory.erase(found);
         return SUCCESS;
@@ -624,7 +600,7 @@ EXPORT cuMemFreeHost(void *start) {
     return in_context([&](Context &context) {
         auto found = driver.pinned.find(start);
         if (found == driver.pinned.end()) return INVALID_VALUE;
-        context.finish_all();
+        context.work.finish_all();
         munmap(start, found->second);
         driver.pinned.erase(found);
         return SUCCESS;
@@ -634,13 +610,14 @@ EXPORT cuMemFreeHost(void *start) {
 // From pinned memory the bytes are read when the copy runs, and what has been written there until then goes along.
 // Others are read now, as the driver promises.
 EXPORT cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) {
-    return on_stream(stream, [&](Context &context, Stream &found) {
+    return on_stream(stream, [&](Context &context, auto &found) {
         if (!context.holds(to, bytes)) return INVALID_VALUE;
+        Cost cost = Cost::copy(Engine::TO_DEVICE, bytes);
         if (is_pinned(from, bytes)) {
-            found.send([=] { std::memcpy(at(to), from, bytes); });
+            context.work.send(*found, cost, [=] { std::memcpy(at(to), from, bytes); });
         } else {
             auto start = static_cast<const char *>(from);
-            found.send([to, kept = std::vector<char>(start, start + bytes)] {
+            context.work.send(*found, cost, [to, kept = std::vector<char>(start, start + bytes)] {
                 std::memcpy(at(to), kept.data(), kept.size());
             });
         }
@@ -649,28 +626,28 @@ EXPORT cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *s
 }
 
 EXPORT cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
-    return on_stream(stream, [&](Context &context, Stream &found) {
+    return on_stream(stream, [&](Context &context, auto &found) {
         if (!context.holds(from, bytes)) return INVALID_VALUE;
-        found.send([=] { std::memcpy(to, at(from), bytes); });
-        if (!is_pinned(to, bytes)) found.finish(found.sent);
+        context.work.send(*found, Cost::copy(Engine::TO_HOST, bytes), [=] { std::memcpy(to, at(from), bytes); });
+        if (!is_pinned(to, bytes)) context.work.finish(*found);
         return SUCCESS;
     });
 }
 
 EXPORT cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
-    return on_stream(stream, [&](Context &context, Stream &found) {
+    return on_stream(stream, [&](Context &context, auto &found) {
         if (!context.holds(from, bytes) || !context.holds(to, bytes)) return INVALID_VALUE;
         // Where they overlap it is not said which bytes come out.
         if (from < to + bytes && to < from + bytes) stop("a copy between %zu bytes that overlap", bytes);
-        found.send([=] { std::memcpy(at(to), at(from), bytes); });
+        context.work.send(*found, Cost::memory(bytes), [=] { std::memcpy(at(to), at(from), bytes); });
         return SUCCESS;
     });
 }
 
 EXPORT cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void *stream) {
-    return on_stream(stream, [&](Context &context, Stream &found) {
+    return on_stream(stream, [&](Context &context, auto &found) {
         if (!context.holds(to, bytes)) return INVALID_VALUE;
-        found.send([=] { std::memset(at(to), value, bytes); });
+        context.work.send(*found, Cost::memory(bytes), [=] { std::memset(at(to), value, bytes); });
         return SUCCESS;
     });
 }
@@ -679,30 +656,30 @@ EXPORT cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void *str
 
 EXPORT cuStreamCreate(void **handle, unsigned) {
     return in_context([&](Context &context) {
-        return *handle = context.streams.add(std::make_shared<Stream>()), SUCCESS;
+        return *handle = context.streams.add(context.work.create()), SUCCESS;
     });
 }
 
 EXPORT cuStreamCreateWithPriority(void **handle, unsigned flags, int) { return cuStreamCreate(handle, flags); }
 
 EXPORT cuStreamSynchronize(void *stream) {
-    return on_stream(stream, [](Context &, Stream &found) { return found.finish(found.sent), SUCCESS; });
+    return on_stream(stream, [](Context &context, auto &found) { return context.work.finish(*found), SUCCESS; });
 }
 
 EXPORT cuStreamDestroy_v2(void *stream) {
-    return on_stream(stream, [&](Context &context, Stream &found) {
-        found.finish(found.sent);
+    return on_stream(stream, [&](Context &context, auto &found) {
+        context.work.destroy(found);
         context.streams.remove(stream);
         return SUCCESS;
     });
 }
 
 EXPORT cuStreamWaitEvent(void *stream, void *handle, unsigned) {
-    return on_stream(stream, [&](Context &context, Stream &found) {
+    return on_stream(stream, [&](Context &context, auto &found) {
         auto event = context.events.get(handle);
         if (!event) return INVALID_HANDLE;
         // What it stands for now; it may be recorded again later.
-        if (event->stream) found.send([other = event->stream, after = event->after] { other->finish(after); });
+        if (event->moment) context.work.wait_for(*found, event->moment);
         return SUCCESS;
     });
 }
@@ -717,38 +694,33 @@ EXPORT cuEventCreate(void **handle, unsigned flags) {
 }
 
 EXPORT cuEventRecord(void *handle, void *stream) {
-    return on_stream(stream, [&](Context &context, Stream &) {
+    return on_stream(stream, [&](Context &context, auto &found) {
         auto event = context.events.get(handle);
         if (!event) return INVALID_HANDLE;
-        event->stream = context.streams.get(stream);
-        event->stream->send([event] { event->time = std::chrono::steady_clock::now(); });
-        event->after = event->stream->sent;
+        event->moment = context.work.record(found);
         return SUCCESS;
     });
 }
 
 EXPORT cuEventSynchronize(void *handle) {
-    return on_event(handle, [](Context &, auto &event) {
-        if (event->stream) event->stream->finish(event->after);
+    return on_event(handle, [](Context &context, auto &event) {
+        if (event->moment) context.work.finish(*event->moment);
         return SUCCESS;
     });
 }
 
-// Asking lets a little more of the work be done, so that who asks again and again comes to an end.
 EXPORT cuEventQuery(void *handle) {
-    return on_event(handle, [](Context &, auto &event) {
-        if (!event->stream || event->stream->done >= event->after) return SUCCESS;
-        event->stream->finish(event->stream->done + 1);
-        return event->stream->done >= event->after ? SUCCESS : NOT_READY;
+    return on_event(handle, [](Context &context, auto &event) {
+        return !event->moment || context.work.is_over(*event->moment) ? SUCCESS : NOT_READY;
     });
 }
 
 EXPORT cuEventElapsedTime(float *milliseconds, void *from, void *to) {
     return on_event(from, [&](Context &context, auto &first) {
         auto last = context.events.get(to);
-        if (!last || !first->timed || !last->timed || !first->stream || !last->stream) return INVALID_HANDLE;
-        if (first->stream->done < first->after || last->stream->done < last->after) return NOT_READY;
-        *milliseconds = std::chrono::duration<float, std::milli>(last->time - first->time).count();
+        if (!last || !first->timed || !last->timed || !first->moment || !last->moment) return INVALID_HANDLE;
+        if (!first->moment->is_over || !last->moment->is_over) return NOT_READY;
+        *milliseconds = context.work.milliseconds(*first->moment, *last->moment);
         return SUCCESS;
     });
 }
@@ -781,7 +753,7 @@ EXPORT cuModuleLoadData(void **module, const void *image) {
 
 EXPORT cuModuleUnload(void *module) {
     return in_context([&](Context &context) {
-        context.finish_all();
+        context.work.finish_all();
         return context.modules.remove(module) ? SUCCESS : INVALID_HANDLE;
     });
 }
@@ -828,7 +800,7 @@ EXPORT cuFuncSetAttribute(void *handle, int number, int value) {
 EXPORT cuLaunchKernel(void *handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                       unsigned block_y, unsigned block_z, unsigned shared, void *stream, void **parameters,
                       void **extra) {
-    return on_stream(stream, [&](Context &context, Stream &found) {
+    return on_stream(stream, [&](Context &context, auto &found) {
         auto function = context.functions.get(handle);
         if (!function) return INVALID_HANDLE;
         if (extra) return INVALID_VALUE;

@@ -7,8 +7,8 @@
 
 namespace stand_in {
 
-// Appends to a stream's work; false when there is no such stream.
-__attribute__((visibility("default"))) bool send(void *stream, std::function<void()> work);
+// Appends to a stream's work, which takes as long as a kernel of so many blocks; false when there is no such stream.
+__attribute__((visibility("default"))) bool send(void *stream, uint64_t blocks, std::function<void()> work);
 
 // Whether so many bytes from there on are allocated, in the context that this thread uses.
 __attribute__((visibility("default"))) bool holds(uint64_t address, size_t bytes);

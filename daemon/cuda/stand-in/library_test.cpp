@@ -11,6 +11,7 @@ int cuInit(unsigned);
 int cuDevicePrimaryCtxRetain(void **, int);
 int cuDevicePrimaryCtxRelease_v2(int);
 int cuCtxSetCurrent(void *);
+int cuCtxSynchronize();
 int cuMemGetInfo_v2(size_t *, size_t *);
 int cuMemAlloc_v2(uint64_t *, size_t);
 int cuMemFree_v2(uint64_t);
@@ -25,6 +26,7 @@ int cuStreamWaitEvent(void *, void *, unsigned);
 int cuEventCreate(void **, unsigned);
 int cuEventRecord(void *, void *);
 int cuEventQuery(void *);
+int cuEventSynchronize(void *);
 int cuEventElapsedTime(float *, void *, void *);
 int cuModuleLoadData(void **, const void *);
 int cuModuleGetFunction(void **, void *, const char *);
@@ -140,6 +142,122 @@ void streams_wait_for_events() {
     CHECK(polls > 0 && pinned[0] == 3);
     CHECK(cuEventElapsedTime(&milliseconds, first, second) == 0 && milliseconds >= 0);
     CHECK(card.wait() == 0);
+}
+
+// ---------------------------------------------------------------------------------------------- order and time
+
+// STAND_IN_STREAMS=eager: who overwrites what is still needed, and forgot to wait for it, does so early.
+void work_runs_at_once() {
+    Card card;
+    void *other, *memory;
+    CHECK(cuStreamCreate(&other, 1) == 0);
+    CHECK(cuMemHostAlloc(&memory, BYTES, 0) == 0);
+    auto *pinned = static_cast<unsigned char *>(memory);
+    uint64_t address = card.allocate();
+    CHECK(cuMemsetD8Async(address, 3, BYTES, other) == 0);
+    CHECK(cuMemcpyDtoHAsync_v2(pinned, address, BYTES, card.stream) == 0);
+    CHECK(pinned[0] == 3 && pinned[BYTES - 1] == 3);
+    pinned[0] = 9;
+    CHECK(cuMemcpyHtoDAsync_v2(address, pinned, 1, other) == 0);
+    pinned[0] = 0;
+    CHECK(cuMemcpyDtoHAsync_v2(pinned, address, 1, card.stream) == 0);
+    CHECK(pinned[0] == 9);
+}
+
+// STAND_IN_STREAMS=random:1: any order that events allow, and no other.
+void work_runs_in_any_order_that_events_allow() {
+    Card card;
+    void *other, *event;
+    CHECK(cuStreamCreate(&other, 1) == 0 && cuEventCreate(&event, 0) == 0);
+    uint64_t address = card.allocate();
+    auto last = [&](bool waits) {
+        CHECK(cuMemsetD8Async(address, 1, 1, card.stream) == 0);
+        CHECK(cuMemsetD8Async(address, 2, 1, card.stream) == 0);
+        CHECK(cuEventRecord(event, card.stream) == 0);
+        if (waits) CHECK(cuStreamWaitEvent(other, event, 0) == 0);
+        CHECK(cuMemsetD8Async(address, 3, 1, other) == 0);
+        CHECK(cuCtxSynchronize() == 0);
+        unsigned char byte;
+        CHECK(cuMemcpyDtoHAsync_v2(&byte, address, 1, card.stream) == 0);
+        return byte;
+    };
+    int counts[4] = {};
+    for (int i = 0; i < 100; i++) {
+        counts[last(false)]++;
+        CHECK(last(true) == 3);
+    }
+    // 1 would be a stream that doesn't keep its own order.
+    CHECK(counts[1] == 0 && counts[2] > 10 && counts[3] > 10);
+}
+
+// With a clock that is simulated, a link of 1 GB/s, and blocks of 3 ms.
+struct Timed : Card {
+    static constexpr size_t LARGE = 10'000'000;
+    void *copies, *begin, *pinned;
+    uint64_t slot = allocate(LARGE), x = allocate();
+
+    Timed() {
+        CHECK(cuStreamCreate(&copies, 1) == 0);
+        CHECK(cuMemHostAlloc(&pinned, LARGE, 0) == 0);
+        begin = now(stream);
+    }
+    static void *now(void *stream) {
+        void *event;
+        CHECK(cuEventCreate(&event, 0) == 0 && cuEventRecord(event, stream) == 0);
+        return event;
+    }
+    // 10 ms, and a little for the call.
+    void copy(void *on) const { CHECK(cuMemcpyHtoDAsync_v2(slot, pinned, LARGE, on) == 0); }
+    // 3 ms.
+    void compute() const { CHECK(convert(x, x, COUNT) == 0); }
+    // Whether that moment is so many milliseconds after the beginning.
+    bool is(void *moment, float expected) const {
+        float milliseconds;
+        CHECK(cuEventSynchronize(moment) == 0 && cuEventElapsedTime(&milliseconds, begin, moment) == 0);
+        if (milliseconds < expected || milliseconds > expected + 0.1f) std::fprintf(stderr, "%f ms\n", milliseconds);
+        return milliseconds >= expected && milliseconds <= expected + 0.1f;
+    }
+};
+
+void copies_run_beside_kernels() {
+    Timed card;
+    card.copy(card.copies);
+    void *copied = card.now(card.copies);
+    for (int i = 0; i < 4; i++) card.compute();
+    void *computed = card.now(card.stream);
+    CHECK(cuStreamWaitEvent(card.stream, copied, 0) == 0);
+    card.compute();
+    void *both = card.now(card.stream);
+    CHECK(card.is(copied, 10) && card.is(computed, 12) && card.is(both, 15));
+}
+
+void streams_share_what_a_card_has_one_of() {
+    Timed card;
+    void *other;
+    CHECK(cuStreamCreate(&other, 1) == 0);
+    card.copy(card.copies);
+    card.copy(other);
+    CHECK(cuMemcpyDtoHAsync_v2(card.pinned, card.slot, card.LARGE, card.stream) == 0);
+    void *one = card.now(card.copies), *two = card.now(other), *back = card.now(card.stream);
+    // The other direction has an engine of its own.
+    CHECK(card.is(back, 10) && card.is(one, 10) && card.is(two, 20));
+}
+
+void work_begins_after_what_the_host_has_waited_for() {
+    Timed card;
+    card.copy(card.copies);
+    CHECK(cuStreamSynchronize(card.copies) == 0);
+    card.compute();
+    void *after_waiting = card.now(card.stream);
+    CHECK(card.is(after_waiting, 13));
+    // And who asks instead of waiting learns it no sooner.
+    card.copy(card.copies);
+    void *copied = card.now(card.copies);
+    int questions = 1;
+    while (cuEventQuery(copied) == NOT_READY) questions++;
+    CHECK(questions > 1000);
+    card.compute();
+    CHECK(card.is(card.now(card.stream), 26));
 }
 
 // ---------------------------------------------------------------------------------------------- memory
@@ -292,6 +410,11 @@ const Test TESTS[] = {
     TEST(kernel_runs),
     TEST(work_waits),
     TEST(streams_wait_for_events),
+    TEST(work_runs_at_once),
+    TEST(work_runs_in_any_order_that_events_allow),
+    TEST(copies_run_beside_kernels),
+    TEST(streams_share_what_a_card_has_one_of),
+    TEST(work_begins_after_what_the_host_has_waited_for),
     TEST(memory_is_counted),
     TEST(fresh_memory_is_poison),
     TEST(copies_stay_inside),

@@ -102,6 +102,34 @@ fn the_driver_keeps_a_cards_rules() {
 }
 
 #[test]
+fn streams_take_the_order_that_they_are_told() {
+    for (test, order) in [
+        ("work_waits", "lazy"),
+        ("work_runs_at_once", "eager"),
+        ("work_runs_in_any_order_that_events_allow", "random:1"),
+    ] {
+        passes("library_test", test, &[("STAND_IN_STREAMS", order)]);
+    }
+}
+
+#[test]
+fn a_simulated_clock_tells_what_runs_beside_what() {
+    let settings = [
+        ("STAND_IN_CLOCK", "simulated"),
+        ("STAND_IN_LINK_BYTES_PER_S", "1000000000"),
+        ("STAND_IN_KERNEL_NS", "3000000"),
+    ];
+    for test in [
+        "kernel_runs",
+        "copies_run_beside_kernels",
+        "streams_share_what_a_card_has_one_of",
+        "work_begins_after_what_the_host_has_waited_for",
+    ] {
+        passes("library_test", test, &settings);
+    }
+}
+
+#[test]
 fn the_environment_makes_things_fail() {
     for (test, name, value) in [
         ("second_allocation_fails", "STAND_IN_FAIL_ALLOCATION", "2"),
