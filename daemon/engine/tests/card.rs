@@ -16,9 +16,7 @@ use sluice_engine::{
     ledger::Ledger,
     model::shape::Shape,
     ops::Ops,
-    plan::{
-        BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload,
-    },
+    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload},
 };
 use sluice_shared::level::{Choices, Level};
 

@@ -3,10 +3,7 @@
 use std::{borrow::Cow, collections::HashMap, io, time::Duration};
 
 use sluice_engine::{
-    EngineError, RequestError,
-    checkpoint::CheckpointError,
-    plan::PlanError,
-    text::TextError,
+    EngineError, RequestError, checkpoint::CheckpointError, plan::PlanError, text::TextError,
 };
 use sluice_shared::{level::Level, units};
 use tonic::{Code, Status};

@@ -80,6 +80,7 @@ pub fn fixture_logits(
     };
     let never = AtomicBool::new(false);
     let reader = Reader::new(Arc::new(checkpoint), &sources);
+    let reader = Arc::new(reader.with_pin_limit(plan.pinned_bytes));
     let (device, ledger) = (ops.device(), ops.ledger());
     let loaded = Residency::load(&plan, reader, device, ledger, &never, &mut |_| {})?;
     let LoadOutcome::Done(weights) = loaded else {

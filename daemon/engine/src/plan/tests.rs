@@ -182,7 +182,10 @@ fn a_card_streams_what_it_has_no_room_for() {
         assert_eq!(plan.slots.count, 3);
         assert!(plan.streamed().all(|unit| unit.tier == Tier::Host));
         let kept: u64 = plan.streamed().map(UnitPlan::slot_bytes).sum();
-        assert_eq!(plan.pinned_bytes, kept, "all of it is kept where it is copied from");
+        assert_eq!(
+            plan.pinned_bytes, kept,
+            "all of it is kept where it is copied from"
+        );
     }
     let error = plan_on_card(Level::Off, 8 * GIB, &card(u64::MAX, u64::MAX)).unwrap_err();
     assert!(matches!(error, PlanError::BudgetTooSmall { .. }), "{error}");

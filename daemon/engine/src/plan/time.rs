@@ -64,7 +64,11 @@ impl Machine {
             rates,
             disk: DiskRates::default(),
             read_limit_bytes_per_s: None,
-            pin_limit_bytes: if is_card { default_pin_limit(&memory) } else { 0 },
+            pin_limit_bytes: if is_card {
+                default_pin_limit(&memory)
+            } else {
+                0
+            },
             // Where nothing is known of the cache, there is none, whatever the engine may give up.
             cache_bytes: (memory.cache_bytes).map_or(0, |cache| cache.saturating_add(held_bytes)),
         }

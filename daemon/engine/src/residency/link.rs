@@ -93,7 +93,10 @@ impl Link {
 
     /// Bytes that are kept in pinned memory.
     pub(super) fn kept_bytes(&self) -> u64 {
-        self.kept.values().map(|kept| kept.memory.len() as u64).sum()
+        self.kept
+            .values()
+            .map(|kept| kept.memory.len() as u64)
+            .sum()
     }
 
     /// Whether the unit is to be kept and isn't yet.

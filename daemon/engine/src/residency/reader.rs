@@ -97,8 +97,9 @@ impl Reader {
         }
     }
 
-    /// Keeps at most so many bytes of what a card streams in pinned memory.
-    pub(crate) fn with_pin_limit(mut self, bytes: u64) -> Self {
+    /// Keeps at most so many bytes of what a card streams in pinned memory of the host; at first none.
+    #[must_use]
+    pub fn with_pin_limit(mut self, bytes: u64) -> Self {
         self.pin_limit_bytes = bytes;
         self
     }

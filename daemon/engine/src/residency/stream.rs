@@ -433,9 +433,7 @@ impl Shared {
     ) -> Result<Option<Brought>, EngineError> {
         let Some(link) = link else {
             let begun = Instant::now();
-            let starts = self
-                .reader
-                .stream(unit, memory.host_mut(), &self.abandon)?;
+            let starts = self.reader.stream(unit, memory.host_mut(), &self.abandon)?;
             return Ok(starts.map(|starts| Brought {
                 starts,
                 arrival: None,
