@@ -1,6 +1,6 @@
 // Rows picked by number: of the embedding table, decoded, and of activations, as they are. A block takes a row.
 
-#include "format.cuh"
+#include "format_decoded.cuh"
 
 template <class Format>
 DEVICE void embed(float *out, const u32 *ids, const u8 *table, u32 width) {
@@ -27,6 +27,7 @@ template <class Element> DEVICE void take_rows(u8 *out, const u8 *x, const u32 *
         embed<format::F>(out, ids, table, width); \
     }
 FOR_EACH_FORMAT(EMBED_KERNEL, f32)
+FOR_EACH_DECODED_FORMAT(EMBED_KERNEL, f32)
 
 KERNEL_FUNCTION take_rows_2(u8 *out, const u8 *x, const u32 *rows, u32, u32 width) {
     take_rows<u16>(out, x, rows, width);

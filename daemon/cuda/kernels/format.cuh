@@ -133,6 +133,26 @@ struct q6_k {
     }
 };
 
+// A group's scale and minimum.
+struct Scaled {
+    float scale, minimum;
+};
+
+// Those of one of eight groups, from the first 16 bytes of a block: scale and minimum above, and 12 bytes of six bits each.
+DEVICE Scaled scaled_of(const uint4 &head, u32 group) {
+    // The first four groups' six bits lie in a byte each, the others' in the halves of a byte and the two bits that the
+    // first four leave.
+    u32 shift = 8 * (group % 4);
+    u32 scales = head.y >> shift, minima = head.z >> shift, halves = head.w >> shift;
+    bool first = group < 4;
+    u32 six = first ? scales & 63 : (halves & 15) | (scales >> 6 & 3) << 4;
+    u32 six_of_minimum = first ? minima & 63 : (halves >> 4 & 15) | (minima >> 6 & 3) << 4;
+    return {
+        from_bits<__half>(head.x & 0xffff) * float(six),
+        from_bits<__half>(head.x >> 16) * float(six_of_minimum),
+    };
+}
+
 // Four bits times one of 8 scales, less one of 8 minima: scale and minimum above, 12 bytes of 6-bit scales and minima,
 // 128 bytes of halves.
 struct q4_k {
@@ -153,20 +173,12 @@ struct q4_k {
     }
 
     static DEVICE void decode(const Run &run, float (&out)[RUN]) {
-        // The first four groups' six bits lie in a byte each, the others' in the halves of a byte and the two bits
-        // that the first four leave.
-        u32 shift = 8 * (run.group % 4);
-        u32 scales = run.head.y >> shift, minima = run.head.z >> shift, halves = run.head.w >> shift;
-        bool first = run.group < 4;
-        u32 six = first ? scales & 63 : (halves & 15) | (scales >> 6 & 3) << 4;
-        u32 six_of_minimum = first ? minima & 63 : (halves >> 4 & 15) | (minima >> 6 & 3) << 4;
-        float scale = from_bits<__half>(run.head.x & 0xffff) * float(six);
-        float minimum = from_bits<__half>(run.head.x >> 16) * float(six_of_minimum);
+        const Scaled scaled = scaled_of(run.head, run.group);
         const u32 words[4] = {run.quants.x, run.quants.y, run.quants.z, run.quants.w};
         u32 half = 4 * (run.group % 2);
 #pragma unroll
         for (u32 i = 0; i < RUN; i++) {
-            out[i] = scale * whole(words[i / 4] >> half >> 8 * (i % 4) & 15, 0.0f) - minimum;
+            out[i] = scaled.scale * whole(words[i / 4] >> half >> 8 * (i % 4) & 15, 0.0f) - scaled.minimum;
         }
     }
 };
@@ -225,7 +237,7 @@ template <class T, class Format> DEVICE void store_run(T *to, const typename For
 
 } // namespace format
 
-// Calls `MACRO(number, format)` for each format.
+// Calls `MACRO(number, format)` for each format that is multiplied as it is.
 #define FOR_EACH_FORMAT(MACRO, number) \
     MACRO(number, f32) \
     MACRO(number, f16) \

@@ -4,6 +4,7 @@
 //! (ids, positions, rows, tasks) can't be checked here: a number out of range reads or writes where it should not.
 
 mod attend;
+mod dequantize;
 mod head;
 mod modules;
 
@@ -91,7 +92,7 @@ impl Gpu {
             Format::F32 => 0,
             Format::F16 => 1,
             Format::Bf16 => 2,
-            Format::Q8_0 | Format::Q6K | Format::Q4K => panic!("a norm's weights are dense"),
+            _ => panic!("a norm's weights are dense"),
         };
         if rows == 0 || width == 0 {
             return Ok(());
@@ -252,7 +253,8 @@ impl Gpu {
     /// When the card refuses it, or has failed before.
     ///
     /// # Panics
-    /// When a span is too short, the width is not whole blocks, or results are added to other numbers than `f32`.
+    /// When a span is too short, the width is not whole blocks, results are added to other numbers than `f32`, or the format
+    /// [isn't multiplied](Format::is_multiplied).
     pub fn multiply(
         &self,
         number: Number,
@@ -286,7 +288,7 @@ impl Gpu {
             "saturate_f16",
             threads(count),
             ELEMENT_THREADS,
-            &[address(product.out), Argument::U64(count as u64)],
+            &[address(product.out), size_64(count)],
         )
     }
 
@@ -313,6 +315,11 @@ impl Gpu {
             width,
             accumulate,
         } = product;
+        assert!(
+            format.is_multiplied(),
+            "weights in {} are decoded first",
+            format.name()
+        );
         let out_is_f32 = out_is_f32 || number == Number::F32;
         assert!(out_is_f32 || !accumulate, "sums are f32");
         let out_bytes = if out_is_f32 { 4 } else { number.bytes() };
@@ -369,11 +376,7 @@ impl Gpu {
             &format!("{kind}_{}", number.name()),
             threads(count),
             ELEMENT_THREADS,
-            &[
-                address(spans[0]),
-                address(spans[1]),
-                Argument::U64(count as u64),
-            ],
+            &[address(spans[0]), address(spans[1]), size_64(count)],
         )
     }
 
@@ -414,6 +417,10 @@ fn address(span: Span) -> Argument<'static> {
     Argument::Address(span.address())
 }
 
+fn size_64(size: usize) -> Argument<'static> {
+    Argument::U64(size as u64)
+}
+
 fn size(size: usize) -> Argument<'static> {
     Argument::U32(u32::try_from(size).expect("sizes of a matrix have 32 bits"))
 }
@@ -441,8 +448,9 @@ fn holds(name: &str, span: Span, count: usize, element_bytes: usize) {
 fn holds_weights(span: Span, format: Format, count: usize) {
     let alignment = match format {
         Format::F32 => 4,
-        Format::F16 | Format::Bf16 | Format::Q8_0 | Format::Q6K => 2,
-        Format::Q4K => 16,
+        // Blocks of a multiple of 16 bytes are read in loads of 16.
+        Format::Q5K | Format::Q4K => 16,
+        _ => 2,
     };
     assert!(
         span.bytes() >= format.bytes(count) && span.address().is_multiple_of(alignment),

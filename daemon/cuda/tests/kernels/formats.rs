@@ -56,9 +56,29 @@ pub(crate) fn stored(random: &mut Random, format: Format, count: usize) -> Vec<u
         Format::Q6K => bytes
             .chunks_exact_mut(210)
             .for_each(|block| scale(&mut block[208..], 3e-4)),
-        Format::Q4K => bytes.chunks_exact_mut(144).for_each(|block| {
-            scale(&mut block[..2], 1e-3);
-            scale(&mut block[2..4], 1e-2);
+        Format::Q4K | Format::Q5K => {
+            let blocks = bytes.chunks_exact_mut(format.block_bytes());
+            blocks.for_each(|block| {
+                scale(&mut block[..2], 1e-3);
+                scale(&mut block[2..4], 1e-2);
+            });
+        }
+        Format::Q5_0 | Format::Q4_0 => bytes
+            .chunks_exact_mut(format.block_bytes())
+            .for_each(|block| scale(&mut block[..2], 0.06)),
+        Format::Q5_1 | Format::Q4_1 => {
+            let blocks = bytes.chunks_exact_mut(format.block_bytes());
+            blocks.for_each(|block| {
+                scale(&mut block[..2], 0.03);
+                scale(&mut block[2..4], 0.5);
+            });
+        }
+        Format::Q3K => bytes
+            .chunks_exact_mut(110)
+            .for_each(|block| scale(&mut block[108..], 8e-3)),
+        Format::Q2K => bytes.chunks_exact_mut(84).for_each(|block| {
+            scale(&mut block[80..82], 0.02);
+            scale(&mut block[82..], 0.06);
         }),
     }
     bytes
@@ -76,7 +96,34 @@ pub(crate) fn decode(format: Format, bytes: &[u8]) -> Vec<f32> {
                 Format::Bf16 => bf16::from_le_bytes([block[0], block[1]]).to_f32(),
                 Format::Q8_0 => f32::from(block[2 + i].cast_signed()) * half(block),
                 Format::Q6K => q6_k(block, i),
-                Format::Q4K => q4_k(block, i),
+                Format::Q5K => {
+                    let high = block[16 + i % 32] >> (i / 32) & 1;
+                    six_bits(block, i, half_of(&block[48..], i) | high << 4)
+                }
+                Format::Q4K => six_bits(block, i, half_of(&block[16..], i)),
+                Format::Q5_1 => {
+                    let quant = block[8 + i % 16] >> (4 * (i / 16)) & 15 | bit(&block[4..], i) << 4;
+                    f32::from(quant) * half(block) + half(&block[2..])
+                }
+                Format::Q5_0 => {
+                    let quant = block[6 + i % 16] >> (4 * (i / 16)) & 15 | bit(&block[2..], i) << 4;
+                    f32::from(i16::from(quant) - 16) * half(block)
+                }
+                Format::Q4_1 => {
+                    let quant = block[4 + i % 16] >> (4 * (i / 16)) & 15;
+                    f32::from(quant) * half(block) + half(&block[2..])
+                }
+                Format::Q4_0 => {
+                    let quant = block[2 + i % 16] >> (4 * (i / 16)) & 15;
+                    f32::from(i16::from(quant) - 8) * half(block)
+                }
+                Format::Q3K => q3_k(block, i),
+                Format::Q2K => {
+                    let both = block[i / 16];
+                    let quant = block[16 + 32 * (i / 128) + i % 32] >> (2 * (i / 32 % 4)) & 3;
+                    half(&block[80..]) * f32::from(both & 15) * f32::from(quant)
+                        - half(&block[82..]) * f32::from(both >> 4)
+                }
             })
         })
         .collect()
@@ -91,7 +138,18 @@ fn q6_k(block: &[u8], i: usize) -> f32 {
     above * scale * (i32::from(low | high << 4) - 32) as f32
 }
 
-fn q4_k(block: &[u8], i: usize) -> f32 {
+/// Bit `i` of some bytes.
+fn bit(bytes: &[u8], i: usize) -> u8 {
+    bytes[i / 8] >> (i % 8) & 1
+}
+
+/// The four bits of weight `i` where each group of 64 has 32 bytes.
+fn half_of(halves: &[u8], i: usize) -> u8 {
+    halves[32 * (i / 64) + i % 32] >> (4 * (i / 32 % 2)) & 15
+}
+
+/// A weight of a block with 6-bit scales and minima.
+fn six_bits(block: &[u8], i: usize, quant: u8) -> f32 {
     let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
     let (packed, group) = (&block[4..16], i / 32);
     let (scale, minimum) = if group < 4 {
@@ -102,6 +160,20 @@ fn q4_k(block: &[u8], i: usize) -> f32 {
             packed[group + 4] >> 4 | packed[group] >> 6 << 4,
         )
     };
-    let quant = block[16 + 32 * (group / 2) + i % 32] >> (4 * (group % 2)) & 15;
     half(0) * f32::from(scale) * f32::from(quant) - half(2) * f32::from(minimum)
+}
+
+fn q3_k(block: &[u8], i: usize) -> f32 {
+    let above = f16::from_le_bytes([block[108], block[109]]).to_f32();
+    let (packed, group) = (&block[96..108], i / 16);
+    let low = packed[group % 8] >> (4 * (group / 8)) & 15;
+    let high = packed[8 + group % 4] >> (2 * (group / 4)) & 3;
+    let pair = block[32 + 32 * (i / 128) + i % 32] >> (2 * (i / 32 % 4)) & 3;
+    let quant = i16::from(pair)
+        - if block[i % 32] >> (i / 32) & 1 == 0 {
+            4
+        } else {
+            0
+        };
+    above * f32::from(i16::from(low | high << 4) - 32) * f32::from(quant)
 }

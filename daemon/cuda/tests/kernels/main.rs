@@ -10,6 +10,7 @@ mod formats;
 mod support;
 
 mod attention;
+mod dequantize;
 mod elements;
 mod head;
 mod multiply;

@@ -1,0 +1,3 @@
+#include "dequantize.cuh"
+
+DEQUANTIZE_KERNELS(bf16)
