@@ -12,10 +12,12 @@ template <class T> DEVICE void convert(T *out, const float *x, u64 count) {
     if (i < count) out[i] = narrow<T>(x[i]);
 }
 
-// What cuBLAS rounded to infinity becomes the largest number, as in products of our own kernels.
-template <class T> DEVICE void saturate(T *x, u64 count) {
-    const u64 i = thread_of_grid();
-    if (i < count) x[i] = narrow<T>(widen(x[i]));
+// What cuBLAS rounded to infinity becomes the largest number, as in products of our own kernels. Rows begin `stride` numbers
+// apart; a block has a part of one.
+template <class T> DEVICE void saturate(T *x, u32 width, u32 stride) {
+    const u32 column = blockIdx.y * blockDim.x + threadIdx.x;
+    T *number = x + u64(blockIdx.x) * stride + column;
+    if (column < width) *number = narrow<T>(widen(*number));
 }
 
 template <class T> DEVICE void add(float *x, const T *y, u64 count) {

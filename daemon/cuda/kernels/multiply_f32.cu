@@ -15,7 +15,7 @@ using ScalarSmall = ScalarShape<64, 64, 4, 8>;
 
 template <class Format, class Shape>
 DEVICE void multiply_scalars(float *out, const float *x, const u8 *weights, u32 rows, u32 outputs, u32 width,
-                             float beta) {
+                             u32 out_stride, float beta) {
     constexpr u32 STEP = 32;
     // Padding that keeps groups of four aligned.
     constexpr u32 X_STRIDE = Shape::ROWS + 4, WEIGHT_STRIDE = Shape::OUTPUTS + 4;
@@ -75,7 +75,7 @@ DEVICE void multiply_scalars(float *out, const float *x, const u8 *weights, u32 
 #pragma unroll
         for (u32 j = 0; j < ACROSS; j++) {
             const u32 output = first_output + j * 4 * Shape::THREADS_ACROSS + thread_output;
-            float *to = out + u64(row) * outputs + output;
+            float *to = out + u64(row) * out_stride + output;
 #pragma unroll
             for (u32 k = 0; k < 4; k++) {
                 if (output + k < outputs) to[k] = accumulated(sums[i][4 * j + k], beta, to + k);
@@ -87,13 +87,15 @@ DEVICE void multiply_scalars(float *out, const float *x, const u8 *weights, u32 
 #define MULTIPLY_SCALARS_KERNEL(T, F) \
     KERNEL_FUNCTION __launch_bounds__(ScalarLarge::THREADS) \
         multiply_##T##_##F(void *out, u32, const number::T *x, const u8 *weights, u32 rows, u32 outputs, u32 width, \
-                           float beta) { \
-        multiply_scalars<format::F, ScalarLarge>(static_cast<float *>(out), x, weights, rows, outputs, width, beta); \
+                           u32 out_stride, float beta) { \
+        multiply_scalars<format::F, ScalarLarge>(static_cast<float *>(out), x, weights, rows, outputs, width, out_stride, \
+                                                 beta); \
     } \
     KERNEL_FUNCTION __launch_bounds__(ScalarSmall::THREADS) \
         multiply_small_##T##_##F(void *out, u32, const number::T *x, const u8 *weights, u32 rows, u32 outputs, \
-                                 u32 width, float beta) { \
-        multiply_scalars<format::F, ScalarSmall>(static_cast<float *>(out), x, weights, rows, outputs, width, beta); \
+                                 u32 width, u32 out_stride, float beta) { \
+        multiply_scalars<format::F, ScalarSmall>(static_cast<float *>(out), x, weights, rows, outputs, width, out_stride, \
+                                                 beta); \
     }
 
 FOR_EACH_FORMAT(MULTIPLY_SCALARS_KERNEL, f32)

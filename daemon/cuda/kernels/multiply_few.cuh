@@ -75,11 +75,11 @@ DEVICE void multiply_few(Output<T> out, const T *x, const u8 *weights, u32 rows,
     share_sums<FEW_SUMS / 2>(sums, lane);
     const float sum = sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 1);
     const u32 output = first + lane / 2 / FEW_ROWS, row = lane / 2 % FEW_ROWS;
-    if (lane % 2 == 0 && row < rows && output < outputs) out.put(u64(row) * outputs + output, sum);
+    if (lane % 2 == 0 && row < rows && output < outputs) out.put(row, output, sum);
 }
 
 #define MULTIPLY_FEW_KERNEL(T, F) \
     KERNEL_FUNCTION multiply_few_##T##_##F(void *out, u32 out_is_f32, const number::T *x, const u8 *weights, u32 rows, \
-                                           u32 outputs, u32 width, float beta) { \
-        multiply_few<number::T, format::F>({out, out_is_f32 != 0, beta}, x, weights, rows, outputs, width); \
+                                           u32 outputs, u32 width, u32 out_stride, float beta) { \
+        multiply_few<number::T, format::F>({out, out_is_f32 != 0, out_stride, beta}, x, weights, rows, outputs, width); \
     }

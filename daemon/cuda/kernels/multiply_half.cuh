@@ -98,7 +98,7 @@ DEVICE void multiply(Output<T> out, const T *x, const u8 *weights, u32 rows, u32
 #pragma unroll 2
         for (u32 r = 0; r < 16; r++) {
             if (row + r < rows && output < outputs) {
-                out.put(u64(row + r) * outputs + output, stage[r * STAGE_STRIDE + lane]);
+                out.put(row + r, output, stage[r * STAGE_STRIDE + lane]);
             }
         }
         __syncwarp();
@@ -108,11 +108,11 @@ DEVICE void multiply(Output<T> out, const T *x, const u8 *weights, u32 rows, u32
 #define MULTIPLY_KERNEL(T, F) \
     KERNEL_FUNCTION __launch_bounds__(Large::THREADS, 2) \
         multiply_##T##_##F(void *out, u32 out_is_f32, const number::T *x, const u8 *weights, u32 rows, u32 outputs, \
-                           u32 width, float beta) { \
-        multiply<number::T, format::F, Large>({out, out_is_f32 != 0, beta}, x, weights, rows, outputs, width); \
+                           u32 width, u32 out_stride, float beta) { \
+        multiply<number::T, format::F, Large>({out, out_is_f32 != 0, out_stride, beta}, x, weights, rows, outputs, width); \
     } \
     KERNEL_FUNCTION __launch_bounds__(Small::THREADS) \
         multiply_small_##T##_##F(void *out, u32 out_is_f32, const number::T *x, const u8 *weights, u32 rows, \
-                                 u32 outputs, u32 width, float beta) { \
-        multiply<number::T, format::F, Small>({out, out_is_f32 != 0, beta}, x, weights, rows, outputs, width); \
+                                 u32 outputs, u32 width, u32 out_stride, float beta) { \
+        multiply<number::T, format::F, Small>({out, out_is_f32 != 0, out_stride, beta}, x, weights, rows, outputs, width); \
     }

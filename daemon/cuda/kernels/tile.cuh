@@ -76,13 +76,16 @@ DEVICE void four_at(const float *from, float *to) {
 // A sum, added to what is at `old` or, with a beta of 0, in its place: then nothing is read, which may be no number.
 DEVICE float accumulated(float sum, float beta, const float *old) { return beta == 0.0f ? sum : sum + beta * *old; }
 
-// Where a multiplication's results go: numbers of type T, or `f32` to which they may be added.
+// Where a multiplication's results go: numbers of type T, or `f32` to which they may be added. Rows begin `stride` numbers
+// apart.
 template <class T> struct Output {
     void *numbers;
     bool is_f32;
+    u32 stride;
     float beta;
 
-    DEVICE void put(u64 at, float value) const {
+    DEVICE void put(u32 row, u32 output, float value) const {
+        const u64 at = u64(row) * stride + output;
         if (is_f32) {
             float *to = static_cast<float *>(numbers) + at;
             *to = accumulated(value, beta, to);

@@ -59,7 +59,8 @@ struct Library(Handle);
 // SAFETY: the handle is of use in any thread, one at a time.
 unsafe impl Send for Library {}
 
-/// A product of matrices, row after row: `out[rows, outputs] = x[rows, width] · weights[outputs, width]ᵀ`.
+/// A product of matrices, row after row: `out[rows, outputs] = x[rows, width] · weights[outputs, width]ᵀ`. Rows of the result
+/// may lie apart.
 #[derive(Debug, Clone, Copy)]
 pub struct Product {
     /// The result, in the numbers of `x` or in `f32`.
@@ -74,10 +75,29 @@ pub struct Product {
     pub rows: usize,
     /// Rows of the weights.
     pub outputs: usize,
+    /// Numbers from one row of the result to the next: `outputs` of them, or more where these are some columns of a wider one.
+    pub out_stride: usize,
     /// Numbers in a row of either.
     pub width: usize,
     /// Whether the product is added to what `out` holds.
     pub accumulate: bool,
+}
+
+impl Product {
+    /// Numbers from the result's first to its last.
+    ///
+    /// # Panics
+    /// When its rows overlap.
+    pub(crate) fn out_len(&self) -> usize {
+        assert!(
+            self.out_stride >= self.outputs,
+            "rows of the result overlap"
+        );
+        match self.rows {
+            0 => 0,
+            rows => (rows - 1) * self.out_stride + self.outputs,
+        }
+    }
 }
 
 impl Blas {
@@ -193,12 +213,13 @@ impl Blas {
             weights,
             rows,
             outputs,
+            out_stride,
             width,
             accumulate,
         } = product;
         let out_number = if out_is_f32 { Number::F32 } else { number };
         assert!(
-            out.bytes() >= rows * outputs * out_number.bytes(),
+            out.bytes() >= product.out_len() * out_number.bytes(),
             "out is too short"
         );
         assert!(x.bytes() >= rows * width * number.bytes(), "x is too short");
@@ -239,7 +260,7 @@ impl Blas {
                 (&raw const beta).cast(),
                 ptr::without_provenance_mut(address(out)),
                 kind(out_number),
-                size(outputs),
+                size(out_stride),
                 compute,
                 ALGORITHM_DEFAULT,
             )

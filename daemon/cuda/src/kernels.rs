@@ -280,15 +280,19 @@ impl Gpu {
             // cuBLAS has words of its own for work that failed before; the driver's say more, and whether all is over.
             self.synchronize().err().unwrap_or(refused)
         })?;
-        let count = product.rows * product.outputs;
-        if number != Number::F16 || product.out_is_f32 || count == 0 {
+        let (rows, outputs) = (product.rows, product.outputs);
+        if number != Number::F16 || product.out_is_f32 || rows == 0 || outputs == 0 {
             return Ok(());
         }
         self.send(
             "saturate_f16",
-            threads(count),
+            [rows, outputs.div_ceil(ELEMENT_THREADS as usize)],
             ELEMENT_THREADS,
-            &[address(product.out), size_64(count)],
+            &[
+                address(product.out),
+                size(outputs),
+                size(product.out_stride),
+            ],
         )
     }
 
@@ -312,6 +316,7 @@ impl Gpu {
             weights,
             rows,
             outputs,
+            out_stride,
             width,
             accumulate,
         } = product;
@@ -323,7 +328,7 @@ impl Gpu {
         let out_is_f32 = out_is_f32 || number == Number::F32;
         assert!(out_is_f32 || !accumulate, "sums are f32");
         let out_bytes = if out_is_f32 { 4 } else { number.bytes() };
-        holds("out", out, rows * outputs, out_bytes);
+        holds("out", out, product.out_len(), out_bytes);
         holds("x", x, rows * width, number.bytes());
         assert!(
             width.is_multiple_of(format.block_len()),
@@ -356,6 +361,7 @@ impl Gpu {
                 size(rows),
                 size(outputs),
                 size(width),
+                size(out_stride),
                 Argument::F32(if accumulate { 1.0 } else { 0.0 }),
             ],
         )

@@ -575,6 +575,7 @@ fn cublas_multiplies() {
                         weights: weights.span(),
                         rows: ROWS,
                         outputs: OUTPUTS,
+                        out_stride: OUTPUTS,
                         width: WIDTH,
                         accumulate,
                     },
@@ -657,6 +658,7 @@ fn cublas_works_in_memory_that_stays() {
             weights: part(2),
             rows: 64,
             outputs: 64,
+            out_stride: 64,
             width: 64,
             accumulate: false,
         };

@@ -39,6 +39,7 @@ pub(super) fn multiply(
                     weights: factors,
                     rows: SIDE,
                     outputs: SIDE,
+                    out_stride: SIDE,
                     width: SIDE,
                     accumulate: false,
                 },

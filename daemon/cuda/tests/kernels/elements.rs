@@ -228,6 +228,7 @@ fn nothing_is_sent_for_nothing() {
             weights: span,
             rows: 0,
             outputs: 0,
+            out_stride: 0,
             width: 256,
             accumulate: false,
         };

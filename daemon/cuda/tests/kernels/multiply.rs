@@ -63,21 +63,32 @@ fn products_too_large_for_half_precision_stay_the_largest_by_cublas_too() {
             (-200.0, 200.0, -65504.0),
             (2.0, 3.0, 192.0),
         ] {
-            let (x, weights) = (factors(one), factors(other));
-            let out = Buffer::new(gpu, SIDE * SIDE * 2);
-            let product = Product {
-                out: out.span(),
-                out_is_f32: false,
-                x: x.span(),
-                weights: weights.span(),
-                rows: SIDE,
-                outputs: SIDE,
-                width: SIDE,
-                accumulate: false,
-            };
-            gpu.multiply(Number::F16, Format::F16, product).unwrap();
-            let found = out.read_numbers(gpu, Number::F16);
-            assert!(found.iter().all(|&sum| sum == expected), "{found:?}");
+            for out_stride in [SIDE, 2 * SIDE, SIDE + 1] {
+                let (x, weights) = (factors(one), factors(other));
+                // Between the rows is what saturating would change.
+                let before = vec![f16::INFINITY.to_f32(); (SIDE - 1) * out_stride + SIDE];
+                let out = Buffer::of_numbers(gpu, Number::F16, &before);
+                let product = Product {
+                    out: out.span(),
+                    out_is_f32: false,
+                    x: x.span(),
+                    weights: weights.span(),
+                    rows: SIDE,
+                    outputs: SIDE,
+                    out_stride,
+                    width: SIDE,
+                    accumulate: false,
+                };
+                gpu.multiply(Number::F16, Format::F16, product).unwrap();
+                let found = out.read_numbers(gpu, Number::F16);
+                for (place, found) in found.into_iter().enumerate() {
+                    let expected = match place % out_stride {
+                        0..SIDE => expected,
+                        _ => f32::INFINITY,
+                    };
+                    assert_eq!(found, expected, "at {place}");
+                }
+            }
         }
     });
 }
@@ -101,13 +112,21 @@ fn check_multiply(
     }
     let x_there = Buffer::of_numbers(gpu, number, &x);
     let weights_there = Buffer::of(gpu, &bytes);
-    for (out_is_f32, accumulate) in [(false, false), (true, false), (true, true)] {
+    for (out_is_f32, accumulate, gap) in [
+        (false, false, 0),
+        (true, false, 0),
+        (true, true, 0),
+        (false, false, 3),
+        (true, true, 70),
+    ] {
         let out_number = if out_is_f32 { Number::F32 } else { number };
+        let out_stride = outputs + gap;
+        let out_len = (rows - 1) * out_stride + outputs;
         // What is not added to is poison.
         let out = if accumulate {
-            Buffer::of(gpu, &vec![0.5f32; rows * outputs])
+            Buffer::of(gpu, &vec![0.5f32; out_len])
         } else {
-            Buffer::new(gpu, rows * outputs * out_number.bytes())
+            Buffer::new(gpu, out_len * out_number.bytes())
         };
         let product = Product {
             out: out.span(),
@@ -116,12 +135,22 @@ fn check_multiply(
             weights: weights_there.span(),
             rows,
             outputs,
+            out_stride,
             width,
             accumulate,
         };
         gpu.multiply_by_kernels(number, format, product).unwrap();
         for (i, found) in out.read_numbers(gpu, out_number).into_iter().enumerate() {
-            let (row, output) = (i / outputs, i % outputs);
+            let (row, output) = (i / out_stride, i % out_stride);
+            if output >= outputs {
+                // Nobody's: the next row is further on.
+                assert!(if accumulate {
+                    found == 0.5
+                } else {
+                    found.is_nan()
+                });
+                continue;
+            }
             let (mut sum, mut size) = (0.0, 0.0);
             for k in 0..width {
                 let term = f64::from(x[row * width + k]) * f64::from(weights[output * width + k]);
@@ -233,6 +262,7 @@ fn the_same_shape_gives_the_same_bits() {
                     weights: weights.span(),
                     rows,
                     outputs,
+                    out_stride: outputs,
                     width,
                     accumulate: false,
                 };
@@ -257,6 +287,7 @@ fn formats_that_are_decoded_first_are_not_multiplied() {
                 weights: memory.span(),
                 rows: 1,
                 outputs: 1,
+                out_stride: 1,
                 width: 256,
                 accumulate: false,
             };

@@ -204,6 +204,7 @@ impl Card {
             weights: weight.span(),
             rows: x.len(),
             outputs: weight.rows,
+            out_stride: weight.rows,
             width: weight.width,
             accumulate,
         };
