@@ -4,6 +4,7 @@
 //! (ids, positions, rows, tasks) can't be checked here: a number out of range reads or writes where it should not.
 
 mod attend;
+mod decode;
 mod dequantize;
 mod head;
 mod modules;
@@ -11,6 +12,7 @@ mod modules;
 pub(crate) use self::modules::module_of;
 pub use self::{
     attend::{ATTEND_QUERIES, Attend, HEAD_DIM_MAX, Segment, Task},
+    decode::{CodedChunk, CodedMatrix, Coding},
     head::{CompareState, HEAD_TOKENS, HeadChoice, HeadRow, HeadState, NO_TOKEN},
 };
 use crate::{Blas, CudaError, Format, Gpu, Number, Product, Span, launch::Argument};

@@ -32,8 +32,8 @@ pub use facts::{
 };
 pub use gpu::{CAPABILITY_NEEDED, Gpu, Timer};
 pub use kernels::{
-    ATTEND_QUERIES, Attend, CUDA_NEEDED, CompareState, HEAD_DIM_MAX, HEAD_TOKENS, HeadChoice,
-    HeadRow, HeadState, NO_TOKEN, Segment, Task,
+    ATTEND_QUERIES, Attend, CUDA_NEEDED, CodedChunk, CodedMatrix, Coding, CompareState,
+    HEAD_DIM_MAX, HEAD_TOKENS, HeadChoice, HeadRow, HeadState, NO_TOKEN, Segment, Task,
 };
 pub use memory::{GpuMemory, MemoryInfo, PinnedMemory, Span};
 pub use number::{Format, Number};

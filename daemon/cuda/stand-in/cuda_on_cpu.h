@@ -217,6 +217,22 @@ inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(unsigned(x)); }
 inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll((unsigned long long)x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline unsigned __brev(unsigned x) {
+    unsigned reversed = 0;
+    for (int i = 0; i < 32; i++) reversed |= (x >> i & 1) << (31 - i);
+    return reversed;
+}
+// Four of eight bytes, by a number of four bits each; the highest of these gives the byte's own highest bit eight times.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+    uint64_t both = uint64_t(high) << 32 | low;
+    unsigned bytes = 0;
+    for (int i = 0; i < 4; i++) {
+        unsigned select = selector >> 4 * i & 15, byte = unsigned(both >> 8 * (select & 7)) & 0xff;
+        if (select & 8) byte = byte & 0x80 ? 0xff : 0;
+        bytes |= byte << 8 * i;
+    }
+    return bytes;
+}
 inline unsigned __umulhi(unsigned x, unsigned y) { return unsigned((uint64_t(x) * y) >> 32); }
 inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
     return (unsigned long long)(((unsigned __int128)x * y) >> 64);

@@ -196,6 +196,13 @@ void partial_mask() {
 
 // ---------------------------------------------------------------------------------------------- numbers
 
+void permuted_bytes() {
+    CHECK(__byte_perm(0x33221100, 0x77665544, 0x5140) == 0x55114400);
+    CHECK(__byte_perm(0x33221100, 0x77665544, 0xf7362) == 0x77336622);
+    CHECK(__byte_perm(0x807f0180, 0, 0xba98) == 0xff0000ff);
+    CHECK(__brev(0x80000005) == 0xa0000001);
+}
+
 void half_precision() {
     for (unsigned bits = 0; bits < 0x10000; bits++) {
         unsigned exponent = bits >> 10 & 31, mantissa = bits & 1023;
@@ -247,6 +254,7 @@ const Test TESTS[] = {
     TEST(leaves_before_shuffle),
     TEST(different_barriers),
     TEST(partial_mask),
+    TEST(permuted_bytes),
     TEST(half_precision),
     TEST(bfloat_precision),
 };

@@ -50,6 +50,7 @@ fn kernels_compute_as_on_a_card() {
             "shuffle",
             "matrix",
             "shared_memory",
+            "permuted_bytes",
             "half_precision",
             "bfloat_precision",
         ] {

@@ -6,10 +6,12 @@ mod here;
 #[path = "../stand_in/mod.rs"]
 mod stand_in;
 
+mod coded;
 mod formats;
 mod support;
 
 mod attention;
+mod decode;
 mod dequantize;
 mod elements;
 mod head;

@@ -1,0 +1,3 @@
+#include "decode_kernels.cuh"
+
+DECODE_KERNELS(f32)
