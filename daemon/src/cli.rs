@@ -12,7 +12,8 @@ use sluice_shared::{
 use crate::{
     coded::{Compress, Decompress, Inspect, Verify},
     config::{
-        AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, ReadLimit, limits,
+        AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, PinLimit, ReadLimit,
+        limits,
     },
     gpu::Gpu,
     planning::Planning,
@@ -79,6 +80,11 @@ pub struct Arguments {
     /// [default: none] [env: SLUICE_READ_LIMIT]
     #[arg(long, value_name = "RATE|none", allow_negative_numbers = true)]
     pub read_limit: Option<ReadLimit>,
+
+    /// Most memory of the host that is pinned for a card to copy streamed weights from, such as 16GiB; no other program
+    /// gets it [default: auto, half of it at most] [env: SLUICE_PIN_LIMIT]
+    #[arg(long, value_name = "BYTES|auto", allow_negative_numbers = true)]
+    pub pin_limit: Option<PinLimit>,
 
     /// Where the embedding's rows are: host, device, or auto for the host at all levels but off
     /// [default: auto] [env: SLUICE_EMBEDDING]

@@ -110,6 +110,7 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
         queue_max: config.queue.value,
         parallel: config.parallel.value,
         read_limit_bytes_per_s: config.read_limit.value.bytes_per_s(),
+        pin_limit_bytes: config.pin_limit.value.bytes(),
         settings: Settings {
             level: config.level.value,
             budget_bytes: config.budget.value.bytes(),

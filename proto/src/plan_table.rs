@@ -70,11 +70,15 @@ fn pass(plan: &Plan) -> String {
 }
 
 fn streamed(plan: &Plan) -> String {
-    let Some(Slots { count, bytes }) = plan.slots.filter(|slots| slots.count > 0) else {
+    let Some(Slots { count, bytes, .. }) = plan.slots.filter(|slots| slots.count > 0) else {
         return "nothing".to_owned();
     };
+    let kept = match plan.pinned_bytes {
+        0 => String::new(),
+        bytes => format!(", from {} of pinned memory", units::bytes(bytes)),
+    };
     format!(
-        "{} in each pass, through {count} slots of {}",
+        "{} in each pass, through {count} slots of {}{kept}",
         units::bytes(plan.streamed_bytes_per_pass),
         units::bytes(bytes)
     )
@@ -184,7 +188,12 @@ pub fn json(plan: &Plan) -> Value {
         "streamed_bytes_per_pass": plan.streamed_bytes_per_pass,
         "kv": plan.kv,
         "resident_bytes": plan.resident_bytes,
-        "slots": {"count": slots.count, "bytes": slots.bytes},
+        "slots": {
+            "count": slots.count,
+            "bytes": slots.bytes,
+            "decoded_bytes": slots.decoded_bytes,
+        },
+        "pinned_bytes": plan.pinned_bytes,
         "memory": memory.collect::<Vec<_>>(),
         "layers": plan.layers.iter().map(layer_json).collect::<Vec<_>>(),
         "is_lossless": plan.is_lossless,
@@ -248,6 +257,7 @@ mod tests {
             slots: Some(Slots {
                 count: 3,
                 bytes: 2048,
+                decoded_bytes: 0,
             }),
             memory: vec![PlannedMemory {
                 kind: "weights".to_owned(),

@@ -151,14 +151,6 @@ pub enum EngineError {
         /// Numbers in one of the model's heads.
         head_dim: usize,
     },
-    /// A card has no kernel for weights that are stored so.
-    #[error("a card doesn't multiply from {format} yet, which tensor {tensor} is stored as")]
-    CardFormat {
-        /// Its name.
-        tensor: String,
-        /// How it is stored.
-        format: &'static str,
-    },
     /// A card refused something, or failed. After a failed kernel this process can't use it any more.
     #[error("the card failed: {0}")]
     Card(#[from] CudaError),

@@ -13,7 +13,7 @@ use sluice_shared::{
 
 use super::{
     AutoFactor, Budget, CacheLimit, Compute, ConfigError, Device, Environment, Filter, IdleUnload,
-    ReadLimit, values::from_text,
+    PinLimit, ReadLimit, values::from_text,
 };
 
 /// What a file may say.
@@ -32,6 +32,8 @@ pub(super) struct FileLayer {
     pub(super) budget: Option<Budget>,
     #[serde(default, deserialize_with = "from_text")]
     pub(super) read_limit: Option<ReadLimit>,
+    #[serde(default, deserialize_with = "from_text")]
+    pub(super) pin_limit: Option<PinLimit>,
     #[serde(default, deserialize_with = "from_text")]
     pub(super) embedding: Option<Embedding>,
     pub(super) auto_factor: Option<AutoFactor>,

@@ -18,7 +18,7 @@ use sluice_shared::{
 
 use self::layers::Layers;
 pub use self::values::{
-    AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, ReadLimit,
+    AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, PinLimit, ReadLimit,
 };
 use crate::cli::Arguments;
 
@@ -41,6 +41,8 @@ pub struct Config {
     pub budget: Setting<Budget>,
     /// Most bytes a second that are read of weights that are streamed.
     pub read_limit: Setting<ReadLimit>,
+    /// Most bytes of the host's memory that are pinned for a card.
+    pub pin_limit: Setting<PinLimit>,
     /// Where the embedding is.
     pub embedding: Setting<Embedding>,
     /// How much longer a pass may take at level `auto` than the fastest level's.
@@ -266,6 +268,13 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             "SLUICE_READ_LIMIT",
             |file| file.read_limit,
             ReadLimit::default(),
+        )?,
+        pin_limit: layers.value(
+            ("--pin-limit", arguments.pin_limit),
+            "pin_limit",
+            "SLUICE_PIN_LIMIT",
+            |file| file.pin_limit,
+            PinLimit::default(),
         )?,
         embedding: layers.value(
             ("--embedding", arguments.embedding),

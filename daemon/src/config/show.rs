@@ -35,6 +35,8 @@ impl fmt::Display for Config {
         key(f, "budget", &self.budget, &budget)?;
         let read_limit = quoted(&self.read_limit.value.to_string());
         key(f, "read_limit", &self.read_limit, &read_limit)?;
+        let pin_limit = quoted(&self.pin_limit.value.to_string());
+        key(f, "pin_limit", &self.pin_limit, &pin_limit)?;
         let embedding = quoted(self.embedding.value.name());
         key(f, "embedding", &self.embedding, &embedding)?;
         // With its point: a number without one is none of TOML's fractions.

@@ -320,6 +320,26 @@ fn the_limit_of_the_cache_is_an_amount_or_none() {
 }
 
 #[test]
+fn the_limit_of_pinned_memory_is_an_amount_or_what_suits_the_machine() {
+    let limit = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().pin_limit.value;
+    let fixture = Fixture::new();
+    assert_eq!(limit(&fixture, &[]).bytes(), None);
+    let fixture = fixture.file("system.toml", "pin_limit = \"6GiB\"\n");
+    assert_eq!(limit(&fixture, &[]).to_string(), "6GiB");
+    assert_eq!(limit(&fixture, &["--pin-limit", "0"]).bytes(), Some(0));
+    assert_eq!(
+        limit(&fixture, &["--pin-limit", "auto"]).to_string(),
+        "auto"
+    );
+    let fixture = Fixture::new().variable("SLUICE_PIN_LIMIT", "much");
+    let error = fixture.resolve(&[]).unwrap_err();
+    assert!(
+        error.starts_with("pin_limit (from $SLUICE_PIN_LIMIT)"),
+        "{error}"
+    );
+}
+
+#[test]
 fn the_limit_of_reads_is_a_rate_or_none() {
     let limit = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().read_limit.value;
     let fixture = Fixture::new();

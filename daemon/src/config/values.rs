@@ -208,6 +208,38 @@ impl fmt::Display for ReadLimit {
     }
 }
 
+/// Most bytes of the host's memory that are pinned for a card to copy streamed weights from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PinLimit(Option<u64>);
+
+impl PinLimit {
+    /// The bytes; `None`: what the engine finds right for the machine.
+    #[must_use]
+    pub fn bytes(self) -> Option<u64> {
+        self.0
+    }
+}
+
+impl FromStr for PinLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim() {
+            "auto" => Ok(Self(None)),
+            text => units::parse_bytes(text).map(|bytes| Self(Some(bytes))),
+        }
+    }
+}
+
+impl fmt::Display for PinLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("auto"),
+            Some(bytes) => f.write_str(&exactly(bytes)),
+        }
+    }
+}
+
 /// After how long without requests the model is let go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IdleUnload(Option<Duration>);

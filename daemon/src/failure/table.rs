@@ -225,13 +225,6 @@ fn engine(error: &EngineError) -> Row {
         EngineError::NoCard(unavailable) => {
             Row::new(Code::FailedPrecondition, "NO_CARD").hint(unavailable.hint())
         }
-        EngineError::CardFormat { tensor, format } => Row::new(
-            Code::FailedPrecondition,
-            "CARD_FORMAT",
-        )
-        .hint("start sluiced with --device cpu, or use a file in q8_0, q6_k, q4_k, f16 or bf16")
-        .figure("tensor", tensor)
-        .figure("format", format),
         EngineError::HeadSize { head_dim } => Row::new(Code::FailedPrecondition, "HEAD_SIZE")
             .hint("start sluiced with --device cpu")
             .figure("head_dim", head_dim),

@@ -27,7 +27,6 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::ModelReplaced) => "model replaced",
         F::Engine(E::OutOfMemory { .. }) => "out of memory",
         F::Engine(E::NoCard(_)) => "no card",
-        F::Engine(E::CardFormat { .. }) => "card format",
         F::Engine(E::HeadSize { .. }) => "head size",
         F::Engine(E::Card(_)) => "card",
         F::Engine(E::Plan(error)) => plan_name(error),
@@ -176,13 +175,6 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (
             engine(EngineError::NoCard(device::Unavailable::NoDevice)),
-            FailedPrecondition,
-        ),
-        (
-            engine(EngineError::CardFormat {
-                tensor: text(),
-                format: "q4_1",
-            }),
             FailedPrecondition,
         ),
         (

@@ -37,6 +37,7 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
         slots: Some(v1::Slots {
             count: plan.slots.count as u32,
             bytes: plan.slots.bytes,
+            decoded_bytes: plan.slots.decoded_bytes,
         }),
         memory: memory
             .filter(|(kind, bytes)| super::card::is_known(*kind, *bytes))
@@ -53,6 +54,7 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
         not_loadable: not_loadable.map_or_else(String::new, |error| error.to_string()),
         notes: notes(plan),
         kv: plan.working.cache.map(|format| format.name().to_owned()),
+        pinned_bytes: plan.pinned_bytes,
     }
 }
 

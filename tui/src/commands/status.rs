@@ -296,6 +296,7 @@ mod tests {
                 slots: Some(Slots {
                     count: 3,
                     bytes: 120 << 20,
+                    decoded_bytes: 0,
                 }),
                 ..Default::default()
             }),

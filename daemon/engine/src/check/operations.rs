@@ -2,7 +2,7 @@
 //! operation forgets to write is no number.
 
 use half::{bf16, f16};
-use sluice_cuda::Number;
+use sluice_cuda::{Number, Span};
 
 use super::{Check, worse};
 use crate::{
@@ -16,11 +16,14 @@ use crate::{
         KeyRows, KeySegment, Keys, Noise, Ops, ROUNDED_ROWS_ERROR, Ranking, RopeTable,
         computed_format,
     },
+    page::{PAGE_BYTES, Page},
     residency::{Data, Weight},
 };
 
 /// Memory that results are written to, poisoned before each check.
 const ARENA_BYTES: u64 = 64 << 20;
+/// Memory that a card decodes weights into: less than the largest are, so that they come in pieces.
+const DECODED_BYTES: usize = 1 << 20;
 
 /// Checks every operation of the device, in the numbers that it computes in. `told` hears of each check as it is done. An
 /// operation that fails is a check that does.
@@ -32,9 +35,12 @@ pub fn operations(
     seed: u64,
     told: &mut dyn FnMut(&Check),
 ) -> Result<Vec<Check>, EngineError> {
+    let tried = Ops::new(device.clone(), Ledger::default())?;
+    let decoded_pages = DECODED_BYTES / PAGE_BYTES;
     let mut pair = Pair {
         cpu: Ops::new(Device::cpu(device.threads())?, Ledger::default())?,
-        tried: Ops::new(device.clone(), Ledger::default())?,
+        decoded: DeviceBuffer::new(device, tried.ledger(), Kind::Scratch, decoded_pages)?,
+        tried,
         noise: Noise::new(seed),
         drawn: 0,
         checks: Vec::new(),
@@ -69,6 +75,8 @@ pub fn operations(
 struct Pair<'a> {
     cpu: Ops,
     tried: Ops,
+    /// What a card decodes weights into.
+    decoded: DeviceBuffer<Page>,
     noise: Noise,
     /// Matrices drawn so far.
     drawn: u64,
@@ -93,6 +101,8 @@ struct Stored {
     /// The numbers that it stands for: what the CPU multiplies with, which rounds rows for some formats.
     numbers: Vec<f32>,
     tried: DeviceBuffer<u64>,
+    /// Where the device tried may decode it into.
+    decoded: Span,
 }
 
 impl Stored {
@@ -110,7 +120,8 @@ impl Stored {
                 self.weight(Data::Host(&bytes[..self.bytes()]))
             }
             on_card @ DeviceBuffer::Gpu(_) => {
-                self.weight(Data::Card(on_card.span().part(0, self.bytes())))
+                let span = on_card.span().part(0, self.bytes());
+                self.weight(Data::on_card(span, self.decoded))
             }
         }
     }
@@ -171,6 +182,7 @@ impl Pair<'_> {
             width,
             numbers,
             tried,
+            decoded: self.decoded.on_card(),
         })
     }
 
@@ -205,6 +217,9 @@ impl Pair<'_> {
 
     /// Fills what the next results are written to with what is no number.
     fn poison(&mut self) -> Result<(), EngineError> {
+        if let Some(gpu) = self.tried.device().gpu() {
+            gpu.fill(self.decoded.on_card(), 0xFF)?;
+        }
         self.tried.poison(ARENA_BYTES)
     }
 
@@ -256,7 +271,7 @@ impl Pair<'_> {
 
     fn embeddings(&mut self) -> Result<(), EngineError> {
         let ids = [3, 0, 0, 0, 699, 3, 3, 12];
-        for &format in self.tried.device().profile().formats() {
+        for format in Format::ALL {
             let table = self.stored(700, 512, format, 2.0)?;
             self.poison()?;
             let expected = self.cpu.embed(&ids, &table.on_cpu())?;
@@ -317,7 +332,7 @@ impl Pair<'_> {
     }
 
     fn products(&mut self) -> Result<(), EngineError> {
-        for &format in self.tried.device().profile().formats() {
+        for format in Format::ALL {
             let tolerance = self.product_tolerance(format);
             for (rows, width, outputs) in
                 [(1, 512, 300), (5, 256, 77), (33, 512, 130), (200, 256, 140)]
@@ -535,6 +550,7 @@ impl Pair<'_> {
             width,
             numbers: numbers.to_vec(),
             tried,
+            decoded: self.decoded.on_card(),
         })
     }
 

@@ -3,8 +3,10 @@
 use crate::{
     device::{Device, DeviceBuffer},
     error::EngineError,
+    format::Format,
     ledger::{Kind, Ledger},
     ops::{AttentionRange, AttentionShape, KeyRows, KeySegment, Keys, Ops},
+    page::Page,
     residency::{Data, Weight},
 };
 
@@ -50,7 +52,8 @@ pub fn speeds(device: &Device, told: &mut dyn FnMut(&Speed)) -> Result<Vec<Speed
         told(&speed);
         all.push(speed);
     };
-    for &format in device.profile().formats() {
+    let decoded = DeviceBuffer::<Page>::to_decode(device, &ledger)?;
+    for format in Format::ALL {
         let bytes = format.bytes(WIDTH * WIDTH);
         let memory =
             DeviceBuffer::<u64>::filled(device, &ledger, Kind::Weights, bytes / 8, |words| {
@@ -63,7 +66,7 @@ pub fn speeds(device: &Device, told: &mut dyn FnMut(&Speed)) -> Result<Vec<Speed
             width: WIDTH,
             data: match &memory {
                 DeviceBuffer::Host(words) => Data::Host(bytemuck::cast_slice(words)),
-                on_card @ DeviceBuffer::Gpu(_) => Data::Card(on_card.span()),
+                on_card @ DeviceBuffer::Gpu(_) => Data::on_card(on_card.span(), decoded.on_card()),
             },
             epoch: 0,
         };

@@ -6,6 +6,8 @@ use super::Device;
 use crate::{
     error::EngineError,
     ledger::{Buffer, Entry, Kind, Ledger},
+    page::{PAGE_BYTES, Page},
+    plan::decoded::BYTES_MAX,
 };
 
 /// Memory of the device, in elements of `T`, that stands in the ledger for as long as it lives. One of a rehearsal is
@@ -127,6 +129,26 @@ impl<T> DeviceBuffer<T> {
         match self {
             Self::Host(_) => unreachable!("kernels of a card are given its own memory"),
             Self::Gpu(buffer) => buffer.memory.span(),
+        }
+    }
+}
+
+impl DeviceBuffer<Page> {
+    /// Memory that a card decodes weights of any shape into, as much as a plan has at most; none on the CPU, which has its
+    /// scratch.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::new`].
+    pub(crate) fn to_decode(device: &Device, ledger: &Ledger) -> Result<Self, EngineError> {
+        let bytes = if device.is_card() { BYTES_MAX } else { 0 };
+        Self::new(device, ledger, Kind::Scratch, bytes / PAGE_BYTES)
+    }
+
+    /// Where it lies on a card; nowhere, if there is none.
+    pub(crate) fn on_card(&self) -> Span {
+        match self {
+            Self::Host(_) => Span::default(),
+            Self::Gpu(_) => self.span(),
         }
     }
 }

@@ -11,9 +11,7 @@ use std::{
 
 use half::bf16;
 use rustix::fs::MemfdFlags;
-use sluice_codec::{
-    Coded, EncodeError, Encoded, Lossless, Number, Scheme, Target, encode, quantize,
-};
+use sluice_codec::{Coded, Encoded, Lossless, Number, Scheme, Target, encode, quantize};
 use sluice_cuda::CudaError;
 
 use super::{DeviceBuffer, Gpu};
@@ -35,7 +33,7 @@ pub struct Rates {
     pub link_bytes_per_s: Option<f64>,
     /// The time of [`Ops::linear`], by format.
     pub linear: Vec<LinearRate>,
-    /// Seconds that one thread takes to decode a number, by how it is coded; of a card, none.
+    /// Seconds that one thread takes to decode a number, by how it is coded; of a card, all of it.
     pub decode: Vec<(Scheme, f64)>,
 }
 
@@ -110,7 +108,7 @@ impl Rates {
         self.linear.iter().find(|rate| rate.format == format)
     }
 
-    /// Seconds that one thread takes to decode a number.
+    /// Seconds that one thread takes to decode a number, or all of a card.
     #[must_use]
     pub fn decode_s(&self, scheme: Scheme) -> Option<f64> {
         let mut known = self.decode.iter();
@@ -119,7 +117,7 @@ impl Rates {
 }
 
 /// Measures the rates, in about a quarter of a second and 48 MiB that are given back; on a card, in what it takes to make
-/// the kernels and a quarter of a second, and 160 MiB. Not at all where that memory can't be had: then plans say nothing of
+/// the kernels and a quarter of a second, and 224 MiB. Not at all where that memory can't be had: then plans say nothing of
 /// times.
 ///
 /// # Errors
@@ -171,13 +169,14 @@ fn measure_card(
     let memory = DeviceBuffer::filled(device, ledger, Kind::Scratch, filling.len(), |memory| {
         memory.copy_from_slice(filling);
     })?;
-    let linear = card::measure_linear(ops, Data::Card(memory.span()));
+    let decoded = DeviceBuffer::to_decode(device, ledger)?;
+    let linear = card::measure_linear(ops, Data::on_card(memory.span(), decoded.on_card()));
     ops.release();
     Ok(Rates {
         copy_bytes_per_s,
         link_bytes_per_s: Some(link.pinned_to_device),
         linear: linear?,
-        decode: Vec::new(),
+        decode: card::measure_decode(ops, gpu, decoded.on_card())?,
     })
 }
 
@@ -208,8 +207,8 @@ fn measure_copy(memory: &mut [u8]) -> io::Result<f64> {
     Ok(COPY_BYTES as f64 / fastest)
 }
 
-/// Seconds that one thread takes to decode a number of weights such as models have, by how they are coded.
-fn measure_decode() -> Vec<(Scheme, f64)> {
+/// A small matrix of numbers as a model has them, in each way of coding it.
+fn coded_samples() -> impl Iterator<Item = (Scheme, Encoded)> {
     let noise = Noise::new(1);
     // Sums of a few uniform numbers are all but normal.
     let uniform = |place: u64| noise.uniform(0, place, 0) as f32 - 0.5;
@@ -221,37 +220,47 @@ fn measure_decode() -> Vec<(Scheme, f64)> {
         let bytes = bytemuck::cast_slice(&weights);
         encode(Number::Bf16, rows, width, bytes, coder, tile)
     };
-    let to_a_rate = || {
-        let values: Vec<f32> = weights.iter().map(|weight| weight.to_f32()).collect();
-        let bits = Target::Bits(DECODE_BITS);
-        let quantized = quantize(Number::Bf16, rows, width, &values, bits, tile);
-        quantized.map(|quantized| quantized.encoded)
-    };
+    let values: Vec<f32> = weights.iter().map(|weight| weight.to_f32()).collect();
+    let to_a_rate = quantize(
+        Number::Bf16,
+        rows,
+        width,
+        &values,
+        Target::Bits(DECODE_BITS),
+        tile,
+    );
+    let coded = [
+        (Scheme::Huffman, lossless(Lossless::Huffman)),
+        (Scheme::Palette, lossless(Lossless::Palette)),
+        (Scheme::Rate, to_a_rate.map(|quantized| quantized.encoded)),
+    ];
+    coded
+        .into_iter()
+        .filter_map(|(scheme, encoded)| Some((scheme, encoded.ok()?)))
+}
+
+/// Seconds that one thread takes to decode a number, in each way.
+fn measure_decode() -> Vec<(Scheme, f64)> {
     // As a multiply does it, in pieces that stay in the cache.
-    let mut out = vec![0.0; DECODE_PIECE * width];
-    let mut measure = |(scheme, encoded): (Scheme, Result<Encoded, EncodeError>)| {
-        let Encoded { layout, bytes } = encoded.ok()?;
+    let mut out = vec![0.0; DECODE_PIECE * DECODE_WIDTH];
+    let measure = |(scheme, encoded): (Scheme, Encoded)| {
+        let Encoded { layout, bytes } = encoded;
         let coded = Coded::new(layout, &bytes).ok()?;
         let mut fastest = f64::INFINITY;
         for _ in 0..COPIES {
             let start = Instant::now();
-            for row in (0..rows).step_by(DECODE_PIECE) {
+            for row in (0..DECODE_ROWS).step_by(DECODE_PIECE) {
                 coded.widen_rows(row..row + DECODE_PIECE, &mut out).ok()?;
             }
             fastest = fastest.min(seconds_since(start));
         }
-        Some((scheme, fastest / weights.len() as f64))
+        Some((scheme, fastest / (DECODE_ROWS * DECODE_WIDTH) as f64))
     };
-    let coded = [
-        (Scheme::Huffman, lossless(Lossless::Huffman)),
-        (Scheme::Palette, lossless(Lossless::Palette)),
-        (Scheme::Rate, to_a_rate()),
-    ];
-    coded.into_iter().filter_map(&mut measure).collect()
+    coded_samples().filter_map(measure).collect()
 }
 
 fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, EngineError> {
-    let mut rates = unknown(ops, POINT_ROWS);
+    let mut rates = unknown(POINT_ROWS);
     let start = Instant::now();
     for round in 0..ROUNDS_MAX {
         if round >= ROUNDS_MIN && start.elapsed() > ROUNDS_TIME {
@@ -266,14 +275,13 @@ fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, Engine
     Ok(rising(rates))
 }
 
-/// Rates that are not measured yet, of all formats that the device multiplies.
-fn unknown(ops: &Ops, rows: [usize; POINTS]) -> Vec<LinearRate> {
+/// Rates that are not measured yet, of all formats.
+fn unknown(rows: [usize; POINTS]) -> Vec<LinearRate> {
     let unknown = |format| LinearRate {
         format,
         points: rows.map(|rows| (rows, f64::INFINITY)),
     };
-    let formats = ops.device().profile().formats();
-    formats.iter().copied().map(unknown).collect()
+    Format::ALL.map(unknown).to_vec()
 }
 
 /// A small matrix lies in the cache: reading a large one still takes its time.

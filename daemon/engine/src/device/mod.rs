@@ -15,7 +15,7 @@ pub use self::{
     facts::{LinearRate, Rates, measure},
     memory::{MemoryFacts, default_budget, default_pin_limit},
 };
-use crate::{error::EngineError, format::Format};
+use crate::error::EngineError;
 
 /// A device and what is known of it; clones are the same one.
 #[derive(Clone)]
@@ -76,15 +76,6 @@ impl Profile {
         Self {
             threads,
             card: None,
-        }
-    }
-
-    /// Formats that it multiplies from, the most faithful first.
-    #[must_use]
-    pub fn formats(&self) -> &'static [Format] {
-        match self.card {
-            Some(_) => &Format::ON_CARDS,
-            None => &Format::ALL,
         }
     }
 }

@@ -4,10 +4,10 @@ use std::sync::mpsc;
 
 use sluice_shared::level::Choices;
 
-use super::{Engine, current::Planner};
+use super::{Engine, Shared, current::Planner};
 use crate::{
     checkpoint::{Checkpoint, DiskRates, Source},
-    device::{self, Device},
+    device::{self, Device, Profile, Rates},
     error::EngineError,
     format::Format,
     ledger::Ledger,
@@ -104,6 +104,23 @@ pub fn machine(device: &Device) -> Result<Machine, EngineError> {
     ))
 }
 
+impl Shared {
+    /// What this machine can do now, within what the engine was told.
+    pub(super) fn machine(
+        &self,
+        device: Profile,
+        rates: Option<Rates>,
+        held_bytes: u64,
+    ) -> Machine {
+        let here = Machine::here(device, rates, held_bytes);
+        Machine {
+            read_limit_bytes_per_s: self.read_limit_bytes_per_s,
+            pin_limit_bytes: self.pin_limit_bytes.unwrap_or(here.pin_limit_bytes),
+            ..here
+        }
+    }
+}
+
 impl Engine {
     /// What this machine can do, as it was measured for the loaded model, else as the engine's thread measures it the first
     /// time that anybody asks. Waits for what that thread does just now.
@@ -119,10 +136,7 @@ impl Engine {
             return Err(EngineError::Stopped);
         }
         let rates = receive.recv().map_err(|_| EngineError::Stopped)??;
-        Ok(Machine {
-            read_limit_bytes_per_s: self.shared.read_limit_bytes_per_s,
-            ..Machine::here(self.device.profile(), rates, 0)
-        })
+        Ok(self.shared.machine(self.device.profile(), rates, 0))
     }
 }
 

@@ -55,14 +55,6 @@ impl Planner {
             });
         }
         let sources = plan::sources(checkpoint, shape.tensors())?;
-        let formats = machine.device.formats();
-        let has_none = |source: &&SourceTensor| !formats.contains(&source.format);
-        if let Some(source) = sources.iter().find(has_none) {
-            return Err(EngineError::CardFormat {
-                tensor: checkpoint.name_in_file(&source.spec.name),
-                format: source.format.name(),
-            });
-        }
         let machine = Machine {
             disk: disk_rates(checkpoint),
             ..machine

@@ -25,7 +25,7 @@ use crate::{
     error::EngineError,
     model::family::ModelConfig,
     ops::Ops,
-    plan::{Machine, Plan, UnitPlan},
+    plan::{Plan, UnitPlan},
     residency::{LoadOutcome, Reader, Residency},
     schedule::Load,
     text::Text,
@@ -228,10 +228,7 @@ impl Beside {
         let (ops, ledger) = (&self.ops, &self.shared.ledger);
         let opened = Opened::new(source)?;
         let profile = ops.device().profile();
-        let machine = Machine {
-            read_limit_bytes_per_s: self.shared.read_limit_bytes_per_s,
-            ..Machine::here(profile, self.rates.clone(), ledger.used_bytes())
-        };
+        let machine = (self.shared).machine(profile, self.rates.clone(), ledger.used_bytes());
         let planner = Planner::of_checkpoint(&opened.checkpoint, opened.config.clone(), machine)?;
         let planner = Arc::new(planner);
         let budget = self.shared.state.budget_bytes(&settings);

@@ -66,6 +66,9 @@ pub struct Options {
     /// Most bytes a second that passes read of weights that are streamed, from the disk or the system's cache: whatever else
     /// uses them has the rest. `None`: as fast as it goes.
     pub read_limit_bytes_per_s: Option<u64>,
+    /// Most bytes of the host's memory that are pinned for a card to copy streamed weights from. `None`: what
+    /// [`device::default_pin_limit`] says.
+    pub pin_limit_bytes: Option<u64>,
     /// What models are loaded with.
     pub settings: Settings,
     /// Where converted copies of checkpoints are kept, so that they can be streamed and the next load needn't convert;
@@ -87,6 +90,7 @@ impl Default for Options {
             queue_max: 16,
             parallel: PARALLEL_DEFAULT,
             read_limit_bytes_per_s: None,
+            pin_limit_bytes: None,
             settings: Settings::default(),
             derivatives: None,
             keep_converted: false,
@@ -251,6 +255,7 @@ struct Shared {
     ledger: Ledger,
     state: State,
     read_limit_bytes_per_s: Option<u64>,
+    pin_limit_bytes: Option<u64>,
     last_model_id: AtomicU64,
     alive: AtomicBool,
 }
@@ -273,6 +278,7 @@ impl Engine {
             ledger,
             state: State::new(options.settings, budget_default),
             read_limit_bytes_per_s: options.read_limit_bytes_per_s,
+            pin_limit_bytes: options.pin_limit_bytes,
             last_model_id: AtomicU64::new(0),
             alive: AtomicBool::new(true),
         });

@@ -71,15 +71,31 @@ impl Format {
         Self::Q2K,
     ];
 
-    /// Those that cards have kernels for: what safetensors have, and what levels convert to.
-    pub const ON_CARDS: [Self; 6] = [
-        Self::F32,
-        Self::F16,
-        Self::Bf16,
-        Self::Q8_0,
-        Self::Q6K,
-        Self::Q4K,
-    ];
+    /// Whether a card multiplies with weights as they are stored; others are decoded there first.
+    #[must_use]
+    pub fn is_multiplied_on_cards(self) -> bool {
+        self.on_card().is_multiplied()
+    }
+
+    /// What a card's kernels call it.
+    pub(crate) fn on_card(self) -> sluice_cuda::Format {
+        use sluice_cuda::Format as Card;
+        match self {
+            Self::F32 => Card::F32,
+            Self::F16 => Card::F16,
+            Self::Bf16 => Card::Bf16,
+            Self::Q8_0 => Card::Q8_0,
+            Self::Q6K => Card::Q6K,
+            Self::Q5K => Card::Q5K,
+            Self::Q5_1 => Card::Q5_1,
+            Self::Q5_0 => Card::Q5_0,
+            Self::Q4K => Card::Q4K,
+            Self::Q4_1 => Card::Q4_1,
+            Self::Q4_0 => Card::Q4_0,
+            Self::Q3K => Card::Q3K,
+            Self::Q2K => Card::Q2K,
+        }
+    }
 
     /// The name that plans, logs and screens use.
     #[must_use]

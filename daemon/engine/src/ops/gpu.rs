@@ -1,6 +1,8 @@
 //! The operations on a card: each is a launch of its kernels, in the order in which they are called. Nothing waits but
 //! what reads results back.
 
+mod weights;
+
 use std::ops::Range;
 
 use bytemuck::Pod;
@@ -17,9 +19,8 @@ use super::{
     head::Running,
 };
 use crate::{
-    device::{Device, DeviceBuffer},
+    device::{CardProfile, Device, DeviceBuffer},
     error::EngineError,
-    format::Format,
     ledger::{Entry, Kind, Ledger},
     residency::Weight,
 };
@@ -27,6 +28,7 @@ use crate::{
 /// A card, and what its operations need all the time.
 pub(super) struct Card {
     gpu: Gpu,
+    profile: CardProfile,
     number: Number,
     _held: Held,
 }
@@ -48,7 +50,9 @@ impl Held {
 
 impl Card {
     pub(super) fn new(gpu: Gpu, device: &Device, ledger: &Ledger) -> Result<Self, EngineError> {
+        let profile = device.profile().card;
         Ok(Self {
+            profile: profile.expect("a card's device has its profile"),
             number: device.number(),
             gpu,
             _held: Held::new(device, ledger)?,
@@ -92,7 +96,7 @@ impl Card {
         ids: &Indices,
         table: &Weight<'_>,
     ) -> Result<(), EngineError> {
-        let format = format(table.format);
+        let format = table.format.on_card();
         let (rows, width) = (out.len(), out.width());
         Ok(self
             .gpu
@@ -157,7 +161,7 @@ impl Card {
             out.span(),
             x.rows_span(start, rows),
             weight.span(),
-            format(weight.format),
+            weight.format.on_card(),
             rows,
             out.width(),
             epsilon,
@@ -197,20 +201,14 @@ impl Card {
             "the widths of rows and weights differ"
         );
         assert_eq!(x.number(), self.number);
-        let product = cuda::Product {
-            out,
-            out_is_f32: number == Number::F32,
-            x: x.span(),
-            weights: weight.span(),
-            rows: x.len(),
-            outputs: weight.rows,
-            out_stride: weight.rows,
-            width: weight.width,
+        weights::multiply(
+            &self.gpu,
+            &self.profile,
+            x,
+            weight,
+            (out, number),
             accumulate,
-        };
-        Ok(self
-            .gpu
-            .multiply(self.number, format(weight.format), product)?)
+        )
     }
 
     pub(super) fn silu_multiply(
@@ -519,17 +517,5 @@ fn head_choice(choice: &Choice<'_>) -> cuda::HeadChoice {
         suppressed_count: choice.suppressed.len() as u32,
         ends: list(choice.end_tokens),
         suppressed: list(choice.suppressed),
-    }
-}
-
-fn format(format: Format) -> cuda::Format {
-    match format {
-        Format::F32 => cuda::Format::F32,
-        Format::F16 => cuda::Format::F16,
-        Format::Bf16 => cuda::Format::Bf16,
-        Format::Q8_0 => cuda::Format::Q8_0,
-        Format::Q6K => cuda::Format::Q6K,
-        Format::Q4K => cuda::Format::Q4K,
-        other => unreachable!("a model with {} is not loaded to a card", other.name()),
     }
 }

@@ -1,6 +1,7 @@
 //! What lives where in which format, how much memory that takes and how long a pass is: decided before anything is
 //! loaded, by functions that need no device.
 
+pub(crate) mod decoded;
 pub(crate) mod layout;
 mod recipe;
 mod spread;
@@ -181,13 +182,15 @@ pub struct Slots {
     pub count: usize,
     /// Bytes of each.
     pub bytes: u64,
+    /// Bytes of memory on a card that weights are decoded into, some rows at a time, streamed or not.
+    pub decoded_bytes: u64,
 }
 
 impl Slots {
     /// Bytes of all.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
-        self.count as u64 * self.bytes
+        self.count as u64 * self.bytes + self.decoded_bytes
     }
 }
 
@@ -508,13 +511,27 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         level: question.choices.level,
         canvas: question.workload.canvas,
     };
-    if needed <= question.budget_bytes {
-        return Ok(Slots::default());
+    let decoded =
+        |units: &[UnitPlan]| decoded::bytes(units, &question.machine.device, &question.workload);
+    let resident_decoded = decoded(units);
+    if needed + resident_decoded <= question.budget_bytes {
+        return Ok(Slots {
+            decoded_bytes: resident_decoded,
+            ..Slots::default()
+        });
     }
     if question.choices.level == Level::Off {
-        return Err(too_small(needed));
+        return Err(too_small(needed + resident_decoded));
     }
     let is_card = question.machine.device.card.is_some();
+    // What goes to a card goes there as it is coded.
+    let forms: Vec<UnitPlan> = match is_card {
+        true => units.iter().map(recipe::coded).collect(),
+        false => units.to_vec(),
+    };
+    // Whatever is streamed of them, so that the memory doesn't depend on which are.
+    let decoded_bytes = decoded(&forms).max(resident_decoded);
+    let needed = needed + decoded_bytes;
     let disk_slots = if is_card { HOST_SLOTS } else { DISK_SLOTS };
     // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency.
     for (count, only) in [
@@ -522,21 +539,21 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         (disk_slots, None),
         (HOST_SLOTS, None),
     ] {
-        let fitting = spread::streamed_set(units, count, needed, question.budget_bytes);
+        let fitting = spread::streamed_set(units, &forms, count, needed, question.budget_bytes);
         let Some(streamed) = fitting else { continue };
-        let slot = streamed.iter().map(|&index| units[index].slot_bytes());
+        let slot = streamed.iter().map(|&index| forms[index].slot_bytes());
         let slots = Slots {
             count,
             bytes: slot.max().unwrap_or(0),
+            decoded_bytes,
         };
-        let sum = |bytes: fn(&UnitPlan) -> u64| -> u64 {
-            streamed.iter().map(|&index| bytes(&units[index])).sum()
-        };
+        let freed: u64 = (streamed.iter().map(|&index| units[index].resident_bytes())).sum();
+        let file_bytes: u64 = (streamed.iter().map(|&index| forms[index].file_bytes())).sum();
         // The cache gets what the plan leaves of the machine's memory; what is on a card takes none of it.
-        let peak_bytes = needed + slots.total_bytes() - sum(UnitPlan::resident_bytes);
+        let peak_bytes = needed - decoded_bytes + slots.total_bytes() - freed;
         let taken_bytes = if is_card { 0 } else { peak_bytes };
         let cache_bytes = question.machine.cache_bytes.saturating_sub(taken_bytes);
-        let tier = match sum(UnitPlan::file_bytes) <= cache_bytes {
+        let tier = match file_bytes <= cache_bytes {
             true => Tier::Host,
             false => Tier::Disk,
         };
@@ -545,6 +562,7 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         }
         let mut pinned = time::Pinned::new(question.machine.pin_limit_bytes.min(cache_bytes));
         for index in streamed {
+            units[index] = forms[index].clone();
             units[index].tier = Tier::Host;
             // What can't be kept where a card copies from is as on the CPU.
             if !pinned.takes(&units[index]) {
@@ -553,7 +571,9 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         }
         return Ok(slots);
     }
-    Err(too_small(needed - spread::most_saved(units, HOST_SLOTS)))
+    Err(too_small(
+        needed - spread::most_saved(units, &forms, HOST_SLOTS),
+    ))
 }
 
 /// The most faithful loadable level whose pass takes at most so many times as long as the fastest one's as is chosen; of

@@ -19,7 +19,8 @@ const LEAST_SAVING: f64 = 0.2;
 /// divide takes the next format up, and nothing gets larger than it was. What a GGUF file has in blocks already was rounded
 /// once; it is rounded again only where that saves a fifth of its bytes.
 pub(super) fn storage(level: Level, from: From, tensor: &TensorPlan) -> Storage {
-    let coded = tensor.coded.filter(|_| from.can_decode);
+    let is_read_by_row = from.is_card && tensor.part == Part::Embedding;
+    let coded = (tensor.coded).filter(|_| from.can_decode && !is_read_by_row);
     let source = match coded {
         // Decoded it would take more, and be the same.
         Some(coding) if !coding.is_lossless() => Storage::Coded(coding),
@@ -61,14 +62,17 @@ pub(super) fn storage(level: Level, from: From, tensor: &TensorPlan) -> Storage 
 pub(super) struct From {
     /// A container of coded weights.
     is_container: bool,
-    /// Whether coded weights can be multiplied from: a card's kernels decode nothing yet.
+    /// Whether coded weights can be multiplied from.
     can_decode: bool,
+    /// A card's rows of the embedding are read as they are.
+    is_card: bool,
 }
 
 impl From {
     fn new(units: &[UnitPlan], machine: &Machine) -> Self {
         Self {
-            can_decode: machine.device.card.is_none(),
+            can_decode: true,
+            is_card: machine.device.card.is_some(),
             ..Self::decoding_nothing(units)
         }
     }
@@ -79,6 +83,7 @@ impl From {
         Self {
             is_container: tensors.any(|tensor| tensor.coded.is_some()),
             can_decode: false,
+            is_card: false,
         }
     }
 }
@@ -100,6 +105,20 @@ pub(super) fn apply(level: Level, embedding: Embedding, machine: &Machine, units
             _ => Tier::Device,
         };
     }
+}
+
+/// A unit as a card streams it: what is coded in the checkpoint, and decoded at this level, is brought as it is coded.
+pub(super) fn coded(unit: &UnitPlan) -> UnitPlan {
+    let mut coded = unit.clone();
+    for tensor in &mut coded.tensors {
+        if let (Storage::Plain(format), Some(coding)) = (tensor.storage, tensor.coded)
+            && format == tensor.source
+            && tensor.part != Part::Embedding
+        {
+            tensor.storage = Storage::Coded(coding);
+        }
+    }
+    coded
 }
 
 /// A unit on the device with what is coded without loss decoded; others as they are.

@@ -4,10 +4,11 @@
 use super::unit::UnitPlan;
 use crate::residency::Unit;
 
-/// Indices of the units to stream, with `slots` slots, such that `needed` bytes shrink to the budget; `None` when that
+/// Indices of the units to stream, in these forms with `slots` slots, such that `needed` bytes shrink to the budget; `None` when that
 /// can't be done.
 pub(super) fn streamed_set(
     units: &[UnitPlan],
+    forms: &[UnitPlan],
     slots: usize,
     needed: u64,
     budget: u64,
@@ -15,7 +16,7 @@ pub(super) fn streamed_set(
     let candidates = candidates(units);
     let fits = |set: &[usize]| {
         // No more slots than there is to stream: such a plan would keep all of it and gain nothing.
-        set.len() > slots && needed + slot_bytes(units, set, slots) <= budget + freed(units, set)
+        set.len() > slots && needed + slot_bytes(forms, set, slots) <= budget + freed(units, set)
     };
     let mut set = (1..=candidates.len()).find_map(|count| {
         let set: Vec<usize> = (0..count)
@@ -36,9 +37,9 @@ pub(super) fn streamed_set(
 }
 
 /// Most bytes that streaming can save.
-pub(super) fn most_saved(units: &[UnitPlan], slots: usize) -> u64 {
+pub(super) fn most_saved(units: &[UnitPlan], forms: &[UnitPlan], slots: usize) -> u64 {
     let all = candidates(units);
-    freed(units, &all).saturating_sub(slot_bytes(units, &all, slots))
+    freed(units, &all).saturating_sub(slot_bytes(forms, &all, slots))
 }
 
 /// What may be streamed: weights that are worth a read.
@@ -53,7 +54,7 @@ fn freed(units: &[UnitPlan], set: &[usize]) -> u64 {
     set.iter().map(|&index| units[index].resident_bytes()).sum()
 }
 
-fn slot_bytes(units: &[UnitPlan], set: &[usize], slots: usize) -> u64 {
-    let largest = set.iter().map(|&index| units[index].slot_bytes()).max();
+fn slot_bytes(forms: &[UnitPlan], set: &[usize], slots: usize) -> u64 {
+    let largest = set.iter().map(|&index| forms[index].slot_bytes()).max();
     slots as u64 * largest.unwrap_or(0)
 }

@@ -40,6 +40,17 @@ pub fn transition(from: &Plan, to: &Plan) -> Vec<Step> {
         .collect();
     let stays = |unit: &usize| to.units[*unit].resident_bytes() > 0;
 
+    // What units are decoded into has to be there before the first of them is.
+    if state.slots.decoded_bytes < to.slots.decoded_bytes {
+        match state.stream(&[]) {
+            Some(step) => steps.push(step),
+            None => {
+                let (brought, evicted) = changed.into_iter().partition(stays);
+                return vec![Step::Settle { evicted, brought }];
+            }
+        }
+    }
+
     // What shrinks comes first: each makes room for the next.
     let shrinks = |state: &State<'_>, unit: usize| {
         let now = state.units[unit].resident_bytes();
@@ -137,6 +148,7 @@ impl<'a> State<'a> {
                 false => 0,
             },
             bytes: streamed().map(UnitPlan::slot_bytes).max().unwrap_or(0),
+            decoded_bytes: self.slots.decoded_bytes.max(self.to.slots.decoded_bytes),
         };
         let before = std::mem::replace(&mut self.units, units);
         let slots_before = std::mem::replace(&mut self.slots, slots);

@@ -177,6 +177,7 @@ impl Residency {
     ) -> Result<bool, EngineError> {
         let units = &target.units;
         drop(self.end_stream());
+        self.decoded = None;
         for &index in evicted {
             if self.held[index].plan != units[index] {
                 self.held[index] = Held {
@@ -212,6 +213,7 @@ impl Residency {
                 .map(|held| held.plan.slot_bytes())
                 .max()
                 .unwrap_or(0),
+            decoded_bytes: self.slots.decoded_bytes.max(new.decoded_bytes),
         }
     }
 

@@ -15,6 +15,8 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
+use sluice_cuda::Span;
+
 pub(crate) use self::change::Preparation;
 use self::{
     link::Link,
@@ -25,7 +27,7 @@ pub use self::{
     reader::Reader,
     stream::StreamStats,
     unit::{Part, TensorSpec, Unit},
-    weight::{CodedRows, Data, Weight},
+    weight::{CodedOnCard, CodedRows, Data, OnCard, Weight},
 };
 use crate::{
     device::{Device, DeviceBuffer, Profile},
@@ -45,6 +47,8 @@ pub struct Residency {
     stream: Option<Stream>,
     /// The way to a card, while no stream has it.
     link: Option<Link>,
+    /// Memory on a card that weights are decoded into.
+    decoded: Option<DeviceBuffer<Page>>,
     /// None in a rehearsal.
     reader: Option<Arc<Reader>>,
     device: Device,
@@ -114,6 +118,7 @@ impl Residency {
             slots: plan.slots,
             stream: None,
             link: None,
+            decoded: None,
             reader: Some(reader),
             device: device.clone(),
             ledger: ledger.clone(),
@@ -151,6 +156,7 @@ impl Residency {
             slots: Slots::default(),
             stream: None,
             link: None,
+            decoded: None,
             reader: None,
             device: Device::rehearsal(Profile::cpu(0)),
             ledger: Ledger::rehearsal(),
@@ -187,6 +193,7 @@ impl Residency {
     /// Streams what is neither on the device nor read row by row, beginning with the first of it. Slots of the right
     /// size are used on.
     fn start_stream(&mut self) -> Result<(), EngineError> {
+        self.fit_decoded()?;
         let mut cycle = Vec::new();
         for held in &mut self.held {
             if held.plan.is_streamed() {
@@ -215,6 +222,32 @@ impl Residency {
         }
         self.stream = Some(Stream::start(reader, cycle, slots, link)?);
         Ok(())
+    }
+
+    /// Takes or gives back memory that weights are decoded into, as the slots in force say.
+    fn fit_decoded(&mut self) -> Result<(), EngineError> {
+        let bytes = self.slots.decoded_bytes;
+        if self.decoded.as_ref().map_or(0, DeviceBuffer::bytes) == bytes {
+            return Ok(());
+        }
+        // Before more is taken.
+        self.decoded = None;
+        if bytes > 0 {
+            let pages = bytes as usize / PAGE_BYTES;
+            self.decoded = Some(DeviceBuffer::new(
+                &self.device,
+                &self.ledger,
+                Kind::Slots,
+                pages,
+            )?);
+        }
+        Ok(())
+    }
+
+    /// Where weights are decoded into; nowhere but on a card.
+    fn decoded(&self) -> Span {
+        let decoded = self.decoded.as_ref();
+        decoded.map_or_else(Span::default, DeviceBuffer::on_card)
     }
 
     /// Ends the stream; its slots, with nothing on its way to or from them. The way to a card stays for the next one.
@@ -257,6 +290,7 @@ impl Residency {
         Ok(Guard {
             plan: &held.plan,
             bytes,
+            decoded: self.decoded(),
             epoch: self.epoch,
         })
     }
@@ -424,6 +458,7 @@ fn index(units: &[UnitPlan]) -> HashMap<Unit, usize> {
 pub struct Guard<'a> {
     plan: &'a UnitPlan,
     bytes: Bytes<'a>,
+    decoded: Span,
     epoch: u64,
 }
 
@@ -445,14 +480,14 @@ impl Guard<'_> {
             Bytes::Streamed(slot) => Some(slot.loaded()),
             Bytes::None => None,
         };
-        weight(self.plan, loaded, part, self.epoch)
+        weight(self.plan, loaded, part, self.decoded, self.epoch)
     }
 }
 
 impl Loaded {
-    /// One of the weights of the unit that was loaded.
+    /// One of the weights of the unit that was loaded; of a card, one that is multiplied as it is.
     pub(crate) fn weight<'a>(&'a self, unit: &'a UnitPlan, part: Part) -> Weight<'a> {
-        weight(unit, Some(self), part, 0)
+        weight(unit, Some(self), part, Span::default(), 0)
     }
 }
 
@@ -461,6 +496,7 @@ fn weight<'a>(
     unit: &'a UnitPlan,
     loaded: Option<&'a Loaded>,
     part: Part,
+    decoded: Span,
     epoch: u64,
 ) -> Weight<'a> {
     let tensors = &unit.tensors;
@@ -473,7 +509,7 @@ fn weight<'a>(
         format: tensor.storage.format(),
         rows: tensor.rows,
         width: tensor.width,
-        data: loaded.map_or(Data::None, |loaded| loaded.tensor(index, tensor)),
+        data: loaded.map_or(Data::None, |loaded| loaded.tensor(index, tensor, decoded)),
         epoch,
     }
 }

@@ -6,10 +6,11 @@ use std::sync::{
 };
 
 use sluice_codec::DecodeError;
+use sluice_cuda::Span;
 
 use super::{
     convert,
-    weight::{CodedRows, Data},
+    weight::{CodedOnCard, CodedRows, Data, OnCard},
 };
 use crate::{
     checkpoint::{Checkpoint, CodedTensor, OpenRows, TensorEntry, Via},
@@ -54,24 +55,36 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// The bytes of the unit's tensor of this number.
-    pub(crate) fn tensor(&self, index: usize, tensor: &TensorPlan) -> Data<'_> {
+    /// The bytes of the unit's tensor of this number; on a card `decoded` is where they may be decoded into.
+    pub(crate) fn tensor(&self, index: usize, tensor: &TensorPlan, decoded: Span) -> Data<'_> {
         let (start, len) = (self.starts[index], tensor.bytes() as usize);
+        let coded = match (&self.coded[index], tensor.storage) {
+            (Some(coded), Storage::Coded(coding)) => Some((coded, coding)),
+            _ => None,
+        };
         match &self.memory {
             DeviceBuffer::Host(pages) => {
                 let bytes: &[u8] = bytemuck::cast_slice(pages);
                 let bytes = &bytes[start..start + len];
-                match (&self.coded[index], tensor.storage) {
-                    (Some(coded), Storage::Coded(coding)) => Data::Coded(CodedRows {
-                        tensor: coded,
+                match coded {
+                    Some((tensor_coded, coding)) => Data::Coded(CodedRows {
+                        tensor: tensor_coded,
                         bytes,
                         base: coding.start,
                         first_row: tensor.first_row,
                     }),
-                    _ => Data::Host(bytes),
+                    None => Data::Host(bytes),
                 }
             }
-            on_card @ DeviceBuffer::Gpu(_) => Data::Card(on_card.span().part(start, len)),
+            on_card @ DeviceBuffer::Gpu(_) => Data::Card(OnCard {
+                span: on_card.span().part(start, len),
+                coded: coded.map(|(coded, _)| CodedOnCard {
+                    tensor: coded,
+                    base_row: tensor.first_row,
+                    first_row: tensor.first_row,
+                }),
+                decoded,
+            }),
         }
     }
 }
@@ -191,13 +204,11 @@ impl Reader {
                 return Ok(None);
             }
         }
+        let starts = starts(&layout);
+        self.check_coded(unit, bytes, &starts)?;
         if let Some(gpu) = device.gpu() {
             // Nobody knows of this memory yet: passes of the model that serves go on.
             gpu.upload_beside(memory.span(), bytemuck::cast_slice(&staging))?;
-        }
-        let starts = starts(&layout);
-        if let DeviceBuffer::Host(pages) = &memory {
-            self.check_coded(unit, bytemuck::cast_slice(pages), &starts)?;
         }
         Ok(Some(Loaded {
             memory,

@@ -31,9 +31,43 @@ pub enum Data<'a> {
     /// In this process, coded.
     Coded(CodedRows<'a>),
     /// On a card.
-    Card(Span),
+    Card(OnCard<'a>),
     /// Nowhere: a rehearsal.
     None,
+}
+
+/// Rows of a tensor on a card.
+#[derive(Debug, Clone, Copy)]
+pub struct OnCard<'a> {
+    /// Their bytes; of coded ones, those of the chunks from the tensor's row `base_row` on.
+    pub span: Span,
+    /// How they are coded, if they are.
+    pub coded: Option<CodedOnCard<'a>>,
+    /// Memory that weights are decoded into, some rows at a time, where they aren't multiplied as they are; every weight's.
+    pub decoded: Span,
+}
+
+/// How rows on a card are coded.
+#[derive(Debug, Clone, Copy)]
+pub struct CodedOnCard<'a> {
+    /// The tensor.
+    pub tensor: &'a CodedTensor,
+    /// The first row of the chunks that are there.
+    pub base_row: usize,
+    /// The first of the rows, in the tensor.
+    pub first_row: usize,
+}
+
+impl Data<'_> {
+    /// Numbers on a card as they are, and memory there that they may be decoded into.
+    #[must_use]
+    pub fn on_card(span: Span, decoded: Span) -> Self {
+        Self::Card(OnCard {
+            span,
+            coded: None,
+            decoded,
+        })
+    }
 }
 
 /// Rows of a tensor as they are coded.
@@ -65,7 +99,19 @@ impl<'a> Weight<'a> {
                     ..coded
                 }),
                 Data::Host(bytes) => Data::Host(&bytes[from * stride..to * stride]),
-                Data::Card(span) => Data::Card(span.part(from * stride, (to - from) * stride)),
+                Data::Card(card) => Data::Card(match card.coded {
+                    Some(coded) => OnCard {
+                        coded: Some(CodedOnCard {
+                            first_row: coded.first_row + from,
+                            ..coded
+                        }),
+                        ..card
+                    },
+                    None => OnCard {
+                        span: card.span.part(from * stride, (to - from) * stride),
+                        ..card
+                    },
+                }),
                 Data::None => Data::None,
             },
             ..*self
@@ -91,13 +137,24 @@ impl<'a> Weight<'a> {
     /// # Panics
     /// When they are not on a card.
     #[must_use]
-    pub fn span(&self) -> Span {
+    pub fn on_card(&self) -> OnCard<'a> {
         match self.data {
-            Data::Card(span) => span,
+            Data::Card(card) => card,
             Data::Host(_) | Data::Coded(_) | Data::None => {
                 unreachable!("a card's operations are given its own memory")
             }
         }
+    }
+
+    /// Where its numbers lie on a card, as they are.
+    ///
+    /// # Panics
+    /// When they are not on a card, or coded there.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        let card = self.on_card();
+        assert!(card.coded.is_none(), "it is coded");
+        card.span
     }
 
     /// All its numbers as `f32`, on the CPU.

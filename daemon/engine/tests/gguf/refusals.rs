@@ -4,10 +4,7 @@ use std::{fs, path::Path};
 
 use sluice_engine::{
     checkpoint::{Checkpoint, CheckpointError, Source},
-    device::{CardProfile, Number, Profile},
-    engine::Outline,
     format::Format,
-    plan::Machine,
 };
 
 use crate::{
@@ -192,30 +189,4 @@ fn version_2_is_read_and_a_folder_with_one_file_is_enough() {
     fs::rename(folder.path().join("b.gguf"), folder.path().join("4d2f")).unwrap();
     std::os::unix::fs::symlink("4d2f", folder.path().join("c.gguf")).unwrap();
     check(&folder.path().join("c.gguf")).unwrap();
-}
-
-#[test]
-fn a_card_refuses_formats_that_it_has_no_kernel_for() {
-    let folder = tempfile::tempdir().unwrap();
-    let card = Profile {
-        card: Some(CardProfile {
-            total_bytes: 1 << 32,
-            number: Number::F16,
-            context_bytes: 0,
-            workspace_bytes: 0,
-        }),
-        ..Profile::cpu(1)
-    };
-    let outline = |format: Format, device: Profile| {
-        let file = converted("llada-tiny", Dialect::LlamaCpp, format);
-        fs::write(folder.path().join("model.gguf"), file.bytes()).unwrap();
-        let source = Source::Folder(folder.path().to_owned());
-        Outline::of_checkpoint(&source, Machine::unmeasured(device, 0))
-    };
-    outline(Format::Q8_0, card).unwrap();
-    outline(Format::Q5_0, Profile::cpu(1)).unwrap();
-    assert_eq!(
-        outline(Format::Q5_0, card).unwrap_err().to_string(),
-        "a card doesn't multiply from q5_0 yet, which tensor token_embd.weight is stored as"
-    );
 }

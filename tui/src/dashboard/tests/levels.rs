@@ -24,6 +24,7 @@ fn full_plan(level: Level, budget_bytes: u64) -> Plan {
         slots: Some(Slots {
             count: 2,
             bytes: peak_bytes / 8,
+            decoded_bytes: 0,
         }),
         memory: vec![
             kind("weights", peak_bytes / 2),

@@ -3,10 +3,18 @@
 
 use std::time::Instant;
 
-use super::{LinearRate, POINTS, ROUNDS_MAX, ROUNDS_TIME, large, rising, unknown, weight};
+use sluice_codec::{Encoded, Scheme};
+use sluice_cuda::{CodedChunk, CodedMatrix, Coding, Gpu, Number, Span};
+
+use super::{
+    DECODE_ROWS, DECODE_WIDTH, LinearRate, POINTS, ROUNDS_MAX, ROUNDS_TIME, coded_samples, large,
+    rising, unknown, weight,
+};
 use crate::{
+    device::DeviceBuffer,
     error::EngineError,
     format::Format,
+    ledger::Kind,
     ops::{Activation, Ops},
     residency::{Data, Weight},
 };
@@ -17,13 +25,15 @@ const POINT_ROWS: [usize; POINTS] = [1, 64, 512];
 const LONG_S: f64 = 1e-3;
 /// Runs that are timed together, at most.
 const RUNS_MAX: usize = 16;
+/// Runs of decoding, of which the fastest counts.
+const DECODE_ROUNDS: usize = 4;
 /// Parts of the arena that are taken at once, and what each may lose at its ends.
 const PARTS: usize = 4;
 const PART_ENDS_BYTES: usize = 64;
 
 pub(super) fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, EngineError> {
     ops.reserve(arena_bytes(ops) as u64)?;
-    let mut rates = unknown(ops, POINT_ROWS);
+    let mut rates = unknown(POINT_ROWS);
     let mut probes = Vec::new();
     for (rate, LinearRate { format, .. }) in rates.iter().enumerate() {
         for (point, rows) in POINT_ROWS.into_iter().enumerate() {
@@ -44,6 +54,53 @@ pub(super) fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRa
         rates[rate].points[point].1 = probe.seconds / (probe.shape.0 * probe.shape.1) as f64;
     }
     Ok(rising(rates))
+}
+
+/// Seconds that the card takes to decode a number, by how it is coded: of a small matrix again and again, as many times as
+/// have room at `out`, since only many keep it busy.
+pub(super) fn measure_decode(
+    ops: &Ops,
+    gpu: &Gpu,
+    out: Span,
+) -> Result<Vec<(Scheme, f64)>, EngineError> {
+    /// A launch has so many chunks.
+    const COPIES_MAX: usize = 128;
+    let number = ops.device().number();
+    let numbers = DECODE_ROWS * DECODE_WIDTH;
+    let copies = COPIES_MAX.min(out.bytes() / (numbers * number.bytes()));
+    let measure = |(scheme, Encoded { layout, bytes }): (Scheme, Encoded)| {
+        let (device, ledger) = (ops.device(), ops.ledger());
+        let memory = DeviceBuffer::filled(device, ledger, Kind::Scratch, bytes.len(), |memory| {
+            memory.copy_from_slice(&bytes);
+        })?;
+        let chunk = CodedChunk {
+            start: 0,
+            rows: DECODE_ROWS as u32,
+            codes_bytes: layout.codes_len() as u32,
+            escapes_bytes: layout.escapes_len() as u32,
+        };
+        let matrix = CodedMatrix {
+            coding: match scheme {
+                Scheme::Rate => Coding::Rate,
+                Scheme::Palette => Coding::Palette,
+                Scheme::Huffman | Scheme::Plain => Coding::Huffman,
+            },
+            source: Number::Bf16,
+            width: DECODE_WIDTH,
+            tile: layout.tile(),
+            bytes: memory.span(),
+            chunks: &vec![chunk; copies],
+        };
+        let mut decode = || Ok(gpu.decode(number, out, &matrix)?);
+        // Made by the driver when it first runs.
+        decode()?;
+        let mut fastest = f64::INFINITY;
+        for _ in 0..DECODE_ROUNDS {
+            fastest = fastest.min(ops.time(1, &mut decode)?);
+        }
+        Ok((scheme, fastest / (copies * numbers) as f64))
+    };
+    coded_samples().map(measure).collect()
 }
 
 /// A matrix as large as it takes to keep the card busy, and no larger.
@@ -110,7 +167,6 @@ fn arena_bytes(ops: &Ops) -> usize {
         let row = width * size_of::<f32>() + width * number + size_of::<u32>() + outputs * number;
         POINT_ROWS[POINTS - 1] * row + PARTS * PART_ENDS_BYTES
     };
-    let formats = ops.device().profile().formats();
-    let all = formats.iter().copied().flat_map(shapes).map(of_shape);
+    let all = Format::ALL.into_iter().flat_map(shapes).map(of_shape);
     all.max().unwrap_or(0)
 }

@@ -83,6 +83,7 @@ fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, Stream) {
     let slots = Slots {
         count: 3,
         bytes: largest.max().unwrap(),
+        decoded_bytes: 0,
     };
     let slots = Stream::slots(slots, &Device::cpu(1).unwrap(), &Ledger::default()).unwrap();
     let reader = Arc::new(Reader::new(checkpoint, &sources).with_limit(bytes_per_s));

@@ -146,6 +146,12 @@ fn facts(plan: &Plan) -> Vec<String> {
     if let Some(slots) = slots.filter(|_| plan.streamed_bytes_per_pass > 0) {
         streamed += &format!(" through {}", plans::slots(slots));
     }
+    if plan.pinned_bytes > 0 {
+        streamed += &format!(
+            ", from {} of pinned memory",
+            units::bytes(plan.pinned_bytes)
+        );
+    }
     streamed += &match plan.resident_bytes {
         0 => "; how much of the weights stays on the device is unknown".to_owned(),
         bytes => format!("; {} of weights stay on the device", units::bytes(bytes)),

@@ -1,0 +1,91 @@
+//! Memory on a card that weights are decoded into, where they aren't multiplied as they are.
+//!
+//! Some rows of a matrix are decoded, then multiplied, then the next: that takes the same time on the card as decoding all
+//! of it would, and a part of the memory. A tensor is decoded in pieces of about the same size, none above a limit.
+
+use super::{
+    Workload,
+    unit::{Storage, TensorPlan, UnitPlan},
+};
+use crate::{
+    device::{CardProfile, Profile},
+    format::Format,
+    page::PAGE_BYTES,
+    residency::Part,
+};
+
+/// Most bytes of it, but for rows so long that no piece has room. Less keeps a large card waiting between launches, more
+/// gains nothing.
+pub(crate) const BYTES_MAX: usize = 64 << 20;
+/// Rows of a piece are whole multiples of this, as a container's chunks and the tiles of a multiply are.
+const ROWS: usize = 256;
+/// Rows of input from which cuBLAS multiplies decoded blocks faster than our own kernels those that they decode: what
+/// decoding takes more of the card's memory is then little beside the multiply.
+const BLAS_ROWS: usize = 256;
+
+/// Whether a card decodes a weight before it multiplies so many rows with it.
+pub(crate) fn is_decoded_first(
+    card: &CardProfile,
+    format: Format,
+    is_coded: bool,
+    rows: usize,
+) -> bool {
+    let has_blas = card.workspace_bytes > 0;
+    let is_block = format.block_len() > 1;
+    is_coded || is_block && (!format.is_multiplied_on_cards() || has_blas && rows >= BLAS_ROWS)
+}
+
+/// Rows of a piece that are decoded at once of a matrix of so many, in so much memory; `None` when that is too little.
+pub(crate) fn piece_rows(rows: usize, row_bytes: usize, bytes: usize) -> Option<usize> {
+    let most = bytes / row_bytes.max(1) / ROWS * ROWS;
+    if rows * row_bytes <= bytes {
+        return Some(rows.max(1));
+    }
+    let pieces = rows.div_ceil((most > 0).then_some(most)?);
+    // Of about the same size.
+    Some(rows.div_ceil(pieces).next_multiple_of(ROWS))
+}
+
+/// Bytes of it that units take on this device for this workload.
+pub(super) fn bytes(units: &[UnitPlan], profile: &Profile, workload: &Workload) -> u64 {
+    let Some(card) = &profile.card else { return 0 };
+    let rows = workload.rows().max(workload.head_rows());
+    let is_decoded = |tensor: &&TensorPlan| {
+        let is_coded = matches!(tensor.storage, Storage::Coded(_) | Storage::Lossless);
+        tensor.rows > 1
+            && tensor.part != Part::Embedding
+            && is_decoded_first(card, tensor.storage.format(), is_coded, rows)
+    };
+    let piece = |tensor: &TensorPlan| {
+        let row_bytes = tensor.width * card.number.bytes();
+        let least = ROWS.min(tensor.rows) * row_bytes;
+        (tensor.rows * row_bytes).min(BYTES_MAX.max(least))
+    };
+    let tensors = units.iter().flat_map(|unit| &unit.tensors);
+    let most = tensors.filter(is_decoded).map(piece).max().unwrap_or(0);
+    most.next_multiple_of(PAGE_BYTES) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_alike_and_have_room() {
+        for (rows, row_bytes, bytes, expected) in [
+            (12_288, 8192, BYTES_MAX, Some(6144)),
+            (4096, 8192, BYTES_MAX, Some(4096)),
+            (4096, 24_576, BYTES_MAX, Some(2048)),
+            (1000, 100, 30_000, Some(256)),
+            (1000, 100, 99_999, Some(512)),
+            (1000, 100, 100_000, Some(1000)),
+            (300, 100, 25_599, None),
+            (200, 100, 20_000, Some(200)),
+            (0, 100, 0, Some(1)),
+        ] {
+            let found = piece_rows(rows, row_bytes, bytes);
+            assert_eq!(found, expected, "{rows} rows in {bytes} bytes");
+            assert!(found.is_none_or(|rows| rows * row_bytes <= bytes.max(row_bytes)));
+        }
+    }
+}
