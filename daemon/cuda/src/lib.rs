@@ -10,6 +10,7 @@
 //! - [`Blas`] is cuBLAS, where found;
 //! - [`Unavailable`] says why there is no card to use, [`CudaError`] what failed on one.
 
+mod arena;
 mod blas;
 mod context;
 mod driver;
@@ -22,6 +23,7 @@ mod library;
 mod memory;
 mod number;
 
+pub use arena::ArenaUse;
 pub use blas::{Blas, Product};
 pub use error::{CudaError, Unavailable};
 pub use facts::{
