@@ -67,6 +67,14 @@ impl Context {
         self.has_failed.load(Ordering::Relaxed)
     }
 
+    /// Waits until all that was sent to any stream is done. It must be the current one.
+    pub(crate) fn wait(self) -> Result<(), CudaError> {
+        // SAFETY: the context lives.
+        self.check("finish all work on the card", unsafe {
+            (self.driver.api.context_wait)()
+        })
+    }
+
     /// How much memory the card has, and how much of it is free now.
     pub(crate) fn memory(self) -> Result<MemoryInfo, CudaError> {
         let (mut free, mut total) = (0, 0);

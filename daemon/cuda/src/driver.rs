@@ -15,6 +15,7 @@ use libloading::Library;
 
 use crate::{
     CudaError, Unavailable,
+    arena::{Access, Properties},
     error::code,
     facts::nvml,
     kernels::CUDA_NEEDED,
@@ -47,6 +48,7 @@ functions! {
         context_retain: cuDevicePrimaryCtxRetain(*mut Handle, Device),
         context_release: cuDevicePrimaryCtxRelease_v2(Device),
         context_set_current: cuCtxSetCurrent(Handle),
+        context_wait: cuCtxSynchronize(),
 
         memory_info: cuMemGetInfo_v2(*mut usize, *mut usize),
         memory_allocate: cuMemAlloc_v2(*mut u64, usize),
@@ -77,9 +79,24 @@ functions! {
     }
 }
 
+functions! {
+    /// Those by which memory is mapped to addresses of the program's choice, without which Sluice can do.
+    struct RangeApi {
+        granularity: cuMemGetAllocationGranularity(*mut usize, *const Properties, i32),
+        reserve: cuMemAddressReserve(*mut u64, usize, usize, u64, u64),
+        free: cuMemAddressFree(u64, usize),
+        create: cuMemCreate(*mut u64, usize, *const Properties, u64),
+        release: cuMemRelease(u64),
+        map: cuMemMap(u64, usize, usize, u64, u64),
+        unmap: cuMemUnmap(u64, usize),
+        set_access: cuMemSetAccess(u64, usize, *const Access, usize),
+    }
+}
+
 /// The driver, initialized.
 pub(crate) struct Driver {
     pub(crate) api: Api,
+    pub(crate) ranges: Option<RangeApi>,
     /// What it knows of CUDA.
     pub(crate) cuda_version: (u32, u32),
 }
@@ -112,7 +129,13 @@ impl Driver {
         }
         // SAFETY: the types are those of cuda.h, and have been since CUDA 11.
         let api = unsafe { Api::find(library) }.map_err(incomplete)?;
-        let driver = Self { api, cuda_version };
+        // SAFETY: as above.
+        let ranges = unsafe { RangeApi::find(library) }.ok();
+        let driver = Self {
+            api,
+            ranges,
+            cuda_version,
+        };
         // SAFETY: the flags must be 0.
         match unsafe { (driver.api.init)(0) } {
             code::NO_DEVICE => Err(no_device()),

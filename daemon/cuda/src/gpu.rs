@@ -8,7 +8,8 @@ use std::{
 };
 
 use crate::{
-    Blas, CudaError, Facts, GpuMemory, MemoryInfo, PinnedMemory, Span, Unavailable,
+    ArenaUse, Blas, CudaError, Facts, GpuMemory, MemoryInfo, PinnedMemory, Span, Unavailable,
+    arena::Arena,
     context::{Context, Event, OwnedContext, Stream},
     driver::Driver,
     facts::NvmlDevice,
@@ -36,6 +37,7 @@ struct Inner {
     copies: Stream,
     kernels: Mutex<Kernels>,
     staging: Mutex<Staging>,
+    arena: Option<Arena>,
     facts: Facts,
     nvml: Option<NvmlDevice>,
     context_bytes: Option<u64>,
@@ -76,6 +78,7 @@ impl Gpu {
         let workspace_bytes = blas
             .as_ref()
             .map_or(0, |blas| blas.workspace_bytes() as u64);
+        let arena = Arena::open(context.0, device);
         let context_bytes = free_before
             .zip(free_bytes())
             .map(|(before, after)| before.saturating_sub(after + workspace_bytes));
@@ -85,6 +88,7 @@ impl Gpu {
             copies,
             kernels: Mutex::new(Kernels::new(context.0)),
             staging: Mutex::new(staging),
+            arena,
             facts,
             nvml,
             context_bytes,
@@ -132,6 +136,33 @@ impl Gpu {
     /// When there is no room, with what is free.
     pub fn allocate(&self, bytes: usize) -> Result<GpuMemory, CudaError> {
         GpuMemory::allocate(self, bytes)
+    }
+
+    /// Memory on the card for what is large and comes and goes: where the card can, a part of an arena, which has no more
+    /// of the driver's memory than is in use, to a [piece](ArenaUse::piece_bytes).
+    ///
+    /// # Errors
+    /// When there is no room, with what is free.
+    pub fn allocate_part(&self, bytes: usize) -> Result<GpuMemory, CudaError> {
+        match &self.0.arena {
+            Some(arena) if bytes > 0 => {
+                self.current()?;
+                Ok(GpuMemory::part(self, arena.take(bytes)?))
+            }
+            _ => self.allocate(bytes),
+        }
+    }
+
+    /// What the arena has; none where the card can't have one.
+    #[must_use]
+    pub fn arena(&self) -> Option<ArenaUse> {
+        self.0.arena.as_ref().map(Arena::in_use)
+    }
+
+    pub(crate) fn give_back(&self, part: Span) {
+        if let Some(arena) = &self.0.arena {
+            arena.give_back(part);
+        }
     }
 
     /// Memory of the host that the card copies at the full rate of the bus, filled with zeros.

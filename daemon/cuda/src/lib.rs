@@ -11,6 +11,7 @@
 //! - [`Blas`] is cuBLAS, where found;
 //! - [`Unavailable`] says why there is no card to use, [`CudaError`] what failed on one.
 
+mod arena;
 mod blas;
 mod context;
 mod copies;
@@ -24,6 +25,7 @@ mod library;
 mod memory;
 mod number;
 
+pub use arena::ArenaUse;
 pub use blas::{Blas, Product};
 pub use copies::{CopyStream, HostMemory, Mark};
 pub use error::{CudaError, Unavailable};

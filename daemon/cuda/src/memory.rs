@@ -18,6 +18,10 @@ pub struct Span {
 }
 
 impl Span {
+    pub(crate) fn new(address: u64, bytes: usize) -> Self {
+        Self { address, bytes }
+    }
+
     /// `bytes` of it, from `offset` on.
     ///
     /// # Panics
@@ -52,22 +56,48 @@ impl Span {
 #[derive(Debug)]
 pub struct GpuMemory {
     // Before the card, which it needs when it is freed.
-    memory: OnCard,
-    _gpu: Gpu,
+    place: Place,
+    gpu: Gpu,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// An allocation of its own.
+    Own(OnCard),
+    /// A part of the card's arena.
+    Part(Span),
 }
 
 impl GpuMemory {
     pub(crate) fn allocate(gpu: &Gpu, bytes: usize) -> Result<Self, CudaError> {
         Ok(Self {
-            memory: OnCard::allocate(gpu.current()?, bytes)?,
-            _gpu: gpu.clone(),
+            place: Place::Own(OnCard::allocate(gpu.current()?, bytes)?),
+            gpu: gpu.clone(),
         })
+    }
+
+    pub(crate) fn part(gpu: &Gpu, part: Span) -> Self {
+        Self {
+            place: Place::Part(part),
+            gpu: gpu.clone(),
+        }
     }
 
     /// Where it lies.
     #[must_use]
     pub fn span(&self) -> Span {
-        self.memory.span
+        match &self.place {
+            Place::Own(memory) => memory.span,
+            Place::Part(part) => *part,
+        }
+    }
+}
+
+impl Drop for GpuMemory {
+    fn drop(&mut self) {
+        if let Place::Part(part) = self.place {
+            self.gpu.give_back(part);
+        }
     }
 }
 

@@ -30,7 +30,7 @@ for file in ../kernels/*.cu; do kernels+=(-include "$file"); done
 
 compile "${kernels[@]}" -c registry.cpp -o "$out/registry.o"
 compile -c blocks.cpp -o "$out/blocks.o"
-library libcuda.so.1 driver.cpp streams.cpp ptx.cpp "$out/registry.o" "$out/blocks.o"
+library libcuda.so.1 driver.cpp memory.cpp streams.cpp ptx.cpp "$out/registry.o" "$out/blocks.o"
 library libcublas.so.12 cublas.cpp "$out/libcuda.so.1"
 library libcublas.so.11 -DVERSION=110902 cublas.cpp "$out/libcuda.so.1"
 library libnvidia-ml.so.1 nvml.cpp "$out/libcuda.so.1"

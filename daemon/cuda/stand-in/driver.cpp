@@ -6,6 +6,7 @@
 
 #include "blocks.h"
 #include "card.h"
+#include "memory.h"
 #include "ptx.h"
 #include "registry.h"
 #include "streams.h"
@@ -43,6 +44,7 @@ enum Code {
     ILLEGAL_ADDRESS = 700,
     LAUNCH_OUT_OF_RESOURCES = 701,
     NOT_PERMITTED = 800,
+    NOT_SUPPORTED = 801,
     SYSTEM_NOT_READY = 802,
     SYSTEM_DRIVER_MISMATCH = 803,
     COMPAT_NOT_SUPPORTED_ON_DEVICE = 804,
@@ -74,57 +76,12 @@ const Words WORDS[] = {
     {ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"},
     {NOT_PERMITTED, "CUDA_ERROR_NOT_PERMITTED", "operation not permitted"},
+    {NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {SYSTEM_NOT_READY, "CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"},
     {SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
     {COMPAT_NOT_SUPPORTED_ON_DEVICE, "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
      "forward compatibility was attempted on non supported HW"},
     {UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
-};
-
-// ---------------------------------------------------------------------------------------------- memory
-
-// One allocation: pages far from the host's memory, with a page on either side that can't be touched. It ends where its
-// pages end, but for what alignment takes, and its address is never used again.
-class DeviceMemory {
-  public:
-    explicit DeviceMemory(size_t size) : bytes(size) {
-        static uintptr_t next_mapping = FIRST;
-        size_t page = size_t(sysconf(_SC_PAGESIZE));
-        size_t aligned = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-        mapped_bytes = (aligned + page - 1) / page * page + 2 * page;
-        mapped = mmap(reinterpret_cast<void *>(next_mapping), mapped_bytes, PROT_NONE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-        if (mapped == MAP_FAILED) stop("can't map %zu bytes", mapped_bytes);
-        next_mapping += mapped_bytes;
-        first = static_cast<unsigned char *>(mapped) + page;
-        last = first + mapped_bytes - 2 * page;
-        start = last - aligned;
-        if (mprotect(first, size_t(last - first), PROT_READ | PROT_WRITE) != 0) stop("no memory for %zu bytes", bytes);
-        std::memset(first, POISON, size_t(last - first));
-    }
-    DeviceMemory(const DeviceMemory &) = delete;
-
-    ~DeviceMemory() {
-        auto written = [](unsigned char byte) { return byte != POISON; };
-        if (std::any_of(first, start, written) || std::any_of(start + bytes, last, written))
-            stop("something has written beside the %zu bytes at %p", bytes, static_cast<void *>(start));
-        munmap(mapped, mapped_bytes);
-    }
-
-    uint64_t address() const { return reinterpret_cast<uint64_t>(start); }
-
-    // Where no system puts memory of its own accord.
-    static constexpr uintptr_t FIRST = uintptr_t(0x2000) << 32;
-
-    const size_t bytes;
-
-  private:
-    // What the driver promises of an address.
-    static constexpr size_t ALIGNMENT = 256;
-
-    void *mapped;
-    size_t mapped_bytes;
-    unsigned char *first, *start, *last;
 };
 
 // ---------------------------------------------------------------------------------------------- objects
@@ -179,12 +136,23 @@ struct Context {
     Handles<Module> modules;
     Handles<Function> functions;
     std::map<uint64_t, std::unique_ptr<DeviceMemory>> memory;
+    // By the handle that the caller holds.
+    std::map<uint64_t, std::shared_ptr<Physical>> physical;
+    std::map<uint64_t, std::unique_ptr<AddressRange>> ranges;
 
     bool holds(uint64_t address, size_t bytes) const {
+        if (AddressRange *range = range_of(address)) return range->holds(address, bytes);
         auto after = memory.upper_bound(address);
         if (after == memory.begin()) return false;
         auto &[start, block] = *std::prev(after);
         return address - start <= block->bytes && bytes <= block->bytes - (address - start);
+    }
+
+    AddressRange *range_of(uint64_t address) const {
+        auto after = ranges.upper_bound(address);
+        if (after == ranges.begin()) return nullptr;
+        auto &[start, range] = *std::prev(after);
+        return address - start < range->bytes ? range.get() : nullptr;
     }
 };
 
@@ -212,13 +180,18 @@ void tell_fault(int, siginfo_t *info, void *) {
     auto address = reinterpret_cast<uint64_t>(info->si_addr);
     std::string nearest = "no allocation is before it";
     for (auto &[card, context] : driver.contexts) {
+        if (AddressRange *range = context->range_of(address)) {
+            nearest = "nothing is mapped there, " + std::to_string(address - range->address()) +
+                      " bytes from the start of a range";
+            break;
+        }
         auto after = context->memory.upper_bound(address);
         if (after == context->memory.begin()) continue;
         auto &[start, block] = *std::prev(after);
         nearest = std::to_string(address - start) + " bytes from the start of an allocation of " +
                   std::to_string(block->bytes);
     }
-    if (current || (address >= DeviceMemory::FIRST && address < DeviceMemory::FIRST * 2))
+    if (current || (address >= FIRST_ADDRESS && address < FIRST_ADDRESS * 2))
         std::fprintf(stderr, "stand-in: %s: a bad access at %p: %s\n", place().c_str(), info->si_addr, nearest.c_str());
     // Back in the same place it happens again, and whoever was there before deals with it.
     sigaction(SIGSEGV, &driver.before, nullptr);
@@ -249,6 +222,8 @@ int shared_bytes_max() {
     }
 }
 
+bool has_ranges() { return setting("STAND_IN_RANGES", 1) != 0; }
+
 bool attribute(int number, int card, int &value) {
     switch (number) {
     case 1: value = 1024; return true;                        // threads of a block
@@ -275,6 +250,7 @@ bool attribute(int number, int card, int &value) {
     case 76: value = card::capability(card).minor; return true;
     case 81: value = shared_bytes_max() + 1024; return true;  // shared memory of a multiprocessor
     case 97: value = shared_bytes_max(); return true;         // shared memory of a block that asks for it
+    case 102: value = has_ranges(); return true;              // ranges of addresses
     default: return false;
     }
 }
@@ -353,15 +329,52 @@ void *at(uint64_t address) { return reinterpret_cast<void *>(address); }
 // How often memory of a card was asked for.
 uint64_t allocations = 0;
 
+bool finds_room(const Context &context, size_t bytes) {
+    uint64_t taken = context.used_bytes + card::held_bytes(), total = card::total_bytes();
+    return !fails("STAND_IN_FAIL_ALLOCATION", allocations) && taken <= total && bytes <= total - taken;
+}
+
 Code allocate(Context &context, uint64_t *address, size_t bytes) {
     if (!address || bytes == 0) return INVALID_VALUE;
-    uint64_t taken = context.used_bytes + card::held_bytes(), total = card::total_bytes();
-    if (fails("STAND_IN_FAIL_ALLOCATION", allocations) || taken > total || bytes > total - taken) return OUT_OF_MEMORY;
+    if (!finds_room(context, bytes)) return OUT_OF_MEMORY;
     auto memory = std::make_unique<DeviceMemory>(bytes);
     *address = memory->address();
     context.used_bytes += bytes;
     context.memory[*address] = std::move(memory);
     return SUCCESS;
+}
+
+// The least that memory without an address comes in, and where it may be mapped.
+size_t granularity() { return setting("STAND_IN_GRANULARITY", 2 << 20); }
+
+// What the caller asks for memory without an address, and who may touch it: as in cuda.h.
+struct Location {
+    int type, id;
+};
+struct AllocationProperties {
+    int type, handle_types;
+    Location location;
+    void *windows;
+    unsigned char flags[8];
+};
+struct Access {
+    Location location;
+    int flags;
+};
+constexpr int ON_DEVICE = 1, PINNED = 1, READ_WRITE = 3;
+
+// Calls that deal with ranges of addresses.
+template <class Call> int with_ranges(Call body) {
+    return in_context([&](Context &context) -> Code { return has_ranges() ? body(context) : NOT_SUPPORTED; });
+}
+
+// The same of one range, some bytes of which are meant, in whole pieces.
+template <class Call> int in_range(uint64_t address, size_t bytes, Call body) {
+    return with_ranges([&](Context &context) -> Code {
+        AddressRange *range = context.range_of(address);
+        if (!range || bytes == 0 || address % granularity() != 0 || bytes % granularity() != 0) return INVALID_VALUE;
+        return body(context, *range) ? SUCCESS : INVALID_VALUE;
+    });
 }
 
 Code load_module(Context &context, void **module, const char *image, std::string &log) {
@@ -582,6 +595,76 @@ EXPORT cuMemFree_v2(uint64_t address) {
         return SUCCESS;
     });
 }
+
+// ------------------------------------------------------------------ ranges of addresses
+
+EXPORT cuMemGetAllocationGranularity(size_t *bytes, const AllocationProperties *properties, int) {
+    return with_ranges([&](Context &) {
+        if (properties->type != PINNED || properties->location.type != ON_DEVICE) return INVALID_VALUE;
+        return *bytes = granularity(), SUCCESS;
+    });
+}
+
+EXPORT cuMemAddressReserve(uint64_t *address, size_t bytes, size_t, uint64_t, unsigned long long flags) {
+    return with_ranges([&](Context &context) {
+        if (bytes == 0 || bytes % granularity() != 0 || flags != 0) return INVALID_VALUE;
+        auto range = std::make_unique<AddressRange>(bytes);
+        *address = range->address();
+        context.ranges[*address] = std::move(range);
+        return SUCCESS;
+    });
+}
+
+EXPORT cuMemAddressFree(uint64_t address, size_t bytes) {
+    return with_ranges([&](Context &context) {
+        auto found = context.ranges.find(address);
+        if (found == context.ranges.end() || found->second->bytes != bytes || !found->second->is_empty())
+            return INVALID_VALUE;
+        context.ranges.erase(found);
+        return SUCCESS;
+    });
+}
+
+EXPORT cuMemCreate(uint64_t *handle, size_t bytes, const AllocationProperties *properties, unsigned long long flags) {
+    return with_ranges([&](Context &context) {
+        static uint64_t next = 0x51;
+        if (properties->type != PINNED || properties->handle_types != 0 || properties->location.type != ON_DEVICE)
+            return INVALID_VALUE;
+        if (bytes == 0 || bytes % granularity() != 0 || flags != 0) return INVALID_VALUE;
+        if (!finds_room(context, bytes)) return OUT_OF_MEMORY;
+        *handle = next++;
+        context.physical[*handle] = std::make_shared<Physical>(bytes, context.used_bytes);
+        return SUCCESS;
+    });
+}
+
+// What is mapped stays until it is unmapped.
+EXPORT cuMemRelease(uint64_t handle) {
+    return with_ranges([&](Context &context) { return context.physical.erase(handle) ? SUCCESS : INVALID_VALUE; });
+}
+
+// Once only, and all of it, which is less than the driver allows.
+EXPORT cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t handle, unsigned long long flags) {
+    return in_range(address, bytes, [&](Context &context, AddressRange &range) {
+        auto found = context.physical.find(handle);
+        if (found == context.physical.end() || found->second->is_mapped) return false;
+        return offset == 0 && flags == 0 && bytes == found->second->bytes && range.map(address, found->second);
+    });
+}
+
+EXPORT cuMemSetAccess(uint64_t address, size_t bytes, const Access *access, size_t count) {
+    return in_range(address, bytes, [&](Context &, AddressRange &range) {
+        return count == 1 && access->location.type == ON_DEVICE && access->flags == READ_WRITE &&
+               range.make_accessible(address, bytes);
+    });
+}
+
+// It waits for no work: whoever still uses the memory finds nothing there.
+EXPORT cuMemUnmap(uint64_t address, size_t bytes) {
+    return in_range(address, bytes, [&](Context &, AddressRange &range) { return range.unmap(address, bytes); });
+}
+
+// ------------------------------------------------------------------ pinned memory, and copies
 
 EXPORT cuMemHostAlloc(void **start, size_t bytes, unsigned) {
     return in_context([&](Context &) {

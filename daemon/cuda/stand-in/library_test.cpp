@@ -15,6 +15,14 @@ int cuCtxSynchronize();
 int cuMemGetInfo_v2(size_t *, size_t *);
 int cuMemAlloc_v2(uint64_t *, size_t);
 int cuMemFree_v2(uint64_t);
+int cuMemGetAllocationGranularity(size_t *, const void *, int);
+int cuMemAddressReserve(uint64_t *, size_t, size_t, uint64_t, unsigned long long);
+int cuMemAddressFree(uint64_t, size_t);
+int cuMemCreate(uint64_t *, size_t, const void *, unsigned long long);
+int cuMemRelease(uint64_t);
+int cuMemMap(uint64_t, size_t, size_t, uint64_t, unsigned long long);
+int cuMemUnmap(uint64_t, size_t);
+int cuMemSetAccess(uint64_t, size_t, const void *, size_t);
 int cuMemHostAlloc(void **, size_t, unsigned);
 int cuMemFreeHost(void *);
 int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
@@ -291,6 +299,60 @@ void copies_stay_inside() {
     CHECK(cuMemcpyHtoDAsync_v2(address + BYTES, bytes.data(), 0, card.stream) == 0);
 }
 
+// A range of addresses with memory in the second of its pieces.
+struct Range {
+    static constexpr size_t PIECE = 2 << 20;
+    uint64_t start;
+
+    Range() {
+        size_t granularity;
+        CHECK(cuMemGetAllocationGranularity(&granularity, on_device(), 0) == 0 && granularity == PIECE);
+        CHECK(cuMemAddressReserve(&start, 4 * PIECE, 0, 0, 0) == 0);
+        map(1);
+    }
+    // As in cuda.h: pinned memory on card 0.
+    static const void *on_device() {
+        static const int properties[8] = {1, 0, 1, 0};
+        return properties;
+    }
+    uint64_t at(size_t piece) const { return start + piece * PIECE; }
+    void map(size_t piece) const {
+        static const int read_write[3] = {1, 0, 3};
+        uint64_t handle;
+        CHECK(cuMemCreate(&handle, PIECE, on_device(), 0) == 0);
+        CHECK(cuMemMap(at(piece), PIECE, 0, handle, 0) == 0);
+        CHECK(cuMemRelease(handle) == 0);
+        CHECK(cuMemSetAccess(at(piece), PIECE, read_write, 1) == 0);
+    }
+};
+
+void ranges_have_memory_where_it_is_mapped() {
+    Card card;
+    size_t before, after, total;
+    CHECK(cuMemGetInfo_v2(&before, &total) == 0);
+    Range range;
+    CHECK(cuMemGetInfo_v2(&after, &total) == 0 && after == before - range.PIECE);
+    auto fills = [&](uint64_t from, size_t bytes) { return cuMemsetD8Async(from, 1, bytes, card.stream); };
+    CHECK(fills(range.at(1), range.PIECE) == 0);
+    CHECK(fills(range.at(1), range.PIECE + 1) == INVALID_VALUE && fills(range.at(1) - 1, 1) == INVALID_VALUE);
+    range.map(2);
+    CHECK(fills(range.at(1), 2 * range.PIECE) == 0 && card.wait() == 0);
+    CHECK(cuMemUnmap(range.at(1) + 4096, range.PIECE) == INVALID_VALUE);
+    CHECK(cuMemAddressFree(range.start, 4 * range.PIECE) == INVALID_VALUE);
+    CHECK(cuMemUnmap(range.at(1), 2 * range.PIECE) == 0);
+    CHECK(cuMemGetInfo_v2(&after, &total) == 0 && after == before);
+    CHECK(cuMemAddressFree(range.start, 4 * range.PIECE) == 0);
+}
+
+void kernel_reads_unmapped() {
+    Card card;
+    Range range;
+    uint64_t to = card.allocate();
+    CHECK(card.convert(to, range.at(1), COUNT) == 0);
+    CHECK(cuMemUnmap(range.at(1), range.PIECE) == 0);
+    card.wait();
+}
+
 // STAND_IN_FAIL_ALLOCATION=2
 void second_allocation_fails() {
     Card card;
@@ -418,6 +480,8 @@ const Test TESTS[] = {
     TEST(memory_is_counted),
     TEST(fresh_memory_is_poison),
     TEST(copies_stay_inside),
+    TEST(ranges_have_memory_where_it_is_mapped),
+    TEST(kernel_reads_unmapped),
     TEST(second_allocation_fails),
     TEST(kernel_reads_far),
     TEST(kernel_reads_freed),

@@ -93,6 +93,7 @@ fn the_driver_keeps_a_cards_rules() {
         "memory_is_counted",
         "fresh_memory_is_poison",
         "copies_stay_inside",
+        "ranges_have_memory_where_it_is_mapped",
         "stale_ptx_is_refused",
         "launches_have_bounds",
         "matrices_multiply",
@@ -155,6 +156,10 @@ fn accesses_outside_of_an_allocation_are_named() {
             "a bad access at 0x200000002000: 4096 bytes from the start of an allocation of 4000",
         ),
         ("kernel_reads_freed", "kernel convert_f32"),
+        (
+            "kernel_reads_unmapped",
+            "nothing is mapped there, 2097152 bytes from the start of a range",
+        ),
         (
             "kernel_writes_a_little_far",
             "something has written beside the 4000 bytes",

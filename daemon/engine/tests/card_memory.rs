@@ -6,17 +6,17 @@ mod apart;
 #[path = "../../cuda/tests/stand_in/mod.rs"]
 mod stand_in;
 
-use std::path::Path;
+use std::{path::Path, sync::mpsc};
 
 use libloading::os::unix::Library;
 use sluice_engine::{
-    Engine, EngineError, Generate, ModelId, Options, Outcome, Settings, Work,
+    ApplyEvent, Change, Engine, EngineError, Generate, ModelId, Options, Outcome, Settings, Work,
     checkpoint::Source,
     device::{self, Choice, Device, DeviceBuffer, Number},
     ledger::{Kind, Ledger},
     ops::Ops,
 };
-use sluice_shared::sampling::EosPolicy;
+use sluice_shared::{level::Level, sampling::EosPolicy};
 
 /// How often this process asked the driver for memory of a card.
 fn allocations() -> u64 {
@@ -112,6 +112,57 @@ fn a_pass_asks_for_no_memory() {
         };
         assert_eq!(asked_by(2), asked_by(8));
     });
+}
+
+#[test]
+fn the_driver_counts_what_the_account_does_to_a_piece() {
+    const PIECE: u64 = 0x4000;
+    let settings = [("STAND_IN_GRANULARITY", "0x4000")];
+    apart::run(
+        "the_driver_counts_what_the_account_does_to_a_piece",
+        &settings,
+        || {
+            let engine = Engine::start(options()).unwrap();
+            let free_bytes = || engine.device().memory().free_bytes.unwrap();
+            // Rates are measured before anything is loaded.
+            engine.machine().unwrap();
+            let before = free_bytes();
+            let account_before = engine.memory().used_bytes;
+            // How much more the driver has given than the account knows of.
+            let beside = || {
+                let counted = engine.memory().used_bytes - account_before;
+                (before - free_bytes()).checked_sub(counted).unwrap()
+            };
+
+            let model = load(&engine);
+            assert!(engine.memory().used_bytes > account_before);
+            assert!(beside() < PIECE, "{} bytes", beside());
+            for level in [Level::Moderate, Level::Aggressive, Level::Standard] {
+                generate(&engine, model, 2);
+                let change = Change {
+                    level: Some(level),
+                    ..Change::default()
+                };
+                let (told, finished) = mpsc::channel();
+                engine.apply(
+                    change,
+                    Box::new(move |event| {
+                        if let ApplyEvent::Finished(result) = event {
+                            told.send(result.map(drop)).unwrap();
+                        }
+                    }),
+                );
+                finished.recv().unwrap().unwrap();
+                // Where units were replaced there may be a gap, which begins and ends in a piece.
+                assert!(beside() < 4 * PIECE, "{level:?}: {} bytes", beside());
+            }
+
+            let (told, gone) = mpsc::channel();
+            engine.unload(model, false, Box::new(move |gone| told.send(gone).unwrap()));
+            assert!(gone.recv().unwrap());
+            assert_eq!((free_bytes(), beside()), (before, 0));
+        },
+    );
 }
 
 #[test]

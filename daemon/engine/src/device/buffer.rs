@@ -44,7 +44,12 @@ impl<T: bytemuck::Zeroable> DeviceBuffer<T> {
         };
         let bytes = len.saturating_mul(size_of::<T>());
         let entry = ledger.reserve(kind, bytes as u64)?;
-        match gpu.allocate(bytes) {
+        // What lives long and changes with plans shares pieces of the driver's memory.
+        let allocated = match kind {
+            Kind::Weights | Kind::Slots => gpu.allocate_part(bytes),
+            _ => gpu.allocate(bytes),
+        };
+        match allocated {
             Ok(memory) => Ok(Self::Gpu(GpuBuffer { memory, entry })),
             Err(CudaError::OutOfMemory { free_bytes, .. }) => {
                 drop(entry);
