@@ -1,0 +1,252 @@
+//! Levels and budgets that change while a card writes, and memory of a card that can't be had: against the stand-in, whose
+//! streams run in any order and whose every allocation may fail. Each test runs in a process of its own.
+
+#[path = "../../cuda/tests/apart/mod.rs"]
+mod apart;
+#[path = "../../cuda/tests/stand_in/mod.rs"]
+mod stand_in;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool, mpsc},
+    thread,
+};
+
+use libloading::os::unix::Library;
+use sluice_engine::{
+    ApplyEvent, Change, Engine, EngineError, Generate, ModelId, Options, Outcome, Settings, Work,
+    checkpoint::{
+        Source,
+        coded::{Compression, How, Lossless, compress},
+        synth::{Element, Synthesis},
+    },
+    device::{Choice, Number},
+    event::Generated,
+    model::shape::{Naming, Shape},
+    plan::{Plan, PlanError},
+};
+use sluice_shared::{level::Level, sampling::EosPolicy};
+
+/// A model of random weights, coded without loss.
+struct Model {
+    container: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Model {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let plain = folder.path().join("model");
+        let synthesis = Synthesis {
+            shape: Shape {
+                naming: Naming::Llada,
+                layers: 4,
+                width: 256,
+                heads: 4,
+                kv_heads: 4,
+                head_dim: 64,
+                mlp_width: 512,
+                embedding_rows: 1024,
+                context_length: 64,
+                causal: false,
+                tied: false,
+                biases: false,
+            },
+            element: Element::Bf16,
+            seed: 1,
+            threads: 1,
+        };
+        let never = AtomicBool::new(false);
+        synthesis.write(&plain, &never, &mut |_, _| {}).unwrap();
+        let container = folder.path().join("model.sluice");
+        let options = Compression {
+            how: How::Lossless(Lossless::Huffman),
+            tile: 128,
+            keep: Vec::new(),
+            all: false,
+            threads: 1,
+            replace: true,
+        };
+        let source = Source::Folder(plain);
+        compress(&source, &container, &options, &never, &mut |_, _| {}).unwrap();
+        Self {
+            container,
+            _folder: folder,
+        }
+    }
+
+    fn load(&self, engine: &Engine, settings: Settings) -> Result<ModelId, EngineError> {
+        let loaded = engine.load_now(source(&self.container), settings)?;
+        Ok(loaded.id)
+    }
+
+    fn least_bytes(&self, engine: &Engine) -> u64 {
+        let settings = settings(Level::Standard, Some(1));
+        match self.load(engine, settings) {
+            Err(EngineError::Plan(PlanError::BudgetTooSmall { least_bytes, .. })) => least_bytes,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn source(path: &Path) -> Source {
+    Source::Folder(path.to_owned())
+}
+
+fn engine() -> Engine {
+    let options = Options {
+        device: Choice::Cuda(0),
+        number: Some(Number::F32),
+        threads: 1,
+        ..Options::default()
+    };
+    Engine::start(options).unwrap()
+}
+
+fn settings(level: Level, budget_bytes: Option<u64>) -> Settings {
+    Settings {
+        level,
+        budget_bytes,
+        ..Settings::default()
+    }
+}
+
+fn generate(engine: &Engine, model: ModelId, length: usize) -> Result<Generated, EngineError> {
+    let request = Generate {
+        block_length: 4,
+        steps: length,
+        eos: EosPolicy::Suppress,
+        ..Generate::greedy(model, vec![1, 2, 3], length)
+    };
+    match engine.run(Work::Generate(request))? {
+        Outcome::Generated(generated) => Ok(generated),
+        other => panic!("asked to generate: {other:?}"),
+    }
+}
+
+fn apply(engine: &Engine, change: Change) -> Result<Arc<Plan>, EngineError> {
+    let (send, finished) = mpsc::channel();
+    let report = Box::new(move |event| {
+        if let ApplyEvent::Finished(result) = event {
+            send.send(result).unwrap();
+        }
+    });
+    engine.apply(change, report);
+    finished.recv().unwrap()
+}
+
+#[test]
+fn levels_change_while_a_card_writes_and_lose_nothing() {
+    for streams in ["lazy", "eager", "random:1"] {
+        let name = "levels_change_while_a_card_writes_and_lose_nothing";
+        apart::run(name, &[("STAND_IN_STREAMS", streams)], || {
+            let (model, engine) = (Model::new(), engine());
+            let least = model.least_bytes(&engine);
+            let id = model
+                .load(&engine, settings(Level::Standard, None))
+                .unwrap();
+            let expected = generate(&engine, id, 32).unwrap();
+            let to = |level, budget| Change {
+                level: Some(level),
+                budget_bytes: Some(budget),
+                ..Change::default()
+            };
+            thread::scope(|scope| {
+                let writing = scope.spawn(|| {
+                    let written = (0..4).map(|_| generate(&engine, id, 32).unwrap());
+                    written.collect::<Vec<_>>()
+                });
+                // All these have the checkpoint's own numbers: decoded, streamed as they are coded, coded where they lie.
+                for change in [
+                    to(Level::Standard, Some(least)),
+                    to(Level::Mild, None),
+                    to(Level::Standard, None),
+                    to(Level::Mild, Some(least)),
+                    to(Level::Standard, None),
+                ] {
+                    let budget = change.budget_bytes.unwrap();
+                    let plan = apply(&engine, change).unwrap();
+                    assert!(plan.peak_bytes() <= budget.unwrap_or(u64::MAX));
+                    assert_eq!(plan.streamed_bytes() > 0, budget.is_some());
+                }
+                for written in writing.join().unwrap() {
+                    assert_eq!(written.tokens, expected.tokens);
+                }
+            });
+            // What loses something works as well, there and back.
+            for level in [Level::Moderate, Level::Aggressive] {
+                apply(&engine, to(level, None)).unwrap();
+                generate(&engine, id, 4).unwrap();
+            }
+            apply(&engine, to(Level::Standard, None)).unwrap();
+            let written = generate(&engine, id, 32).unwrap();
+            assert_eq!(written.tokens, expected.tokens);
+        });
+    }
+}
+
+/// How often this process asked the driver for memory of a card.
+fn allocations() -> u64 {
+    // SAFETY: the driver was opened before, and its initializers are through.
+    let driver = unsafe { Library::open(Some("libcuda.so.1"), libloading::os::unix::RTLD_NOW) };
+    let driver = driver.expect("the stand-in's driver");
+    // SAFETY: the stand-in has it with this type.
+    unsafe {
+        let count = driver.get::<unsafe extern "C" fn() -> u64>(b"standInAllocations\0");
+        count.expect("the stand-in counts")()
+    }
+}
+
+/// Has the driver refuse the allocation after so many more; none again for 0.
+fn refuse_after(more: u64) {
+    let which = match more {
+        0 => 0,
+        more => allocations() + more,
+    };
+    // SAFETY: nothing runs on the card between two requests, and nothing else reads or writes the environment then.
+    unsafe { std::env::set_var("STAND_IN_FAIL_ALLOCATION", which.to_string()) };
+}
+
+#[test]
+fn every_allocation_may_fail_and_the_next_request_works() {
+    let name = "every_allocation_may_fail_and_the_next_request_works";
+    apart::run(name, &[], || {
+        let (model, engine) = (Model::new(), engine());
+        let least = model.least_bytes(&engine);
+        let id = model
+            .load(&engine, settings(Level::Standard, None))
+            .unwrap();
+        let expected = generate(&engine, id, 8).unwrap().tokens;
+        let mut refused = 0;
+        for budget_bytes in [None, Some(least)] {
+            let settings = settings(Level::Standard, budget_bytes);
+            for which in 1.. {
+                let before = allocations();
+                refuse_after(which);
+                let loaded = model.load(&engine, settings);
+                let written = (loaded.as_ref().ok()).map(|id| generate(&engine, *id, 8));
+                let was_reached = allocations() - before >= which;
+                refuse_after(0);
+                for error in [loaded.err(), written.and_then(Result::err)] {
+                    let Some(error) = error else { continue };
+                    let EngineError::OutOfMemory {
+                        needed_bytes,
+                        free_bytes,
+                        ..
+                    } = &error
+                    else {
+                        panic!("allocation {which}: {error}");
+                    };
+                    assert!(*needed_bytes > 0 && free_bytes.is_some(), "{error}");
+                    refused += 1;
+                }
+                let id = model.load(&engine, settings).unwrap();
+                assert_eq!(generate(&engine, id, 8).unwrap().tokens, expected);
+                if !was_reached {
+                    break;
+                }
+            }
+        }
+        assert!(refused > 5, "only {refused} were noticed");
+    });
+}
