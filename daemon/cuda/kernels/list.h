@@ -172,6 +172,21 @@ KERNEL(multiply_few_bf16_q8_0)
 KERNEL(multiply_few_bf16_q6_k)
 KERNEL(multiply_few_bf16_q4_k)
 
+MODULE(multiply_palette_f32)
+KERNEL(multiply_palette_f32)
+KERNEL(multiply_small_palette_f32)
+KERNEL(multiply_few_palette_f32)
+
+MODULE(multiply_palette_f16)
+KERNEL(multiply_palette_f16)
+KERNEL(multiply_small_palette_f16)
+KERNEL(multiply_few_palette_f16)
+
+MODULE(multiply_palette_bf16)
+KERNEL(multiply_palette_bf16)
+KERNEL(multiply_small_palette_bf16)
+KERNEL(multiply_few_palette_bf16)
+
 MODULE(attention_f32)
 KERNEL(attend_f32_64)
 KERNEL(attend_f32_128)

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "tile.cuh"
+#include "weights.cuh"
 
 constexpr u32 FEW_ROWS = 8;
 // Rows of weights of a warp: what is read of `x` serves all of them.
@@ -26,31 +26,33 @@ template <u32 COUNT> DEVICE void share_sums(float (&sums)[FEW_SUMS], u32 lane) {
     if constexpr (COUNT > 1) share_sums<COUNT / 2>(sums, lane);
 }
 
-template <class T, class Format>
-DEVICE void multiply_few(Output<T> out, const T *x, const u8 *weights, u32 rows, u32 outputs, u32 width) {
-    using Numbers = format::Dense<T>;
-    // What a lane takes at a time: whole runs of both.
-    constexpr u32 PIECE = Format::RUN > Numbers::RUN ? Format::RUN : Numbers::RUN;
+// The first row of weights of a warp.
+DEVICE u32 first_of_few() { return (blockIdx.x * blockDim.x + threadIdx.x) / WARP * FEW_OUTPUTS; }
 
-    const u32 lane = threadIdx.x % WARP;
-    const u32 first = (blockIdx.x * blockDim.x + threadIdx.x) / WARP * FEW_OUTPUTS;
-    const u64 bytes = format::row_bytes<Format>(width);
+template <class T, class Weights>
+DEVICE void multiply_few(Output<T> out, const T *x, const Weights &weights, u32 rows, u32 outputs, u32 width) {
+    using Numbers = format::Dense<T>;
+    constexpr u32 RUN = Weights::RUN;
+    // What a lane takes at a time: whole runs of both.
+    constexpr u32 PIECE = RUN > Numbers::RUN ? RUN : Numbers::RUN;
+
+    const u32 lane = threadIdx.x % WARP, first = first_of_few();
     float sums[FEW_SUMS] = {};
 #pragma unroll 1
     for (u32 at = lane * PIECE; at < width; at += WARP * PIECE) {
-        typename Format::Run runs[FEW_OUTPUTS][PIECE / Format::RUN];
+        typename Weights::Run runs[FEW_OUTPUTS][PIECE / RUN];
 #pragma unroll
         for (u32 o = 0; o < FEW_OUTPUTS; o++) {
             // The last row stands for those beyond it, whose sums nobody takes.
-            const u8 *row = weights + min(first + o, outputs - 1) * bytes;
+            const u32 row = min(first + o, outputs - 1);
 #pragma unroll
-            for (u32 i = 0; i < PIECE / Format::RUN; i++) runs[o][i] = Format::fetch(row, at + i * Format::RUN);
+            for (u32 i = 0; i < PIECE / RUN; i++) runs[o][i] = weights.fetch(row, at + i * RUN);
         }
-        float decoded[FEW_OUTPUTS][PIECE / Format::RUN][Format::RUN];
+        float decoded[FEW_OUTPUTS][PIECE / RUN][RUN];
 #pragma unroll
         for (u32 o = 0; o < FEW_OUTPUTS; o++) {
 #pragma unroll
-            for (u32 i = 0; i < PIECE / Format::RUN; i++) Format::decode(runs[o][i], decoded[o][i]);
+            for (u32 i = 0; i < PIECE / RUN; i++) weights.decode(runs[o][i], decoded[o][i]);
         }
 #pragma unroll
         for (u32 r = 0; r < FEW_ROWS; r++) {
@@ -65,13 +67,14 @@ DEVICE void multiply_few(Output<T> out, const T *x, const u8 *weights, u32 rows,
 #pragma unroll
                     for (u32 j = 0; j < Numbers::RUN; j++) {
                         const u32 k = i + j;
-                        const float weight = decoded[o][k / Format::RUN][k % Format::RUN];
+                        const float weight = decoded[o][k / RUN][k % RUN];
                         sums[o * FEW_ROWS + r] = fmaf(values[j], weight, sums[o * FEW_ROWS + r]);
                     }
                 }
             }
         }
     }
+    weights.template add_rest<T, FEW_OUTPUTS, FEW_ROWS>(sums, x, rows, first, lane);
     share_sums<FEW_SUMS / 2>(sums, lane);
     const float sum = sums[0] + __shfl_xor_sync(0xffffffffu, sums[0], 1);
     const u32 output = first + lane / 2 / FEW_ROWS, row = lane / 2 % FEW_ROWS;
@@ -81,5 +84,6 @@ DEVICE void multiply_few(Output<T> out, const T *x, const u8 *weights, u32 rows,
 #define MULTIPLY_FEW_KERNEL(T, F) \
     KERNEL_FUNCTION multiply_few_##T##_##F(void *out, u32 out_is_f32, const number::T *x, const u8 *weights, u32 rows, \
                                            u32 outputs, u32 width, u32 out_stride, float beta) { \
-        multiply_few<number::T, format::F>({out, out_is_f32 != 0, out_stride, beta}, x, weights, rows, outputs, width); \
+        multiply_few(Output<number::T>{out, out_is_f32 != 0, out_stride, beta}, x, \
+                     Stored<format::F>{weights, outputs, width}, rows, outputs, width); \
     }

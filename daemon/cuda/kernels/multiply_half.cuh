@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "tile.cuh"
+#include "weights.cuh"
 
 // A block's tile of the result, and how its warps share it.
 template <u32 ROWS_, u32 OUTPUTS_, u32 WARP_ROWS_, u32 WARP_OUTPUTS_> struct Shape {
@@ -16,8 +16,8 @@ template <u32 ROWS_, u32 OUTPUTS_, u32 WARP_ROWS_, u32 WARP_OUTPUTS_> struct Sha
 using Large = Shape<128, 128, 64, 32>;
 using Small = Shape<64, 64, 32, 32>;
 
-template <class T, class Format, class Shape>
-DEVICE void multiply(Output<T> out, const T *x, const u8 *weights, u32 rows, u32 outputs, u32 width) {
+template <class Shape, class T, class Weights>
+DEVICE void multiply(Output<T> out, const T *x, const Weights &weights, u32 rows, u32 outputs, u32 width) {
     using namespace nvcuda;
     constexpr u32 STEP = 32;
     // The padding puts eight rows of 16 bytes into different banks.
@@ -39,11 +39,11 @@ DEVICE void multiply(Output<T> out, const T *x, const u8 *weights, u32 rows, u32
     const u32 warp_output = warp % Shape::WARPS_ACROSS * Shape::WARP_OUTPUTS;
 
     Share<format::Dense<T>, Shape::ROWS, STEP, Shape::THREADS> of_x;
-    Share<Format, Shape::OUTPUTS, STEP, Shape::THREADS> of_weights;
+    typename Weights::template Tile<Shape::OUTPUTS, STEP, Shape::THREADS> of_weights(weights, first_output);
     const auto fetch = [&](u32 at) {
-        const u64 x_bytes = u64(width) * sizeof(T), weight_bytes = format::row_bytes<Format>(width);
+        const u64 x_bytes = u64(width) * sizeof(T);
         of_x.fetch(reinterpret_cast<const u8 *>(x) + first_row * x_bytes, x_bytes, rows - first_row, at, width);
-        of_weights.fetch(weights + first_output * weight_bytes, weight_bytes, outputs - first_output, at, width);
+        of_weights.fetch(at);
     };
 
     wmma::fragment<wmma::accumulator, 16, 16, 16, float> sums[DOWN][ACROSS];
@@ -109,10 +109,12 @@ DEVICE void multiply(Output<T> out, const T *x, const u8 *weights, u32 rows, u32
     KERNEL_FUNCTION __launch_bounds__(Large::THREADS, 2) \
         multiply_##T##_##F(void *out, u32 out_is_f32, const number::T *x, const u8 *weights, u32 rows, u32 outputs, \
                            u32 width, u32 out_stride, float beta) { \
-        multiply<number::T, format::F, Large>({out, out_is_f32 != 0, out_stride, beta}, x, weights, rows, outputs, width); \
+        multiply<Large>(Output<number::T>{out, out_is_f32 != 0, out_stride, beta}, x, \
+                        Stored<format::F>{weights, outputs, width}, rows, outputs, width); \
     } \
     KERNEL_FUNCTION __launch_bounds__(Small::THREADS) \
         multiply_small_##T##_##F(void *out, u32 out_is_f32, const number::T *x, const u8 *weights, u32 rows, \
                                  u32 outputs, u32 width, u32 out_stride, float beta) { \
-        multiply<number::T, format::F, Small>({out, out_is_f32 != 0, out_stride, beta}, x, weights, rows, outputs, width); \
+        multiply<Small>(Output<number::T>{out, out_is_f32 != 0, out_stride, beta}, x, \
+                        Stored<format::F>{weights, outputs, width}, rows, outputs, width); \
     }

@@ -8,12 +8,14 @@ mod decode;
 mod dequantize;
 mod head;
 mod modules;
+mod palette;
 
 pub(crate) use self::modules::module_of;
 pub use self::{
     attend::{ATTEND_QUERIES, Attend, HEAD_DIM_MAX, Segment, Task},
     decode::{CodedChunk, CodedMatrix, Coding},
     head::{CompareState, HEAD_TOKENS, HeadChoice, HeadRow, HeadState, NO_TOKEN},
+    palette::{PaletteIndexError, PaletteProduct, palette_index, palette_index_bytes},
 };
 use crate::{Blas, CudaError, Format, Gpu, Number, Product, Span, launch::Argument};
 
@@ -340,17 +342,8 @@ impl Gpu {
         if rows == 0 || outputs == 0 {
             return Ok(());
         }
-        let (kind, grid, block) = if rows <= FEW_ROWS && suits_few(number, format, &product) {
-            ("multiply_few", [outputs.div_ceil(8), 1], 128)
-        } else if rows.div_ceil(128) * outputs.div_ceil(128) >= TILES_TO_BE_BUSY && rows > 64 {
-            ("multiply", [rows.div_ceil(128), outputs.div_ceil(128)], 256)
-        } else {
-            (
-                "multiply_small",
-                [rows.div_ceil(64), outputs.div_ceil(64)],
-                128,
-            )
-        };
+        let few = rows <= FEW_ROWS && suits_few(number, format, &product);
+        let (kind, grid, block) = shape_of(few, rows, outputs, outputs);
         self.send(
             &format!("{kind}_{}_{}", number.name(), format.name()),
             grid,
@@ -406,6 +399,27 @@ impl Gpu {
             [grid[0] as u32, grid[1] as u32, 1],
             block,
             arguments,
+        )
+    }
+}
+
+/// Which of the kernels multiplies, its grid, and the threads of a block: that for few rows, or one for tiles. Of all outputs
+/// a launch may have some.
+fn shape_of(
+    few: bool,
+    rows: usize,
+    outputs: usize,
+    all_outputs: usize,
+) -> (&'static str, [usize; 2], u32) {
+    if few {
+        ("multiply_few", [outputs.div_ceil(8), 1], 128)
+    } else if rows.div_ceil(128) * all_outputs.div_ceil(128) >= TILES_TO_BE_BUSY && rows > 64 {
+        ("multiply", [rows.div_ceil(128), outputs.div_ceil(128)], 256)
+    } else {
+        (
+            "multiply_small",
+            [rows.div_ceil(64), outputs.div_ceil(64)],
+            128,
         )
     }
 }

@@ -35,7 +35,8 @@ pub use facts::{
 pub use gpu::{CAPABILITY_NEEDED, Gpu, Timer};
 pub use kernels::{
     ATTEND_QUERIES, Attend, CUDA_NEEDED, CodedChunk, CodedMatrix, Coding, CompareState,
-    HEAD_DIM_MAX, HEAD_TOKENS, HeadChoice, HeadRow, HeadState, NO_TOKEN, Segment, Task,
+    HEAD_DIM_MAX, HEAD_TOKENS, HeadChoice, HeadRow, HeadState, NO_TOKEN, PaletteIndexError,
+    PaletteProduct, Segment, Task, palette_index, palette_index_bytes,
 };
 pub use memory::{GpuMemory, MemoryInfo, PinnedMemory, Span};
 pub use number::{Format, Number};

@@ -12,7 +12,7 @@ const ALIGN_BYTES: u64 = 64;
 /// Zeros after codes and escapes.
 const PAD_BYTES: u64 = 16;
 /// Tiles that a warp decodes.
-const STRIP_TILES: u64 = 32;
+pub(super) const STRIP_TILES: usize = 32;
 /// Warps of a block, as `decode.cuh` says.
 const WARPS: usize = 8;
 /// Chunks that one launch decodes, as `decode.cuh` says.
@@ -54,6 +54,43 @@ pub struct CodedChunk {
     pub escapes_bytes: u32,
 }
 
+impl CodedChunk {
+    /// How many numbers it has.
+    pub(super) fn numbers(&self, width: usize) -> u64 {
+        u64::from(self.rows) * width as u64
+    }
+
+    /// Its parts, in bytes from its start on: table, steps, offsets, lengths, codes, escapes, raw. The codec's layout.
+    pub(super) fn parts(
+        &self,
+        coding: Coding,
+        source: Number,
+        width: usize,
+        tile: usize,
+    ) -> [Range<u64>; 7] {
+        let numbers = self.numbers(width);
+        let tiles = numbers.div_ceil(tile as u64);
+        let strips = tiles.div_ceil(STRIP_TILES as u64);
+        let codes = u64::from(self.codes_bytes);
+        let raw = numbers * (source.bytes() as u64 - 1);
+        let (table, steps, codes, escapes, raw) = match coding {
+            Coding::Huffman => (128, 0, codes + PAD_BYTES, 0, raw),
+            Coding::Palette => (16, 0, codes, u64::from(self.escapes_bytes) + PAD_BYTES, raw),
+            Coding::Rate => (132, self.rows.into(), codes + PAD_BYTES, 0, 0),
+        };
+        let mut end = 0_u64;
+        [table, steps, (strips + 1) * 4, tiles, codes, escapes, raw].map(|bytes: u64| {
+            let start = match bytes {
+                // What isn't there has no place of its own.
+                0 => end,
+                _ => end.next_multiple_of(ALIGN_BYTES),
+            };
+            end = start + bytes;
+            start..end
+        })
+    }
+}
+
 /// A coded matrix, or some rows of one, on the card. Its bytes were checked as far as decoding can fail: other bytes would be
 /// decoded to other numbers.
 #[derive(Debug, Clone, Copy)]
@@ -79,41 +116,6 @@ impl CodedMatrix<'_> {
         self.chunks.iter().map(|chunk| chunk.rows as usize).sum()
     }
 
-    /// Numbers of a chunk.
-    fn numbers(&self, chunk: &CodedChunk) -> u64 {
-        u64::from(chunk.rows) * self.width as u64
-    }
-
-    /// A chunk's parts, in bytes from its start on: table, steps, offsets, lengths, codes, escapes, raw. The codec's layout.
-    fn parts(&self, chunk: &CodedChunk) -> [Range<u64>; 7] {
-        let numbers = self.numbers(chunk);
-        let tiles = numbers.div_ceil(self.tile as u64);
-        let strips = tiles.div_ceil(STRIP_TILES);
-        let codes = u64::from(chunk.codes_bytes);
-        let raw = numbers * (self.source.bytes() as u64 - 1);
-        let (table, steps, codes, escapes, raw) = match self.coding {
-            Coding::Huffman => (128, 0, codes + PAD_BYTES, 0, raw),
-            Coding::Palette => (
-                16,
-                0,
-                codes,
-                u64::from(chunk.escapes_bytes) + PAD_BYTES,
-                raw,
-            ),
-            Coding::Rate => (132, chunk.rows.into(), codes + PAD_BYTES, 0, 0),
-        };
-        let mut end = 0_u64;
-        [table, steps, (strips + 1) * 4, tiles, codes, escapes, raw].map(|bytes: u64| {
-            let start = match bytes {
-                // What isn't there has no place of its own.
-                0 => end,
-                _ => end.next_multiple_of(ALIGN_BYTES),
-            };
-            end = start + bytes;
-            start..end
-        })
-    }
-
     /// That its chunks lie in its bytes.
     pub(super) fn check(&self) {
         assert!(
@@ -126,7 +128,7 @@ impl CodedMatrix<'_> {
             "coded bytes are read in 16 bytes"
         );
         for chunk in self.chunks {
-            let numbers = self.numbers(chunk);
+            let numbers = chunk.numbers(self.width);
             let codes = u64::from(chunk.codes_bytes);
             let escapes = u64::from(chunk.escapes_bytes);
             let lengths_can_be = match self.coding {
@@ -138,7 +140,7 @@ impl CodedMatrix<'_> {
                 "{chunk:?} is none of rows of {}",
                 self.width
             );
-            let [.., raw] = self.parts(chunk);
+            let [.., raw] = chunk.parts(self.coding, self.source, self.width, self.tile);
             let end = chunk.start.checked_add(raw.end);
             assert!(
                 chunk.start.is_multiple_of(ALIGN_BYTES)
@@ -200,7 +202,7 @@ impl Gpu {
                     .checked_add(chunk.rows)
                     .expect("rows of a matrix have 32 bits");
                 let tiles = (chunk.rows as usize * width).div_ceil(matrix.tile);
-                strips_max = strips_max.max(tiles.div_ceil(STRIP_TILES as usize));
+                strips_max = strips_max.max(tiles.div_ceil(STRIP_TILES));
             }
             if strips_max == 0 {
                 continue;

@@ -16,3 +16,4 @@ mod dequantize;
 mod elements;
 mod head;
 mod multiply;
+mod palette;

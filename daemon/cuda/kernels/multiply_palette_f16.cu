@@ -1,0 +1,3 @@
+#include "multiply_palette_half.cuh"
+
+MULTIPLY_PALETTE_KERNELS(f16)

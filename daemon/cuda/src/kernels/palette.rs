@@ -1,0 +1,250 @@
+//! Multiplications by palette-coded weights as they are. What a palette lacks is looked up in an index, which is made of the
+//! coded bytes when they come to the card.
+
+use bytemuck::{Pod, Zeroable};
+use thiserror::Error;
+
+use super::{
+    FEW_ROWS, address,
+    decode::{CHUNKS_MAX, CodedChunk, CodedMatrix, Coding, STRIP_TILES},
+    holds, shape_of, size,
+};
+use crate::{CudaError, Gpu, Number, Span, launch::Argument};
+
+/// Rows of every chunk but the last, as `palette_weights.cuh` says.
+const CHUNK_ROWS: u32 = 256;
+/// Numbers that are read at once: rows are whole times so many.
+const RUN: usize = 16;
+/// An escape's column has 16 bits, of which the highest number stands for none.
+const WIDTH_MAX: usize = u16::MAX as usize;
+/// The index of a symbol that the palette lacks.
+const ESCAPE: u8 = 15;
+/// The length of a tile whose symbols are all kept as they are.
+const WHOLE: u8 = 255;
+/// After a row's last escape.
+const NONE: u32 = u32::MAX;
+
+/// A product of rows and palette-coded weights: `out[rows, outputs] = x[rows, width] · weightsᵀ`.
+#[derive(Debug, Clone, Copy)]
+pub struct PaletteProduct<'a> {
+    /// The result, in the numbers of `x` or in `f32`.
+    pub out: Span,
+    /// Whether the result is `f32`, whatever `x` is.
+    pub out_is_f32: bool,
+    /// Numbers from one row of the result to the next: as many as there are rows of weights, or more.
+    pub out_stride: usize,
+    /// The rows.
+    pub x: Span,
+    /// How many they are.
+    pub rows: usize,
+    /// The weights, which must be [multiplied as they are](CodedMatrix::is_multiplied).
+    pub weights: &'a CodedMatrix<'a>,
+    /// Their [`palette_index`], aligned to 4 bytes.
+    pub index: Span,
+    /// Whether the product is added to what `out` holds.
+    pub accumulate: bool,
+}
+
+/// Coded bytes that no index can be made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the palette-coded chunk {chunk} is damaged")]
+pub struct PaletteIndexError {
+    /// Which of the chunks.
+    pub chunk: usize,
+}
+
+impl CodedMatrix<'_> {
+    /// Whether [`Gpu::multiply_palette`] takes it as it is: palette-coded bf16, in rows of whole times 16 numbers and fewer
+    /// than 65,536, in chunks of 256 rows but for the last. Others are [decoded](Gpu::decode) first.
+    #[must_use]
+    pub fn is_multiplied(&self) -> bool {
+        let whole_chunks = self.chunks.split_last().is_some_and(|(last, others)| {
+            last.rows <= CHUNK_ROWS && others.iter().all(|chunk| chunk.rows == CHUNK_ROWS)
+        });
+        self.coding == Coding::Palette
+            && self.source == Number::Bf16
+            && self.width.is_multiple_of(RUN)
+            && self.width <= WIDTH_MAX
+            && whole_chunks
+    }
+}
+
+/// Most bytes that the [`palette_index`] of such chunks has.
+#[must_use]
+pub fn palette_index_bytes(chunks: &[CodedChunk]) -> usize {
+    let words = |chunk: &CodedChunk| 2 * chunk.rows as usize + chunk.escapes_bytes as usize;
+    (chunks.iter().map(words).sum::<usize>() + 2) * size_of::<u32>()
+}
+
+/// The numbers that palettes lack of a matrix of bf16: where each row's begin among them, and where the last row's end; then
+/// row by row a column and a number each, and what stands for none. `bytes` are those that the chunks are in.
+///
+/// # Errors
+/// When the symbols of a tile that lacks some aren't where they are said to be, or not as many.
+///
+/// # Panics
+/// When chunks don't lie in the bytes, or rows are too long.
+pub fn palette_index(
+    width: usize,
+    tile: usize,
+    chunks: &[CodedChunk],
+    bytes: &[u8],
+) -> Result<Vec<u32>, PaletteIndexError> {
+    assert!(
+        width <= WIDTH_MAX && palette_index_bytes(chunks) / size_of::<u32>() < NONE as usize,
+        "columns have 16 bits, and places in the index 32"
+    );
+    let mut starts = Vec::new();
+    let mut escapes = Vec::new();
+    for (at, chunk) in chunks.iter().enumerate() {
+        let found = escapes_of(width, tile, chunk, bytes).ok_or(PaletteIndexError { chunk: at })?;
+        let mut found = found.into_iter().peekable();
+        for row in 0..chunk.rows as usize {
+            starts.push(escapes.len() as u32);
+            while let Some((_, column, number)) = found.next_if(|(of, ..)| *of == row) {
+                escapes.push((column as u32) << 16 | u32::from(number));
+            }
+            escapes.push(NONE);
+        }
+    }
+    starts.push(escapes.len() as u32);
+    // Kernels look one further.
+    escapes.push(NONE);
+    starts.append(&mut escapes);
+    Ok(starts)
+}
+
+/// Row, column and bits of each number of a chunk that isn't what its palette says, in order.
+fn escapes_of(
+    width: usize,
+    tile: usize,
+    chunk: &CodedChunk,
+    bytes: &[u8],
+) -> Option<Vec<(usize, usize, u16)>> {
+    let bytes = &bytes[chunk.start as usize..];
+    let parts = chunk.parts(Coding::Palette, Number::Bf16, width, tile);
+    let [table, _, offsets, lengths, codes, escapes, raw] =
+        parts.map(|part| &bytes[part.start as usize..part.end as usize]);
+    let escapes = &escapes[..chunk.escapes_bytes as usize];
+    let numbers = chunk.rows as usize * width;
+    let (mut found, mut start) = (Vec::new(), 0_usize);
+    for (at, &length) in lengths.iter().enumerate() {
+        if at % STRIP_TILES == 0 {
+            let offset = offsets.get(at / STRIP_TILES * 4..)?.first_chunk::<4>()?;
+            start = u32::from_le_bytes(*offset) as usize;
+        }
+        if length == 0 {
+            // Most tiles: those aren't looked through.
+            continue;
+        }
+        let of_tile = at * tile..numbers.min((at + 1) * tile);
+        let whole = length == WHOLE;
+        let count = if whole { of_tile.len() } else { length.into() };
+        let mut symbols = escapes.get(start..start.checked_add(count)?)?.iter();
+        start += count;
+        for place in of_tile {
+            let index = codes[place / 2] >> (place % 2 * 4) & 15;
+            let symbol = match (whole, index) {
+                (true, _) => *symbols.next()?,
+                (false, ESCAPE) => *symbols.next()?,
+                _ => continue,
+            };
+            if index == ESCAPE || symbol != table[usize::from(index)] {
+                let (symbol, raw) = (u16::from(symbol), u16::from(raw[place]));
+                let number = (raw & 0x80) << 8 | symbol << 7 | raw & 0x7f;
+                found.push((place / width, place % width, number));
+            }
+        }
+        if symbols.next().is_some() {
+            return None;
+        }
+    }
+    (found.len() <= escapes.len()).then_some(found)
+}
+
+/// What the kernels know of a chunk: where its parts are.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+struct Chunk {
+    table: u64,
+    codes: u64,
+    raw: u64,
+}
+
+impl Gpu {
+    /// A product with weights that stay coded: each is decoded on its way to the multiplication. For many rows it is what
+    /// [`Gpu::multiply_by_kernels`] gives with the decoded weights, bit for bit.
+    ///
+    /// # Errors
+    /// When the card refuses it, or has failed before.
+    ///
+    /// # Panics
+    /// When a span is too short, the weights can't be multiplied as they are, or results are added to other numbers than `f32`.
+    pub fn multiply_palette(
+        &self,
+        number: Number,
+        product: PaletteProduct<'_>,
+    ) -> Result<(), CudaError> {
+        let PaletteProduct {
+            out,
+            out_is_f32,
+            out_stride,
+            x,
+            rows,
+            weights,
+            index,
+            accumulate,
+        } = product;
+        assert!(weights.is_multiplied(), "such weights are decoded first");
+        weights.check();
+        let (outputs, width) = (weights.rows(), weights.width);
+        let out_is_f32 = out_is_f32 || number == Number::F32;
+        assert!(out_is_f32 || !accumulate, "sums are f32");
+        assert!(out_stride >= outputs, "rows of the result overlap");
+        let out_bytes = if out_is_f32 { 4 } else { number.bytes() };
+        if rows == 0 || outputs == 0 {
+            return Ok(());
+        }
+        holds("out", out, (rows - 1) * out_stride + outputs, out_bytes);
+        holds("x", x, rows * width, number.bytes());
+        holds("index", index, 2 * (outputs + 1), size_of::<u32>());
+        let few = rows <= FEW_ROWS && x.address().is_multiple_of(16);
+        let mut first = 0;
+        for chunks in weights.chunks.chunks(CHUNKS_MAX) {
+            let mut described = [Chunk::default(); CHUNKS_MAX];
+            for (described, chunk) in described.iter_mut().zip(chunks) {
+                let [table, .., codes, _, raw] =
+                    chunk.parts(weights.coding, weights.source, width, weights.tile);
+                *described = Chunk {
+                    table: chunk.start + table.start,
+                    codes: chunk.start + codes.start,
+                    raw: chunk.start + raw.start,
+                };
+            }
+            let some: usize = chunks.iter().map(|chunk| chunk.rows as usize).sum();
+            let (kind, grid, block) = shape_of(few, rows, some, outputs);
+            let word = size_of::<u32>() as u64;
+            self.send(
+                &format!("{kind}_palette_{}", number.name()),
+                grid,
+                block,
+                &[
+                    Argument::Address(out.address() + (first * out_bytes) as u64),
+                    Argument::U32(out_is_f32.into()),
+                    address(x),
+                    address(weights.bytes),
+                    Argument::Address(index.address() + first as u64 * word),
+                    Argument::Address(index.address() + (outputs as u64 + 1) * word),
+                    size(rows),
+                    size(some),
+                    size(width),
+                    size(out_stride),
+                    Argument::F32(if accumulate { 1.0 } else { 0.0 }),
+                    Argument::Bytes(bytemuck::bytes_of(&described)),
+                ],
+            )?;
+            first += some;
+        }
+        Ok(())
+    }
+}
