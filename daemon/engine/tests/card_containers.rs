@@ -109,6 +109,7 @@ fn check(name: &str, how: How, scheme: Scheme, expected: &Generated) {
     assert!(streamed.1.streamed_bytes() > 0 && streamed.1.pinned_bytes > 0);
     for (generated, plan) in [resident, streamed] {
         assert!(is_coded(&plan, scheme));
+        // Of a palette for the usual canvas alone: these few rows are multiplied with it as it is.
         assert!(plan.slots.decoded_bytes > 0);
         assert_eq!(generated.tokens, expected.tokens, "{name}");
     }

@@ -40,7 +40,7 @@ impl Model {
         let synthesis = Synthesis {
             shape: Shape {
                 naming: Naming::Llada,
-                layers: 4,
+                layers: 2,
                 width: 256,
                 heads: 4,
                 kv_heads: 4,
@@ -137,7 +137,7 @@ fn apply(engine: &Engine, change: Change) -> Result<Arc<Plan>, EngineError> {
 
 #[test]
 fn levels_change_while_a_card_writes_and_lose_nothing() {
-    for streams in ["lazy", "eager", "random:1"] {
+    for streams in ["eager", "random:1"] {
         let name = "levels_change_while_a_card_writes_and_lose_nothing";
         apart::run(name, &[("STAND_IN_STREAMS", streams)], || {
             let (model, engine) = (Model::new(), engine());
@@ -145,7 +145,7 @@ fn levels_change_while_a_card_writes_and_lose_nothing() {
             let id = model
                 .load(&engine, settings(Level::Standard, None))
                 .unwrap();
-            let expected = generate(&engine, id, 32).unwrap();
+            let expected = generate(&engine, id, 12).unwrap();
             let to = |level, budget| Change {
                 level: Some(level),
                 budget_bytes: Some(budget),
@@ -153,7 +153,7 @@ fn levels_change_while_a_card_writes_and_lose_nothing() {
             };
             thread::scope(|scope| {
                 let writing = scope.spawn(|| {
-                    let written = (0..4).map(|_| generate(&engine, id, 32).unwrap());
+                    let written = (0..3).map(|_| generate(&engine, id, 12).unwrap());
                     written.collect::<Vec<_>>()
                 });
                 // All these have the checkpoint's own numbers: decoded, streamed as they are coded, coded where they lie.
@@ -179,7 +179,7 @@ fn levels_change_while_a_card_writes_and_lose_nothing() {
                 generate(&engine, id, 4).unwrap();
             }
             apply(&engine, to(Level::Standard, None)).unwrap();
-            let written = generate(&engine, id, 32).unwrap();
+            let written = generate(&engine, id, 12).unwrap();
             assert_eq!(written.tokens, expected.tokens);
         });
     }

@@ -1,6 +1,8 @@
 //! Containers of coded weights as checkpoints. What was coded without loss reads as if it lay there uncoded; its coded
 //! bytes can be read as they are, too, to be multiplied from.
 
+mod card;
+
 use std::{
     io,
     ops::Range,
@@ -193,46 +195,6 @@ impl CodedTensor {
     #[must_use]
     pub fn scheme(&self) -> Scheme {
         self.scheme
-    }
-
-    /// How it is coded, as a card's kernels call it; `None` when it isn't.
-    pub(crate) fn coding_on_card(&self) -> Option<sluice_cuda::Coding> {
-        match self.scheme {
-            Scheme::Plain => None,
-            Scheme::Huffman => Some(sluice_cuda::Coding::Huffman),
-            Scheme::Palette => Some(sluice_cuda::Coding::Palette),
-            Scheme::Rate => Some(sluice_cuda::Coding::Rate),
-        }
-    }
-
-    /// Numbers of a tile.
-    pub(crate) fn tile(&self) -> usize {
-        self.chunks.first().map_or(0, |chunk| chunk.layout.tile())
-    }
-
-    /// The chunks that hold these rows, as a card's kernels take them: from the first byte of the one that begins with
-    /// `base_row` on.
-    ///
-    /// # Panics
-    /// When the rows don't begin and end with a chunk.
-    pub(crate) fn chunks_on_card(
-        &self,
-        rows: &Range<usize>,
-        base_row: usize,
-    ) -> Vec<sluice_cuda::CodedChunk> {
-        let base = self.chunks_of(&(base_row..rows.end));
-        let base = base.first().map_or(self.start, |first| first.offset);
-        let chunks = self.chunks_of(rows);
-        let whole = chunks.iter().map(|chunk| chunk.rows.len()).sum::<usize>();
-        assert_eq!(whole, rows.len(), "rows of whole chunks are decoded");
-        let chunks = chunks.iter().map(|chunk| sluice_cuda::CodedChunk {
-            start: chunk.offset - base,
-            // A matrix that is too large for 32 bits is refused when a container is opened.
-            rows: chunk.rows.len() as u32,
-            codes_bytes: chunk.layout.codes_len() as u32,
-            escapes_bytes: chunk.layout.escapes_len() as u32,
-        });
-        chunks.collect()
     }
 
     /// Bytes of all that is coded.

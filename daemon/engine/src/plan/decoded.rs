@@ -23,16 +23,37 @@ const ROWS: usize = 256;
 /// decoding takes more of the card's memory is then little beside the multiply.
 const BLAS_ROWS: usize = 256;
 
+/// What a weight on a card is, as far as it decides whether it is decoded first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// Numbers or blocks of this format.
+    Stored(Format),
+    /// Coded, with an index by which it can be multiplied.
+    Indexed,
+    /// Coded.
+    Coded,
+}
+
 /// Whether a card decodes a weight before it multiplies so many rows with it.
-pub(crate) fn is_decoded_first(
-    card: &CardProfile,
-    format: Format,
-    is_coded: bool,
-    rows: usize,
-) -> bool {
-    let has_blas = card.workspace_bytes > 0;
-    let is_block = format.block_len() > 1;
-    is_coded || is_block && (!format.is_multiplied_on_cards() || has_blas && rows >= BLAS_ROWS)
+pub(crate) fn is_decoded_first(card: &CardProfile, kept: Kept, rows: usize) -> bool {
+    let gains = card.workspace_bytes > 0 && rows >= BLAS_ROWS;
+    match kept {
+        Kept::Stored(format) if format.block_len() == 1 => false,
+        Kept::Stored(format) => gains || !format.is_multiplied_on_cards(),
+        Kept::Indexed => gains,
+        Kept::Coded => true,
+    }
+}
+
+impl Storage {
+    /// What it is on a card.
+    pub(super) fn on_card(self) -> Kept {
+        match self {
+            Self::Plain(format) => Kept::Stored(format),
+            Self::Coded(coding) if coding.index_bytes > 0 => Kept::Indexed,
+            Self::Coded(_) | Self::Lossless => Kept::Coded,
+        }
+    }
 }
 
 /// Rows of a piece that are decoded at once of a matrix of so many, in so much memory; `None` when that is too little.
@@ -51,10 +72,9 @@ pub(super) fn bytes(units: &[UnitPlan], profile: &Profile, workload: &Workload) 
     let Some(card) = &profile.card else { return 0 };
     let rows = workload.rows().max(workload.head_rows());
     let is_decoded = |tensor: &&TensorPlan| {
-        let is_coded = matches!(tensor.storage, Storage::Coded(_) | Storage::Lossless);
         tensor.rows > 1
             && tensor.part != Part::Embedding
-            && is_decoded_first(card, tensor.storage.format(), is_coded, rows)
+            && is_decoded_first(card, tensor.storage.on_card(), rows)
     };
     let piece = |tensor: &TensorPlan| {
         let row_bytes = tensor.width * card.number.bytes();

@@ -4,7 +4,7 @@ use super::unit::TensorPlan;
 use crate::page::PAGE_BYTES;
 
 /// Tensors start on cache lines.
-const ALIGNMENT: u64 = 64;
+pub(super) const ALIGNMENT: u64 = 64;
 /// Smaller tensors are not worth a direct read with its two odd pages.
 const DIRECT_BYTES_MIN: u64 = 64 << 10;
 

@@ -21,6 +21,10 @@ const LEAST_SAVING: f64 = 0.2;
 pub(super) fn storage(level: Level, from: From, tensor: &TensorPlan) -> Storage {
     let is_read_by_row = from.is_card && tensor.part == Part::Embedding;
     let coded = (tensor.coded).filter(|_| from.can_decode && !is_read_by_row);
+    let coded = coded.map(|coding| match from.is_card {
+        true => coding,
+        false => coding.without_index(),
+    });
     let source = match coded {
         // Decoded it would take more, and be the same.
         Some(coding) if !coding.is_lossless() => Storage::Coded(coding),

@@ -548,6 +548,7 @@ fn what_there_is_room_for_is_decoded_where_that_pays() {
                     scheme: Scheme::Huffman,
                     start: 0,
                     bytes: tensor.bytes() / 3 * 2,
+                    index_bytes: 0,
                     format: tensor.source,
                 });
             }

@@ -253,6 +253,8 @@ fn linear(
     // What is coded is decoded a few rows at a time and multiplied from there. That apart it takes about as long as numbers
     // that are nearly as short.
     let (format, decode_s) = match tensor.storage {
+        // A card does so on its way, beside waiting for memory.
+        Storage::Coded(coding) if coding.index_bytes > 0 => (Format::Bf16, 0.0),
         Storage::Plain(format) => (format, 0.0),
         Storage::Coded(Coding { scheme, .. }) => (Format::Bf16, rates.decode_s(scheme)?),
         Storage::Lossless => (Format::Bf16, rates.decode_s(Scheme::Huffman)?),

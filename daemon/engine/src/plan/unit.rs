@@ -26,11 +26,13 @@ impl SourceTensor {
     /// How these rows are coded.
     fn coding(&self, first_row: usize, rows: usize) -> Option<Coding> {
         let coded = self.coded.as_ref()?;
-        let bytes = coded.coded_bytes(&(first_row..first_row + rows))?;
+        let rows = first_row..first_row + rows;
+        let bytes = coded.coded_bytes(&rows)?;
         Some(Coding {
             scheme: coded.scheme(),
             start: bytes.start,
             bytes: bytes.end - bytes.start,
+            index_bytes: coded.index_bytes(&rows),
             format: self.format,
         })
     }
@@ -56,11 +58,34 @@ pub struct Coding {
     pub start: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Bytes of what is kept beside them, so that a card multiplies with them as they are; none elsewhere.
+    pub index_bytes: u64,
     /// What they are decoded to.
     pub format: Format,
 }
 
 impl Coding {
+    /// Where the index begins, from their first byte on.
+    pub(crate) fn index_start(self) -> u64 {
+        self.bytes.next_multiple_of(layout::ALIGNMENT)
+    }
+
+    /// Bytes of both.
+    fn kept_bytes(self) -> u64 {
+        match self.index_bytes {
+            0 => self.bytes,
+            bytes => self.index_start() + bytes,
+        }
+    }
+
+    /// Without an index, as the CPU has them.
+    pub(super) fn without_index(self) -> Self {
+        Self {
+            index_bytes: 0,
+            ..self
+        }
+    }
+
     /// Whether they are what they were before they were coded.
     #[must_use]
     pub fn is_lossless(&self) -> bool {
@@ -93,7 +118,7 @@ impl Storage {
     pub fn bytes(self, rows: usize, width: usize) -> u64 {
         match self {
             Self::Plain(format) => (rows * format.bytes(width)) as u64,
-            Self::Coded(coding) => coding.bytes,
+            Self::Coded(coding) => coding.kept_bytes(),
             Self::Lossless => ((rows * width) as f64 * LOSSLESS_BITS / 8.0).ceil() as u64,
         }
     }
@@ -169,8 +194,10 @@ impl TensorPlan {
     /// Bytes that are read from files for it, where it is streamed.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
-        self.decoded_from()
-            .map_or_else(|| self.bytes(), |(coding, _)| coding.bytes)
+        match (self.storage, self.decoded_from()) {
+            (Storage::Coded(coding), _) | (_, Some((coding, _))) => coding.bytes,
+            _ => self.bytes(),
+        }
     }
 
     /// How many numbers it has.

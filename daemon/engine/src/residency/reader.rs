@@ -18,7 +18,7 @@ use crate::{
     error::EngineError,
     page::{PAGE_BYTES, Page},
     plan::{
-        SourceTensor, Storage, TensorPlan, Tier, UnitPlan,
+        Coding, SourceTensor, Storage, TensorPlan, Tier, UnitPlan,
         layout::{self, Layout, Place},
     },
 };
@@ -76,15 +76,19 @@ impl Loaded {
                     None => Data::Host(bytes),
                 }
             }
-            on_card @ DeviceBuffer::Gpu(_) => Data::Card(OnCard {
-                span: on_card.span().part(start, len),
-                coded: coded.map(|(coded, _)| CodedOnCard {
-                    tensor: coded,
-                    base_row: tensor.first_row,
-                    first_row: tensor.first_row,
-                }),
-                decoded,
-            }),
+            on_card @ DeviceBuffer::Gpu(_) => {
+                let all = on_card.span().part(start, len);
+                Data::Card(OnCard {
+                    span: coded.map_or(all, |(_, coding)| all.part(0, coding.bytes as usize)),
+                    coded: coded.map(|(tensor_coded, coding)| CodedOnCard {
+                        tensor: tensor_coded,
+                        index: index_of(coding, all),
+                        base_row: tensor.first_row,
+                        first_row: tensor.first_row,
+                    }),
+                    decoded,
+                })
+            }
         }
     }
 }
@@ -193,7 +197,7 @@ impl Reader {
         };
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(pages);
         for (tensor, place) in unit.tensors.iter().zip(&layout.places) {
-            let out = &mut bytes[place.offset as usize..][..place.bytes as usize];
+            let out = &mut bytes[place.offset as usize..][..stored_bytes(tensor)];
             let done = match self.stored(tensor) {
                 Some((checkpoint, entry)) if !entry.is_coded() => {
                     read_in_pieces(checkpoint, entry, tensor, out, cancel)?
@@ -267,7 +271,7 @@ impl Reader {
                 read_direct(checkpoint, entry, tensor, place, memory, cancel)?
             } else {
                 let bytes: &mut [u8] = bytemuck::cast_slice_mut(memory);
-                let out = &mut bytes[place.offset as usize..][..tensor.bytes() as usize];
+                let out = &mut bytes[place.offset as usize..][..stored_bytes(tensor)];
                 let done = if entry.is_coded() {
                     let via = if is_direct { Via::Disk } else { Via::Cache };
                     // By this thread alone: the others compute.
@@ -284,7 +288,7 @@ impl Reader {
                 None => return Ok(None),
             }
         }
-        self.check_coded(unit, bytemuck::cast_slice(memory), &starts)?;
+        self.check_coded(unit, bytemuck::cast_slice_mut(memory), &starts)?;
         Ok(Some(starts))
     }
 
@@ -297,21 +301,26 @@ impl Reader {
         unit.tensors.iter().map(coded).collect()
     }
 
-    /// Checks coded bytes as far as multiplying from them can fail.
+    /// Checks coded bytes as far as multiplying from them can fail, and puts beside them what a card multiplies by.
     fn check_coded(
         &self,
         unit: &UnitPlan,
-        memory: &[u8],
+        memory: &mut [u8],
         starts: &[usize],
     ) -> Result<(), EngineError> {
         for (tensor, &start) in unit.tensors.iter().zip(starts) {
             if let (Storage::Coded(coding), Some(coded)) =
                 (tensor.storage, &self.coded[tensor.tensor])
             {
-                let bytes = &memory[start..start + coding.bytes as usize];
+                let all = &mut memory[start..start + tensor.bytes() as usize];
+                let (bytes, beside) = all.split_at_mut(coding.bytes as usize);
                 let rows = tensor.first_row..tensor.first_row + tensor.rows;
                 let path = self.checkpoint.path_of(&self.entries[tensor.tensor]);
                 coded.check(path, bytes, coding.start, &rows)?;
+                if coding.index_bytes > 0 {
+                    let gap = (coding.index_start() - coding.bytes) as usize;
+                    coded.index(path, &rows, bytes, &mut beside[gap..])?;
+                }
             }
         }
         Ok(())
@@ -368,13 +377,29 @@ fn starts(layout: &Layout) -> Vec<usize> {
     starts.collect()
 }
 
+/// The index beside coded bytes, in the memory of both.
+fn index_of(coding: Coding, all: Span) -> Span {
+    match coding.index_bytes {
+        0 => Span::default(),
+        bytes => all.part(coding.index_start() as usize, bytes as usize),
+    }
+}
+
+/// Bytes of a tensor that are stored: without what is made of them when they are read.
+fn stored_bytes(tensor: &TensorPlan) -> usize {
+    match tensor.storage {
+        Storage::Coded(coding) => coding.bytes as usize,
+        _ => tensor.bytes() as usize,
+    }
+}
+
 /// The rows of a plan's tensor, as bytes of the stored one.
 fn part_of(tensor: &TensorPlan) -> std::ops::Range<u64> {
     let start = match tensor.storage {
         Storage::Coded(coding) => coding.start,
         storage => storage.bytes(tensor.first_row, tensor.width),
     };
-    start..start + tensor.bytes()
+    start..start + stored_bytes(tensor) as u64
 }
 
 /// Reads through the system's cache, looking for a cancel now and then.
@@ -442,7 +467,7 @@ fn read_direct(
         return Ok(None);
     };
     checkpoint.check_unchanged(entry)?;
-    let len = tensor.bytes() as usize;
+    let len = stored_bytes(tensor);
     // A file with an odd header leaves numbers across the borders that arithmetic wants.
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(pages);
     let aligned = start - start % NUMBER_BYTES;

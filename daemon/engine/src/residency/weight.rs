@@ -52,6 +52,8 @@ pub struct OnCard<'a> {
 pub struct CodedOnCard<'a> {
     /// The tensor.
     pub tensor: &'a CodedTensor,
+    /// The index by which they are multiplied as they are; empty, if they aren't.
+    pub index: Span,
     /// The first row of the chunks that are there.
     pub base_row: usize,
     /// The first of the rows, in the tensor.

@@ -8,8 +8,7 @@ use super::super::Activation;
 use crate::{
     device::CardProfile,
     error::EngineError,
-    format::Format,
-    plan::decoded::{is_decoded_first, piece_rows},
+    plan::decoded::{Kept, is_decoded_first, piece_rows},
     residency::Weight,
 };
 
@@ -38,19 +37,43 @@ pub(super) fn multiply(
         }
     };
     let lies = weight.on_card();
-    if !is_decoded_first(card, weight.format, lies.coded.is_some(), x.len()) {
-        let product = product(lies.span, 0..weight.rows);
-        return Ok(gpu.multiply(number, weight.format.on_card(), product)?);
+    let kept = match lies.coded {
+        None => Kept::Stored(weight.format),
+        Some(coded) if coded.index.bytes() > 0 && coded.first_row == coded.base_row => {
+            Kept::Indexed
+        }
+        Some(_) => Kept::Coded,
+    };
+    let as_it_is = || match (kept, lies.coded) {
+        (Kept::Indexed, Some(coded)) => {
+            let rows = coded.first_row..coded.first_row + weight.rows;
+            let matrix = coded.tensor.on_card(&rows, coded.base_row);
+            let product = cuda::PaletteProduct {
+                out,
+                out_is_f32: out_number == Number::F32,
+                out_stride: weight.rows,
+                x: x.span(),
+                rows: x.len(),
+                weights: &matrix.at(lies.span),
+                index: coded.index,
+                accumulate,
+            };
+            gpu.multiply_palette(number, product)
+        }
+        _ => {
+            let product = product(lies.span, 0..weight.rows);
+            gpu.multiply(number, weight.format.on_card(), product)
+        }
+    };
+    if !is_decoded_first(card, kept, x.len()) {
+        return Ok(as_it_is()?);
     }
     let row_bytes = weight.width * number.bytes();
     let decoded = lies.decoded;
     let rows = match piece_rows(weight.rows, row_bytes, decoded.bytes()) {
         Some(rows) => rows,
-        // Where memory to decode blocks into is short, they are multiplied as they are, if they can be.
-        None if lies.coded.is_none() && weight.format.is_multiplied_on_cards() => {
-            let product = product(lies.span, 0..weight.rows);
-            return Ok(gpu.multiply(number, weight.format.on_card(), product)?);
-        }
+        // Where memory to decode into is short, they are multiplied as they are, if they can be.
+        None if !is_decoded_first(card, kept, 0) => return Ok(as_it_is()?),
         None => unreachable!("a plan has room for what it decodes"),
     };
     for start in (0..weight.rows).step_by(rows) {
@@ -70,20 +93,8 @@ fn decode(gpu: &Gpu, number: Number, weight: &Weight<'_>, out: Span) -> Result<(
         return Ok(gpu.dequantize(number, weight.format.on_card(), out, lies.span, rows, width)?);
     };
     let rows = coded.first_row..coded.first_row + weight.rows;
-    let chunks = coded.tensor.chunks_on_card(&rows, coded.base_row);
-    let matrix = cuda::CodedMatrix {
-        coding: (coded.tensor.coding_on_card()).expect("what is kept coded has a scheme"),
-        source: match weight.format {
-            Format::F32 => Number::F32,
-            Format::F16 => Number::F16,
-            _ => Number::Bf16,
-        },
-        width: weight.width,
-        tile: coded.tensor.tile(),
-        bytes: lies.span,
-        chunks: &chunks,
-    };
-    Ok(gpu.decode(number, out, &matrix)?)
+    let matrix = coded.tensor.on_card(&rows, coded.base_row);
+    Ok(gpu.decode(number, out, &matrix.at(lies.span))?)
 }
 
 /// The format of numbers that are computed in.
