@@ -7,41 +7,23 @@ mod stand_in;
 #[path = "../../cuda/tests/here/mod.rs"]
 mod here;
 
-use std::{
-    path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
-};
+#[path = "small/coded.rs"]
+mod coded;
+mod small;
+
+use std::path::Path;
 
 use sluice_engine::{
     Engine, EngineError, Generate, Options, Outcome, Settings, Work,
     checkpoint::{
         Source,
-        coded::{Compression, How, Lossless, Scheme, Target, compress},
+        coded::{How, Lossless, Scheme, Target},
     },
     device::{Choice, Number},
     event::Generated,
     plan::{Plan, PlanError, Storage},
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};
-
-fn demonstration() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../model")
-}
-
-/// A container of the demonstration model.
-fn write(target: &Path, how: How) {
-    let options = Compression {
-        how,
-        tile: 512,
-        keep: Vec::new(),
-        all: false,
-        threads: 2,
-        replace: true,
-    };
-    let never = AtomicBool::new(false);
-    let source = Source::Folder(demonstration());
-    compress(&source, target, &options, &never, &mut |_, _| {}).unwrap();
-}
 
 fn engine(device: Choice) -> Engine {
     let options = Options {
@@ -61,17 +43,15 @@ fn settings(level: Level, budget_bytes: Option<u64>) -> Settings {
     }
 }
 
-/// A few words, and the plan that they were written under.
+/// A few tokens, and the plan that they were written under.
 fn run(engine: &Engine, source: &Path, settings: Settings) -> (Generated, Plan) {
     let source = Source::Folder(source.to_owned());
     let model = engine.load_now(source, settings).unwrap();
-    let text = model.text.as_ref().expect("the tokenizer is inside");
-    let prompt = text.encode_chat(&[("user", "Tell me a story.")]).unwrap();
     let request = Generate {
         block_length: 4,
         steps: 4,
         eos: EosPolicy::Suppress,
-        ..Generate::greedy(model.id, prompt, 8)
+        ..Generate::greedy(model.id, vec![1, 2, 3], 8)
     };
     let Outcome::Generated(generated) = engine.run(Work::Generate(request)).unwrap() else {
         unreachable!("nobody cancels")
@@ -97,49 +77,38 @@ fn is_coded(plan: &Plan, scheme: Scheme) -> bool {
         .any(|tensor| matches!(tensor.storage, Storage::Coded(coding) if coding.scheme == scheme))
 }
 
-fn check(name: &str, how: How, scheme: Scheme, expected: &Generated) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join(name);
-    write(&path, how);
-    let engine = engine(Choice::Cuda(0));
-    // Coded where it lies, and coded on its way to the card.
-    let resident = run(&engine, &path, settings(Level::Mild, None));
-    let least = least_bytes(&engine, &path, Level::Standard);
-    let streamed = run(&engine, &path, settings(Level::Standard, Some(least)));
+/// What a container computes where it lies on the card, and on its way there.
+fn check(engine: &Engine, path: &Path, scheme: Scheme, expected: &Generated) {
+    let resident = run(engine, path, settings(Level::Mild, None));
+    let least = least_bytes(engine, path, Level::Standard);
+    let streamed = run(engine, path, settings(Level::Standard, Some(least)));
     assert!(streamed.1.streamed_bytes() > 0 && streamed.1.pinned_bytes > 0);
     for (generated, plan) in [resident, streamed] {
         assert!(is_coded(&plan, scheme));
-        // Of a palette for the usual canvas alone: these few rows are multiplied with it as it is.
-        assert!(plan.slots.decoded_bytes > 0);
-        assert_eq!(generated.tokens, expected.tokens, "{name}");
+        // What a palette codes is multiplied as it is, by so few rows.
+        assert_eq!(plan.slots.decoded_bytes > 0, scheme != Scheme::Palette);
+        assert_eq!(generated.tokens, expected.tokens, "{scheme:?}");
     }
 }
 
 #[test]
-fn what_was_coded_without_loss_computes_what_it_was() {
-    if !here::open_stand_in() {
-        return;
-    }
-    let plain = engine(Choice::Cuda(0));
-    let (expected, _) = run(&plain, &demonstration(), settings(Level::Standard, None));
-    drop(plain);
-    for (name, coder, scheme) in [
-        ("huffman.sluice", Lossless::Huffman, Scheme::Huffman),
-        ("palette.sluice", Lossless::Palette, Scheme::Palette),
-    ] {
-        check(name, How::Lossless(coder), scheme, &expected);
-    }
-}
-
-#[test]
-fn what_was_coded_to_a_rate_computes_what_the_cpu_does() {
+fn coded_weights_compute_what_they_are_decoded_to() {
     if !here::open_stand_in() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("rate.sluice");
-    let how = || How::Rate(Target::Bits(4.5));
-    write(&path, how());
-    let (expected, _) = run(&engine(Choice::Cpu), &path, settings(Level::Standard, None));
-    check("rate.sluice", how(), Scheme::Rate, &expected);
+    let plain = small::write(folder.path(), 4);
+    let (card, cpu) = (engine(Choice::Cuda(0)), engine(Choice::Cpu));
+    let (expected, _) = run(&card, &plain, settings(Level::Standard, None));
+    for (coder, scheme) in [
+        (Lossless::Huffman, Scheme::Huffman),
+        (Lossless::Palette, Scheme::Palette),
+    ] {
+        let path = coded::write_coded(folder.path(), How::Lossless(coder));
+        check(&card, &path, scheme, &expected);
+    }
+    // What coding to a rate loses is the same wherever it is decoded.
+    let path = coded::write_coded(folder.path(), How::Rate(Target::Bits(4.5)));
+    let (expected, _) = run(&cpu, &path, settings(Level::Standard, None));
+    check(&card, &path, Scheme::Rate, &expected);
 }

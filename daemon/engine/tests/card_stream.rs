@@ -4,6 +4,7 @@
 
 #[path = "../../cuda/tests/apart/mod.rs"]
 mod apart;
+mod small;
 #[path = "../../cuda/tests/stand_in/mod.rs"]
 mod stand_in;
 
@@ -16,13 +17,9 @@ use std::{
 
 use sluice_cuda::{Gpu, GpuMemory, Mark};
 use sluice_engine::{
-    checkpoint::{
-        Checkpoint, Source,
-        synth::{Element, Synthesis},
-    },
+    checkpoint::{Checkpoint, Source},
     device::{Choice, Device, Number},
     ledger::Ledger,
-    model::shape::{Naming, Shape},
     plan::{self, BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload},
     residency::{LoadOutcome, Reader, Residency, StreamStats, Unit},
 };
@@ -40,37 +37,16 @@ struct Streamed {
     _folder: tempfile::TempDir,
 }
 
-/// What the host may keep in pinned memory, of 13 units of 1 to 2 MiB.
+/// What the host may keep in pinned memory, of 13 units of a quarter to half a MiB.
 const ALL: u64 = u64::MAX;
-const SOME: u64 = 6 << 20;
+const SOME: u64 = 2 << 20;
 const NOTHING: u64 = 0;
 
 impl Streamed {
     fn new(pin_limit_bytes: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let shape = Shape {
-            naming: Naming::Llada,
-            layers: 4,
-            width: 384,
-            heads: 6,
-            kv_heads: 6,
-            head_dim: 64,
-            mlp_width: 1024,
-            embedding_rows: 1024,
-            context_length: 64,
-            causal: false,
-            tied: false,
-            biases: false,
-        };
-        let synthesis = Synthesis {
-            shape: shape.clone(),
-            element: Element::Bf16,
-            seed: 1,
-            threads: 1,
-        };
-        let model = folder.path().join("model");
         let never = AtomicBool::new(false);
-        synthesis.write(&model, &never, &mut |_, _| {}).unwrap();
+        let (shape, model) = (small::shape(4), small::write(folder.path(), 4));
         let file = model.join("model.safetensors");
         let checkpoint = Arc::new(Checkpoint::open(&Source::Folder(model)).unwrap());
         let sources = plan::sources(&checkpoint, shape.tensors()).unwrap();

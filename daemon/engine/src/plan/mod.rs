@@ -531,6 +531,7 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
     };
     // Whatever is streamed of them, so that the memory doesn't depend on which are.
     let decoded_bytes = decoded(&forms).max(resident_decoded);
+    let all_resident = needed + resident_decoded;
     let needed = needed + decoded_bytes;
     let disk_slots = if is_card { HOST_SLOTS } else { DISK_SLOTS };
     // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency.
@@ -571,9 +572,8 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         }
         return Ok(slots);
     }
-    Err(too_small(
-        needed - spread::most_saved(units, &forms, HOST_SLOTS),
-    ))
+    let streaming = needed - spread::most_saved(units, &forms, HOST_SLOTS);
+    Err(too_small(streaming.min(all_resident)))
 }
 
 /// The most faithful loadable level whose pass takes at most so many times as long as the fastest one's as is chosen; of

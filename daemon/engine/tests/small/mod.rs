@@ -1,0 +1,43 @@
+//! Models of random weights, small enough for a card that a processor stands in for, large enough to be coded.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use sluice_engine::{
+    checkpoint::synth::{Element, Synthesis},
+    model::shape::{Naming, Shape},
+};
+
+/// Of so many layers: each of its units, and those of the head, is up to half a MiB.
+pub(crate) fn shape(layers: usize) -> Shape {
+    Shape {
+        naming: Naming::Llada,
+        layers,
+        width: 256,
+        heads: 4,
+        kv_heads: 4,
+        head_dim: 64,
+        mlp_width: 512,
+        embedding_rows: 1024,
+        context_length: 64,
+        causal: false,
+        tied: false,
+        biases: false,
+    }
+}
+
+/// Writes it into a folder of this folder.
+pub(crate) fn write(folder: &Path, layers: usize) -> PathBuf {
+    let synthesis = Synthesis {
+        shape: shape(layers),
+        element: Element::Bf16,
+        seed: 1,
+        threads: 1,
+    };
+    let model = folder.join("model");
+    let never = AtomicBool::new(false);
+    synthesis.write(&model, &never, &mut |_, _| {}).unwrap();
+    model
+}
