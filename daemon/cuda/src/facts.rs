@@ -256,9 +256,21 @@ impl NvmlDevice {
         self.0.memory_info().ok().map(|memory| memory.free)
     }
 
-    /// What other processes hold; unknown when the share of any is, or when this process isn't listed, which happens in
-    /// containers, where process ids mean something else.
+    /// What other processes hold; unknown when the share of any is, or when this process isn't listed.
     fn held_by_others_bytes(&self) -> Option<u64> {
+        let mut bytes_by_process = self.bytes_by_process()?;
+        bytes_by_process.remove(&process::id())?;
+        Some(bytes_by_process.values().sum())
+    }
+
+    /// What this process holds; unknown when it isn't listed, which happens in containers, where process ids mean something
+    /// else.
+    fn held_bytes(&self) -> Option<u64> {
+        self.bytes_by_process()?.remove(&process::id())
+    }
+
+    /// Unknown when the share of any is.
+    fn bytes_by_process(&self) -> Option<HashMap<u32, u64>> {
         let mut processes = self.0.running_compute_processes().ok()?;
         processes.extend(self.0.running_graphics_processes().ok()?);
         // One that computes and draws is in both lists with the same figure.
@@ -269,8 +281,7 @@ impl NvmlDevice {
             };
             bytes_by_process.insert(process.pid, bytes);
         }
-        bytes_by_process.remove(&process::id())?;
-        Some(bytes_by_process.values().sum())
+        Some(bytes_by_process)
     }
 
     fn bus(&self) -> Result<Bus, NvmlError> {
@@ -330,6 +341,12 @@ impl Gpu {
                 },
             ),
         }
+    }
+
+    /// What this process holds of the card's memory, its context among it, by NVML's count; unknown where that doesn't tell.
+    #[must_use]
+    pub fn held_bytes(&self) -> Option<u64> {
+        self.nvml()?.held_bytes()
     }
 
     /// Measures how fast bytes move, in some tens of milliseconds, with [`PROBE_BYTES`] on the card.

@@ -23,8 +23,16 @@ constexpr uint64_t CONTEXT_BYTES = 128ull << 20;
 // In the machine, whatever the process may see of them.
 inline int count() { return int(setting("STAND_IN_DEVICES", 1)); }
 inline uint64_t total_bytes() { return setting("STAND_IN_MEMORY", 4ull << 30); }
-// By other programs.
-inline uint64_t held_bytes() { return setting("STAND_IN_HELD", 0); }
+// By other programs, which come and go.
+inline uint64_t held_bytes() {
+    uint64_t bytes = setting("STAND_IN_HELD", 0);
+    const char *path = std::getenv("STAND_IN_HELD_FILE");
+    std::FILE *file = path ? std::fopen(path, "r") : nullptr;
+    unsigned long long more = 0;
+    if (file && std::fscanf(file, "%llu", &more) == 1) bytes += more;
+    if (file) std::fclose(file);
+    return bytes;
+}
 // CUDA's version that the driver knows: 1000 a major, 10 a minor one.
 inline int driver_version() { return int(setting("STAND_IN_DRIVER_VERSION", 12080)); }
 

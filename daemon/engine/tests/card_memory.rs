@@ -6,11 +6,12 @@ mod apart;
 #[path = "../../cuda/tests/stand_in/mod.rs"]
 mod stand_in;
 
-use std::{path::Path, sync::mpsc};
+use std::{env, fs, path::Path, sync::mpsc, thread, time::Duration};
 
 use libloading::os::unix::Library;
 use sluice_engine::{
-    ApplyEvent, Change, Engine, EngineError, Generate, ModelId, Options, Outcome, Settings, Work,
+    ApplyEvent, Change, Engine, EngineError, Event, Generate, ModelId, Options, Outcome, Settings,
+    Work,
     checkpoint::Source,
     device::{self, Choice, Device, DeviceBuffer, Number},
     ledger::{Kind, Ledger},
@@ -43,6 +44,17 @@ fn load(engine: &Engine) -> ModelId {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llada-tiny");
     let loaded = engine.load_now(Source::Folder(folder), Settings::default());
     loaded.unwrap().id
+}
+
+fn apply(engine: &Engine, change: Change) -> Result<(), EngineError> {
+    let (told, finished) = mpsc::channel();
+    let report = Box::new(move |event| {
+        if let ApplyEvent::Finished(result) = event {
+            told.send(result.map(drop)).unwrap();
+        }
+    });
+    engine.apply(change, report);
+    finished.recv().unwrap()
 }
 
 /// The passes of a request of so many steps.
@@ -143,16 +155,7 @@ fn the_driver_counts_what_the_account_does_to_a_piece() {
                     level: Some(level),
                     ..Change::default()
                 };
-                let (told, finished) = mpsc::channel();
-                engine.apply(
-                    change,
-                    Box::new(move |event| {
-                        if let ApplyEvent::Finished(result) = event {
-                            told.send(result.map(drop)).unwrap();
-                        }
-                    }),
-                );
-                finished.recv().unwrap().unwrap();
+                apply(&engine, change).unwrap();
                 // Where units were replaced there may be a gap, which begins and ends in a piece.
                 assert!(beside() < 4 * PIECE, "{level:?}: {} bytes", beside());
             }
@@ -163,6 +166,163 @@ fn the_driver_counts_what_the_account_does_to_a_piece() {
             assert_eq!((free_bytes(), beside()), (before, 0));
         },
     );
+}
+
+/// As many short requests, of several lengths, one after another and now and then one that is given up: the driver has as
+/// much free memory after each as after the first.
+fn requests_leave_nothing(count: usize) {
+    let engine = Engine::start(options()).unwrap();
+    let model = load(&engine);
+    let free_bytes = || engine.device().memory().free_bytes.unwrap();
+    generate(&engine, model, 2);
+    let (free, used) = (free_bytes(), engine.memory().used_bytes);
+    for number in 0..count {
+        let request = Generate {
+            steps: 1 + number % 2,
+            eos: EosPolicy::Suppress,
+            ..Generate::greedy(model, vec![1; 1 + number % 7], 4 + number % 9)
+        };
+        match number % 5 {
+            4 => drop(engine.passes(request, 1).unwrap()),
+            _ => drop(engine.run(Work::Generate(request)).unwrap()),
+        }
+        let left = (free_bytes(), engine.memory().used_bytes);
+        assert_eq!(left, (free, used), "after {number} requests");
+    }
+}
+
+#[test]
+fn requests_leave_the_drivers_free_memory_as_it_was() {
+    apart::run(
+        "requests_leave_the_drivers_free_memory_as_it_was",
+        &[],
+        || requests_leave_nothing(40),
+    );
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn a_thousand_requests_leave_the_drivers_free_memory_as_it_was() {
+    apart::run(
+        "a_thousand_requests_leave_the_drivers_free_memory_as_it_was",
+        &[],
+        || requests_leave_nothing(1000),
+    );
+}
+
+/// What other programs hold from now on.
+fn set_held(bytes: u64) {
+    let file = env::var_os("STAND_IN_HELD_FILE").expect("the test sets it");
+    fs::write(file, bytes.to_string()).unwrap();
+}
+
+/// Runs a request, with `meanwhile` after its second pass; what it told, and how it ended.
+fn told(
+    engine: &Engine,
+    model: ModelId,
+    meanwhile: impl Fn() + Send + 'static,
+) -> (Vec<String>, Result<Outcome, EngineError>) {
+    let request = Generate {
+        steps: 6,
+        eos: EosPolicy::Suppress,
+        ..Generate::greedy(model, vec![1, 2, 3], 8)
+    };
+    let (send, events) = mpsc::channel();
+    let sink = Box::new(move |event| {
+        if matches!(&event, Event::Pass(pass) if pass.pass == 2) {
+            meanwhile();
+            // The next look is due then.
+            thread::sleep(Duration::from_millis(300));
+        }
+        send.send(event).unwrap();
+    });
+    engine.submit(Work::Generate(request), sink).unwrap();
+    let mut notices = Vec::new();
+    for event in events {
+        match event {
+            Event::Notice(notice) => notices.push(notice),
+            Event::Finished(result) => return (notices, result),
+            _ => {}
+        }
+    }
+    panic!("the last event is how it ended");
+}
+
+fn held_file(test: &str) -> String {
+    let folder = env!("CARGO_TARGET_TMPDIR");
+    format!("{folder}/held-{test}-{}", std::process::id())
+}
+
+#[test]
+fn other_programs_are_given_way_to_before_anything_is_refused() {
+    const NAME: &str = "other_programs_are_given_way_to_before_anything_is_refused";
+    let held = held_file("given_way");
+    let settings = [
+        ("STAND_IN_MEMORY", "0x40000000"),
+        ("STAND_IN_HELD_FILE", held.as_str()),
+    ];
+    apart::run(NAME, &settings, || {
+        let engine = Engine::start(options()).unwrap();
+        let model = load(&engine);
+        let budget = |engine: &Engine| engine.in_force().unwrap().plan.budget_bytes;
+        let free_bytes = engine.device().memory().free_bytes.unwrap();
+        let planned = budget(&engine);
+        assert!(planned < engine.device().memory().total_bytes.unwrap());
+
+        // Another program takes nine tenths of what is free.
+        let (notices, result) = told(&engine, model, move || set_held(free_bytes / 10 * 9));
+        assert!(result.is_ok(), "{result:?}");
+        let [taken, rows] = &notices[..] else {
+            panic!("{notices:?}");
+        };
+        assert!(taken.starts_with("other programs have taken"), "{taken}");
+        assert_eq!(rows, "memory is short: 64 rows at once go through an MLP");
+        // Another change is planned with what is left, and refused where that is too little.
+        let change = Change {
+            level: Some(Level::Moderate),
+            ..Change::default()
+        };
+        let error = apply(&engine, change).unwrap_err();
+        assert!(
+            error.to_string().contains("budget"),
+            "what plans need is told: {error}"
+        );
+
+        // All of it: what a request needs besides can't be had.
+        set_held(free_bytes);
+        let (_, result) = told(&engine, model, || {});
+        let error = result.unwrap_err();
+        assert!(
+            matches!(error, EngineError::OutOfMemory { free_bytes: Some(_), needed_bytes, .. } if needed_bytes > 0),
+            "{error}"
+        );
+
+        set_held(0);
+        let (notices, result) = told(&engine, model, || {});
+        assert!(result.is_ok() && notices.is_empty(), "{notices:?}");
+        apply(&engine, change).unwrap();
+        assert_eq!(budget(&engine), planned);
+        fs::remove_file(env::var_os("STAND_IN_HELD_FILE").unwrap()).unwrap();
+    });
+}
+
+#[test]
+fn what_the_driver_counts_otherwise_is_told_once() {
+    apart::run("what_the_driver_counts_otherwise_is_told_once", &[], || {
+        let engine = Engine::start(options()).unwrap();
+        let model = load(&engine);
+        assert!(told(&engine, model, || {}).0.is_empty());
+        // In no account.
+        let card = engine.device().gpu().unwrap();
+        let _uncounted = card.allocate(100 << 20).unwrap();
+        let (notices, result) = told(&engine, model, || {});
+        assert!(result.is_ok());
+        assert!(
+            notices.len() == 1 && notices[0].starts_with("the card's driver counts "),
+            "{notices:?}"
+        );
+        assert!(told(&engine, model, || {}).0.is_empty());
+    });
 }
 
 #[test]

@@ -172,7 +172,10 @@ impl Generation {
                 passes,
                 positions,
             } => self.block_done(block, passes, &positions),
-            Event::Notice(text) => self.home.record.notice(&text),
+            Event::Notice(text) => {
+                tracing::info!(request = self.home.id(), text, "notice");
+                self.home.record.notice(&text);
+            }
             // Of estimates and comparisons only.
             Event::ScoreProgress { .. } => {}
             Event::Finished(Ok(Outcome::Generated(generated))) => self.done(generated),

@@ -40,7 +40,7 @@ pub(crate) fn run_without(
         None => return,
     }
     let output = Command::new(env::current_exe().expect("this program has a file"))
-        .args([name, "--exact", "--nocapture"])
+        .args([name, "--exact", "--nocapture", "--include-ignored"])
         .env_remove("CUDA_VISIBLE_DEVICES")
         .envs(settings.iter().copied())
         .env("LD_LIBRARY_PATH", folder.path())

@@ -94,7 +94,9 @@ impl Drop for Loading {
 
 impl Worker {
     /// Begins to load.
-    pub(super) fn begin_load(&mut self, load: Load) {
+    pub(super) fn begin_load(&mut self, mut load: Load) {
+        let notices = self.look_at_memory_now().notices;
+        (notices.into_iter()).for_each(|notice| (load.report)(LoadEvent::Notice(notice)));
         let rates = match self.rates() {
             Ok(rates) => rates,
             Err(error) => return self.end_load(error_of(load, error)),

@@ -1,5 +1,6 @@
 //! The thread that does all device work, and the handle by which everybody else reaches it.
 
+mod account;
 mod ask;
 mod compare;
 mod current;
@@ -7,6 +8,7 @@ mod derive;
 mod extend;
 mod load;
 mod pack;
+mod room;
 mod serve;
 mod state;
 mod switch;
@@ -270,9 +272,11 @@ impl Engine {
         let Opened { device, no_card } =
             Device::open(options.device, options.number, options.threads)?;
         let ops = Ops::new(device.clone(), ledger.clone())?;
-        let budget_default = device.memory().free_bytes.map_or(u64::MAX, |free| {
+        let free_bytes = device.memory().free_bytes;
+        let budget_default = free_bytes.map_or(u64::MAX, |free| {
             device::default_budget(free).saturating_add(ledger.used_bytes())
         });
+        let spare_bytes = free_bytes.map_or(0, |free| free - device::default_budget(free));
         let shared = Arc::new(Shared {
             queue: Queue::new(options.queue_max),
             ledger,
@@ -292,6 +296,7 @@ impl Engine {
             ops,
             keeping,
             options.parallel.clamp(1, PARALLEL_MAX),
+            spare_bytes,
         );
         let thread = thread::Builder::new()
             .name("sluice-engine".to_owned())

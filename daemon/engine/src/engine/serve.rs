@@ -2,10 +2,7 @@
 //! request does.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
     time::Instant,
 };
 
@@ -14,7 +11,7 @@ use crate::{
     decode::WeightsState,
     error::EngineError,
     event::{PassCost, Phases},
-    ledger::Mark,
+    ledger::{Kind, Mark},
     model::transformer::{Interrupt, MLP_ROWS},
     ops::Ops,
     plan::{Plan, PlanError, Storage, Workload},
@@ -43,6 +40,8 @@ pub(super) struct Served<'a> {
     workload: Workload,
     notices: Vec<String>,
     frugal_plans: usize,
+    /// Nothing is left that could give way to other programs.
+    has_yielded: bool,
 }
 
 impl<'a> Served<'a> {
@@ -54,12 +53,15 @@ impl<'a> Served<'a> {
             workload,
             notices: Vec::new(),
             frugal_plans: 0,
+            has_yielded: false,
         }
     }
 
     /// Makes room for the first request's activations.
     pub(super) fn start(&mut self) -> Result<(), EngineError> {
         let kv = self.worker.shared.state.settings().kv;
+        let found = self.worker.look_at_memory_now();
+        self.notices.extend(found.notices);
         let current = self.worker.current_mut()?;
         current.set_mlp_rows(MLP_ROWS);
         current.serving_kv = Some(kv);
@@ -160,6 +162,7 @@ impl<'a> Served<'a> {
         self.resize(workload)?;
         // What gave way for one that has left needs to no more.
         self.frugal_plans = 0;
+        self.has_yielded = false;
         let (choices, budget) = self.worker.aim();
         let current = self.worker.current_mut()?;
         let rows = current.mlp_rows;
@@ -172,7 +175,8 @@ impl<'a> Served<'a> {
         let is_free =
             self.worker.shared.queue.front().is_none() && !self.worker.has_promised_room();
         if is_free && !self.is_switching() {
-            self.worker.regain(choices, budget)?;
+            let budget = budget.min(self.worker.current_mut()?.plan.budget_bytes);
+            self.worker.regain(choices, budget);
         }
         Ok(())
     }
@@ -210,7 +214,16 @@ impl<'a> Served<'a> {
         if has_room(&stands) && current.target().is_none_or(has_room) {
             return Ok(());
         }
-        let plan = self.plan_within(choices, budget)?;
+        let allowed = self.worker.allowed_bytes();
+        let plan = match self.plan_within(choices, budget) {
+            // Only other programs are in the way, and nothing can give way to them: it is tried with what the card has left.
+            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. }))
+                if stands.weight_bytes() + working <= allowed =>
+            {
+                return Ok(());
+            }
+            plan => plan?,
+        };
         let streamed = plan.streamed_bytes();
         self.worker.switch_now(plan, self.cancel)?;
         let more = streamed.saturating_sub(stands.streamed_bytes());
@@ -304,6 +317,29 @@ impl<'a> Served<'a> {
         Ok(())
     }
 
+    /// Looks, between two passes, whether other programs leave the card too little memory, and gives way to them before
+    /// something of ours is refused. What can't give way stays.
+    fn yield_to_others(&mut self) -> Result<(), EngineError> {
+        let mut found = self.worker.look_at_memory();
+        loop {
+            self.notices.append(&mut found.notices);
+            if found.missing_bytes == 0 || self.has_yielded {
+                return Ok(());
+            }
+            let ledger = self.worker.ops.ledger();
+            let missing = ledger.refusal(Kind::Activations, found.missing_bytes);
+            match self.give_way(missing) {
+                Ok(()) => {}
+                Err(EngineError::OutOfMemory { .. }) => self.has_yielded = true,
+                Err(error) => return Err(error),
+            }
+            if let Err(refused) = self.reserve() {
+                self.make_room(refused)?;
+            }
+            found = self.worker.look_at_memory_now();
+        }
+    }
+
     /// Runs a pass that so many requests share, again where memory ran short and something could give way. It tells how many
     /// rows it had.
     pub(super) fn run<T>(
@@ -314,6 +350,11 @@ impl<'a> Served<'a> {
         let started = Instant::now();
         let before = self.weights().stream;
         self.worker.between_passes();
+        let yielded = self.yield_to_others();
+        if yielded.is_err() && self.cancel.load(Ordering::Relaxed) {
+            return Err(Interrupt::Cancelled);
+        }
+        yielded?;
         // What a change of the weights measures is no part of the pass.
         self.worker.ops.take_times();
         loop {
@@ -402,76 +443,6 @@ fn fewer_rows() -> String {
 impl Worker {
     pub(super) fn current_mut(&mut self) -> Result<&mut Current, EngineError> {
         self.current.as_mut().ok_or(EngineError::NoModel)
-    }
-
-    /// The choices and the budget that requests are to keep to: those a change under way leads to, once it has begun to take
-    /// effect, else those in force.
-    pub(super) fn aim(&self) -> (Choices, u64) {
-        let asked = self
-            .current
-            .as_ref()
-            .and_then(|current| current.switch.as_ref()?.stepping_towards());
-        let settings = asked.unwrap_or_else(|| self.shared.state.settings());
-        (
-            settings.choices(),
-            self.shared.state.budget_bytes(&settings),
-        )
-    }
-
-    /// Whether room was found for another model: it is that model's, though it has not all been taken yet.
-    pub(super) fn has_promised_room(&self) -> bool {
-        let loading = self.loading.as_ref();
-        loading.is_some_and(|loading| loading.limit_bytes().is_some())
-    }
-
-    /// Lets weights stay that gave way to requests which have left, where more can: step by step, between passes.
-    fn regain(&mut self, choices: Choices, budget: u64) -> Result<(), EngineError> {
-        let current = self.current_mut()?;
-        let budget = budget.min(current.plan.budget_bytes);
-        let (choices, workload) = (current.same_level(choices), current.workload());
-        let Ok(plan) = current.plan_with(choices, budget, workload, current.mlp_rows) else {
-            return Ok(());
-        };
-        if plan.resident_bytes() > current.plan.resident_bytes()
-            && !lacks_copy(&current.reader, &plan)
-        {
-            // When it can't be had, all stays as it is.
-            drop(self.start_switch(Arc::new(plan), None));
-        }
-        Ok(())
-    }
-
-    /// Whether the plan in force makes room for more than the usual request takes, and none runs.
-    pub(super) fn may_narrow(&self) -> bool {
-        let is_wide = |current: &Current| {
-            !current.stays_wide
-                && (current.holds_others || current.plan.workload != current.workload())
-        };
-        self.loading.is_none() && self.current.as_ref().is_some_and(is_wide)
-    }
-
-    /// Goes back to a plan for the usual canvas when a wider request has ended, if that lets more be resident. Short
-    /// memory stays as it was found.
-    pub(super) fn narrow(&mut self) {
-        let settings = self.shared.state.settings();
-        let budget = self.shared.state.budget_bytes(&settings);
-        let Some(current) = &mut self.current else {
-            return;
-        };
-        current.stays_wide = true;
-        current.holds_others = false;
-        let budget = budget.min(current.plan.budget_bytes);
-        let planned = current
-            .planner
-            .plan(settings.choices(), budget, current.workload());
-        let Ok(plan) = planned else { return };
-        if plan.resident_bytes() > current.plan.resident_bytes() {
-            // When it can't be had, all stays as it is.
-            drop(self.start_switch(Arc::new(plan), None));
-        } else if plan.units == current.plan.units && plan.slots == current.plan.slots {
-            current.plan = Arc::new(plan);
-            self.tell_state();
-        }
     }
 
     /// What may happen between two passes: a change of the settings begins, or goes a step further.

@@ -23,6 +23,8 @@ struct Present {
     model: Option<Arc<LoadedModel>>,
     planner: Option<Arc<Planner>>,
     in_force: Option<InForce>,
+    /// What a card has for this process while others hold more than they did when the engine started.
+    room_bytes: Option<u64>,
 }
 
 /// The plan in force and what came of it.
@@ -77,6 +79,7 @@ impl State {
                 model: None,
                 planner: None,
                 in_force: None,
+                room_bytes: None,
             }),
         }
     }
@@ -86,8 +89,18 @@ impl State {
     }
 
     /// The bytes that these settings allow.
-    pub(super) fn budget_bytes(&self, settings: &Settings) -> u64 {
+    pub(super) fn allowed_bytes(&self, settings: &Settings) -> u64 {
         settings.budget_bytes.unwrap_or(self.budget_default)
+    }
+
+    /// The bytes that plans under these settings are made for: fewer than they allow while other programs have taken some.
+    pub(super) fn budget_bytes(&self, settings: &Settings) -> u64 {
+        let room = self.lock().room_bytes;
+        self.allowed_bytes(settings).min(room.unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn set_room(&self, bytes: Option<u64>) {
+        self.lock().room_bytes = bytes;
     }
 
     pub(super) fn settings(&self) -> Settings {

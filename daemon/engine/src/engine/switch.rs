@@ -81,6 +81,8 @@ impl Worker {
     /// Plans for other settings and begins to go there.
     pub(super) fn begin_switch(&mut self, apply: Apply) {
         let Apply { change, mut report } = apply;
+        let notices = self.look_at_memory_now().notices;
+        (notices.into_iter()).for_each(|notice| report(ApplyEvent::Notice(notice)));
         let settings = self.shared.state.settings().with(&change);
         let Some(current) = &self.current else {
             // Nothing to change: the next load follows them.

@@ -10,6 +10,7 @@ use std::{
 
 use super::{
     LoadedModel, Shared,
+    account::Account,
     current::Current,
     derive::Keeping,
     load::{Loaded, Loading},
@@ -50,6 +51,8 @@ pub(super) struct Worker {
     pub(super) rates: Option<Option<Rates>>,
     /// Another model, on its way.
     pub(super) loading: Option<Loading>,
+    /// Of a card's memory, by its driver.
+    pub(super) account: Account,
 }
 
 /// Tells the others that the thread has ended, however it did.
@@ -63,7 +66,15 @@ impl Drop for AliveGuard {
 }
 
 impl Worker {
-    pub(super) fn new(shared: Arc<Shared>, ops: Ops, keeping: Keeping, parallel: usize) -> Self {
+    /// Of its device's memory, `spare_bytes` are left free by the default budget.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        ops: Ops,
+        keeping: Keeping,
+        parallel: usize,
+        spare_bytes: u64,
+    ) -> Self {
+        let account = Account::new(ops.device(), &shared.ledger, spare_bytes);
         Self {
             shared,
             ops: Arc::new(ops),
@@ -74,6 +85,7 @@ impl Worker {
             parallel,
             rates: None,
             loading: None,
+            account,
         }
     }
 
@@ -177,7 +189,7 @@ impl Worker {
     pub(super) fn update_limit(&self) {
         let state = &self.shared.state;
         let of_load = self.loading.as_ref().and_then(Loading::limit_bytes);
-        let limit = of_load.unwrap_or_else(|| state.budget_bytes(&state.settings()));
+        let limit = of_load.unwrap_or_else(|| state.allowed_bytes(&state.settings()));
         self.shared.ledger.set_limit(limit);
     }
 

@@ -1,0 +1,119 @@
+//! What the engine's thread plans with: the budget, room that is promised or that others have taken, and weights that come
+//! back when there is room again.
+
+use std::sync::Arc;
+
+use super::{
+    Settings, Shared, account::Found, current::Current, derive::lacks_copy, worker::Worker,
+};
+use sluice_shared::level::Choices;
+
+impl Worker {
+    /// The choices and the budget that requests are to keep to: those a change under way leads to, once it has begun to take
+    /// effect, else those in force.
+    pub(super) fn aim(&self) -> (Choices, u64) {
+        let settings = self.aimed_settings();
+        (
+            settings.choices(),
+            self.shared.state.budget_bytes(&settings),
+        )
+    }
+
+    /// The same budget, whatever other programs have taken.
+    pub(super) fn allowed_bytes(&self) -> u64 {
+        self.shared.state.allowed_bytes(&self.aimed_settings())
+    }
+
+    fn aimed_settings(&self) -> Settings {
+        let asked = self
+            .current
+            .as_ref()
+            .and_then(|current| current.switch.as_ref()?.stepping_towards());
+        asked.unwrap_or_else(|| self.shared.state.settings())
+    }
+
+    /// Whether room was found for another model: it is that model's, though it has not all been taken yet.
+    pub(super) fn has_promised_room(&self) -> bool {
+        let loading = self.loading.as_ref();
+        loading.is_some_and(|loading| loading.limit_bytes().is_some())
+    }
+
+    /// Lets weights stay that gave way to requests which have left, or to others, where more can: step by step, between
+    /// passes.
+    pub(super) fn regain(&mut self, choices: Choices, budget: u64) {
+        let Some(current) = &self.current else {
+            return;
+        };
+        let (choices, workload) = (current.same_level(choices), current.workload());
+        let Ok(plan) = current.plan_with(choices, budget, workload, current.mlp_rows) else {
+            return;
+        };
+        if plan.resident_bytes() > current.plan.resident_bytes()
+            && !lacks_copy(&current.reader, &plan)
+        {
+            // When it can't be had, all stays as it is.
+            drop(self.start_switch(Arc::new(plan), None));
+        }
+    }
+
+    /// Whether the plan in force makes room for more than the usual request takes, and none runs.
+    pub(super) fn may_narrow(&self) -> bool {
+        let is_wide = |current: &Current| {
+            !current.stays_wide
+                && (current.holds_others || current.plan.workload != current.workload())
+        };
+        self.loading.is_none() && self.current.as_ref().is_some_and(is_wide)
+    }
+
+    /// Goes back to a plan for the usual canvas when a wider request has ended, if that lets more be resident. Short
+    /// memory stays as it was found.
+    pub(super) fn narrow(&mut self) {
+        let settings = self.shared.state.settings();
+        let budget = self.shared.state.budget_bytes(&settings);
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        current.stays_wide = true;
+        current.holds_others = false;
+        let budget = budget.min(current.plan.budget_bytes);
+        let planned = current
+            .planner
+            .plan(settings.choices(), budget, current.workload());
+        let Ok(plan) = planned else { return };
+        if plan.resident_bytes() > current.plan.resident_bytes() {
+            // When it can't be had, all stays as it is.
+            drop(self.start_switch(Arc::new(plan), None));
+        } else if plan.units == current.plan.units && plan.slots == current.plan.slots {
+            current.plan = Arc::new(plan);
+            self.tell_state();
+        }
+    }
+
+    /// Looks at what others have of the card's memory, if that is long ago. What gave way to them comes back when they have
+    /// gone.
+    pub(super) fn look_at_memory(&mut self) -> Found {
+        let Shared { ledger, state, .. } = &*self.shared;
+        let found = self.account.look(self.ops.device(), ledger, state);
+        self.settle_room(found)
+    }
+
+    /// The same, however long ago that is.
+    pub(super) fn look_at_memory_now(&mut self) -> Found {
+        let Shared { ledger, state, .. } = &*self.shared;
+        let found = self.account.look_now(self.ops.device(), ledger, state);
+        self.settle_room(found)
+    }
+
+    fn settle_room(&mut self, found: Found) -> Found {
+        let is_switching = |current: &Current| current.switch.is_some();
+        if found.is_relieved
+            && !self.has_promised_room()
+            && !self.current.as_ref().is_some_and(is_switching)
+        {
+            self.account.settle();
+            let (choices, budget) = self.aim();
+            self.regain(choices, budget);
+        }
+        found
+    }
+}
