@@ -433,7 +433,7 @@ impl Pair<'_> {
             head_dim: 64,
         };
         // Positions before this pass, and in it.
-        let lengths = [(0, 33), (70, 1), (5, 0), (20, 2)];
+        let lengths = [(0, 33), (70, 1), (5, 0), (20, 2), (9, 140)];
         let before: usize = lengths.iter().map(|(before, _)| before).sum();
         let next: usize = lengths.iter().map(|(_, next)| next).sum();
         self.poison()?;
@@ -458,7 +458,7 @@ impl Pair<'_> {
                 ops.put(&mut cache, 1, [&kept[side], &kept[side]], rows, 0)?;
                 let rows = start..start + next;
                 ops.put(&mut cache, 1, [&k[side], &v[side]], rows.clone(), before)?;
-                // The third sequence has no queries, and in the last each sees all.
+                // The third sequence has no queries, in the fourth each sees all, and those of the last are out of order.
                 let keys = match index {
                     3 => Keys::Kept {
                         cache: index,
@@ -466,6 +466,12 @@ impl Pair<'_> {
                             start: 1,
                             len: before + next - 1,
                         }],
+                    },
+                    4 => Keys::Causal {
+                        cache: index,
+                        places: (before + 71..before + next)
+                            .chain(before..before + 71)
+                            .collect(),
                     },
                     _ => Keys::Causal {
                         cache: index,
