@@ -3,7 +3,7 @@
 // numbers of the head in each slice of it; the exponentials go from the one to the other through a corner of shared
 // memory.
 
-#include "attention.cuh"
+#include "salience.cuh"
 
 constexpr u32 SCALAR_WARPS = 4;
 constexpr u32 SCALAR_THREADS = SCALAR_WARPS * WARP;
@@ -155,3 +155,14 @@ DEVICE void attend_scalars(float *out, const float *q, const float *k, const flo
 ATTEND_SCALARS_KERNEL(64)
 ATTEND_SCALARS_KERNEL(128)
 ATTEND_SCALARS_KERNEL(256)
+
+SALIENCE_KERNELS(f32)
+
+// Over the heads in their order.
+KERNEL_FUNCTION salience_heads(float *out, const float *sums, u32 all, u32 heads) {
+    const u32 key = blockIdx.x * blockDim.x + threadIdx.x;
+    if (key >= all) return;
+    float sum = 0.0f;
+    for (u32 head = 0; head < heads; head++) sum += sums[u64(head) * all + key];
+    out[key] = sum;
+}

@@ -6,11 +6,13 @@
 mod attend;
 mod head;
 mod modules;
+mod salience;
 
 pub(crate) use self::modules::module_of;
 pub use self::{
     attend::{ATTEND_QUERIES, Attend, HEAD_DIM_MAX, Segment, Task},
     head::{CompareState, HEAD_TOKENS, HeadChoice, HeadRow, HeadState, NO_TOKEN},
+    salience::{Salience, SalienceScratch},
 };
 use crate::{Blas, CudaError, Format, Gpu, Number, Product, Span, launch::Argument};
 

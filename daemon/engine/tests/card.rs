@@ -10,15 +10,20 @@ mod here;
 use std::path::{Path, PathBuf};
 
 use sluice_engine::{
-    Options,
+    Engine, Generate, Options, Outcome, Settings, Work,
     check::{Check, fixture_logits, fixture_tokens, operations},
+    checkpoint::Source,
     device::{Choice, Device, Number},
     ledger::Ledger,
     model::shape::Shape,
     ops::Ops,
     plan::{BLOCK_DEFAULT, Machine, Plan, Question, SourceTensor, Working, Workload},
 };
-use sluice_shared::level::{Choices, Level};
+use sluice_shared::{
+    decoding::Decoding,
+    level::{Choices, Level},
+    sampling::EosPolicy,
+};
 
 fn card(number: Number) -> Device {
     let opened = Device::open(Choice::Cuda(0), Some(number), 2).unwrap();
@@ -146,4 +151,51 @@ fn a_causal_model_with_kept_keys_and_values() {
 #[test]
 fn a_model_with_biases_and_shifted_logits() {
     check_fixture("dream-tiny", 10);
+}
+
+/// What a small model writes on a device in these ways.
+fn written(device: Choice, ways: &[&str]) -> Vec<Vec<u32>> {
+    let engine = Engine::start(Options {
+        device,
+        number: Some(Number::F32),
+        threads: 2,
+        ..Options::default()
+    })
+    .unwrap();
+    let settings = Settings {
+        level: Level::Off,
+        ..Settings::default()
+    };
+    let source = Source::Folder(folder("llada-tiny"));
+    let model = engine.load_now(source, settings).unwrap().id;
+    let texts = ways.iter().map(|caching| {
+        let request = Generate {
+            block_length: 8,
+            steps: 24,
+            guidance: 0.5,
+            eos: EosPolicy::Suppress,
+            decoding: Decoding {
+                caching: caching.parse().unwrap(),
+                ..Decoding::default()
+            },
+            ..Generate::greedy(model, (1..40).collect(), 32)
+        };
+        match engine.run(Work::Generate(request)).unwrap() {
+            Outcome::Generated(generated) => generated.tokens,
+            other => panic!("asked to generate: {other:?}"),
+        }
+    });
+    texts.collect()
+}
+
+#[test]
+fn keys_are_chosen_as_on_the_cpu() {
+    if !here::open_stand_in() {
+        return;
+    }
+    let ways = ["dual", "dual:keep=0.3", "dual:keep=0.6,refresh=3"];
+    let on_card = written(Choice::Cuda(0), &ways);
+    assert_eq!(on_card, written(Choice::Cpu, &ways));
+    // And what is left out matters.
+    assert_ne!(on_card[0], on_card[1]);
 }

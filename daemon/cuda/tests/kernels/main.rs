@@ -13,3 +13,4 @@ mod attention;
 mod elements;
 mod head;
 mod multiply;
+mod salience;

@@ -41,7 +41,7 @@ pub fn operations(
         told,
     };
     type Group<'a> = fn(&mut Pair<'a>) -> Result<(), EngineError>;
-    let groups: [(&str, Group<'_>); 10] = [
+    let groups: [(&str, Group<'_>); 11] = [
         ("embeddings", Pair::embeddings),
         ("norms", Pair::norms),
         ("rotations", Pair::rotations),
@@ -49,6 +49,7 @@ pub fn operations(
         ("rows", Pair::rows),
         ("attention", Pair::attention),
         ("sequences", Pair::sequences),
+        ("chosen keys", Pair::chosen_keys),
         ("heads", Pair::heads),
         ("logits", Pair::logits),
         ("comparisons", Pair::comparisons),
@@ -499,6 +500,61 @@ impl Pair<'_> {
             "attention, of several sequences to what is kept".to_owned(),
             [&results[0], &results[1]],
         )
+    }
+
+    /// Attention to the keys of a cache that queries look at most.
+    fn chosen_keys(&mut self) -> Result<(), EngineError> {
+        let shape = AttentionShape {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+        };
+        const PLACES: usize = 200;
+        let places = [3..90, 110..111, 140..199];
+        self.poison()?;
+        let q = self.activations(21, shape.heads * shape.head_dim, 6.0)?;
+        let k = self.activations(PLACES, shape.kv_heads * shape.head_dim, 6.0)?;
+        let v = self.activations(PLACES, shape.kv_heads * shape.head_dim, 2.0)?;
+        let mut results = Vec::new();
+        for (side, ops) in [&self.cpu, &self.tried].into_iter().enumerate() {
+            let mut cache = ops.cache(
+                CacheShape {
+                    layers: 2,
+                    kv_heads: shape.kv_heads,
+                    head_dim: shape.head_dim,
+                    format: computed_format(&ops.device().profile()),
+                },
+                PLACES,
+            )?;
+            for layer in 0..2 {
+                ops.put(&mut cache, layer, [&k[side], &v[side]], 0..PLACES, 0)?;
+                // Layers look by different queries.
+                let queries = 10 * layer..10 * layer + 11;
+                ops.choose_salient(&mut cache, layer, &q[side], queries, shape, &places, 60)?;
+            }
+            ops.settle(&mut cache)?;
+            let attended = (0..2).map(|layer| {
+                let tasks = ops.attention_tasks(vec![AttentionRange {
+                    queries: 0..21,
+                    keys: Keys::Kept {
+                        cache: 0,
+                        segments: vec![KeySegment { start: 0, len: 60 }],
+                    },
+                }])?;
+                let keys = KeyRows {
+                    pass: None,
+                    caches: &[&cache],
+                    layer,
+                };
+                ops.attend(&q[side], &keys, shape, &tasks)
+            });
+            results.push(attended.collect::<Result<Vec<_>, _>>()?);
+        }
+        for (layer, (expected, found)) in results[0].iter().zip(&results[1]).enumerate() {
+            let name = format!("attention to chosen keys, layer {layer}");
+            self.check(name, [expected, found])?;
+        }
+        Ok(())
     }
 
     /// A head and rows of which each is most like one of the head's, so that the choice is clear whatever is rounded.

@@ -171,6 +171,22 @@ impl Denoiser<'_> {
         asked: &mut [Asked<'_>],
         cancel: &AtomicBool,
     ) -> Result<Vec<Vec<Candidate>>, Interrupt> {
+        let candidates = self.found(asked, cancel);
+        let memories = asked.iter_mut().filter_map(|asked| asked.memory.as_mut());
+        for cache in memories.flat_map(|memory| &mut memory.caches) {
+            match &candidates {
+                Ok(_) => self.ops.settle(cache)?,
+                Err(_) => cache.forget_salience(),
+            }
+        }
+        candidates
+    }
+
+    fn found(
+        &self,
+        asked: &mut [Asked<'_>],
+        cancel: &AtomicBool,
+    ) -> Result<Vec<Vec<Candidate>>, Interrupt> {
         let (ops, weights) = (self.ops, self.weights);
         let prepared: Vec<Prepared> = (asked.iter())
             .map(|asked| self.prepare(&asked.pass))
@@ -222,12 +238,6 @@ impl Denoiser<'_> {
         let timed = ops.timed(Phase::Head);
         let candidates = reduction.candidates()?;
         drop(timed);
-        for asked in asked {
-            let selects = asked.pass.reach.selects.is_some();
-            if let Some(memory) = asked.memory.as_deref_mut().filter(|_| selects) {
-                memory.caches.iter_mut().for_each(KvCache::settle);
-            }
-        }
         Ok(candidates)
     }
 

@@ -267,6 +267,22 @@ impl Card {
         Ok(self.gpu.attend(q.number(), attend)?)
     }
 
+    pub(super) fn salience(&self, salience: cuda::Salience) -> Result<(), EngineError> {
+        Ok(self.gpu.salience(self.number, salience)?)
+    }
+
+    /// Of the matrices of a cache, moves the rows that `kept` has for each layer to the beginning.
+    pub(super) fn keep_rows(
+        &self,
+        memory: Span,
+        layers: usize,
+        row_bytes: usize,
+        kept: Span,
+        count: usize,
+    ) -> Result<(), EngineError> {
+        Ok((self.gpu).keep_rows(memory, layers, row_bytes, kept, count)?)
+    }
+
     pub(super) fn read(&self, x: &Activation) -> Result<Vec<f32>, EngineError> {
         let mut bytes = vec![0; x.span().bytes()];
         self.gpu.download(x.span(), &mut bytes)?;
