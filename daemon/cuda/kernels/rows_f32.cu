@@ -2,6 +2,14 @@
 
 ROW_KERNELS(f32)
 
+// Rows of keys and of values go to their places in a cache, both at once: a thread takes a word of each.
+KERNEL_FUNCTION put_rows(u32 *k_places, u32 *v_places, const u32 *k, const u32 *v, u64 words) {
+    const u64 i = thread_of_grid();
+    if (i >= words) return;
+    k_places[i] = k[i];
+    v_places[i] = v[i];
+}
+
 // Rows that stay become the first ones of their matrix, in their order. Matrices lie `matrix_words` apart; a layer's two,
 // keys and values, keep the same rows. A thread takes a word of every row: none that it has yet to read stands before one
 // that it has written, since rows rise.

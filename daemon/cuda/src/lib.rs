@@ -30,7 +30,7 @@ pub use facts::{
 pub use gpu::{CAPABILITY_NEEDED, Gpu, Timer};
 pub use kernels::{
     ATTEND_QUERIES, Attend, CUDA_NEEDED, CompareState, HEAD_DIM_MAX, HEAD_TOKENS, HeadChoice,
-    HeadRow, HeadState, NO_TOKEN, Salience, SalienceScratch, Segment, Task,
+    HeadRow, HeadState, NO_TOKEN, Salience, SalienceScratch, Segment, Task, Turned,
 };
 pub use memory::{GpuMemory, MemoryInfo, PinnedMemory, Span};
 pub use number::{Format, Number};

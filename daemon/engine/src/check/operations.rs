@@ -305,14 +305,19 @@ impl Pair<'_> {
                 RopeTable::new(&rope, 4096, &self.tried)?,
             ];
             self.poison()?;
-            let [mut expected, mut found] = self.activations(5, heads * head_dim, 4.0)?;
+            // Queries, and keys that are more and stand elsewhere.
+            let mut q = self.activations(3, heads * head_dim, 4.0)?;
+            let mut k = self.activations(5, 2 * head_dim, 4.0)?;
             let places = [0, 1, 77, 4095, 2];
-            let positions = self.cpu.indices(places)?;
-            self.cpu.rope(&mut expected, &tables[0], &positions)?;
-            let positions = self.tried.indices(places)?;
-            self.tried.rope(&mut found, &tables[1], &positions)?;
-            let name = format!("rotary embedding, {heads} heads of {head_dim}");
-            self.check(name, [&expected, &found])?;
+            for (side, ops) in [&self.cpu, &self.tried].into_iter().enumerate() {
+                let positions = [ops.indices(places[2..].to_vec())?, ops.indices(places)?];
+                let turned = [(&mut q[side], &positions[0]), (&mut k[side], &positions[1])];
+                ops.rope(turned, &tables[side])?;
+            }
+            for (what, turned) in [("queries", q), ("keys", k)] {
+                let name = format!("rotary embedding of {what}, {heads} heads of {head_dim}");
+                self.check(name, [&turned[0], &turned[1]])?;
+            }
         }
         Ok(())
     }

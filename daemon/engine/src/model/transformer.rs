@@ -174,7 +174,6 @@ impl Transformer {
             false => ops.linear(x, &group.weight(part)),
         };
         let mut k = project(&x, Part::Key, Part::KeyBias)?;
-        ops.rope(&mut k, &self.rope, &rows.positions)?;
         let v = project(&x, Part::Value, Part::ValueBias)?;
         let mut query_positions = &rows.positions;
         if is_last {
@@ -184,7 +183,8 @@ impl Transformer {
         }
         let mut q = project(&x, Part::Query, Part::QueryBias)?;
         drop(x);
-        ops.rope(&mut q, &self.rope, query_positions)?;
+        let turned = [(&mut q, query_positions), (&mut k, &rows.positions)];
+        ops.rope(turned, &self.rope)?;
         let shape = AttentionShape {
             heads: self.config.shape.heads,
             kv_heads: self.config.shape.kv_heads,

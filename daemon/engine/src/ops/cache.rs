@@ -234,19 +234,19 @@ impl Ops {
         assert!(places.end <= cache.capacity);
         assert!(rows.end <= keys.len().min(values.len()));
         let _timed = self.timed(Phase::Attention);
-        for (which, x) in [keys, values].into_iter().enumerate() {
-            match &self.body {
-                Body::Cpu(cpu) => {
-                    let shape = cache.shape;
+        match &self.body {
+            Body::Cpu(cpu) => {
+                let shape = cache.shape;
+                for (which, x) in [keys, values].into_iter().enumerate() {
                     let room = cache.rows_mut(layer, which, places.clone());
                     cpu.store_rows(&shape, x, rows.clone(), room);
                 }
-                Body::Card(card) => card.copy(
-                    cache.span(layer, which, places.clone()),
-                    x.rows_span(rows.start, rows.len()),
-                )?,
-                Body::Rehearsal => {}
             }
+            Body::Card(card) => card.put_rows(
+                [0, 1].map(|which| cache.span(layer, which, places.clone())),
+                [keys, values].map(|x| x.rows_span(rows.start, rows.len())),
+            )?,
+            Body::Rehearsal => {}
         }
         Ok(())
     }

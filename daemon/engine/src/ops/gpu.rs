@@ -166,20 +166,39 @@ impl Card {
 
     pub(super) fn rope(
         &self,
-        x: &Activation,
+        turned: [(&Activation, &Indices); 2],
         table: &RopeTable,
-        positions: &Indices,
     ) -> Result<(), EngineError> {
-        let heads = x.width() / (2 * table.half);
-        Ok(self.gpu.rope(
-            x.number(),
+        let turned = turned.map(|(x, positions)| cuda::Turned {
+            x: x.span(),
+            positions: positions.span(),
+            rows: x.len(),
+            heads: x.width() / (2 * table.half),
+        });
+        let table_span = table.values.span();
+        Ok((self.gpu).rope(self.number, turned, table_span, table.half)?)
+    }
+
+    /// `x`, which is `f32`, and the bias in the numbers of `out`, or where it lies.
+    pub(super) fn add_bias(
+        &self,
+        out: &Activation,
+        x: &Activation,
+        bias: &Weight<'_>,
+    ) -> Result<(), EngineError> {
+        Ok(self.gpu.add_bias(
+            out.number(),
+            out.span(),
             x.span(),
-            table.values.span(),
-            positions.span(),
+            bias.span(),
+            format(bias.format),
             x.len(),
-            heads,
-            table.half,
+            x.width(),
         )?)
+    }
+
+    pub(super) fn put_rows(&self, places: [Span; 2], rows: [Span; 2]) -> Result<(), EngineError> {
+        Ok(self.gpu.put_rows(places, rows)?)
     }
 
     /// `x · weightᵀ` into `out`, whose numbers are `number`, or added to it where those are `f32`.

@@ -325,8 +325,8 @@ impl Ops {
         Ok(out)
     }
 
-    /// Rotary embedding on half-split pairs (element i of a head with i + half), in place.
-    /// `positions` has one position a row.
+    /// Rotary embedding on half-split pairs (element i of a head with i + half), in place, of queries and keys. Each has
+    /// one position a row.
     ///
     /// # Errors
     /// When the device fails.
@@ -335,15 +335,20 @@ impl Ops {
     /// When a position lies beyond the table.
     pub fn rope(
         &self,
-        x: &mut Activation,
+        turned: [(&mut Activation, &Indices); 2],
         table: &RopeTable,
-        positions: &Indices,
     ) -> Result<(), EngineError> {
-        assert_eq!(positions.len(), x.len());
+        for (x, positions) in &turned {
+            assert_eq!(positions.len(), x.len());
+        }
         let _timed = self.timed(Phase::Attention);
         match &self.body {
-            Body::Cpu(cpu) => cpu.rope(x, table, positions),
-            Body::Card(card) => card.rope(x, table, positions)?,
+            Body::Cpu(cpu) => {
+                for (x, positions) in turned {
+                    cpu.rope(x, table, positions);
+                }
+            }
+            Body::Card(card) => card.rope(turned.map(|(x, positions)| (&*x, positions)), table)?,
             Body::Rehearsal => {}
         }
         Ok(())
@@ -380,18 +385,25 @@ impl Ops {
         weight: &Weight<'_>,
         bias: &Weight<'_>,
     ) -> Result<Activation, EngineError> {
-        // The sum begins with the bias instead of zero.
-        let mut sum = self.embed(&vec![0; x.len()], bias)?;
-        self.linear_add(&mut sum, 0, x, weight)?;
-        let number = self.device.number();
-        if number == Number::F32 {
+        assert_eq!(bias.width, weight.rows);
+        if !self.device.is_card() {
+            // The sum begins with the bias instead of zero.
+            let mut sum = self.embed(&vec![0; x.len()], bias)?;
+            self.linear_add(&mut sum, 0, x, weight)?;
             return Ok(sum);
         }
-        let out = self.pool.take(x.len(), weight.rows, number)?;
+        let _timed = self.timed(Phase::Multiply);
+        let sum = self.pool.take(x.len(), weight.rows, Number::F32)?;
+        let number = self.device.number();
+        let own = match number {
+            Number::F32 => None,
+            _ => Some(self.pool.take(x.len(), weight.rows, number)?),
+        };
         if let Body::Card(card) = &self.body {
-            card.convert(&out, &sum)?;
+            card.multiply(x, weight, sum.span(), Number::F32, false)?;
+            card.add_bias(own.as_ref().unwrap_or(&sum), &sum, bias)?;
         }
-        Ok(out)
+        Ok(own.unwrap_or(sum))
     }
 
     /// Adds `x · weightᵀ` to the rows of `out` from `start` on, which are `f32`.
