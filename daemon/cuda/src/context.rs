@@ -4,6 +4,7 @@ use std::{
     cell::Cell,
     fmt, ptr,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
 };
 
 use crate::{
@@ -252,6 +253,26 @@ impl Event {
         self.context.check("record an event", unsafe {
             (self.context.driver.api.event_record)(self.handle, stream.handle)
         })
+    }
+}
+
+impl Event {
+    /// Waits until all that was sent before it is done.
+    pub(crate) fn wait(&self, context: Context) -> Result<(), CudaError> {
+        // SAFETY: the event lives.
+        context.check("finish the work on the card", unsafe {
+            (context.driver.api.event_wait)(self.handle)
+        })
+    }
+
+    /// The time from another one to it; both have come.
+    pub(crate) fn since(&self, start: &Self, context: Context) -> Result<Duration, CudaError> {
+        let mut milliseconds = 0.0;
+        // SAFETY: both events live, and `milliseconds` outlives the call.
+        context.check("measure time on the card", unsafe {
+            (context.driver.api.event_elapsed)(&raw mut milliseconds, start.handle, self.handle)
+        })?;
+        Ok(Duration::from_secs_f32(milliseconds.max(0.0) / 1000.0))
     }
 }
 

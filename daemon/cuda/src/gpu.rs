@@ -273,6 +273,16 @@ impl Gpu {
         Ok(timer)
     }
 
+    /// Moments in this card's work, none so far.
+    #[must_use]
+    pub fn marks(&self) -> Marks {
+        Marks {
+            events: Vec::new(),
+            used: 0,
+            gpu: self.clone(),
+        }
+    }
+
     /// Runs a kernel after all that was sent before.
     ///
     /// # Errors
@@ -350,20 +360,60 @@ impl Timer {
     pub fn stop(self) -> Result<Duration, CudaError> {
         let context = self.gpu.current()?;
         self.end.record(&self.gpu.0.stream)?;
-        // SAFETY: the event lives until the end of the function.
-        context.check("finish the work on the card", unsafe {
-            (context.driver.api.event_wait)(self.end.handle)
-        })?;
-        let mut milliseconds = 0.0;
-        // SAFETY: both events have been recorded, and `milliseconds` outlives the call.
-        context.check("measure time on the card", unsafe {
-            (context.driver.api.event_elapsed)(
-                &raw mut milliseconds,
-                self.start.handle,
-                self.end.handle,
-            )
-        })?;
-        Ok(Duration::from_secs_f32(milliseconds.max(0.0) / 1000.0))
+        self.end.wait(context)?;
+        self.end.since(&self.start, context)
+    }
+}
+
+/// Most moments that [`Marks`] has at once.
+pub const MARKS_MAX: usize = 8192;
+
+/// Moments in a card's work, and the time between them. The driver's events for them are made once and used again.
+#[derive(Debug)]
+pub struct Marks {
+    events: Vec<Event>,
+    used: usize,
+    // Last: events end before their context.
+    gpu: Gpu,
+}
+
+impl Marks {
+    /// Notes the moment at which all that was sent so far is done; false where there are [`MARKS_MAX`] already. Nothing is
+    /// waited for.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn mark(&mut self) -> Result<bool, CudaError> {
+        if self.used == MARKS_MAX {
+            return Ok(false);
+        }
+        let context = self.gpu.current()?;
+        if self.used == self.events.len() {
+            self.events.push(Event::create(context)?);
+        }
+        self.events[self.used].record(&self.gpu.0.stream)?;
+        self.used += 1;
+        Ok(true)
+    }
+
+    /// Forgets all moments.
+    pub fn clear(&mut self) {
+        self.used = 0;
+    }
+
+    /// The times from each moment to the next, once the last one has come, which is waited for; then forgets them.
+    ///
+    /// # Errors
+    /// When some of the work failed.
+    pub fn take_intervals(&mut self) -> Result<Vec<Duration>, CudaError> {
+        let marks = &self.events[..std::mem::take(&mut self.used)];
+        let Some(last) = marks.last() else {
+            return Ok(Vec::new());
+        };
+        let context = self.gpu.current()?;
+        last.wait(context)?;
+        let pairs = marks.windows(2);
+        pairs.map(|pair| pair[1].since(&pair[0], context)).collect()
     }
 }
 

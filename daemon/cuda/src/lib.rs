@@ -27,7 +27,7 @@ pub use error::{CudaError, Unavailable};
 pub use facts::{
     Bus, Clocks, DeviceName, Facts, LinkRates, Live, PROBE_BYTES, Utilization, devices,
 };
-pub use gpu::{CAPABILITY_NEEDED, Gpu, Timer};
+pub use gpu::{CAPABILITY_NEEDED, Gpu, MARKS_MAX, Marks, Timer};
 pub use kernels::{
     ATTEND_QUERIES, Attend, CUDA_NEEDED, CompareState, HEAD_DIM_MAX, HEAD_TOKENS, HeadChoice,
     HeadRow, HeadState, NO_TOKEN, Salience, SalienceScratch, Segment, Task, Turned,

@@ -5,7 +5,7 @@ mod stand_in;
 
 use std::thread;
 
-use sluice_cuda::{CudaError, Gpu, Number, Product, Span, Unavailable, devices};
+use sluice_cuda::{CudaError, Gpu, MARKS_MAX, Number, Product, Span, Unavailable, devices};
 
 const MIB: usize = 1 << 20;
 
@@ -525,6 +525,36 @@ fn time_on_the_card_is_measured() {
         let nothing = timer.stop().unwrap();
         assert!(nothing < whole, "{nothing:?} {whole:?}");
     });
+}
+
+#[test]
+fn moments_in_a_cards_work_are_noted_again_and_again() {
+    apart::run(
+        "moments_in_a_cards_work_are_noted_again_and_again",
+        &[],
+        || {
+            let gpu = Gpu::open(0).unwrap();
+            let memory = gpu.allocate(64 * MIB).unwrap();
+            let mut marks = gpu.marks();
+            assert_eq!(marks.take_intervals().unwrap(), []);
+            for _ in 0..2 {
+                assert!(marks.mark().unwrap());
+                gpu.fill(memory.span(), 1).unwrap();
+                assert!(marks.mark().unwrap());
+                assert!(marks.mark().unwrap());
+                let intervals = marks.take_intervals().unwrap();
+                assert_eq!(intervals.len(), 2);
+                assert!(intervals[1] < intervals[0], "{intervals:?}");
+            }
+            for _ in 0..MARKS_MAX {
+                assert!(marks.mark().unwrap());
+            }
+            assert!(!marks.mark().unwrap(), "there is an end to them");
+            marks.clear();
+            assert!(marks.mark().unwrap());
+            assert_eq!(marks.take_intervals().unwrap(), []);
+        },
+    );
 }
 
 #[test]

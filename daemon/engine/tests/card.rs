@@ -7,10 +7,14 @@ mod stand_in;
 #[path = "../../cuda/tests/here/mod.rs"]
 mod here;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::mpsc,
+    time::Duration,
+};
 
 use sluice_engine::{
-    Engine, Generate, Options, Outcome, Settings, Work,
+    Engine, Event, Generate, Options, Outcome, Settings, Work,
     check::{Check, fixture_logits, fixture_tokens, operations},
     checkpoint::Source,
     device::{Choice, Device, Number},
@@ -198,4 +202,42 @@ fn keys_are_chosen_as_on_the_cpu() {
     assert_eq!(on_card, written(Choice::Cpu, &ways));
     // And what is left out matters.
     assert_ne!(on_card[0], on_card[1]);
+}
+
+#[test]
+fn the_parts_of_a_pass_on_a_card_come_to_its_time() {
+    if !here::open_stand_in() {
+        return;
+    }
+    let engine = Engine::start(Options {
+        device: Choice::Cuda(0),
+        number: Some(Number::F32),
+        threads: 1,
+        ..Options::default()
+    })
+    .unwrap();
+    for name in ["llada-tiny", "llama-tiny"] {
+        let source = Source::Folder(folder(name));
+        let model = engine.load_now(source, Settings::default()).unwrap().id;
+        let request = Generate::greedy(model, vec![1, 2, 3], 4);
+        let (send, events) = mpsc::channel();
+        let sink = Box::new(move |event| drop(send.send(event)));
+        engine.submit(Work::Generate(request), sink).unwrap();
+        let costs: Vec<_> = (events.iter())
+            .filter_map(|event| match event {
+                Event::Pass(report) => Some(report.cost),
+                _ => None,
+            })
+            .collect();
+        assert!(!costs.is_empty());
+        for cost in costs {
+            let phases = cost.phases.expect("a card's clock runs");
+            let known = phases.attention + phases.multiply + phases.head;
+            assert_eq!(known + phases.other, cost.time, "{name}");
+            for part in [phases.attention, phases.multiply, phases.head] {
+                assert!(part > Duration::ZERO, "{name}: {phases:?}");
+            }
+            assert_eq!((cost.waited, phases.decode), Default::default());
+        }
+    }
 }

@@ -7,7 +7,7 @@ use crate::{
     event::{Event, Outcome, PassCost},
     model::{
         family::Mask,
-        transformer::{Interrupt, Sees, Sequence, Transformer},
+        transformer::{Interrupt, Sees, Sequence, Transformer, acquire},
     },
     ops::{
         Candidate, Choice, Distributions, HeadGroup, HeadRow, KeySegment, KvCache, Noise, Ops,
@@ -232,10 +232,10 @@ impl Denoiser<'_> {
             .collect();
         let mut reduction = ops.start_head(groups, weights.head_part_rows())?;
         for (unit, first) in weights.head_parts() {
-            let head = weights.acquire(unit)?;
+            let head = acquire(ops, weights, unit)?;
             ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first)?;
         }
-        let timed = ops.timed(Phase::Head);
+        let timed = ops.timed(Phase::Choice);
         let candidates = reduction.candidates()?;
         drop(timed);
         Ok(candidates)

@@ -13,6 +13,7 @@ use super::{
     activation::Pool,
     arena::Part,
     attention::CardTasks,
+    clock::CardClock,
     compare::{Row, Side},
     head::Running,
 };
@@ -28,6 +29,7 @@ use crate::{
 pub(super) struct Card {
     gpu: Gpu,
     number: Number,
+    clock: CardClock,
     _held: Held,
 }
 
@@ -50,6 +52,7 @@ impl Card {
     pub(super) fn new(gpu: Gpu, device: &Device, ledger: &Ledger) -> Result<Self, EngineError> {
         Ok(Self {
             number: device.number(),
+            clock: CardClock::new(&gpu),
             gpu,
             _held: Held::new(device, ledger)?,
         })
@@ -58,6 +61,11 @@ impl Card {
     /// Counts in a rehearsal what [`Card::new`] takes.
     pub(super) fn reserve(device: &Device, ledger: &Ledger) -> Result<(), EngineError> {
         Held::new(device, ledger).map(drop)
+    }
+
+    /// The moments of its passes.
+    pub(super) fn clock(&self) -> &CardClock {
+        &self.clock
     }
 
     pub(super) fn wait(&self) -> Result<(), EngineError> {

@@ -255,6 +255,7 @@ impl Ops {
     /// # Panics
     /// When an id lies outside the table.
     pub fn embed(&self, ids: &[u32], table: &Weight<'_>) -> Result<Activation, EngineError> {
+        let _timed = self.timed(Phase::Rest);
         assert!(ids.iter().all(|&id| (id as usize) < table.rows));
         let mut out = self.pool.take(ids.len(), table.width, Number::F32)?;
         let places = self.indices(ids.iter().map(|&id| id as usize))?;
@@ -279,6 +280,7 @@ impl Ops {
         width: usize,
         fill: impl FnMut(u32, &mut [f32]) -> Result<(), EngineError>,
     ) -> Result<Activation, EngineError> {
+        let _timed = self.timed(Phase::Rest);
         let mut out = self.pool.take(ids.len(), width, Number::F32)?;
         // Of each row, the one that its run begins with.
         let mut first = 0;
@@ -307,6 +309,7 @@ impl Ops {
         weight: &Weight<'_>,
         epsilon: f32,
     ) -> Result<Activation, EngineError> {
+        let _timed = self.timed(Phase::Rest);
         let mut scale = match self.device.is_card() {
             // Its kernel takes the weight as it is stored.
             true => None,
@@ -441,6 +444,7 @@ impl Ops {
     /// # Errors
     /// When the device fails.
     pub fn silu_multiply(&self, gate: &mut Activation, up: &Activation) -> Result<(), EngineError> {
+        let _timed = self.timed(Phase::Rest);
         match &self.body {
             Body::Cpu(cpu) => cpu.silu_multiply(gate, up),
             Body::Card(card) => card.silu_multiply(gate, up)?,
@@ -454,6 +458,7 @@ impl Ops {
     /// # Errors
     /// When memory can't be had.
     pub fn take_rows(&self, x: &Activation, rows: &Indices) -> Result<Activation, EngineError> {
+        let _timed = self.timed(Phase::Rest);
         let mut out = self.pool.take(rows.len(), x.width(), x.number())?;
         match &self.body {
             Body::Cpu(_) => {
@@ -480,6 +485,7 @@ impl Ops {
         start: usize,
         rows: &Activation,
     ) -> Result<(), EngineError> {
+        let _timed = self.timed(Phase::Rest);
         assert_eq!((x.width(), x.number()), (rows.width(), rows.number()));
         match &self.body {
             Body::Cpu(_) => {
