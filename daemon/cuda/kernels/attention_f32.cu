@@ -3,7 +3,7 @@
 // numbers of the head in each slice of it; the exponentials go from the one to the other through a corner of shared
 // memory.
 
-#include "attention.cuh"
+#include "salience.cuh"
 
 constexpr u32 SCALAR_WARPS = 4;
 constexpr u32 SCALAR_THREADS = SCALAR_WARPS * WARP;
@@ -53,7 +53,8 @@ DEVICE void attend_scalars(float *out, const float *q, const float *k, const flo
         for (u32 slice = 0; slice < SLICES; slice++) result[slice][i][0] = result[slice][i][1] = 0.0f;
     }
 
-    for (KeyTiles keys(segments, task); keys.more(); keys.next()) {
+    const u32 last = min(task.query_count, first + QUERIES) - 1;
+    for (KeyTiles keys(segments, task, sight_end(task, last)); keys.more(); keys.next()) {
         float scores[WARP_QUERIES] = {};
 #pragma unroll 1
         for (u32 slice = 0; slice < SLICES; slice++) {
@@ -76,19 +77,21 @@ DEVICE void attend_scalars(float *out, const float *q, const float *k, const flo
         float shrink[WARP_QUERIES];
 #pragma unroll
         for (u32 i = 0; i < WARP_QUERIES; i++) {
-            const float score = lane < keys.count() ? scores[i] * scale : -infinity();
+            const u32 seen = keys.count_before(sight_end(task, first + warp * WARP_QUERIES + i));
+            const float score = lane < seen ? scores[i] * scale : -infinity();
             float tile_max = fmaxf(max[i], score);
 #pragma unroll
             for (u32 far = WARP / 2; far > 0; far /= 2) {
                 tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, far));
             }
-            const float weight = expf(score - tile_max);
+            const float base = finite_max(tile_max);
+            const float weight = expf(score - base);
             float tile_sum = weight;
 #pragma unroll
             for (u32 far = WARP / 2; far > 0; far /= 2) {
                 tile_sum += __shfl_xor_sync(0xffffffffu, tile_sum, far);
             }
-            shrink[i] = expf(max[i] - tile_max);
+            shrink[i] = expf(max[i] - base);
             max[i] = tile_max;
             sum[i] = sum[i] * shrink[i] + tile_sum;
             corner[i * TILE_KEYS + lane] = weight;
@@ -152,3 +155,14 @@ DEVICE void attend_scalars(float *out, const float *q, const float *k, const flo
 ATTEND_SCALARS_KERNEL(64)
 ATTEND_SCALARS_KERNEL(128)
 ATTEND_SCALARS_KERNEL(256)
+
+SALIENCE_KERNELS(f32)
+
+// Over the heads in their order.
+KERNEL_FUNCTION salience_heads(float *out, const float *sums, u32 all, u32 heads) {
+    const u32 key = blockIdx.x * blockDim.x + threadIdx.x;
+    if (key >= all) return;
+    float sum = 0.0f;
+    for (u32 head = 0; head < heads; head++) sum += sums[u64(head) * all + key];
+    out[key] = sum;
+}

@@ -48,7 +48,8 @@ DEVICE void attend(T *out, const T *q, const T *k, const T *v, Task task, const 
     float max = -infinity(), sum = 0.0f;
     float result[DIM / 16][8] = {};
 
-    KeyTiles keys(segments, task);
+    const u32 own_end = sight_end(task, 16 * warp + row);
+    KeyTiles keys(segments, task, sight_end(task, task.query_count - 1));
     if (keys.more()) fetch(k, keys, 0);
     while (keys.more()) {
         wmma::fragment<wmma::accumulator, 16, 16, 16, float> scores[TILE_KEYS / 16];
@@ -82,22 +83,23 @@ DEVICE void attend(T *out, const T *q, const T *k, const T *v, Task task, const 
             wmma::store_matrix_sync(corner + 16 * n, scores[n], CORNER_STRIDE, wmma::mem_row_major);
         }
         __syncwarp();
-        const u32 count = keys.count();
+        const u32 seen = keys.count_before(own_end);
         float values[16];
         float tile_max = max;
 #pragma unroll
         for (u32 i = 0; i < 16; i++) {
             const u32 key = 16 * side + i;
-            values[i] = key < count ? corner[row * CORNER_STRIDE + key] * scale : -infinity();
+            values[i] = key < seen ? corner[row * CORNER_STRIDE + key] * scale : -infinity();
             tile_max = fmaxf(tile_max, values[i]);
         }
         tile_max = fmaxf(tile_max, __shfl_xor_sync(0xffffffffu, tile_max, 1));
-        const float shrink = expf(max - tile_max);
+        const float base = finite_max(tile_max);
+        const float shrink = expf(max - base);
         max = tile_max;
         float tile_sum = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < 16; i++) {
-            values[i] = expf(values[i] - max);
+            values[i] = expf(values[i] - base);
             tile_sum += values[i];
         }
         sum = sum * shrink + (tile_sum + __shfl_xor_sync(0xffffffffu, tile_sum, 1));
@@ -169,11 +171,13 @@ DEVICE void attend(T *out, const T *q, const T *k, const T *v, Task task, const 
     }
 }
 
-#define ATTEND_KERNEL(T, DIM, SLICE) \
-    KERNEL_FUNCTION __launch_bounds__(ATTEND_THREADS) attend_##T##_##DIM(ATTEND_PARAMETERS(T)) { \
+// So many BLOCKS run on a processor at once, in its registers and in 100 KiB of shared memory: a block waits for memory at
+// each slice, and others compute meanwhile. A whole head of 128 at a time would leave room for two.
+#define ATTEND_KERNEL(T, DIM, SLICE, BLOCKS) \
+    KERNEL_FUNCTION __launch_bounds__(ATTEND_THREADS, BLOCKS) attend_##T##_##DIM(ATTEND_PARAMETERS(T)) { \
         attend<number::T, DIM, SLICE>(ATTEND_ARGUMENTS(blockIdx.x)); \
     }
 #define ATTEND_KERNELS(T) \
-    ATTEND_KERNEL(T, 64, 64) \
-    ATTEND_KERNEL(T, 128, 128) \
-    ATTEND_KERNEL(T, 256, 64)
+    ATTEND_KERNEL(T, 64, 64, 4) \
+    ATTEND_KERNEL(T, 128, 64, 3) \
+    ATTEND_KERNEL(T, 256, 64, 2)

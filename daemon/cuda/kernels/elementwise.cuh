@@ -6,6 +6,13 @@
 
 DEVICE u64 thread_of_grid() { return u64(blockIdx.x) * blockDim.x + threadIdx.x; }
 
+// A number of a vector that lies as it is stored: `f32`, `f16` or `bf16`.
+DEVICE float stored_number(const u8 *numbers, u32 format, u32 i) {
+    if (format == 0) return reinterpret_cast<const float *>(numbers)[i];
+    const u32 half = reinterpret_cast<const u16 *>(numbers)[i];
+    return format == 1 ? from_bits<__half>(half) : from_bits<__nv_bfloat16>(half);
+}
+
 // Residual rows become numbers that are computed in.
 template <class T> DEVICE void convert(T *out, const float *x, u64 count) {
     const u64 i = thread_of_grid();
@@ -34,19 +41,42 @@ template <class T> DEVICE void silu_multiply(T *gate, const T *up, u64 count) {
     }
 }
 
-// Rotates the half-split pairs of each head (element i with i + half) by its row's position. A row of `table` is
-// `half` cosines, then as many sines.
+// Products and their bias, as numbers that are computed in; in `f32` they may lie in one place.
 template <class T>
-DEVICE void rope(T *x, const float *table, const u32 *positions, u32 rows, u32 heads, u32 half) {
-    const u64 pair = thread_of_grid();
-    if (pair >= u64(rows) * heads * half) return;
-    const u32 i = u32(pair % half);
-    const u64 head = pair / half;
-    const float *angles = table + u64(positions[head / heads]) * 2 * half;
-    const float cos = angles[i], sin = angles[half + i];
-    T *low = x + head * 2 * half + i;
-    T *high = low + half;
-    const float a = widen(*low), b = widen(*high);
-    *low = narrow<T>(a * cos - b * sin);
-    *high = narrow<T>(b * cos + a * sin);
+DEVICE void add_bias(T *out, const float *x, const u8 *bias, u32 bias_format, u32 width, u64 count) {
+    const u64 i = thread_of_grid();
+    if (i < count) out[i] = narrow<T>(x[i] + stored_number(bias, bias_format, u32(i % width)));
+}
+
+// A matrix whose rows of heads are turned, each by its position.
+template <class T> struct Turned {
+    T *x;
+    const u32 *positions;
+    u32 rows;
+    u32 heads;
+
+    DEVICE u64 pairs(u32 half) const { return u64(rows) * heads * half; }
+
+    // The half-split pair (element i of a head with i + half). A row of `table` is `half` cosines, then as many sines.
+    DEVICE void turn(u64 pair, const float *table, u32 half) const {
+        const u32 i = u32(pair % half);
+        const u64 head = pair / half;
+        const float *angles = table + u64(positions[head / heads]) * 2 * half;
+        const float cos = angles[i], sin = angles[half + i];
+        T *low = x + head * 2 * half + i;
+        T *high = low + half;
+        const float a = widen(*low), b = widen(*high);
+        *low = narrow<T>(a * cos - b * sin);
+        *high = narrow<T>(b * cos + a * sin);
+    }
+};
+
+// Queries and keys at once.
+template <class T> DEVICE void rope(const Turned<T> &q, const Turned<T> &k, const float *table, u32 half) {
+    const u64 pair = thread_of_grid(), of_queries = q.pairs(half);
+    if (pair < of_queries) {
+        q.turn(pair, table, half);
+    } else if (pair - of_queries < k.pairs(half)) {
+        k.turn(pair - of_queries, table, half);
+    }
 }

@@ -10,8 +10,13 @@
                                  float epsilon) { \
         rms_norm(out, x, weight, weight_format, width, epsilon); \
     } \
-    KERNEL_FUNCTION rope_##T(number::T *x, const float *table, const u32 *positions, u32 rows, u32 heads, u32 half) { \
-        rope(x, table, positions, rows, heads, half); \
+    KERNEL_FUNCTION rope_##T(number::T *q, const u32 *q_positions, u32 q_rows, u32 q_heads, number::T *k, \
+                             const u32 *k_positions, u32 k_rows, u32 k_heads, const float *table, u32 half) { \
+        rope<number::T>({q, q_positions, q_rows, q_heads}, {k, k_positions, k_rows, k_heads}, table, half); \
+    } \
+    KERNEL_FUNCTION add_bias_##T(number::T *out, const float *x, const u8 *bias, u32 bias_format, u32 width, \
+                                 u64 count) { \
+        add_bias(out, x, bias, bias_format, width, count); \
     } \
     KERNEL_FUNCTION silu_multiply_##T(number::T *gate, const number::T *up, u64 count) { \
         silu_multiply(gate, up, count); \

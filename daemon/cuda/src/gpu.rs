@@ -304,6 +304,16 @@ impl Gpu {
         Ok(timer)
     }
 
+    /// Moments in this card's work, none so far.
+    #[must_use]
+    pub fn laps(&self) -> Laps {
+        Laps {
+            events: Vec::new(),
+            used: 0,
+            gpu: self.clone(),
+        }
+    }
+
     /// Runs a kernel after all that was sent before.
     ///
     /// # Errors
@@ -389,6 +399,61 @@ impl Timer {
         self.end.wait()?;
         let time = self.end.since(&self.start)?;
         Ok(time.expect("it was waited for"))
+    }
+}
+
+/// Most moments that [`Laps`] has at once.
+pub const LAPS_MAX: usize = 8192;
+
+/// Moments in a card's work, and the time between them. The driver's events for them are made once and used again.
+#[derive(Debug)]
+pub struct Laps {
+    events: Vec<Event>,
+    used: usize,
+    // Last: events end before their context.
+    gpu: Gpu,
+}
+
+impl Laps {
+    /// Notes the moment at which all that was sent so far is done; false where there are [`LAPS_MAX`] already. Nothing is
+    /// waited for.
+    ///
+    /// # Errors
+    /// When the driver fails.
+    pub fn mark(&mut self) -> Result<bool, CudaError> {
+        if self.used == LAPS_MAX {
+            return Ok(false);
+        }
+        let context = self.gpu.current()?;
+        if self.used == self.events.len() {
+            self.events.push(Event::create(context)?);
+        }
+        self.events[self.used].record(&self.gpu.0.stream)?;
+        self.used += 1;
+        Ok(true)
+    }
+
+    /// Forgets all moments.
+    pub fn clear(&mut self) {
+        self.used = 0;
+    }
+
+    /// The times from each moment to the next, once the last one has come, which is waited for; then forgets them.
+    ///
+    /// # Errors
+    /// When some of the work failed.
+    pub fn take_intervals(&mut self) -> Result<Vec<Duration>, CudaError> {
+        let marks = &self.events[..std::mem::take(&mut self.used)];
+        let Some(last) = marks.last() else {
+            return Ok(Vec::new());
+        };
+        self.gpu.current()?;
+        last.wait()?;
+        let interval = |pair: &[Event]| {
+            let time = pair[1].since(&pair[0])?;
+            Ok(time.expect("the last one was waited for"))
+        };
+        marks.windows(2).map(interval).collect()
     }
 }
 

@@ -9,6 +9,8 @@ mod dequantize;
 mod head;
 mod modules;
 mod palette;
+mod rows;
+mod salience;
 
 pub(crate) use self::modules::module_of;
 pub use self::{
@@ -16,6 +18,8 @@ pub use self::{
     decode::{CodedChunk, CodedMatrix, Coding},
     head::{CompareState, HEAD_TOKENS, HeadChoice, HeadRow, HeadState, NO_TOKEN},
     palette::{PaletteIndexError, PaletteProduct, palette_index, palette_index_bytes},
+    rows::Turned,
+    salience::{Salience, SalienceScratch},
 };
 use crate::{Blas, CudaError, Format, Gpu, Number, Product, Span, launch::Argument};
 
@@ -92,12 +96,7 @@ impl Gpu {
         holds("out", out, rows * width, number.bytes());
         holds("x", x, rows * width, 4);
         holds_weights(weight, weight_format, width);
-        let weight_format = match weight_format {
-            Format::F32 => 0,
-            Format::F16 => 1,
-            Format::Bf16 => 2,
-            _ => panic!("a norm's weights are dense"),
-        };
+        let weight_format = vector_format(weight_format);
         if rows == 0 || width == 0 {
             return Ok(());
         }
@@ -109,51 +108,10 @@ impl Gpu {
                 address(out),
                 address(x),
                 address(weight),
-                Argument::U32(weight_format),
+                weight_format,
                 size(rows),
                 size(width),
                 Argument::F32(epsilon),
-            ],
-        )
-    }
-
-    /// Rotary embedding in place, on half-split pairs of each head. `table` (`f32`) has a row of `half` cosines and as many
-    /// sines for each position; `positions` (`u32`) has one for each row.
-    ///
-    /// # Errors
-    /// When the card refuses it, or has failed before.
-    ///
-    /// # Panics
-    /// When a span is too short.
-    #[expect(clippy::too_many_arguments, reason = "the operation has as many")]
-    pub fn rope(
-        &self,
-        number: Number,
-        x: Span,
-        table: Span,
-        positions: Span,
-        rows: usize,
-        heads: usize,
-        half: usize,
-    ) -> Result<(), CudaError> {
-        let pairs = rows * heads * half;
-        holds("x", x, 2 * pairs, number.bytes());
-        holds("positions", positions, rows, 4);
-        if pairs == 0 {
-            return Ok(());
-        }
-        holds("table", table, 2 * half, 4);
-        self.send(
-            &format!("rope_{}", number.name()),
-            threads(pairs),
-            ELEMENT_THREADS,
-            &[
-                address(x),
-                address(table),
-                address(positions),
-                size(rows),
-                size(heads),
-                size(half),
             ],
         )
     }
@@ -433,6 +391,16 @@ const ELEMENT_THREADS: u32 = 256;
 /// The grid with a thread for each of `count` numbers.
 fn threads(count: usize) -> [usize; 2] {
     [count.div_ceil(ELEMENT_THREADS as usize), 1]
+}
+
+/// How a vector is stored, as kernels are told.
+fn vector_format(format: Format) -> Argument<'static> {
+    Argument::U32(match format {
+        Format::F32 => 0,
+        Format::F16 => 1,
+        Format::Bf16 => 2,
+        _ => panic!("vectors are dense"),
+    })
 }
 
 fn address(span: Span) -> Argument<'static> {

@@ -32,11 +32,12 @@ pub use error::{CudaError, Unavailable};
 pub use facts::{
     Bus, Clocks, DeviceName, Facts, LinkRates, Live, PROBE_BYTES, Utilization, devices,
 };
-pub use gpu::{CAPABILITY_NEEDED, Gpu, Timer};
+pub use gpu::{CAPABILITY_NEEDED, Gpu, LAPS_MAX, Laps, Timer};
 pub use kernels::{
     ATTEND_QUERIES, Attend, CUDA_NEEDED, CodedChunk, CodedMatrix, Coding, CompareState,
     HEAD_DIM_MAX, HEAD_TOKENS, HeadChoice, HeadRow, HeadState, NO_TOKEN, PaletteIndexError,
-    PaletteProduct, Segment, Task, palette_index, palette_index_bytes,
+    PaletteProduct, Salience, SalienceScratch, Segment, Task, Turned, palette_index,
+    palette_index_bytes,
 };
 pub use memory::{GpuMemory, MemoryInfo, PinnedMemory, Span};
 pub use number::{Format, Number};

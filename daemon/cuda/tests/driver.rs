@@ -5,7 +5,7 @@ mod stand_in;
 
 use std::thread;
 
-use sluice_cuda::{CudaError, Gpu, Number, Product, Span, Unavailable, devices};
+use sluice_cuda::{CudaError, Gpu, LAPS_MAX, Number, Product, Span, Unavailable, devices};
 
 const MIB: usize = 1 << 20;
 
@@ -525,6 +525,36 @@ fn time_on_the_card_is_measured() {
         let nothing = timer.stop().unwrap();
         assert!(nothing < whole, "{nothing:?} {whole:?}");
     });
+}
+
+#[test]
+fn moments_in_a_cards_work_are_noted_again_and_again() {
+    apart::run(
+        "moments_in_a_cards_work_are_noted_again_and_again",
+        &[],
+        || {
+            let gpu = Gpu::open(0).unwrap();
+            let memory = gpu.allocate(64 * MIB).unwrap();
+            let mut laps = gpu.laps();
+            assert_eq!(laps.take_intervals().unwrap(), []);
+            for _ in 0..2 {
+                assert!(laps.mark().unwrap());
+                gpu.fill(memory.span(), 1).unwrap();
+                assert!(laps.mark().unwrap());
+                assert!(laps.mark().unwrap());
+                let intervals = laps.take_intervals().unwrap();
+                assert_eq!(intervals.len(), 2);
+                assert!(intervals[1] < intervals[0], "{intervals:?}");
+            }
+            for _ in 0..LAPS_MAX {
+                assert!(laps.mark().unwrap());
+            }
+            assert!(!laps.mark().unwrap(), "there is an end to them");
+            laps.clear();
+            assert!(laps.mark().unwrap());
+            assert_eq!(laps.take_intervals().unwrap(), []);
+        },
+    );
 }
 
 #[test]

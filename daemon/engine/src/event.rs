@@ -113,7 +113,7 @@ pub struct PassCost {
     pub time: Duration,
     /// Time that it waited for streamed weights.
     pub waited: Duration,
-    /// Where the rest of its time went; `None` on a card, which works on while the engine's thread is elsewhere.
+    /// Where the rest of its time went; `None` for a pass of too many moments for a card's clock.
     pub phases: Option<Phases>,
     /// Bytes of weights that were streamed for it.
     pub streamed_bytes: u64,
@@ -150,6 +150,7 @@ impl Phases {
             multiply,
             decode,
             head,
+            waited: _,
         } = times;
         let known = attention + multiply + decode + head + waited;
         Self {

@@ -7,18 +7,27 @@ mod stand_in;
 #[path = "../../cuda/tests/here/mod.rs"]
 mod here;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::mpsc,
+    time::Duration,
+};
 
 use sluice_engine::{
-    Options,
+    Engine, Event, Generate, Options, Outcome, Settings, Work,
     check::{Check, fixture_logits, fixture_tokens, operations},
+    checkpoint::Source,
     device::{Choice, Device, Number},
     ledger::Ledger,
     model::shape::Shape,
     ops::Ops,
     plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload},
 };
-use sluice_shared::level::{Choices, Level};
+use sluice_shared::{
+    decoding::Decoding,
+    level::{Choices, Level},
+    sampling::EosPolicy,
+};
 
 fn card(number: Number) -> Device {
     let opened = Device::open(Choice::Cuda(0), Some(number), 2).unwrap();
@@ -177,4 +186,89 @@ fn a_causal_model_with_kept_keys_and_values() {
 #[test]
 fn a_model_with_biases_and_shifted_logits() {
     check_fixture("dream-tiny", 10);
+}
+
+/// What a small model writes on a device in these ways.
+fn written(device: Choice, ways: &[&str]) -> Vec<Vec<u32>> {
+    let engine = Engine::start(Options {
+        device,
+        number: Some(Number::F32),
+        threads: 2,
+        ..Options::default()
+    })
+    .unwrap();
+    let settings = Settings {
+        level: Level::Off,
+        ..Settings::default()
+    };
+    let source = Source::Folder(folder("llada-tiny"));
+    let model = engine.load_now(source, settings).unwrap().id;
+    let texts = ways.iter().map(|caching| {
+        let request = Generate {
+            block_length: 8,
+            steps: 24,
+            guidance: 0.5,
+            eos: EosPolicy::Suppress,
+            decoding: Decoding {
+                caching: caching.parse().unwrap(),
+                ..Decoding::default()
+            },
+            ..Generate::greedy(model, (1..40).collect(), 32)
+        };
+        match engine.run(Work::Generate(request)).unwrap() {
+            Outcome::Generated(generated) => generated.tokens,
+            other => panic!("asked to generate: {other:?}"),
+        }
+    });
+    texts.collect()
+}
+
+#[test]
+fn keys_are_chosen_as_on_the_cpu() {
+    if !here::open_stand_in() {
+        return;
+    }
+    let ways = ["dual", "dual:keep=0.3", "dual:keep=0.6,refresh=3"];
+    let on_card = written(Choice::Cuda(0), &ways);
+    assert_eq!(on_card, written(Choice::Cpu, &ways));
+    // And what is left out matters.
+    assert_ne!(on_card[0], on_card[1]);
+}
+
+#[test]
+fn the_parts_of_a_pass_on_a_card_come_to_its_time() {
+    if !here::open_stand_in() {
+        return;
+    }
+    let engine = Engine::start(Options {
+        device: Choice::Cuda(0),
+        number: Some(Number::F32),
+        threads: 1,
+        ..Options::default()
+    })
+    .unwrap();
+    for name in ["llada-tiny", "llama-tiny"] {
+        let source = Source::Folder(folder(name));
+        let model = engine.load_now(source, Settings::default()).unwrap().id;
+        let request = Generate::greedy(model, vec![1, 2, 3], 4);
+        let (send, events) = mpsc::channel();
+        let sink = Box::new(move |event| drop(send.send(event)));
+        engine.submit(Work::Generate(request), sink).unwrap();
+        let costs: Vec<_> = (events.iter())
+            .filter_map(|event| match event {
+                Event::Pass(report) => Some(report.cost),
+                _ => None,
+            })
+            .collect();
+        assert!(!costs.is_empty());
+        for cost in costs {
+            let phases = cost.phases.expect("a card's clock runs");
+            let known = phases.attention + phases.multiply + phases.head;
+            assert_eq!(known + phases.other, cost.time, "{name}");
+            for part in [phases.attention, phases.multiply, phases.head] {
+                assert!(part > Duration::ZERO, "{name}: {phases:?}");
+            }
+            assert_eq!((cost.waited, phases.decode), Default::default());
+        }
+    }
 }

@@ -273,8 +273,8 @@ Below each row stands where the time of its passes went, and what takes the most
   head          products with the head, and the choice of tokens
   other         the rest
 
-What is not known is '-': on a card, all but waiting. Times and rows of single passes are those of the
-passes that were seen, of which a slow reader misses some.
+What is not known is '-'. Times and rows of single passes are those of the passes that were seen, of
+which a slow reader misses some.
 
 {}
 

@@ -21,8 +21,12 @@ pub struct Task {
     pub query_count: u32,
     /// The first of its segments.
     pub segment_start: u32,
-    /// Segments of keys that all of its queries see.
+    /// Segments of keys that its queries see.
     pub segment_count: u32,
+    /// 1 where query i sees no row of keys beyond row `place` + i; 0 where all see all.
+    pub causal: u32,
+    /// The first query's own row of keys, where it matters.
+    pub place: u32,
 }
 
 /// Consecutive rows of keys and values.
@@ -61,7 +65,7 @@ pub struct Attend {
 }
 
 impl Gpu {
-    /// `softmax(q · kᵀ / √head_dim) · v` for each head and task. Rows that no task has are not written; a task without keys
+    /// `softmax(q · kᵀ / √head_dim) · v` for each head and task. Rows that no task has are not written; a query without keys
     /// gets zeros.
     ///
     /// # Errors

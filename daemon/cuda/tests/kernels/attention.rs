@@ -7,8 +7,26 @@ use crate::{
     support::{Buffer, assert_close, narrow, numbers, on_card},
 };
 
-/// First row and rows of queries, and the segments of keys that they see.
-type Queries<'a> = (u32, u32, &'a [(u32, u32)]);
+/// Queries of a task.
+struct Queries<'a> {
+    start: u32,
+    count: u32,
+    /// Segments of keys.
+    keys: &'a [(u32, u32)],
+    /// The first one's own place, where each sees the keys up to its own.
+    place: Option<u32>,
+}
+
+impl Queries<'_> {
+    /// The rows of keys that a query sees.
+    fn seen_by(&self, query: usize) -> Vec<usize> {
+        let own = self.place.map(|place| place as usize + query);
+        let keys = self.keys.iter();
+        keys.flat_map(|&(start, len)| start as usize..(start + len) as usize)
+            .filter(|&key| own.is_none_or(|own| key <= own))
+            .collect()
+    }
+}
 
 /// Attention of all tasks, against sums in `f64`.
 fn check_attend(
@@ -28,20 +46,22 @@ fn check_attend(
     let v = numbers(random, number, keys * kv_heads * head_dim);
     let segments: Vec<Segment> = tasks
         .iter()
-        .flat_map(|(_, _, segments)| *segments)
+        .flat_map(|task| task.keys)
         .map(|&(start, len)| Segment { start, len })
         .collect();
     let mut before = 0;
     let tasks_there: Vec<Task> = tasks
         .iter()
-        .map(|&(query_start, query_count, segments)| {
-            let segment_count = segments.len() as u32;
+        .map(|task| {
+            let segment_count = task.keys.len() as u32;
             before += segment_count;
             Task {
-                query_start,
-                query_count,
+                query_start: task.start,
+                query_count: task.count,
                 segment_start: before - segment_count,
                 segment_count,
+                causal: task.place.is_some().into(),
+                place: task.place.unwrap_or(0),
             }
         })
         .collect();
@@ -73,12 +93,10 @@ fn check_attend(
         Number::Bf16 => 1.2e-2,
     };
     let mut written = vec![false; rows];
-    for &(query_start, query_count, segments) in tasks {
-        let seen: Vec<usize> = segments
-            .iter()
-            .flat_map(|&(start, len)| start as usize..(start + len) as usize)
-            .collect();
-        for query in query_start as usize..(query_start + query_count) as usize {
+    for task in tasks {
+        for index in 0..task.count as usize {
+            let query = task.start as usize + index;
+            let seen = task.seen_by(index);
             written[query] = true;
             for head in 0..heads {
                 let at = |row: usize| (row * kv_heads + head * kv_heads / heads) * head_dim;
@@ -110,18 +128,10 @@ fn check_attend(
     }
 }
 
-#[test]
-fn attention() {
+/// Attention of these tasks in every number, for heads of every kernel.
+fn check_tasks(seed: u64, tasks: &[Queries<'_>]) {
     on_card(|gpu| {
-        let mut random = Random::new(10);
-        let whole = ATTEND_QUERIES as u32;
-        let tasks: &[Queries<'_>] = &[
-            (0, whole, &[(0, 7), (50, 0), (60, 61)]),
-            (whole, 1, &[(209, 1)]),
-            (70, 33, &[(0, 0), (10, 32), (100, 64), (3, 1)]),
-            (110, 17, &[]),
-            (140, 60, &[(0, 210)]),
-        ];
+        let mut random = Random::new(seed);
         for number in Number::ALL {
             for shape in [
                 (1, 1, 2),
@@ -136,4 +146,52 @@ fn attention() {
             }
         }
     });
+}
+
+#[test]
+fn attention() {
+    let queries = |start, count, keys| Queries {
+        start,
+        count,
+        keys,
+        place: None,
+    };
+    let whole = ATTEND_QUERIES as u32;
+    let tasks = [
+        queries(0, whole, &[(0, 7), (50, 0), (60, 61)]),
+        queries(whole, 1, &[(209, 1)]),
+        queries(70, 33, &[(0, 0), (10, 32), (100, 64), (3, 1)]),
+        queries(110, 17, &[]),
+        queries(140, 60, &[(0, 210)]),
+    ];
+    check_tasks(10, &tasks);
+}
+
+#[test]
+fn attention_up_to_a_querys_own_place() {
+    let queries = |start, count, keys, place| Queries {
+        start,
+        count,
+        keys,
+        place: Some(place),
+    };
+    let whole = ATTEND_QUERIES as u32;
+    let tasks = [
+        // A prompt's beginning, whose first query sees one key; its next part, which begins within a tile; its end.
+        queries(0, whole, &[(0, 210)], 0),
+        queries(whole, 40, &[(0, 210)], 75),
+        queries(104, 20, &[(0, 210)], 190),
+        // One alone, and a few that see a tile's end and the next one's beginning.
+        queries(125, 1, &[(0, 133)], 127),
+        queries(130, 3, &[(0, 133)], 30),
+        // Keys behind gaps, some beyond what all or any of them see, and a task of which the first see nothing.
+        queries(
+            140,
+            40,
+            &[(0, 5), (20, 70), (100, 0), (110, 40), (160, 3)],
+            95,
+        ),
+        queries(190, 10, &[(8, 30), (100, 2)], 4),
+    ];
+    check_tasks(11, &tasks);
 }

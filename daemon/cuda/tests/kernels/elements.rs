@@ -1,10 +1,10 @@
 //! Kernels that take rows or numbers one by one.
 
-use sluice_cuda::{Format, Number, Product};
+use sluice_cuda::{Format, Number, Product, Turned};
 
 use crate::{
     formats::{Random, decode, stored},
-    support::{Buffer, assert_close, numbers, on_card, rounding},
+    support::{Buffer, assert_close, narrow, numbers, on_card, rounding},
 };
 
 #[test]
@@ -182,32 +182,109 @@ fn rotary_embedding() {
                 let table = numbers(&mut random, Number::F32, 11 * 2 * half);
                 let positions: Vec<u32> = (0..rows).map(|_| random.below(11) as u32).collect();
                 let x = numbers(&mut random, number, rows * heads * 2 * half);
-                let x_there = Buffer::of_numbers(gpu, number, &x);
+                // Queries, and keys that are fewer and stand elsewhere.
+                let turned = [
+                    (rows, heads, &positions[..]),
+                    (rows - 1, 1, &positions[1..]),
+                ];
+                let there = turned.map(|(rows, heads, positions)| {
+                    let x = &x[..rows * heads * 2 * half];
+                    (
+                        Buffer::of_numbers(gpu, number, x),
+                        Buffer::of(gpu, positions),
+                    )
+                });
                 let table_there = Buffer::of(gpu, &table);
-                let positions_there = Buffer::of(gpu, &positions);
-                gpu.rope(
+                let matrix = |index: usize| Turned {
+                    x: there[index].0.span(),
+                    positions: there[index].1.span(),
+                    rows: turned[index].0,
+                    heads: turned[index].1,
+                };
+                gpu.rope(number, [0, 1].map(matrix), table_there.span(), half)
+                    .unwrap();
+                for ((there, _), (_, heads, positions)) in there.iter().zip(turned) {
+                    for (i, found) in there.read_numbers(gpu, number).into_iter().enumerate() {
+                        let position = positions[i / (heads * 2 * half)] as usize;
+                        let (cos, sin) = table[position * 2 * half..][..2 * half].split_at(half);
+                        let place = i % (2 * half);
+                        let (cos, sin) =
+                            (f64::from(cos[place % half]), f64::from(sin[place % half]));
+                        let expected = if place < half {
+                            f64::from(x[i]) * cos - f64::from(x[i + half]) * sin
+                        } else {
+                            f64::from(x[i]) * cos + f64::from(x[i - half]) * sin
+                        };
+                        let tolerance = expected.abs() * rounding(number) + 2e-7;
+                        assert_close(found, expected, tolerance, || number.name().to_owned());
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn products_and_their_bias() {
+    on_card(|gpu| {
+        let mut random = Random::new(14);
+        for number in Number::ALL {
+            for (format, stored) in [
+                (Format::F32, Number::F32),
+                (Format::F16, Number::F16),
+                (Format::Bf16, Number::Bf16),
+            ] {
+                let (rows, width) = (7, 45);
+                // Some are beyond the largest number of half precision.
+                let x: Vec<f32> = (0..rows * width)
+                    .map(|_| random.between(-70_000.0, 70_000.0))
+                    .collect();
+                let bias = numbers(&mut random, stored, width);
+                let bias: Vec<f32> = bias.iter().map(|x| narrow(stored, 300.0 * x)).collect();
+                let x_there = Buffer::of(gpu, &x);
+                let bias_there = Buffer::of_numbers(gpu, stored, &bias);
+                let own = Buffer::new(gpu, rows * width * number.bytes());
+                // In `f32` where the products lie.
+                let out = if number == Number::F32 {
+                    &x_there
+                } else {
+                    &own
+                };
+                gpu.add_bias(
                     number,
+                    out.span(),
                     x_there.span(),
-                    table_there.span(),
-                    positions_there.span(),
+                    bias_there.span(),
+                    format,
                     rows,
-                    heads,
-                    half,
+                    width,
                 )
                 .unwrap();
-                for (i, found) in x_there.read_numbers(gpu, number).into_iter().enumerate() {
-                    let position = positions[i / (heads * 2 * half)] as usize;
-                    let (cos, sin) = table[position * 2 * half..][..2 * half].split_at(half);
-                    let place = i % (2 * half);
-                    let (cos, sin) = (f64::from(cos[place % half]), f64::from(sin[place % half]));
-                    let expected = if place < half {
-                        f64::from(x[i]) * cos - f64::from(x[i + half]) * sin
-                    } else {
-                        f64::from(x[i]) * cos + f64::from(x[i - half]) * sin
-                    };
-                    let tolerance = expected.abs() * rounding(number) + 2e-7;
-                    assert_close(found, expected, tolerance, || number.name().to_owned());
+                for (i, found) in out.read_numbers(gpu, number).into_iter().enumerate() {
+                    assert_eq!(found, narrow(number, x[i] + bias[i % width]), "at {i}");
                 }
+            }
+        }
+    });
+}
+
+#[test]
+fn keys_and_values_are_put_to_their_places() {
+    on_card(|gpu| {
+        for words in [1, 255, 1000] {
+            let rows = [1, 2].map(|seed| {
+                let mut random = Random::new(seed);
+                numbers(&mut random, Number::F32, words)
+            });
+            let there = rows.each_ref().map(|rows| Buffer::of(gpu, rows));
+            let places = [(); 2].map(|()| Buffer::new(gpu, 4 * words));
+            gpu.put_rows(
+                places.each_ref().map(Buffer::span),
+                there.each_ref().map(Buffer::span),
+            )
+            .unwrap();
+            for (places, rows) in places.iter().zip(&rows) {
+                assert_eq!(&places.read::<f32>(gpu), rows);
             }
         }
     });

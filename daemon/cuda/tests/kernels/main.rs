@@ -17,3 +17,4 @@ mod elements;
 mod head;
 mod multiply;
 mod palette;
+mod salience;

@@ -47,7 +47,7 @@ pub fn operations(
         told,
     };
     type Group<'a> = fn(&mut Pair<'a>) -> Result<(), EngineError>;
-    let groups: [(&str, Group<'_>); 10] = [
+    let groups: [(&str, Group<'_>); 11] = [
         ("embeddings", Pair::embeddings),
         ("norms", Pair::norms),
         ("rotations", Pair::rotations),
@@ -55,6 +55,7 @@ pub fn operations(
         ("rows", Pair::rows),
         ("attention", Pair::attention),
         ("sequences", Pair::sequences),
+        ("chosen keys", Pair::chosen_keys),
         ("heads", Pair::heads),
         ("logits", Pair::logits),
         ("comparisons", Pair::comparisons),
@@ -319,14 +320,19 @@ impl Pair<'_> {
                 RopeTable::new(&rope, 4096, &self.tried)?,
             ];
             self.poison()?;
-            let [mut expected, mut found] = self.activations(5, heads * head_dim, 4.0)?;
+            // Queries, and keys that are more and stand elsewhere.
+            let mut q = self.activations(3, heads * head_dim, 4.0)?;
+            let mut k = self.activations(5, 2 * head_dim, 4.0)?;
             let places = [0, 1, 77, 4095, 2];
-            let positions = self.cpu.indices(places)?;
-            self.cpu.rope(&mut expected, &tables[0], &positions)?;
-            let positions = self.tried.indices(places)?;
-            self.tried.rope(&mut found, &tables[1], &positions)?;
-            let name = format!("rotary embedding, {heads} heads of {head_dim}");
-            self.check(name, [&expected, &found])?;
+            for (side, ops) in [&self.cpu, &self.tried].into_iter().enumerate() {
+                let positions = [ops.indices(places[2..].to_vec())?, ops.indices(places)?];
+                let turned = [(&mut q[side], &positions[0]), (&mut k[side], &positions[1])];
+                ops.rope(turned, &tables[side])?;
+            }
+            for (what, turned) in [("queries", q), ("keys", k)] {
+                let name = format!("rotary embedding of {what}, {heads} heads of {head_dim}");
+                self.check(name, [&turned[0], &turned[1]])?;
+            }
         }
         Ok(())
     }
@@ -448,7 +454,7 @@ impl Pair<'_> {
             head_dim: 64,
         };
         // Positions before this pass, and in it.
-        let lengths = [(0, 33), (70, 1), (5, 0), (20, 2)];
+        let lengths = [(0, 33), (70, 1), (5, 0), (20, 2), (9, 140)];
         let before: usize = lengths.iter().map(|(before, _)| before).sum();
         let next: usize = lengths.iter().map(|(_, next)| next).sum();
         self.poison()?;
@@ -473,7 +479,7 @@ impl Pair<'_> {
                 ops.put(&mut cache, 1, [&kept[side], &kept[side]], rows, 0)?;
                 let rows = start..start + next;
                 ops.put(&mut cache, 1, [&k[side], &v[side]], rows.clone(), before)?;
-                // The third sequence has no queries, and in the last each sees all.
+                // The third sequence has no queries, in the fourth each sees all, and those of the last are out of order.
                 let keys = match index {
                     3 => Keys::Kept {
                         cache: index,
@@ -481,6 +487,12 @@ impl Pair<'_> {
                             start: 1,
                             len: before + next - 1,
                         }],
+                    },
+                    4 => Keys::Causal {
+                        cache: index,
+                        places: (before + 71..before + next)
+                            .chain(before..before + 71)
+                            .collect(),
                     },
                     _ => Keys::Causal {
                         cache: index,
@@ -508,6 +520,61 @@ impl Pair<'_> {
             "attention, of several sequences to what is kept".to_owned(),
             [&results[0], &results[1]],
         )
+    }
+
+    /// Attention to the keys of a cache that queries look at most.
+    fn chosen_keys(&mut self) -> Result<(), EngineError> {
+        let shape = AttentionShape {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+        };
+        const PLACES: usize = 200;
+        let places = [3..90, 110..111, 140..199];
+        self.poison()?;
+        let q = self.activations(21, shape.heads * shape.head_dim, 6.0)?;
+        let k = self.activations(PLACES, shape.kv_heads * shape.head_dim, 6.0)?;
+        let v = self.activations(PLACES, shape.kv_heads * shape.head_dim, 2.0)?;
+        let mut results = Vec::new();
+        for (side, ops) in [&self.cpu, &self.tried].into_iter().enumerate() {
+            let mut cache = ops.cache(
+                CacheShape {
+                    layers: 2,
+                    kv_heads: shape.kv_heads,
+                    head_dim: shape.head_dim,
+                    format: computed_format(&ops.device().profile()),
+                },
+                PLACES,
+            )?;
+            for layer in 0..2 {
+                ops.put(&mut cache, layer, [&k[side], &v[side]], 0..PLACES, 0)?;
+                // Layers look by different queries.
+                let queries = 10 * layer..10 * layer + 11;
+                ops.choose_salient(&mut cache, layer, &q[side], queries, shape, &places, 60)?;
+            }
+            ops.settle(&mut cache)?;
+            let attended = (0..2).map(|layer| {
+                let tasks = ops.attention_tasks(vec![AttentionRange {
+                    queries: 0..21,
+                    keys: Keys::Kept {
+                        cache: 0,
+                        segments: vec![KeySegment { start: 0, len: 60 }],
+                    },
+                }])?;
+                let keys = KeyRows {
+                    pass: None,
+                    caches: &[&cache],
+                    layer,
+                };
+                ops.attend(&q[side], &keys, shape, &tasks)
+            });
+            results.push(attended.collect::<Result<Vec<_>, _>>()?);
+        }
+        for (layer, (expected, found)) in results[0].iter().zip(&results[1]).enumerate() {
+            let name = format!("attention to chosen keys, layer {layer}");
+            self.check(name, [expected, found])?;
+        }
+        Ok(())
     }
 
     /// A head and rows of which each is most like one of the head's, so that the choice is clear whatever is rounded.

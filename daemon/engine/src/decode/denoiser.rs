@@ -7,7 +7,7 @@ use crate::{
     event::{Event, Outcome, PassCost},
     model::{
         family::Mask,
-        transformer::{Interrupt, Sees, Sequence, Transformer},
+        transformer::{Interrupt, Sees, Sequence, Transformer, acquire},
     },
     ops::{
         Candidate, Choice, Distributions, HeadGroup, HeadRow, KeySegment, KvCache, Noise, Ops,
@@ -171,6 +171,22 @@ impl Denoiser<'_> {
         asked: &mut [Asked<'_>],
         cancel: &AtomicBool,
     ) -> Result<Vec<Vec<Candidate>>, Interrupt> {
+        let candidates = self.found(asked, cancel);
+        let memories = asked.iter_mut().filter_map(|asked| asked.memory.as_mut());
+        for cache in memories.flat_map(|memory| &mut memory.caches) {
+            match &candidates {
+                Ok(_) => self.ops.settle(cache)?,
+                Err(_) => cache.forget_salience(),
+            }
+        }
+        candidates
+    }
+
+    fn found(
+        &self,
+        asked: &mut [Asked<'_>],
+        cancel: &AtomicBool,
+    ) -> Result<Vec<Vec<Candidate>>, Interrupt> {
         let (ops, weights) = (self.ops, self.weights);
         let prepared: Vec<Prepared> = (asked.iter())
             .map(|asked| self.prepare(&asked.pass))
@@ -216,18 +232,12 @@ impl Denoiser<'_> {
             .collect();
         let mut reduction = ops.start_head(groups, weights.head_part_rows())?;
         for (unit, first) in weights.head_parts() {
-            let head = weights.acquire(unit)?;
+            let head = acquire(ops, weights, unit)?;
             ops.reduce_head(&mut reduction, &x, &head.weight(Part::Head), first)?;
         }
-        let timed = ops.timed(Phase::Head);
+        let timed = ops.timed(Phase::Choice);
         let candidates = reduction.candidates()?;
         drop(timed);
-        for asked in asked {
-            let selects = asked.pass.reach.selects.is_some();
-            if let Some(memory) = asked.memory.as_deref_mut().filter(|_| selects) {
-                memory.caches.iter_mut().for_each(KvCache::settle);
-            }
-        }
         Ok(candidates)
     }
 

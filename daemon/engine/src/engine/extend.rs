@@ -11,7 +11,7 @@ use crate::{
     device::Profile,
     error::EngineError,
     event::{Event, Generated, PassCost},
-    model::transformer::{Interrupt, Sees, Sequence},
+    model::transformer::{Interrupt, Sees, Sequence, acquire},
     ops::{Activation, Candidate, KvCache, LogitsRows, Ops, Phase, cache_format, computed_format},
     plan::{Storage, Workload},
     request::Generate,
@@ -245,7 +245,7 @@ fn choose(
         }
     };
     for (unit, first) in weights.head_parts() {
-        let head = weights.acquire(unit)?;
+        let head = acquire(ops, weights, unit)?;
         ops.take_logits(logits, &x, &head.weight(Part::Head), first)?;
     }
     let mut row = 0;
@@ -255,10 +255,10 @@ fn choose(
             if wanted.is_empty() {
                 return Ok(None);
             }
+            let _timed = ops.timed(Phase::Choice);
             let (logits, order) = ops.read_logits(logits, row)?;
             row += 1;
             let position = request.cache.len() - 1;
-            let _timed = ops.timed(Phase::Head);
             let chosen = request.continuation.choose(logits, order);
             chosen.ok_or(EngineError::NotANumber { position }).map(Some)
         })

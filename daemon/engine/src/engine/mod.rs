@@ -36,7 +36,7 @@ pub use crate::schedule::{QueueState, Ticket};
 use crate::{
     checkpoint::Source,
     device::{self, Device, Number, Opened, Unavailable},
-    error::{EngineError, RequestError},
+    error::EngineError,
     event::Sink,
     ledger::{self, Ledger},
     model::ModelInfo,
@@ -406,17 +406,6 @@ impl Engine {
             return Err(EngineError::ModelReplaced);
         }
         work.check(&model.info)?;
-        if let Work::Generate(request) = &work
-            && request.decoding.caching.keep < 1.0
-            && self.device.is_card()
-        {
-            let problem = "a card's kernels can't choose keys; leave it out".to_owned();
-            return Err(RequestError::Sampling {
-                what: "keep",
-                problem,
-            }
-            .into());
-        }
         self.shared.queue.submit(work, sink)
     }
 

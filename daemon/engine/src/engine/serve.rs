@@ -356,7 +356,7 @@ impl<'a> Served<'a> {
         }
         yielded?;
         // What a change of the weights measures is no part of the pass.
-        self.worker.ops.take_times();
+        self.worker.ops.start_times();
         loop {
             let begun = Instant::now();
             let Worker { current, ops, .. } = &mut *self.worker;
@@ -376,12 +376,13 @@ impl<'a> Served<'a> {
                     let stream = weights.stream.since(&before);
                     let time = started.elapsed();
                     let times = self.worker.ops.take_times();
+                    let waited = times.and_then(|times| times.waited);
+                    let waited = waited.unwrap_or(stream.waited);
                     let cost = PassCost {
                         requests,
                         time,
-                        waited: stream.waited,
-                        phases: times
-                            .map(|times| Phases::of(times, time, stream.waited, stream.copied)),
+                        waited,
+                        phases: times.map(|times| Phases::of(times, time, waited, stream.copied)),
                         streamed_bytes: stream.bytes,
                         device_bytes: self.worker.ops.ledger().used_bytes(),
                         weights,

@@ -16,8 +16,8 @@ pub use self::rows::{Sees, Sequence};
 use super::{ModelInfo, family::ModelConfig};
 use crate::{
     error::EngineError,
-    ops::{Activation, AttentionShape, KeyRows, Ops, RopeTable},
-    residency::{Part, Residency, Unit},
+    ops::{Activation, AttentionShape, KeyRows, Ops, Phase, RopeTable},
+    residency::{Guard, Part, Residency, Unit},
 };
 
 /// Rows that go through an MLP together: enough for the kernel, few enough that a long
@@ -165,7 +165,7 @@ impl Transformer {
         seen: &mut Seen<'_>,
     ) -> Result<Activation, EngineError> {
         let is_last = layer + 1 == self.config.shape.layers;
-        let group = weights.acquire(Unit::Attention(layer))?;
+        let group = acquire(ops, weights, Unit::Attention(layer))?;
         let norm = group.weight(Part::AttentionNorm);
         let all = 0..hidden.len();
         let mut x = ops.rms_norm(&hidden, all, &norm, self.config.epsilon)?;
@@ -174,7 +174,6 @@ impl Transformer {
             false => ops.linear(x, &group.weight(part)),
         };
         let mut k = project(&x, Part::Key, Part::KeyBias)?;
-        ops.rope(&mut k, &self.rope, &rows.positions)?;
         let v = project(&x, Part::Value, Part::ValueBias)?;
         let mut query_positions = &rows.positions;
         if is_last {
@@ -184,7 +183,8 @@ impl Transformer {
         }
         let mut q = project(&x, Part::Query, Part::QueryBias)?;
         drop(x);
-        ops.rope(&mut q, &self.rope, query_positions)?;
+        let turned = [(&mut q, query_positions), (&mut k, &rows.positions)];
+        ops.rope(turned, &self.rope)?;
         let shape = AttentionShape {
             heads: self.config.shape.heads,
             kv_heads: self.config.shape.kv_heads,
@@ -229,8 +229,8 @@ impl Transformer {
         layer: usize,
         hidden: &mut Activation,
     ) -> Result<(), EngineError> {
-        let gate_up = weights.acquire(Unit::GateUp(layer))?;
-        let down = weights.acquire(Unit::Down(layer))?;
+        let gate_up = acquire(ops, weights, Unit::GateUp(layer))?;
+        let down = acquire(ops, weights, Unit::Down(layer))?;
         let norm = gate_up.weight(Part::MlpNorm);
         for start in (0..hidden.len()).step_by(self.mlp_rows) {
             let rows = start..hidden.len().min(start + self.mlp_rows);
@@ -253,10 +253,26 @@ impl Transformer {
         weights: &Residency,
         hidden: &Activation,
     ) -> Result<Activation, EngineError> {
-        let group = weights.acquire(Unit::FinalNorm)?;
+        let group = acquire(ops, weights, Unit::FinalNorm)?;
         let norm = group.weight(Part::FinalNorm);
         ops.rms_norm(hidden, 0..hidden.len(), &norm, self.config.epsilon)
     }
+}
+
+/// A unit's weights. Where some are streamed, a card's clock counts what it stands still until they are there.
+///
+/// # Errors
+/// When they can't be had.
+pub(crate) fn acquire<'a>(
+    ops: &Ops,
+    weights: &'a Residency,
+    unit: Unit,
+) -> Result<Guard<'a>, EngineError> {
+    let _timed = match weights.is_resident() {
+        true => None,
+        false => ops.timed(Phase::Wait),
+    };
+    weights.acquire(unit)
 }
 
 /// All logits of rows after the final norm, row after row: for tests and checks of small models, since nothing else needs

@@ -104,17 +104,31 @@ pub struct AttentionTasks {
 }
 
 /// Numbers of a task on a card.
-const TASK_NUMBERS: usize = 4;
+const TASK_NUMBERS: usize = 6;
 
 /// Segments that there is room for, for each range: what stands before a gap and behind it, and one row more.
 const SEGMENTS_USUAL: usize = 3;
 
-/// The same on a card: four numbers a task, two a segment.
+/// The same on a card: six numbers a task, two a segment.
 pub(super) struct CardTasks {
     pub(super) tasks: Indices,
     pub(super) segments: Indices,
     /// Tasks that see the same memory are launched together.
     launches: Vec<(Source, Range<usize>)>,
+}
+
+/// Queries whose places follow one another, as many together as a task may have.
+fn runs(places: &[usize]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (query, &place) in places.iter().enumerate() {
+        match runs.last_mut() {
+            Some(run) if run.len() < ATTEND_QUERIES && places[query - 1] + 1 == place => {
+                run.end = query + 1;
+            }
+            _ => runs.push(query..query + 1),
+        }
+    }
+    runs
 }
 
 impl Ops {
@@ -148,6 +162,7 @@ impl Ops {
         let mut room = 0;
         for AttentionRange { queries, keys } in ranges {
             let first = tasks.len() / TASK_NUMBERS;
+            let own_segments = segments.len() / 2;
             match keys {
                 Keys::Pass(shared)
                 | Keys::Kept {
@@ -155,17 +170,20 @@ impl Ops {
                 } => {
                     for start in queries.clone().step_by(ATTEND_QUERIES) {
                         let count = ATTEND_QUERIES.min(queries.end - start);
-                        tasks.extend([start, count, segments.len() / 2, shared.len()]);
+                        tasks.extend([start, count, own_segments, shared.len(), 0, 0]);
                     }
                     segments.extend(shared.iter().flat_map(|keys| [keys.start, keys.len]));
                     room += 1;
                 }
-                // Queries of a task see the same keys, so each is a task of its own.
+                Keys::Causal { places, .. } if places.is_empty() => {}
                 Keys::Causal { places, .. } => {
-                    for (query, place) in queries.clone().zip(places) {
-                        tasks.extend([query, 1, segments.len() / 2, 1]);
-                        segments.extend([0, place + 1]);
+                    // The last ones see the most keys: they begin first, so that none is waited for in the end.
+                    for run in runs(places).into_iter().rev() {
+                        let (query, place) = (queries.start + run.start, places[run.start]);
+                        tasks.extend([query, run.len(), own_segments, 1, 1, place]);
                     }
+                    segments.extend([0, keys.end()]);
+                    // Each may stand apart.
                     room += queries.len();
                 }
             }
@@ -248,7 +266,11 @@ mod tests {
     use sluice_cuda::Number;
 
     use super::*;
-    use crate::{device::Device, ledger::Ledger, ops::Noise};
+    use crate::{
+        device::{CardProfile, Device, Profile},
+        ledger::Ledger,
+        ops::Noise,
+    };
 
     fn filled(ops: &Ops, rows: usize, width: usize, seed: u64) -> Activation {
         let noise = Noise::new(seed);
@@ -286,6 +308,41 @@ mod tests {
                 weighted.sum::<f64>() / total
             })
             .collect()
+    }
+
+    #[test]
+    fn queries_share_a_task_while_their_places_follow_one_another() {
+        let most = ATTEND_QUERIES;
+        assert!(runs(&[]).is_empty());
+        let prompt: Vec<_> = (5..5 + 2 * most + 1).collect();
+        let whole = [0..most, most..2 * most, 2 * most..2 * most + 1];
+        assert_eq!(runs(&prompt), whole);
+        assert_eq!(runs(&[3, 4, 6, 5, 6, 6]), [0..2, 2..3, 3..5, 5..6]);
+    }
+
+    /// A rehearsal knows how many queries and ranges there are, not how places lie.
+    #[test]
+    fn tasks_take_the_same_memory_wherever_queries_stand() {
+        let profile = Profile {
+            card: Some(CardProfile {
+                total_bytes: 1 << 40,
+                number: Number::F32,
+                context_bytes: 0,
+                workspace_bytes: 0,
+            }),
+            ..Profile::cpu(1)
+        };
+        let bytes = |places: Vec<usize>| {
+            let ops = Ops::new(Device::rehearsal(profile), Ledger::rehearsal()).unwrap();
+            ops.reserve(0).unwrap();
+            let keys = Keys::Causal { cache: 0, places };
+            let queries = 0..200;
+            let tasks = ops.attention_tasks(vec![AttentionRange { queries, keys }]);
+            drop(tasks.unwrap());
+            ops.activation_bytes()
+        };
+        let together = bytes((50..250).collect());
+        assert_eq!(bytes((0..200).map(|query| 2 * query).collect()), together);
     }
 
     /// Few queries and many, to keys of several tiles.

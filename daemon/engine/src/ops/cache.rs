@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use sluice_cuda::{Number, Span};
+use sluice_cuda::{Number, Salience as Salient, SalienceScratch, Span};
 use sluice_shared::level::Kv;
 
 use super::{Activation, AttentionShape, Body, Ops, Phase};
@@ -59,8 +59,17 @@ pub struct KvCache {
     shape: CacheShape,
     capacity: usize,
     len: usize,
-    /// Of each layer the places that are to stay: four bytes of each, where keys and values are hundreds.
-    chosen: Vec<Vec<u32>>,
+    /// By what the places that are to stay are chosen once the pass has come to its end.
+    salience: Option<Salience>,
+}
+
+/// What the queries of a pass look at.
+struct Salience {
+    /// How much of each place, a row for each layer: four bytes of each, where keys and values are hundreds.
+    sums: Activation,
+    places: Vec<Range<usize>>,
+    /// How many are to stay.
+    count: usize,
 }
 
 impl KvCache {
@@ -167,7 +176,7 @@ impl Ops {
             shape,
             capacity,
             len: 0,
-            chosen: Vec::new(),
+            salience: None,
         })
     }
 
@@ -225,43 +234,27 @@ impl Ops {
         assert!(places.end <= cache.capacity);
         assert!(rows.end <= keys.len().min(values.len()));
         let _timed = self.timed(Phase::Attention);
-        for (which, x) in [keys, values].into_iter().enumerate() {
-            match &self.body {
-                Body::Cpu(cpu) => {
-                    let shape = cache.shape;
+        match &self.body {
+            Body::Cpu(cpu) => {
+                let shape = cache.shape;
+                for (which, x) in [keys, values].into_iter().enumerate() {
                     let room = cache.rows_mut(layer, which, places.clone());
                     cpu.store_rows(&shape, x, rows.clone(), room);
                 }
-                Body::Card(card) => card.copy(
-                    cache.span(layer, which, places.clone()),
-                    x.rows_span(rows.start, rows.len()),
-                )?,
-                Body::Rehearsal => {}
             }
+            Body::Card(card) => card.put_rows(
+                [0, 1].map(|which| cache.span(layer, which, places.clone())),
+                [keys, values].map(|x| x.rows_span(rows.start, rows.len())),
+            )?,
+            Body::Rehearsal => {}
         }
         Ok(())
     }
 }
 
-impl KvCache {
-    /// Puts keys and values of the places that were chosen into the first ones, once the pass has come to its end: one that
-    /// fails is run again with all of them.
-    pub fn settle(&mut self) {
-        let row = self.shape.row_bytes();
-        for (layer, places) in std::mem::take(&mut self.chosen).into_iter().enumerate() {
-            for which in 0..2 {
-                let all = self.rows_mut(layer, which, 0..self.capacity);
-                for (to, from) in places.iter().map(|&from| from as usize).enumerate() {
-                    all.copy_within(from * row..(from + 1) * row, to * row);
-                }
-            }
-        }
-    }
-}
-
 impl Ops {
-    /// Chooses of these places of a layer so many as the queries look at most, with their neighbours: once all layers have
-    /// chosen, [`KvCache::settle`] makes them the cache's first places, in their order.
+    /// Finds how much the queries look at each of these places of a layer: once all layers have told,
+    /// [`Ops::settle`] keeps so many of each as are looked at most, with their neighbours.
     ///
     /// Reference: Sparse-dLLM (arXiv 2508.02558): what the queries pay attention to, the most of three neighbours.
     ///
@@ -269,7 +262,7 @@ impl Ops {
     /// When memory can't be had.
     ///
     /// # Panics
-    /// On a card, whose kernels tell no sums, or when places don't rise.
+    /// When places don't rise, or are others than those of the first layer.
     #[expect(
         clippy::too_many_arguments,
         reason = "they say what to choose from, by what, and how much"
@@ -284,36 +277,134 @@ impl Ops {
         places: &[Range<usize>],
         count: usize,
     ) -> Result<(), EngineError> {
-        assert!(places.is_sorted_by(|a, b| a.end <= b.start) && !self.device.is_card());
+        assert!(places.is_sorted_by(|a, b| a.end <= b.start));
         let _timed = self.timed(Phase::Attention);
         let all: usize = places.iter().map(Range::len).sum();
-        let mut sums = self.pool.take(shape.heads, all, Number::F32)?;
-        let Body::Cpu(cpu) = &self.body else {
-            return Ok(());
-        };
-        cpu.salience(&mut sums, cache, layer, q, queries, shape, places);
-        // Over the heads in their order, so that threads change nothing.
-        let (sums, others) = sums.values_mut().split_at_mut(all);
-        for other in others.chunks_exact(all.max(1)) {
-            for (sum, other) in sums.iter_mut().zip(other) {
-                *sum += other;
-            }
+        if layer == 0 {
+            // A pass that failed may have left some.
+            cache.salience = None;
+            cache.salience = Some(Salience {
+                sums: self.pool.take(cache.shape.layers, all, Number::F32)?,
+                places: places.to_vec(),
+                count: count.min(all),
+            });
         }
-        let pooled = |at: usize| {
-            let near = &sums[at.saturating_sub(1)..all.min(at + 2)];
-            near.iter().copied().fold(0.0, f32::max)
-        };
-        let mut ranked: Vec<usize> = (0..all).collect();
-        // A stable sort: of equals the first stays.
-        ranked.sort_by(|&a, &b| pooled(b).total_cmp(&pooled(a)));
-        ranked.truncate(count);
-        ranked.sort_unstable();
-        let places: Vec<usize> = places.iter().cloned().flatten().collect();
-        let kept = ranked.into_iter().map(|index| places[index] as u32);
-        cache.chosen.resize(cache.shape.layers, Vec::new());
-        cache.chosen[layer] = kept.collect();
+        let mut salience = cache.salience.take();
+        let found = salience.as_mut().expect("the first layer made room for it");
+        assert_eq!(found.places, places);
+        match &self.body {
+            Body::Cpu(cpu) => {
+                let mut sums = self.pool.take(shape.heads, all, Number::F32)?;
+                cpu.salience(&mut sums, cache, layer, q, queries, shape, places);
+                // Over the heads in their order, so that threads change nothing.
+                let own = found.sums.row_mut(layer);
+                own.fill(0.0);
+                for of_head in sums.values().chunks_exact(all.max(1)) {
+                    for (sum, other) in own.iter_mut().zip(of_head) {
+                        *sum += other;
+                    }
+                }
+            }
+            Body::Card(card) => {
+                let segments = places.iter().flat_map(|place| [place.start, place.len()]);
+                let segments = self.indices(segments)?;
+                let sizes = SalienceScratch {
+                    heads: shape.heads,
+                    queries: queries.len(),
+                    keys: all,
+                };
+                let scratch = self.pool.take_bytes(sizes.bytes())?;
+                card.salience(Salient {
+                    out: found.sums.rows_span(layer, 1),
+                    scratch: scratch.span(),
+                    q: q.rows_span(queries.start, queries.len()),
+                    k: cache.spans(layer)[0],
+                    segments: segments.span(),
+                    segment_count: places.len(),
+                    sizes,
+                    kv_heads: shape.kv_heads,
+                    head_dim: shape.head_dim,
+                })?;
+            }
+            Body::Rehearsal => {}
+        }
+        cache.salience = salience;
         Ok(())
     }
+
+    /// Puts keys and values of the places that are looked at most into the first ones, in their order, once the pass has come
+    /// to its end: one that fails is run again with all of them. Does nothing where no pass has chosen.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn settle(&self, cache: &mut KvCache) -> Result<(), EngineError> {
+        let Some(Salience {
+            sums,
+            places,
+            count,
+        }) = cache.salience.take()
+        else {
+            return Ok(());
+        };
+        let values = self.read(&sums)?;
+        let (layers, all) = (sums.len(), sums.width());
+        let of_layer = |layer: usize| most_salient(&values[layer * all..][..all], &places, count);
+        match &self.body {
+            Body::Cpu(_) => {
+                for layer in 0..layers {
+                    cache.keep_places(layer, &of_layer(layer));
+                }
+            }
+            Body::Card(card) => {
+                let kept: Vec<u32> = (0..layers).flat_map(of_layer).collect();
+                // In the place of the sums, which are no fewer: so late nothing may be missing.
+                let there = sums.span().part(0, size_of_val(&kept[..]));
+                card.upload(there, &kept)?;
+                let row = cache.shape.row_bytes();
+                let all = cache
+                    .memory
+                    .span()
+                    .part(0, cache.shape.bytes(cache.capacity));
+                card.keep_rows(all, layers, row, there, count)?;
+            }
+            Body::Rehearsal => {}
+        }
+        Ok(())
+    }
+}
+
+impl KvCache {
+    /// Forgets what a pass that has failed has found to choose by.
+    pub fn forget_salience(&mut self) {
+        self.salience = None;
+    }
+
+    /// Puts keys and values of these places, which rise, into the first ones of a layer, on the CPU.
+    fn keep_places(&mut self, layer: usize, places: &[u32]) {
+        let row = self.shape.row_bytes();
+        for which in 0..2 {
+            let all = self.rows_mut(layer, which, 0..self.capacity);
+            for (to, from) in places.iter().map(|&from| from as usize).enumerate() {
+                all.copy_within(from * row..(from + 1) * row, to * row);
+            }
+        }
+    }
+}
+
+/// So many of the places as are looked at most, in their order.
+fn most_salient(sums: &[f32], places: &[Range<usize>], count: usize) -> Vec<u32> {
+    let pooled = |at: usize| {
+        let near = &sums[at.saturating_sub(1)..sums.len().min(at + 2)];
+        near.iter().copied().fold(0.0, f32::max)
+    };
+    let mut ranked: Vec<usize> = (0..sums.len()).collect();
+    // A stable sort: of equals the first stays.
+    ranked.sort_by(|&a, &b| pooled(b).total_cmp(&pooled(a)));
+    ranked.truncate(count);
+    ranked.sort_unstable();
+    let places: Vec<usize> = places.iter().cloned().flatten().collect();
+    let kept = ranked.into_iter().map(|index| places[index] as u32);
+    kept.collect()
 }
 
 /// What keys and values are kept in on such a device: on the CPU what was asked for, and where nothing was, bf16, which

@@ -1,9 +1,15 @@
-//! Where the time of a pass goes: operations are timed one by one, on the thread that runs them.
+//! Where the time of a pass goes. On the CPU operations are timed one by one, on the thread that runs them; a card notes the
+//! moments in its own work at which another kind of operation begins.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
+
+use sluice_cuda::{Gpu, Laps};
 
 use super::{Body, Ops};
 
@@ -14,8 +20,14 @@ pub(crate) enum Phase {
     Attention,
     /// Products with the layers' matrices.
     Multiply,
-    /// Products with the head, and the choice of tokens.
+    /// Products with the head, and what is made of them.
     Head,
+    /// The choice of tokens, by this thread: on the CPU a part of the head. What is sent to a card is read back for it.
+    Choice,
+    /// Until streamed weights are there.
+    Wait,
+    /// Everything else.
+    Rest,
 }
 
 /// Time that operations took, of which none is counted twice.
@@ -25,6 +37,8 @@ pub(crate) struct Times {
     pub(crate) multiply: Duration,
     pub(crate) decode: Duration,
     pub(crate) head: Duration,
+    /// What a card stood still for until streamed weights were there. On the CPU their reader counts that.
+    pub(crate) waited: Option<Duration>,
 }
 
 /// Nanoseconds since they were last taken. Operations follow one another: only decoding adds from several threads.
@@ -57,11 +71,13 @@ impl Clock {
         self.decoding.fetch_add(nanos(time), Ordering::Relaxed);
     }
 
-    fn of(&self, phase: Phase) -> &AtomicU64 {
+    /// Where what belongs to a phase is counted, if it is.
+    fn of(&self, phase: Phase) -> Option<&AtomicU64> {
         match phase {
-            Phase::Attention => &self.attention,
-            Phase::Multiply => &self.multiply,
-            Phase::Head => &self.head,
+            Phase::Attention => Some(&self.attention),
+            Phase::Multiply => Some(&self.multiply),
+            Phase::Head | Phase::Choice => Some(&self.head),
+            Phase::Wait | Phase::Rest => None,
         }
     }
 }
@@ -69,7 +85,7 @@ impl Clock {
 /// An operation that runs; it ends when this is dropped.
 pub(crate) struct Timed<'a> {
     clock: &'a Clock,
-    phase: Phase,
+    of_phase: &'a AtomicU64,
     begun: Instant,
 }
 
@@ -80,37 +96,121 @@ impl Drop for Timed<'_> {
         let decoded = self.clock.decoding.swap(0, Ordering::Relaxed) / self.clock.threads;
         let decoded = decoded.min(all);
         self.clock.decode.fetch_add(decoded, Ordering::Relaxed);
-        let phase = self.clock.of(self.phase);
-        phase.fetch_add(all - decoded, Ordering::Relaxed);
+        self.of_phase.fetch_add(all - decoded, Ordering::Relaxed);
+    }
+}
+
+/// The moments of a pass at which a card turns from one phase to another.
+pub(super) struct CardClock(Mutex<Moments>);
+
+struct Moments {
+    laps: Laps,
+    /// What begins at each.
+    phases: Vec<Phase>,
+    /// Whether there is a pass to time, and each of its moments was noted.
+    runs: bool,
+}
+
+impl CardClock {
+    pub(super) fn new(gpu: &Gpu) -> Self {
+        Self(Mutex::new(Moments {
+            laps: gpu.laps(),
+            phases: Vec::new(),
+            runs: false,
+        }))
+    }
+
+    fn start(&self) {
+        let mut moments = self.lock();
+        moments.laps.clear();
+        moments.phases.clear();
+        moments.runs = true;
+    }
+
+    /// Notes that what is sent from now on belongs to a phase, if that is another than before.
+    fn turn_to(&self, phase: Phase) {
+        let mut moments = self.lock();
+        if !moments.runs || moments.phases.last() == Some(&phase) {
+            return;
+        }
+        // A pass too long for them is not timed. One on a card that fails ends for a reason of its own.
+        match moments.laps.mark() {
+            Ok(true) => moments.phases.push(phase),
+            Ok(false) | Err(_) => moments.runs = false,
+        }
+    }
+
+    /// What lay between the moments since the start, where all were noted.
+    fn take(&self) -> Option<Times> {
+        if !matches!(self.lock().phases.last(), Some(Phase::Choice | Phase::Rest)) {
+            // Nothing was read back: this moment is yet to come.
+            self.turn_to(Phase::Rest);
+        }
+        let mut moments = self.lock();
+        if !std::mem::take(&mut moments.runs) {
+            return None;
+        }
+        let intervals = moments.laps.take_intervals().ok()?;
+        let (mut times, mut waited) = (Times::default(), Duration::ZERO);
+        for (phase, interval) in moments.phases.iter().zip(intervals) {
+            match phase {
+                Phase::Attention => times.attention += interval,
+                Phase::Multiply => times.multiply += interval,
+                Phase::Head => times.head += interval,
+                Phase::Wait => waited += interval,
+                Phase::Choice | Phase::Rest => {}
+            }
+        }
+        times.waited = Some(waited);
+        Some(times)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Moments> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Ops {
-    /// Counts the time until this is dropped; `None` where nothing is timed.
+    /// Counts what is done until this is dropped as a phase's; on a card, what is sent until another phase begins.
     pub(crate) fn timed(&self, phase: Phase) -> Option<Timed<'_>> {
         match &self.body {
-            Body::Cpu(cpu) => Some(Timed {
+            Body::Cpu(cpu) => cpu.clock().of(phase).map(|of_phase| Timed {
                 clock: cpu.clock(),
-                phase,
+                of_phase,
                 begun: Instant::now(),
             }),
             // What is sent to a card is done later: this thread's clock would tell what sending takes.
-            Body::Card(_) | Body::Rehearsal => None,
+            Body::Card(card) => {
+                card.clock().turn_to(phase);
+                None
+            }
+            Body::Rehearsal => None,
         }
     }
 
-    /// What operations took since it was last asked, on the CPU.
+    /// Begins to time a pass.
+    pub(crate) fn start_times(&self) {
+        match &self.body {
+            Body::Cpu(_) => drop(self.take_times()),
+            Body::Card(card) => card.clock().start(),
+            Body::Rehearsal => {}
+        }
+    }
+
+    /// What operations took since the start, where they were timed.
     pub(crate) fn take_times(&self) -> Option<Times> {
-        let Body::Cpu(cpu) = &self.body else {
-            return None;
+        let clock = match &self.body {
+            Body::Cpu(cpu) => cpu.clock(),
+            Body::Card(card) => return card.clock().take(),
+            Body::Rehearsal => return None,
         };
-        let clock = cpu.clock();
         let take = |nanos: &AtomicU64| Duration::from_nanos(nanos.swap(0, Ordering::Relaxed));
         Some(Times {
             attention: take(&clock.attention),
             multiply: take(&clock.multiply),
             decode: take(&clock.decode),
             head: take(&clock.head),
+            waited: None,
         })
     }
 }
@@ -136,6 +236,7 @@ mod tests {
             cpu.clock().decoded(Duration::from_secs(1000));
             drop(timed);
         }
+        assert!(ops.timed(Phase::Wait).is_none() && ops.timed(Phase::Rest).is_none());
         let attention = ops.timed(Phase::Attention).unwrap();
         std::thread::sleep(Duration::from_millis(2));
         drop(attention);

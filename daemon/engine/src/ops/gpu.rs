@@ -15,6 +15,7 @@ use super::{
     activation::Pool,
     arena::Part,
     attention::CardTasks,
+    clock::CardClock,
     compare::{Row, Side},
     head::Running,
 };
@@ -30,6 +31,7 @@ pub(super) struct Card {
     gpu: Gpu,
     profile: CardProfile,
     number: Number,
+    clock: CardClock,
     _held: Held,
 }
 
@@ -54,6 +56,7 @@ impl Card {
         Ok(Self {
             profile: profile.expect("a card's device has its profile"),
             number: device.number(),
+            clock: CardClock::new(&gpu),
             gpu,
             _held: Held::new(device, ledger)?,
         })
@@ -62,6 +65,11 @@ impl Card {
     /// Counts in a rehearsal what [`Card::new`] takes.
     pub(super) fn reserve(device: &Device, ledger: &Ledger) -> Result<(), EngineError> {
         Held::new(device, ledger).map(drop)
+    }
+
+    /// The moments of its passes.
+    pub(super) fn clock(&self) -> &CardClock {
+        &self.clock
     }
 
     pub(super) fn wait(&self) -> Result<(), EngineError> {
@@ -170,20 +178,39 @@ impl Card {
 
     pub(super) fn rope(
         &self,
-        x: &Activation,
+        turned: [(&Activation, &Indices); 2],
         table: &RopeTable,
-        positions: &Indices,
     ) -> Result<(), EngineError> {
-        let heads = x.width() / (2 * table.half);
-        Ok(self.gpu.rope(
-            x.number(),
+        let turned = turned.map(|(x, positions)| cuda::Turned {
+            x: x.span(),
+            positions: positions.span(),
+            rows: x.len(),
+            heads: x.width() / (2 * table.half),
+        });
+        let table_span = table.values.span();
+        Ok((self.gpu).rope(self.number, turned, table_span, table.half)?)
+    }
+
+    /// `x`, which is `f32`, and the bias in the numbers of `out`, or where it lies.
+    pub(super) fn add_bias(
+        &self,
+        out: &Activation,
+        x: &Activation,
+        bias: &Weight<'_>,
+    ) -> Result<(), EngineError> {
+        Ok(self.gpu.add_bias(
+            out.number(),
+            out.span(),
             x.span(),
-            table.values.span(),
-            positions.span(),
+            bias.span(),
+            bias.format.on_card(),
             x.len(),
-            heads,
-            table.half,
+            x.width(),
         )?)
+    }
+
+    pub(super) fn put_rows(&self, places: [Span; 2], rows: [Span; 2]) -> Result<(), EngineError> {
+        Ok(self.gpu.put_rows(places, rows)?)
     }
 
     /// `x · weightᵀ` into `out`, whose numbers are `number`, or added to it where those are `f32`.
@@ -264,6 +291,22 @@ impl Card {
             head_dim: shape.head_dim,
         };
         Ok(self.gpu.attend(q.number(), attend)?)
+    }
+
+    pub(super) fn salience(&self, salience: cuda::Salience) -> Result<(), EngineError> {
+        Ok(self.gpu.salience(self.number, salience)?)
+    }
+
+    /// Of the matrices of a cache, moves the rows that `kept` has for each layer to the beginning.
+    pub(super) fn keep_rows(
+        &self,
+        memory: Span,
+        layers: usize,
+        row_bytes: usize,
+        kept: Span,
+        count: usize,
+    ) -> Result<(), EngineError> {
+        Ok((self.gpu).keep_rows(memory, layers, row_bytes, kept, count)?)
     }
 
     pub(super) fn read(&self, x: &Activation) -> Result<Vec<f32>, EngineError> {

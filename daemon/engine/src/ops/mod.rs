@@ -255,6 +255,7 @@ impl Ops {
     /// # Panics
     /// When an id lies outside the table.
     pub fn embed(&self, ids: &[u32], table: &Weight<'_>) -> Result<Activation, EngineError> {
+        let _timed = self.timed(Phase::Rest);
         assert!(ids.iter().all(|&id| (id as usize) < table.rows));
         let mut out = self.pool.take(ids.len(), table.width, Number::F32)?;
         let places = self.indices(ids.iter().map(|&id| id as usize))?;
@@ -279,6 +280,7 @@ impl Ops {
         width: usize,
         fill: impl FnMut(u32, &mut [f32]) -> Result<(), EngineError>,
     ) -> Result<Activation, EngineError> {
+        let _timed = self.timed(Phase::Rest);
         let mut out = self.pool.take(ids.len(), width, Number::F32)?;
         // Of each row, the one that its run begins with.
         let mut first = 0;
@@ -307,6 +309,7 @@ impl Ops {
         weight: &Weight<'_>,
         epsilon: f32,
     ) -> Result<Activation, EngineError> {
+        let _timed = self.timed(Phase::Rest);
         let mut scale = match self.device.is_card() {
             // Its kernel takes the weight as it is stored.
             true => None,
@@ -325,8 +328,8 @@ impl Ops {
         Ok(out)
     }
 
-    /// Rotary embedding on half-split pairs (element i of a head with i + half), in place.
-    /// `positions` has one position a row.
+    /// Rotary embedding on half-split pairs (element i of a head with i + half), in place, of queries and keys. Each has
+    /// one position a row.
     ///
     /// # Errors
     /// When the device fails.
@@ -335,15 +338,20 @@ impl Ops {
     /// When a position lies beyond the table.
     pub fn rope(
         &self,
-        x: &mut Activation,
+        turned: [(&mut Activation, &Indices); 2],
         table: &RopeTable,
-        positions: &Indices,
     ) -> Result<(), EngineError> {
-        assert_eq!(positions.len(), x.len());
+        for (x, positions) in &turned {
+            assert_eq!(positions.len(), x.len());
+        }
         let _timed = self.timed(Phase::Attention);
         match &self.body {
-            Body::Cpu(cpu) => cpu.rope(x, table, positions),
-            Body::Card(card) => card.rope(x, table, positions)?,
+            Body::Cpu(cpu) => {
+                for (x, positions) in turned {
+                    cpu.rope(x, table, positions);
+                }
+            }
+            Body::Card(card) => card.rope(turned.map(|(x, positions)| (&*x, positions)), table)?,
             Body::Rehearsal => {}
         }
         Ok(())
@@ -380,18 +388,25 @@ impl Ops {
         weight: &Weight<'_>,
         bias: &Weight<'_>,
     ) -> Result<Activation, EngineError> {
-        // The sum begins with the bias instead of zero.
-        let mut sum = self.embed(&vec![0; x.len()], bias)?;
-        self.linear_add(&mut sum, 0, x, weight)?;
-        let number = self.device.number();
-        if number == Number::F32 {
+        assert_eq!(bias.width, weight.rows);
+        if !self.device.is_card() {
+            // The sum begins with the bias instead of zero.
+            let mut sum = self.embed(&vec![0; x.len()], bias)?;
+            self.linear_add(&mut sum, 0, x, weight)?;
             return Ok(sum);
         }
-        let out = self.pool.take(x.len(), weight.rows, number)?;
+        let _timed = self.timed(Phase::Multiply);
+        let sum = self.pool.take(x.len(), weight.rows, Number::F32)?;
+        let number = self.device.number();
+        let own = match number {
+            Number::F32 => None,
+            _ => Some(self.pool.take(x.len(), weight.rows, number)?),
+        };
         if let Body::Card(card) = &self.body {
-            card.convert(&out, &sum)?;
+            card.multiply(x, weight, sum.span(), Number::F32, false)?;
+            card.add_bias(own.as_ref().unwrap_or(&sum), &sum, bias)?;
         }
-        Ok(out)
+        Ok(own.unwrap_or(sum))
     }
 
     /// Adds `x · weightᵀ` to the rows of `out` from `start` on, which are `f32`.
@@ -429,6 +444,7 @@ impl Ops {
     /// # Errors
     /// When the device fails.
     pub fn silu_multiply(&self, gate: &mut Activation, up: &Activation) -> Result<(), EngineError> {
+        let _timed = self.timed(Phase::Rest);
         match &self.body {
             Body::Cpu(cpu) => cpu.silu_multiply(gate, up),
             Body::Card(card) => card.silu_multiply(gate, up)?,
@@ -442,6 +458,7 @@ impl Ops {
     /// # Errors
     /// When memory can't be had.
     pub fn take_rows(&self, x: &Activation, rows: &Indices) -> Result<Activation, EngineError> {
+        let _timed = self.timed(Phase::Rest);
         let mut out = self.pool.take(rows.len(), x.width(), x.number())?;
         match &self.body {
             Body::Cpu(_) => {
@@ -468,6 +485,7 @@ impl Ops {
         start: usize,
         rows: &Activation,
     ) -> Result<(), EngineError> {
+        let _timed = self.timed(Phase::Rest);
         assert_eq!((x.width(), x.number()), (rows.width(), rows.number()));
         match &self.body {
             Body::Cpu(_) => {

@@ -1,0 +1,142 @@
+//! What is done to rows of queries, keys and values between the multiplications.
+
+use super::{ELEMENT_THREADS, address, holds, holds_weights, size, threads, vector_format};
+use crate::{CudaError, Format, Gpu, Number, Span, launch::Argument};
+
+/// Rows of heads that [`Gpu::rope`] turns.
+#[derive(Debug, Clone, Copy)]
+pub struct Turned {
+    /// The rows.
+    pub x: Span,
+    /// The position of each (`u32`).
+    pub positions: Span,
+    /// How many they are.
+    pub rows: usize,
+    /// Heads of each.
+    pub heads: usize,
+}
+
+impl Gpu {
+    /// Rotary embedding in place, on half-split pairs of each head, of queries and keys. `table` (`f32`) has a row of `half`
+    /// cosines and as many sines for each position.
+    ///
+    /// # Errors
+    /// When the card refuses it, or has failed before.
+    ///
+    /// # Panics
+    /// When a span is too short.
+    pub fn rope(
+        &self,
+        number: Number,
+        turned: [Turned; 2],
+        table: Span,
+        half: usize,
+    ) -> Result<(), CudaError> {
+        let mut pairs = 0;
+        for Turned {
+            x,
+            positions,
+            rows,
+            heads,
+        } in turned
+        {
+            holds("x", x, 2 * rows * heads * half, number.bytes());
+            holds("positions", positions, rows, 4);
+            pairs += rows * heads * half;
+        }
+        if pairs == 0 {
+            return Ok(());
+        }
+        holds("table", table, 2 * half, 4);
+        let matrix = |turned: Turned| {
+            [
+                address(turned.x),
+                address(turned.positions),
+                size(turned.rows),
+                size(turned.heads),
+            ]
+        };
+        let [q, k] = turned.map(matrix);
+        self.send(
+            &format!("rope_{}", number.name()),
+            threads(pairs),
+            ELEMENT_THREADS,
+            &[&q[..], &k, &[address(table), size(half)]].concat(),
+        )
+    }
+
+    /// `x + bias` for each row of `x` (`f32`), as numbers that are computed in; in `f32`, `out` may be `x`. The bias is stored
+    /// in a dense format.
+    ///
+    /// # Errors
+    /// When the card refuses it, or has failed before.
+    ///
+    /// # Panics
+    /// When a span is too short, or the bias's format has blocks.
+    #[expect(clippy::too_many_arguments, reason = "the operation has as many")]
+    pub fn add_bias(
+        &self,
+        number: Number,
+        out: Span,
+        x: Span,
+        bias: Span,
+        bias_format: Format,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let count = rows * width;
+        holds("out", out, count, number.bytes());
+        holds("x", x, count, 4);
+        holds_weights(bias, bias_format, width);
+        let bias_format = vector_format(bias_format);
+        if count == 0 {
+            return Ok(());
+        }
+        self.send(
+            &format!("add_bias_{}", number.name()),
+            threads(count),
+            ELEMENT_THREADS,
+            &[
+                address(out),
+                address(x),
+                address(bias),
+                bias_format,
+                size(width),
+                Argument::U64(count as u64),
+            ],
+        )
+    }
+
+    /// Copies rows of keys and values to their places, as [`copy`](Self::copy) would one after the other.
+    ///
+    /// # Errors
+    /// When the card refuses it, or has failed before.
+    ///
+    /// # Panics
+    /// When lengths differ, or are not whole words.
+    pub fn put_rows(&self, places: [Span; 2], rows: [Span; 2]) -> Result<(), CudaError> {
+        let bytes = rows[0].bytes();
+        for span in [places, rows].concat() {
+            holds("rows", span, bytes / 4, 4);
+            assert!(
+                span.bytes() == bytes && bytes.is_multiple_of(4),
+                "rows of {bytes} bytes go to {span:?}"
+            );
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.send(
+            "put_rows",
+            threads(bytes / 4),
+            ELEMENT_THREADS,
+            &[
+                address(places[0]),
+                address(places[1]),
+                address(rows[0]),
+                address(rows[1]),
+                Argument::U64((bytes / 4) as u64),
+            ],
+        )
+    }
+}

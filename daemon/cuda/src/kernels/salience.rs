@@ -1,0 +1,184 @@
+//! Which keys queries pay attention to, and how those that stay are moved together.
+
+use super::{ELEMENT_THREADS, HEAD_DIM_MAX, address, holds, size, threads};
+use crate::{CudaError, Gpu, Number, Span, launch::Argument};
+
+/// Queries of a block, and its threads, each of which stands for a key, as `salience.cuh` says.
+const QUERIES: usize = 8;
+const THREADS: usize = 128;
+
+/// What [`Gpu::salience`] reads and writes.
+#[derive(Debug, Clone, Copy)]
+pub struct Salience {
+    /// A sum (`f32`) for each key.
+    pub out: Span,
+    /// Memory of [`SalienceScratch::bytes`], for what lies between.
+    pub scratch: Span,
+    /// Queries: `heads * head_dim` numbers a row.
+    pub q: Span,
+    /// Keys: `kv_heads * head_dim` numbers a row.
+    pub k: Span,
+    /// The [`Segment`](crate::Segment)s of keys that are looked at.
+    pub segments: Span,
+    /// How many they are.
+    pub segment_count: usize,
+    /// How they are made up.
+    pub sizes: SalienceScratch,
+    /// Key heads; each serves `heads / kv_heads` query heads.
+    pub kv_heads: usize,
+    /// Numbers in a head: an even number up to [`HEAD_DIM_MAX`].
+    pub head_dim: usize,
+}
+
+/// What decides how much memory lies between queries and sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SalienceScratch {
+    /// Query heads.
+    pub heads: usize,
+    /// Rows of queries.
+    pub queries: usize,
+    /// Keys of all segments together.
+    pub keys: usize,
+}
+
+impl SalienceScratch {
+    /// Two numbers for each query of each head, then one for each key of each head.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.softmax_bytes() + self.heads * self.keys * size_of::<f32>()
+    }
+
+    fn softmax_bytes(&self) -> usize {
+        self.heads * self.queries * 2 * size_of::<f32>()
+    }
+}
+
+impl Gpu {
+    /// For each key the sum over queries and heads of `softmax(q · kᵀ / √head_dim)`, where the soft-max is over these keys
+    /// alone.
+    ///
+    /// # Errors
+    /// When the card refuses it, or has failed before.
+    ///
+    /// # Panics
+    /// When heads are odd or too long, or a span is too short or doesn't hold whole rows.
+    pub fn salience(&self, number: Number, salience: Salience) -> Result<(), CudaError> {
+        let Salience {
+            out,
+            scratch,
+            q,
+            k,
+            segments,
+            segment_count,
+            sizes,
+            kv_heads,
+            head_dim,
+        } = salience;
+        let SalienceScratch {
+            heads,
+            queries,
+            keys,
+        } = sizes;
+        assert!(
+            head_dim.is_multiple_of(2) && head_dim <= HEAD_DIM_MAX,
+            "heads of {head_dim} numbers"
+        );
+        assert!(
+            kv_heads > 0 && heads.is_multiple_of(kv_heads),
+            "{heads} heads share {kv_heads} of keys"
+        );
+        holds("out", out, keys, 4);
+        holds("scratch", scratch, sizes.bytes() / 4, 4);
+        holds("q", q, queries * heads * head_dim, number.bytes());
+        holds("segments", segments, 2 * segment_count, 4);
+        let row = kv_heads * head_dim * number.bytes();
+        assert!(
+            row == 0 || k.bytes().is_multiple_of(row),
+            "k is not whole rows"
+        );
+        if keys == 0 {
+            return Ok(());
+        }
+        let (softmaxes, sums) = (
+            scratch.part(0, sizes.softmax_bytes()),
+            scratch.part(sizes.softmax_bytes(), heads * keys * 4),
+        );
+        let seen = [
+            address(q),
+            address(k),
+            address(segments),
+            size(segment_count),
+            size(queries),
+            size(keys),
+            size(heads),
+            size(kv_heads),
+            size(head_dim),
+            Argument::F32((head_dim as f32).sqrt().recip()),
+        ];
+        if heads > 0 {
+            if queries > 0 {
+                self.send(
+                    &format!("salience_queries_{}", number.name()),
+                    [queries.div_ceil(QUERIES), heads],
+                    THREADS as u32,
+                    &[&[address(softmaxes)], &seen[..]].concat(),
+                )?;
+            }
+            self.send(
+                &format!("salience_keys_{}", number.name()),
+                [keys.div_ceil(THREADS), heads],
+                THREADS as u32,
+                &[&[address(sums), address(softmaxes)], &seen[..]].concat(),
+            )?;
+        }
+        self.send(
+            "salience_heads",
+            threads(keys),
+            ELEMENT_THREADS,
+            &[address(out), address(sums), size(keys), size(heads)],
+        )
+    }
+
+    /// Of the matrices that lie in `memory` one after another, two a layer, moves `count` rows of each to its beginning: those
+    /// that `kept` (`u32`) has for the layer, in rising order. What stands behind them stays as it is.
+    ///
+    /// # Errors
+    /// When the card refuses it, or has failed before.
+    ///
+    /// # Panics
+    /// When `memory` isn't so many matrices of whole rows, or rows aren't whole words.
+    pub fn keep_rows(
+        &self,
+        memory: Span,
+        layers: usize,
+        row_bytes: usize,
+        kept: Span,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        let matrix_bytes = memory.bytes() / (2 * layers).max(1);
+        assert!(
+            memory.bytes() == 2 * layers * matrix_bytes
+                && row_bytes.is_multiple_of(4)
+                && matrix_bytes.is_multiple_of(row_bytes.max(1))
+                && count * row_bytes <= matrix_bytes,
+            "{count} rows of {row_bytes} bytes for {layers} layers don't lie in {memory:?}"
+        );
+        holds("memory", memory, 0, 4);
+        holds("kept", kept, layers * count, 4);
+        if layers == 0 || count == 0 || row_bytes == 0 {
+            return Ok(());
+        }
+        self.send(
+            "keep_rows",
+            [threads(row_bytes / 4)[0], 2 * layers],
+            ELEMENT_THREADS,
+            &[
+                address(memory),
+                address(kept),
+                Argument::U64((matrix_bytes / 4) as u64),
+                size(row_bytes / 4),
+                size(count),
+            ],
+        )
+    }
+}
