@@ -179,6 +179,68 @@ async fn a_benchmark_compares_the_account_with_what_the_driver_says() {
     );
 }
 
+/// Memory of the card that the driver has given this daemon, once it has told `want` of it, with nobody else on the card.
+async fn taken(daemon: &Daemon, what: &str, want: impl Fn(u64, &v1::Device) -> bool) {
+    // Figures of the card may be a second old.
+    support::until(what, async || {
+        let device = daemon.snapshot().await.device.unwrap();
+        let taken = device.total_bytes.zip(device.free_bytes);
+        taken.is_some_and(|(total, free)| want(total - free, &device))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn unloading_gives_all_of_the_card_back_but_what_its_driver_takes() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let daemon = start(libraries, &[], &["--device", "cuda"]).await;
+    generate(&daemon, chat("Tell me a story.")).await.unwrap();
+    taken(&daemon, "a model on the card", |taken, device| {
+        let mut kinds = device.memory.iter();
+        let weights = kinds.find(|kind| kind.kind == "weights").unwrap();
+        weights.bytes > 0 && taken >= device.used_bytes
+    })
+    .await;
+    let request = v1::UnloadModelRequest::default();
+    daemon.models().await.unload_model(request).await.unwrap();
+    taken(&daemon, "the memory back", |taken, device| {
+        let mut kinds = device.memory.iter();
+        let context = kinds.find(|kind| kind.kind == "context").unwrap();
+        let weights = kinds.find(|kind| kind.kind == "weights").unwrap();
+        // Beside the context there is what cuBLAS works in, and nothing else.
+        weights.bytes == 0 && taken == device.used_bytes && taken <= context.bytes + (8 << 20)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn memory_that_another_program_takes_refuses_a_request_with_figures_and_no_more() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let folder = TempDir::new().unwrap();
+    let held = folder.path().join("held");
+    let held_file = held.to_str().unwrap();
+    let environment = [
+        ("STAND_IN_MEMORY", "0x40000000"),
+        ("STAND_IN_HELD_FILE", held_file),
+    ];
+    let daemon = start(libraries, &environment, &["--device", "cuda"]).await;
+    let request = || chat("Tell me a story.");
+    generate(&daemon, request()).await.unwrap();
+
+    fs::write(&held, (1u64 << 30).to_string()).unwrap();
+    let error = generate(&daemon, request()).await.unwrap_err();
+    assert_eq!(error.reason.as_deref(), Some("OUT_OF_MEMORY"));
+    assert!(error.message.contains("0 are free"), "{}", error.message);
+
+    fs::remove_file(&held).unwrap();
+    let events = generate(&daemon, request()).await.unwrap();
+    assert!(done(&events).text.is_some());
+}
+
 /// A machine on which no card can be used.
 struct Refusal {
     environment: &'static [(&'static str, &'static str)],
