@@ -24,6 +24,8 @@ pub(crate) enum Phase {
     Head,
     /// The choice of tokens, by this thread: on the CPU a part of the head. What is sent to a card is read back for it.
     Choice,
+    /// Decoding weights on a card, before they are multiplied with; on the CPU that is a part of multiplying.
+    Decode,
     /// Until streamed weights are there.
     Wait,
     /// Everything else.
@@ -77,7 +79,7 @@ impl Clock {
             Phase::Attention => Some(&self.attention),
             Phase::Multiply => Some(&self.multiply),
             Phase::Head | Phase::Choice => Some(&self.head),
-            Phase::Wait | Phase::Rest => None,
+            Phase::Decode | Phase::Wait | Phase::Rest => None,
         }
     }
 }
@@ -140,6 +142,17 @@ impl CardClock {
         }
     }
 
+    /// Notes that what `work` sends belongs to a phase, and what comes after it to that before.
+    pub(super) fn within<T>(&self, phase: Phase, work: impl FnOnce() -> T) -> T {
+        let before = self.lock().phases.last().copied();
+        self.turn_to(phase);
+        let done = work();
+        if let Some(before) = before {
+            self.turn_to(before);
+        }
+        done
+    }
+
     /// What lay between the moments since the start, where all were noted.
     fn take(&self) -> Option<Times> {
         if !matches!(self.lock().phases.last(), Some(Phase::Choice | Phase::Rest)) {
@@ -157,6 +170,7 @@ impl CardClock {
                 Phase::Attention => times.attention += interval,
                 Phase::Multiply => times.multiply += interval,
                 Phase::Head => times.head += interval,
+                Phase::Decode => times.decode += interval,
                 Phase::Wait => waited += interval,
                 Phase::Choice | Phase::Rest => {}
             }

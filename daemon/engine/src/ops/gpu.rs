@@ -230,6 +230,7 @@ impl Card {
         assert_eq!(x.number(), self.number);
         weights::multiply(
             &self.gpu,
+            &self.clock,
             &self.profile,
             x,
             weight,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use sluice_cuda::{self as cuda, Gpu, Number, Span};
 
-use super::super::Activation;
+use super::super::{Activation, Phase, clock::CardClock};
 use crate::{
     device::CardProfile,
     error::EngineError,
@@ -15,6 +15,7 @@ use crate::{
 /// `x · weightᵀ` into `out`, whose numbers are said beside it, or added to it where those are `f32`.
 pub(super) fn multiply(
     gpu: &Gpu,
+    clock: &CardClock,
     card: &CardProfile,
     x: &Activation,
     weight: &Weight<'_>,
@@ -79,7 +80,8 @@ pub(super) fn multiply(
     for start in (0..weight.rows).step_by(rows) {
         let these = start..weight.rows.min(start + rows);
         let to = decoded.part(0, these.len() * row_bytes);
-        decode(gpu, number, &weight.rows(these.start, these.end), to)?;
+        let piece = weight.rows(these.start, these.end);
+        clock.within(Phase::Decode, || decode(gpu, number, &piece, to))?;
         gpu.multiply(number, plain(number), product(to, these))?;
     }
     Ok(())
