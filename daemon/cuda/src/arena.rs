@@ -127,11 +127,11 @@ impl Arena {
     /// Gives a part back, at once, so that the driver's figures are never behind the account's. What was sent is waited for
     /// first: neither unmapping nor another owner's copies would. Freeing an allocation of one's own waits as well.
     pub(crate) fn give_back(&self, part: Span) {
-        let mut layout = self.layout.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self
             .context
             .make_current()
             .and_then(|()| self.context.wait());
+        let mut layout = self.layout.lock().unwrap_or_else(PoisonError::into_inner);
         let start = (part.address() - self.range.address()) as usize;
         let pieces = layout.give_back(start);
         // The context has failed otherwise, and takes the memory along.

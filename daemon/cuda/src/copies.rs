@@ -12,7 +12,7 @@ use std::{
 use crate::{
     CudaError, Gpu, Span,
     context::{Event, Stream},
-    memory::Pinned,
+    memory::{PAGE_BYTES, Pinned},
 };
 
 /// A moment in the card's work, or in a stream of copies: it has passed when all that was sent there before has ended.
@@ -164,12 +164,10 @@ enum Memory {
     Pageable(Box<[Page]>),
 }
 
-/// As it is aligned.
+/// As both kinds are aligned.
 #[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C, align(4096))]
 struct Page([u8; PAGE_BYTES]);
-
-const PAGE_BYTES: usize = 4096;
 
 impl HostMemory {
     /// Memory that the card reads at the full rate of the bus, and that the system can't page out: exactly so many bytes.
@@ -208,7 +206,7 @@ impl HostMemory {
         matches!(self.memory, Memory::Pinned(_))
     }
 
-    /// The bytes, to be written, once no copy reads them any more.
+    /// The bytes, which begin with a page, to be written once no copy reads them any more.
     ///
     /// # Errors
     /// When a copy failed.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    ArenaUse, Blas, CudaError, Facts, GpuMemory, MemoryInfo, PinnedMemory, Span, Unavailable,
+    ArenaUse, Blas, CudaError, Facts, GpuMemory, MemoryInfo, Span, Unavailable,
     arena::Arena,
     context::{Context, Event, OwnedContext, Stream},
     driver::Driver,
@@ -163,14 +163,6 @@ impl Gpu {
         if let Some(arena) = &self.0.arena {
             arena.give_back(part);
         }
-    }
-
-    /// Memory of the host that the card copies at the full rate of the bus, filled with zeros.
-    ///
-    /// # Errors
-    /// When the system gives none.
-    pub fn allocate_pinned(&self, bytes: usize) -> Result<PinnedMemory, CudaError> {
-        PinnedMemory::allocate(self, bytes)
     }
 
     /// Copies to the card. When this returns, `from` may change.

@@ -39,5 +39,5 @@ pub use kernels::{
     PaletteProduct, Salience, SalienceScratch, Segment, Task, Turned, palette_index,
     palette_index_bytes,
 };
-pub use memory::{GpuMemory, MemoryInfo, PinnedMemory, Span};
+pub use memory::{GpuMemory, MemoryInfo, Span};
 pub use number::{Format, Number};

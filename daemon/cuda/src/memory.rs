@@ -143,43 +143,17 @@ impl Drop for OnCard {
     }
 }
 
-/// Memory of the host that the card copies from and to at the full rate of the bus; the system can't page it out.
-/// Freed when dropped.
-#[derive(Debug)]
-pub struct PinnedMemory {
-    // Before the card, which it needs when it is freed.
-    pinned: Pinned,
-    _gpu: Gpu,
-}
+/// Pinned memory begins at a multiple of this.
+pub(crate) const PAGE_BYTES: usize = 4096;
 
-impl PinnedMemory {
-    pub(crate) fn allocate(gpu: &Gpu, bytes: usize) -> Result<Self, CudaError> {
-        Ok(Self {
-            pinned: Pinned::allocate(gpu.current()?, bytes)?,
-            _gpu: gpu.clone(),
-        })
-    }
-}
-
-impl Deref for PinnedMemory {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        &self.pinned
-    }
-}
-
-impl DerefMut for PinnedMemory {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.pinned
-    }
-}
-
-/// [`PinnedMemory`] that doesn't keep its context alive, for the [`Gpu`]'s own.
+/// Memory of the host that the card copies from and to at the full rate of the bus; the system can't page it out. It
+/// begins with a page, as reads past the system's cache want, and is freed when dropped; it doesn't keep its context alive.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     start: NonNull<u8>,
     bytes: usize,
+    /// What the driver gave.
+    given: *mut c_void,
     context: Context,
 }
 
@@ -191,11 +165,14 @@ unsafe impl Sync for Pinned {}
 impl Pinned {
     /// The context must be the current one.
     pub(crate) fn allocate(context: Context, bytes: usize) -> Result<Self, CudaError> {
-        let mut start: *mut c_void = ptr::null_mut();
+        let mut given: *mut c_void = ptr::null_mut();
+        let mut start = given;
         if bytes > 0 {
+            // A page more, since the driver says nothing of where it begins.
+            let with_page = bytes.saturating_add(PAGE_BYTES);
             // Plain, not write-combined, which the processor would read very slowly.
-            // SAFETY: `start` outlives the call.
-            match unsafe { (context.driver.api.host_allocate)(&raw mut start, bytes, 0) } {
+            // SAFETY: `given` outlives the call.
+            match unsafe { (context.driver.api.host_allocate)(&raw mut given, with_page, 0) } {
                 code::OUT_OF_MEMORY => {
                     return Err(CudaError::OutOfPinnedMemory {
                         needed_bytes: bytes as u64,
@@ -203,12 +180,14 @@ impl Pinned {
                 }
                 code => context.check("allocate pinned memory", code)?,
             }
-            // SAFETY: the driver gave `bytes` bytes. A slice of them may be made only once they have values.
+            start = given.wrapping_byte_add(given.align_offset(PAGE_BYTES));
+            // SAFETY: the driver gave `bytes` bytes and a page. A slice of them may be made only once they have values.
             unsafe { ptr::write_bytes(start.cast::<u8>(), 0, bytes) };
         }
         Ok(Self {
             start: NonNull::new(start.cast()).unwrap_or(NonNull::dangling()),
             bytes,
+            given,
             context,
         })
     }
@@ -234,7 +213,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         if self.bytes > 0 && self.context.make_current().is_ok() {
             // SAFETY: allocated by this driver and freed once. Every copy from or to it has been waited for.
-            unsafe { (self.context.driver.api.host_free)(self.start.as_ptr().cast()) };
+            unsafe { (self.context.driver.api.host_free)(self.given) };
         }
     }
 }

@@ -666,15 +666,18 @@ EXPORT cuMemUnmap(uint64_t address, size_t bytes) {
 
 // ------------------------------------------------------------------ pinned memory, and copies
 
+// Where in its page pinned memory begins: the driver promises no page of its own.
+constexpr size_t PINNED_START = 512;
+
 EXPORT cuMemHostAlloc(void **start, size_t bytes, unsigned) {
     return in_context([&](Context &) {
         static uint64_t calls = 0;
         if (bytes == 0) return INVALID_VALUE;
         if (fails("STAND_IN_FAIL_PINNED", calls)) return OUT_OF_MEMORY;
-        void *mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        void *mapped = mmap(nullptr, bytes + PINNED_START, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (mapped == MAP_FAILED) return OUT_OF_MEMORY;
-        driver.pinned[mapped] = bytes;
-        *start = mapped;
+        *start = static_cast<char *>(mapped) + PINNED_START;
+        driver.pinned[*start] = bytes;
         return SUCCESS;
     });
 }
@@ -684,7 +687,7 @@ EXPORT cuMemFreeHost(void *start) {
         auto found = driver.pinned.find(start);
         if (found == driver.pinned.end()) return INVALID_VALUE;
         context.work.finish_all();
-        munmap(start, found->second);
+        munmap(static_cast<char *>(start) - PINNED_START, found->second + PINNED_START);
         driver.pinned.erase(found);
         return SUCCESS;
     });

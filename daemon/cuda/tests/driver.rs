@@ -5,7 +5,9 @@ mod stand_in;
 
 use std::thread;
 
-use sluice_cuda::{CudaError, Gpu, LAPS_MAX, Number, Product, Span, Unavailable, devices};
+use sluice_cuda::{
+    CudaError, Gpu, HostMemory, LAPS_MAX, Number, Product, Span, Unavailable, devices,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -330,14 +332,14 @@ fn what_was_uploaded_may_change_at_once() {
         let gpu = Gpu::open(0).unwrap();
         let memory = gpu.allocate(10 * BYTES).unwrap();
         // More than is put aside, so that room is used again; pinned, which the card reads when it comes to it.
-        let mut from = gpu.allocate_pinned(BYTES).unwrap();
+        let mut from = HostMemory::pinned(&gpu, BYTES).unwrap();
         assert!(from.iter().all(|&byte| byte == 0));
         for (round, byte) in (1..=10).enumerate() {
-            from.fill(byte);
+            from.to_write().unwrap().fill(byte);
             gpu.upload(memory.span().part(round * BYTES, BYTES), &from)
                 .unwrap();
         }
-        from.fill(0);
+        from.to_write().unwrap().fill(0);
         let mut back = vec![0; 10 * BYTES];
         gpu.download(memory.span(), &mut back).unwrap();
         for (byte, part) in (1..=10).zip(back.chunks_exact(BYTES)) {
@@ -355,7 +357,7 @@ fn nothing_is_fine() {
         gpu.copy(other.span(), one.span()).unwrap();
         gpu.fill(other.span(), 1).unwrap();
         gpu.download(other.span(), &mut []).unwrap();
-        assert!(gpu.allocate_pinned(0).unwrap().is_empty());
+        assert!(HostMemory::pinned(gpu, 0).unwrap().is_empty());
         gpu.synchronize().unwrap();
     });
 }
@@ -402,12 +404,12 @@ fn pinned_memory_that_cannot_be_had_is_said() {
         || {
             let gpu = Gpu::open(0).unwrap();
             assert_eq!(
-                gpu.allocate_pinned(12345).unwrap_err(),
+                HostMemory::pinned(&gpu, 12345).unwrap_err(),
                 CudaError::OutOfPinnedMemory {
                     needed_bytes: 12345
                 }
             );
-            gpu.allocate_pinned(12345).unwrap();
+            HostMemory::pinned(&gpu, 12345).unwrap();
         },
     );
 }
@@ -419,7 +421,7 @@ fn all_memory_is_given_back() {
         let before = gpu.memory().unwrap();
         {
             let memory: Vec<_> = (1..50).map(|i| gpu.allocate(i * 4321).unwrap()).collect();
-            let pinned = gpu.allocate_pinned(4321).unwrap();
+            let pinned = HostMemory::pinned(&gpu, 4321).unwrap();
             gpu.upload(memory[0].span(), &pinned).unwrap();
             gpu.start_timer().unwrap();
             assert!(gpu.memory().unwrap().free_bytes < before.free_bytes);

@@ -39,8 +39,12 @@ pub struct PaletteProduct<'a> {
     pub rows: usize,
     /// The weights, which must be [multiplied as they are](CodedMatrix::is_multiplied).
     pub weights: &'a CodedMatrix<'a>,
-    /// Their [`palette_index`], aligned to 4 bytes.
+    /// The [`palette_index`] of a matrix that they are rows of, aligned to 4 bytes.
     pub index: Span,
+    /// How many rows that matrix has.
+    pub index_rows: usize,
+    /// Which of them the weights begin with.
+    pub first_row: usize,
     /// Whether the product is added to what `out` holds.
     pub accumulate: bool,
 }
@@ -193,6 +197,8 @@ impl Gpu {
             rows,
             weights,
             index,
+            index_rows,
+            first_row,
             accumulate,
         } = product;
         assert!(weights.is_multiplied(), "such weights are decoded first");
@@ -207,7 +213,8 @@ impl Gpu {
         }
         holds("out", out, (rows - 1) * out_stride + outputs, out_bytes);
         holds("x", x, rows * width, number.bytes());
-        holds("index", index, 2 * (outputs + 1), size_of::<u32>());
+        assert!(first_row + outputs <= index_rows, "rows beyond the index");
+        holds("index", index, 2 * (index_rows + 1), size_of::<u32>());
         let few = rows <= FEW_ROWS && x.address().is_multiple_of(16);
         let mut first = 0;
         for chunks in weights.chunks.chunks(CHUNKS_MAX) {
@@ -233,8 +240,8 @@ impl Gpu {
                     Argument::U32(out_is_f32.into()),
                     address(x),
                     address(weights.bytes),
-                    Argument::Address(index.address() + first as u64 * word),
-                    Argument::Address(index.address() + (outputs as u64 + 1) * word),
+                    Argument::Address(index.address() + (first_row + first) as u64 * word),
+                    Argument::Address(index.address() + (index_rows as u64 + 1) * word),
                     size(rows),
                     size(some),
                     size(width),

@@ -68,6 +68,8 @@ fn check(
             rows,
             weights: &coded,
             index: index.span(),
+            index_rows: matrix.rows(),
+            first_row: 0,
             accumulate,
         };
         gpu.multiply_palette(number, product).unwrap();
@@ -242,6 +244,8 @@ fn weights_that_must_be_decoded_are_not_multiplied() {
                     rows: 1,
                     weights: &weights,
                     index: out.span(),
+                    index_rows: matrix.rows(),
+                    first_row: 0,
                     accumulate: false,
                 };
                 gpu.multiply_palette(Number::F32, product).unwrap();

@@ -23,7 +23,7 @@ use crate::{
 /// Memory that results are written to, poisoned before each check.
 const ARENA_BYTES: u64 = 64 << 20;
 /// Memory that a card decodes weights into: less than the largest are, so that they come in pieces.
-const DECODED_BYTES: usize = 1 << 20;
+const DECODED_BYTES: usize = 512 << 10;
 
 /// Checks every operation of the device, in the numbers that it computes in. `told` hears of each check as it is done. An
 /// operation that fails is a check that does.
@@ -340,9 +340,13 @@ impl Pair<'_> {
     fn products(&mut self) -> Result<(), EngineError> {
         for format in Format::ALL {
             let tolerance = self.product_tolerance(format);
-            for (rows, width, outputs) in
-                [(1, 512, 300), (5, 256, 77), (33, 512, 130), (200, 256, 140)]
-            {
+            for (rows, width, outputs) in [
+                (1, 512, 300),
+                (5, 256, 77),
+                (33, 512, 130),
+                (200, 256, 140),
+                (300, 512, 600),
+            ] {
                 let weight = self.stored(outputs, width, format, 1.0)?;
                 self.poison()?;
                 let [a, b] = self.activations(rows, width, 2.0)?;

@@ -146,7 +146,8 @@ impl Account {
         let differs =
             |bytes: u64| bytes.abs_diff(figures.counted_bytes) > figures.tolerance_bytes();
         // NVML needn't be asked where what is taken is what was counted.
-        if self.has_differed || !differs(figures.taken_bytes) {
+        let others_bytes = self.start.map_or(0, |start| start.others_bytes);
+        if self.has_differed || !differs(figures.taken_bytes.saturating_sub(others_bytes)) {
             return None;
         }
         let driver_bytes = device.gpu()?.held_bytes()?;

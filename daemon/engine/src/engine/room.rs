@@ -40,20 +40,21 @@ impl Worker {
 
     /// Lets weights stay that gave way to requests which have left, or to others, where more can: step by step, between
     /// passes.
-    pub(super) fn regain(&mut self, choices: Choices, budget: u64) {
+    ///
+    /// False where they could not, and may later.
+    pub(super) fn regain(&mut self, choices: Choices, budget: u64) -> bool {
         let Some(current) = &self.current else {
-            return;
+            return true;
         };
         let (choices, workload) = (current.same_level(choices), current.workload());
         let Ok(plan) = current.plan_with(choices, budget, workload, current.mlp_rows) else {
-            return;
+            return false;
         };
-        if plan.resident_bytes() > current.plan.resident_bytes()
-            && !lacks_copy(&current.reader, &plan)
-        {
-            // When it can't be had, all stays as it is.
-            drop(self.start_switch(Arc::new(plan), None));
+        if plan.resident_bytes() <= current.plan.resident_bytes() {
+            return true;
         }
+        // When it can't be had, all stays as it is.
+        !lacks_copy(&current.reader, &plan) && self.start_switch(Arc::new(plan), None).is_ok()
     }
 
     /// Whether the plan in force makes room for more than the usual request takes, and none runs.
@@ -110,9 +111,10 @@ impl Worker {
             && !self.has_promised_room()
             && !self.current.as_ref().is_some_and(is_switching)
         {
-            self.account.settle();
             let (choices, budget) = self.aim();
-            self.regain(choices, budget);
+            if self.regain(choices, budget) {
+                self.account.settle();
+            }
         }
         found
     }

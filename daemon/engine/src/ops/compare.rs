@@ -3,13 +3,16 @@
 
 use rayon::prelude::*;
 
-use super::{Activation, Body, Ops, cpu::Cpu, gpu::CardComparison};
+use super::{
+    Activation, Body, Ops,
+    cpu::Cpu,
+    gpu::CardComparison,
+    head::{PIECE_COLUMNS_MIN, whole_columns},
+};
 use crate::{device::DeviceBuffer, error::EngineError, ledger::Kind, residency::Weight};
 
 /// Logits of both heads that exist at once: 4 MiB, or the least number of columns where that is more.
 const PIECE_LOGITS: usize = 1 << 19;
-/// Columns of a piece, at least.
-const PIECE_COLUMNS_MIN: usize = 256;
 
 /// How far a row's second distribution is from its first.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -66,9 +69,8 @@ impl Ops {
         targets: &[u32],
         part_rows: usize,
     ) -> Result<Comparison, EngineError> {
-        let columns = (PIECE_LOGITS / targets.len().max(1))
-            .max(PIECE_COLUMNS_MIN)
-            .min(part_rows);
+        let columns = (PIECE_LOGITS / targets.len().max(1)).max(PIECE_COLUMNS_MIN);
+        let columns = whole_columns(columns, part_rows);
         let (device, ledger) = (&self.device, &self.ledger);
         let piece = || DeviceBuffer::new(device, ledger, Kind::Head, columns * targets.len());
         Ok(Comparison {

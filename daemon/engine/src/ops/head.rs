@@ -18,7 +18,15 @@ use crate::{device::DeviceBuffer, error::EngineError, ledger::Kind, residency::W
 /// Logits that exist at once: 4 MiB, or a piece of the least size where that is more.
 const PIECE_LOGITS: usize = 1 << 20;
 /// Columns of a piece, at least: enough to keep every thread's kernel busy.
-const PIECE_COLUMNS_MIN: usize = 256;
+pub(super) const PIECE_COLUMNS_MIN: usize = 256;
+
+/// As many columns at once as there is room for, or fewer: coded rows are decoded in chunks of the least.
+pub(super) fn whole_columns(columns: usize, part_rows: usize) -> usize {
+    match columns < part_rows {
+        true => columns / PIECE_COLUMNS_MIN * PIECE_COLUMNS_MIN,
+        false => part_rows,
+    }
+}
 
 /// What a row is read for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,7 +198,7 @@ impl Ops {
         let count = PIECE_LOGITS
             .max(PIECE_COLUMNS_MIN * inputs)
             .min(part_rows * inputs);
-        let columns = count.checked_div(inputs).unwrap_or(part_rows);
+        let columns = whole_columns(count.checked_div(inputs).unwrap_or(part_rows), part_rows);
         let (device, ledger) = (&self.device, &self.ledger);
         let on_card = || HeadMemory::take(&self.pool, rows, count);
         let state = match &self.body {

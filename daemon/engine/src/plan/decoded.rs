@@ -18,7 +18,7 @@ use crate::{
 /// gains nothing.
 pub(crate) const BYTES_MAX: usize = 64 << 20;
 /// Rows of a piece are whole multiples of this, as a container's chunks and the tiles of a multiply are.
-const ROWS: usize = 256;
+pub(crate) const ROWS: usize = 256;
 /// Rows of input from which cuBLAS multiplies decoded blocks faster than our own kernels those that they decode: what
 /// decoding takes more of the card's memory is then little beside the multiply.
 const BLAS_ROWS: usize = 256;

@@ -14,6 +14,7 @@ use sluice_shared::{
     units,
 };
 
+pub(crate) use self::time::{STAGING, keep_limit};
 pub use self::{
     time::{Machine, PassTime},
     transition::{Step, transition},
@@ -379,6 +380,10 @@ impl Plan {
                 *unit = decoded;
             }
         }
+        if self.slots.count == 0 {
+            let device = &question.machine.device;
+            self.slots.decoded_bytes = decoded::bytes(&self.units, device, &question.workload);
+        }
         self.pass = self.time(question.shape, &question.workload, question.machine);
     }
 
@@ -561,7 +566,9 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         if only.is_some_and(|only| only != tier) {
             continue;
         }
-        let mut pinned = time::Pinned::new(question.machine.pin_limit_bytes.min(cache_bytes));
+        let limit_bytes = question.machine.pin_limit_bytes.min(cache_bytes);
+        let all = streamed.iter().map(|&index| &forms[index]);
+        let mut pinned = time::Pinned::new(keep_limit(limit_bytes, all));
         for index in streamed {
             units[index] = forms[index].clone();
             units[index].tier = Tier::Host;

@@ -8,7 +8,7 @@
 use sluice_codec::Scheme;
 
 use super::{
-    Workload,
+    Workload, decoded,
     unit::{Coding, Storage, TensorPlan, Tier, UnitPlan},
 };
 use crate::{
@@ -141,7 +141,7 @@ pub(super) fn predict(
     };
     let limit = machine.read_limit_bytes_per_s;
     let mut cold_s = machine.disk.cold_bytes_per_s.map(|_| 0.0);
-    let mut pinned = Pinned::new(machine.pin_limit_bytes);
+    let mut pinned = Pinned::new(keep_limit(machine.pin_limit_bytes, streamed(units)));
     for unit in units {
         time.compute_s += compute_s(unit, shape, workload, machine)?;
         if !unit.is_streamed() {
@@ -188,9 +188,33 @@ pub(super) fn predict(
     Some(time)
 }
 
+fn streamed(units: &[UnitPlan]) -> impl Iterator<Item = &UnitPlan> + Clone {
+    units.iter().filter(|unit| unit.is_streamed())
+}
+
+/// Staging buffers on the way to a card, for units that aren't kept: one is read into, one is copied from.
+pub(crate) const STAGING: usize = 2;
+
+/// How much of the memory that may be pinned is for units that are kept: all of it where all of them are, else staging buffers
+/// come out of it, as long as there is room for these and more.
+pub(crate) fn keep_limit<'a>(
+    limit_bytes: u64,
+    streamed: impl IntoIterator<Item = &'a UnitPlan>,
+) -> u64 {
+    let (mut all, mut most) = (0, 0);
+    for unit in streamed {
+        all += unit.slot_bytes();
+        most = most.max(unit.slot_bytes());
+    }
+    match all <= limit_bytes {
+        true => limit_bytes,
+        false => limit_bytes.saturating_sub(STAGING as u64 * most),
+    }
+}
+
 /// Bytes of pinned memory that streamed units are kept in.
 pub(super) fn pinned_bytes(units: &[UnitPlan], machine: &Machine) -> u64 {
-    let mut pinned = Pinned::new(machine.pin_limit_bytes);
+    let mut pinned = Pinned::new(keep_limit(machine.pin_limit_bytes, streamed(units)));
     let kept = units
         .iter()
         .filter(|unit| unit.is_streamed() && pinned.takes(unit));
@@ -250,16 +274,6 @@ fn linear(
     if tensor.rows == 1 || tensor.part == Part::Embedding {
         return Some(0.0);
     }
-    // What is coded is decoded a few rows at a time and multiplied from there. That apart it takes about as long as numbers
-    // that are nearly as short.
-    let (format, decode_s) = match tensor.storage {
-        // A card does so on its way, beside waiting for memory.
-        Storage::Coded(coding) if coding.index_bytes > 0 => (Format::Bf16, 0.0),
-        Storage::Plain(format) => (format, 0.0),
-        Storage::Coded(Coding { scheme, .. }) => (Format::Bf16, rates.decode_s(scheme)?),
-        Storage::Lossless => (Format::Bf16, rates.decode_s(Scheme::Huffman)?),
-    };
-    let decode_s = decode_s * tensor.numbers() as f64 / threads as f64;
     let is_last = unit.layer().is_some_and(|layer| layer + 1 == shape.layers);
     let rows = match tensor.part {
         // A causal model's usual pass is for one new token of each request.
@@ -270,6 +284,20 @@ fn linear(
         _ if is_last => workload.head_rows(),
         _ => workload.rows(),
     };
+    let is_decoded_first = match &machine.device.card {
+        Some(card) => decoded::is_decoded_first(card, tensor.storage.on_card(), rows),
+        None => true,
+    };
+    // What is coded is decoded a few rows at a time and multiplied from there. That apart it takes about as long as numbers
+    // that are nearly as short.
+    let (format, decode_s) = match tensor.storage {
+        // A card multiplies with it as it is, beside waiting for memory.
+        Storage::Coded(_) if !is_decoded_first => (Format::Bf16, 0.0),
+        Storage::Plain(format) => (format, 0.0),
+        Storage::Coded(Coding { scheme, .. }) => (Format::Bf16, rates.decode_s(scheme)?),
+        Storage::Lossless => (Format::Bf16, rates.decode_s(Scheme::Huffman)?),
+    };
+    let decode_s = decode_s * tensor.numbers() as f64 / threads as f64;
     let rate = rates.linear(format)?;
     Some(rate.seconds(tensor.numbers(), rows) + decode_s)
 }

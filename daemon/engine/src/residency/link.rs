@@ -21,19 +21,18 @@ use super::{reader::Reader, unit::Unit};
 use crate::{
     error::EngineError,
     page::Page,
-    plan::{Tier, UnitPlan, layout},
+    plan::{STAGING, Tier, UnitPlan, keep_limit, layout},
 };
-
-/// Staging buffers: one is read into, one is copied from.
-const STAGING: usize = 2;
 
 /// The stream of copies to a card, and the memory they are made from.
 #[derive(Debug)]
 pub(super) struct Link {
     copies: CopyStream,
     kept: HashMap<Unit, Kept>,
-    /// Most bytes that are kept.
+    /// Most bytes that are pinned.
     limit_bytes: u64,
+    /// Most of them for units that are kept.
+    keep_limit_bytes: u64,
     /// The system has pinned no more.
     is_refused: bool,
     staging: [Option<HostMemory>; STAGING],
@@ -49,6 +48,16 @@ struct Kept {
     memory: HostMemory,
     /// Where each tensor starts there.
     starts: Vec<usize>,
+}
+
+/// What came of reading a unit to where it is kept.
+pub(super) enum Keeping {
+    /// It is there.
+    Read,
+    /// The system pins no more.
+    Refused,
+    /// Somebody gave it up.
+    Cancelled,
 }
 
 /// A copy on its way, or done.
@@ -76,6 +85,7 @@ impl Link {
             copies: CopyStream::new(gpu)?,
             kept: HashMap::new(),
             limit_bytes,
+            keep_limit_bytes: 0,
             is_refused: false,
             staging: [const { None }; STAGING],
             turn: 0,
@@ -83,11 +93,11 @@ impl Link {
         })
     }
 
-    /// Lets go of what is kept of units that are streamed otherwise now, or no more, and of buffers of another size.
+    /// Lets go of what is kept of units that are streamed otherwise now, or no more.
     pub(super) fn fit(&mut self, cycle: &[UnitPlan]) {
+        self.keep_limit_bytes = keep_limit(self.limit_bytes, cycle);
         self.kept
             .retain(|_, kept| cycle.iter().any(|unit| *unit == kept.unit));
-        self.staging = [const { None }; STAGING];
         self.is_refused = false;
     }
 
@@ -104,26 +114,26 @@ impl Link {
         unit.tier == Tier::Host
             && !self.is_refused
             && !self.kept.contains_key(&unit.unit)
-            && self.kept_bytes() + unit.slot_bytes() <= self.limit_bytes
+            && self.kept_bytes() + unit.slot_bytes() <= self.keep_limit_bytes
     }
 
-    /// Reads a unit to where it is kept, if there is such memory; false when cancelled.
+    /// Reads a unit to where it is kept, if there is such memory.
     pub(super) fn keep(
         &mut self,
         reader: &Reader,
         unit: &UnitPlan,
         cancel: &AtomicBool,
-    ) -> Result<bool, EngineError> {
+    ) -> Result<Keeping, EngineError> {
         let mut memory = match HostMemory::pinned(&self.gpu, unit.slot_bytes() as usize) {
             Ok(memory) => memory,
             Err(CudaError::OutOfPinnedMemory { .. }) => {
                 self.is_refused = true;
-                return Ok(true);
+                return Ok(Keeping::Refused);
             }
             Err(error) => return Err(error.into()),
         };
         let Some(starts) = read(reader, unit, &mut memory, cancel)? else {
-            return Ok(false);
+            return Ok(Keeping::Cancelled);
         };
         let unit = unit.clone();
         let kept = Kept {
@@ -132,7 +142,7 @@ impl Link {
             starts,
         };
         self.kept.insert(kept.unit.unit, kept);
-        Ok(true)
+        Ok(Keeping::Read)
     }
 
     /// Sends a unit to a slot, after the work that the slot was used for; `None` when reading it was cancelled.
@@ -147,9 +157,10 @@ impl Link {
         let begun = Instant::now();
         let mut read_since = None;
         if self.wants(unit) {
-            read_since = Some(begun);
-            if !self.keep(reader, unit, cancel)? {
-                return Ok(None);
+            match self.keep(reader, unit, cancel)? {
+                Keeping::Read => read_since = Some(begun),
+                Keeping::Refused => {}
+                Keeping::Cancelled => return Ok(None),
             }
         }
         let staged;
@@ -158,7 +169,8 @@ impl Link {
             None => {
                 read_since = Some(begun);
                 let bytes = unit.slot_bytes() as usize;
-                let memory = staging(&self.gpu, &mut self.staging[self.turn], bytes)?;
+                let may_pin = self.keep_limit_bytes < self.limit_bytes;
+                let memory = staging(&self.gpu, &mut self.staging[self.turn], bytes, may_pin)?;
                 self.turn = (self.turn + 1) % STAGING;
                 let Some(starts) = read(reader, unit, memory, cancel)? else {
                     return Ok(None);
@@ -198,11 +210,12 @@ impl Link {
     }
 }
 
-/// A staging buffer of this size at least: pinned if that can be had.
+/// A staging buffer of this size at least: pinned if that may be and can be had.
 fn staging<'a>(
     gpu: &Gpu,
     buffer: &'a mut Option<HostMemory>,
     bytes: usize,
+    may_pin: bool,
 ) -> Result<&'a mut HostMemory, EngineError> {
     // The old one first: there may be no room for both.
     if buffer.as_ref().is_some_and(|buffer| buffer.len() < bytes) {
@@ -211,9 +224,12 @@ fn staging<'a>(
     match buffer {
         Some(buffer) => Ok(buffer),
         None => {
-            let made = match HostMemory::pinned(gpu, bytes) {
-                Err(CudaError::OutOfPinnedMemory { .. }) => HostMemory::pageable(gpu, bytes),
-                made => made,
+            let pinned = may_pin.then(|| HostMemory::pinned(gpu, bytes));
+            let made = match pinned {
+                None | Some(Err(CudaError::OutOfPinnedMemory { .. })) => {
+                    HostMemory::pageable(gpu, bytes)
+                }
+                Some(made) => made,
             };
             Ok(buffer.insert(made?))
         }

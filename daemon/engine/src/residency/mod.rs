@@ -193,7 +193,6 @@ impl Residency {
     /// Streams what is neither on the device nor read row by row, beginning with the first of it. Slots of the right
     /// size are used on.
     fn start_stream(&mut self) -> Result<(), EngineError> {
-        self.fit_decoded()?;
         let mut cycle = Vec::new();
         for held in &mut self.held {
             if held.plan.is_streamed() {
@@ -201,7 +200,9 @@ impl Residency {
                 cycle.push(held.plan.clone());
             }
         }
+        // Where memory can't be had from here on, whoever computes next tries again.
         let mut slots = self.end_stream();
+        self.fit_decoded()?;
         let is_same = slots.len() == self.slots.count
             && slots.iter().all(|slot| slot.bytes() == self.slots.bytes);
         if cycle.is_empty() {
@@ -227,7 +228,7 @@ impl Residency {
     /// Takes or gives back memory that weights are decoded into, as the slots in force say.
     fn fit_decoded(&mut self) -> Result<(), EngineError> {
         let bytes = self.slots.decoded_bytes;
-        if self.decoded.as_ref().map_or(0, DeviceBuffer::bytes) == bytes {
+        if self.decoded_bytes() == bytes {
             return Ok(());
         }
         // Before more is taken.
@@ -244,6 +245,10 @@ impl Residency {
         Ok(())
     }
 
+    fn decoded_bytes(&self) -> u64 {
+        self.decoded.as_ref().map_or(0, DeviceBuffer::bytes)
+    }
+
     /// Where weights are decoded into; nowhere but on a card.
     fn decoded(&self) -> Span {
         let decoded = self.decoded.as_ref();
@@ -257,10 +262,11 @@ impl Residency {
         slots
     }
 
-    /// Starts the stream again where its slots could not be had before.
+    /// Starts the stream again where its slots, or what weights are decoded into, could not be had before.
     pub(crate) fn ensure_stream(&mut self) -> Result<(), EngineError> {
         let is_streamed = |held: &Held| held.plan.is_streamed();
-        match self.stream.is_none() && self.held.iter().any(is_streamed) {
+        let lacks_stream = self.stream.is_none() && self.held.iter().any(is_streamed);
+        match lacks_stream || self.decoded_bytes() != self.slots.decoded_bytes {
             true => self.start_stream(),
             false => Ok(()),
         }

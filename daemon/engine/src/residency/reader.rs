@@ -84,6 +84,7 @@ impl Loaded {
                         tensor: tensor_coded,
                         index: index_of(coding, all),
                         base_row: tensor.first_row,
+                        base_rows: tensor.rows,
                         first_row: tensor.first_row,
                     }),
                     decoded,

@@ -18,7 +18,7 @@ use std::{
 use sluice_cuda::{Gpu, Mark};
 
 use super::{
-    link::{Arrival, Link, Passage},
+    link::{Arrival, Keeping, Link, Passage},
     pace::Pace,
     reader::{Loaded, Reader},
 };
@@ -70,6 +70,8 @@ struct State {
     ready: Vec<Ready>,
     /// Being filled.
     filling: Option<usize>,
+    /// Being read to where it is kept, while nothing else is to be done.
+    keeping: Option<usize>,
     /// To be filled next.
     next: usize,
     /// What could not be read, with its place in the cycle. The reader pauses until somebody asks for a unit.
@@ -196,6 +198,7 @@ impl Stream {
                 free: free.collect(),
                 ready: Vec::new(),
                 filling: None,
+                keeping: None,
                 next: 0,
                 failed: None,
                 stopped: false,
@@ -240,6 +243,7 @@ impl Stream {
                     return Err(error);
                 }
             }
+            self.shared.give_up_keeping(&state, place);
             if state.filling != Some(place) && state.next != place {
                 // Out of turn: a pass was given up. Begin anew from here.
                 state.next = place;
@@ -369,10 +373,11 @@ impl Shared {
             }
             let Some((next, free)) = state.start_next(self.cycle.len()) else {
                 state = match (self.to_keep(&state, link.as_ref()), &mut link) {
-                    (Some(unit), Some(link)) => {
+                    (Some(place), Some(link)) => {
+                        state.keeping = Some(place);
                         self.abandon.store(false, Ordering::Relaxed);
                         drop(state);
-                        self.keep(unit, link, pace.as_mut())
+                        self.keep(place, link, pace.as_mut())
                     }
                     _ => self.wait(state),
                 };
@@ -450,31 +455,40 @@ impl Shared {
 
     /// The unit that comes next of those that are to be kept in the host's memory: read while all slots are full, so that
     /// passes to come needn't.
-    fn to_keep(&self, state: &State, link: Option<&Link>) -> Option<&UnitPlan> {
+    fn to_keep(&self, state: &State, link: Option<&Link>) -> Option<usize> {
         let link = link.filter(|_| state.failed.is_none())?;
         let count = self.cycle.len();
-        let mut units = (0..count).map(|ahead| &self.cycle[(state.next + ahead) % count]);
-        units.find(|unit| link.wants(unit))
+        let mut places = (0..count).map(|ahead| (state.next + ahead) % count);
+        places.find(|&place| link.wants(&self.cycle[place]))
+    }
+
+    /// Has a unit that is read only to be kept wait, where another one is wanted now.
+    fn give_up_keeping(&self, state: &State, wanted: usize) {
+        if state.keeping.is_some_and(|place| place != wanted) {
+            self.abandon.store(true, Ordering::Relaxed);
+            self.changed.notify_all();
+        }
     }
 
     /// Reads a unit to where it is kept.
     fn keep(
         &self,
-        unit: &UnitPlan,
+        place: usize,
         link: &mut Link,
         pace: Option<&mut Pace>,
     ) -> MutexGuard<'_, State> {
-        let begun = Instant::now();
+        let (begun, unit) = (Instant::now(), &self.cycle[place]);
         let read = || link.keep(&self.reader, unit, &self.abandon);
         let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or(Err(EngineError::Panicked));
-        if let (Some(pace), Ok(true)) = (pace, &result) {
+        if let (Some(pace), Ok(Keeping::Read)) = (pace, &result) {
             self.wait_until(pace.due(begun, unit.file_bytes()));
         }
         let mut state = self.state();
+        state.keeping = None;
         state.stats.kept_bytes = link.kept_bytes();
         if let Err(error) = result {
-            // Nobody waits for it: whoever asks for a unit next has all go on.
-            state.failed = Some((state.next, error));
+            // Whoever asks for another unit next has all go on.
+            state.failed = Some((place, error));
         }
         state
     }
@@ -507,12 +521,23 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(loaded) = self.loaded.take() {
-            // Work on the card still reads it. Where no mark can be had the card has failed, and nothing is copied any more.
-            let used = self.shared.gpu.as_ref().and_then(|gpu| gpu.mark().ok());
-            self.shared.state().free.push(Free {
+            // Work on the card still reads it. Where no mark can be had that work is waited for; if that fails, too, the card
+            // has failed, and nothing is copied any more.
+            let used = self.shared.gpu.as_ref().and_then(|gpu| {
+                let mark = gpu.mark().ok();
+                if mark.is_none() {
+                    drop(gpu.synchronize());
+                }
+                mark
+            });
+            let mut state = self.shared.state();
+            state.free.push(Free {
                 memory: loaded.memory,
                 used,
             });
+            let next = state.next;
+            self.shared.give_up_keeping(&state, next);
+            drop(state);
             self.shared.changed.notify_all();
         }
     }

@@ -54,8 +54,10 @@ pub struct CodedOnCard<'a> {
     pub tensor: &'a CodedTensor,
     /// The index by which they are multiplied as they are; empty, if they aren't.
     pub index: Span,
-    /// The first row of the chunks that are there.
+    /// The first row of the chunks that are there, and of the index.
     pub base_row: usize,
+    /// How many rows are there.
+    pub base_rows: usize,
     /// The first of the rows, in the tensor.
     pub first_row: usize,
 }

@@ -8,7 +8,7 @@ use super::super::{Activation, Phase, clock::CardClock};
 use crate::{
     device::CardProfile,
     error::EngineError,
-    plan::decoded::{Kept, is_decoded_first, piece_rows},
+    plan::decoded::{Kept, ROWS, is_decoded_first, piece_rows},
     residency::Weight,
 };
 
@@ -40,9 +40,7 @@ pub(super) fn multiply(
     let lies = weight.on_card();
     let kept = match lies.coded {
         None => Kept::Stored(weight.format),
-        Some(coded) if coded.index.bytes() > 0 && coded.first_row == coded.base_row => {
-            Kept::Indexed
-        }
+        Some(coded) if coded.index.bytes() > 0 => Kept::Indexed,
         Some(_) => Kept::Coded,
     };
     let as_it_is = || match (kept, lies.coded) {
@@ -57,6 +55,8 @@ pub(super) fn multiply(
                 rows: x.len(),
                 weights: &matrix.at(lies.span),
                 index: coded.index,
+                index_rows: coded.base_rows,
+                first_row: coded.first_row - coded.base_row,
                 accumulate,
             };
             gpu.multiply_palette(number, product)
@@ -75,7 +75,13 @@ pub(super) fn multiply(
         Some(rows) => rows,
         // Where memory to decode into is short, they are multiplied as they are, if they can be.
         None if !is_decoded_first(card, kept, 0) => return Ok(as_it_is()?),
-        None => unreachable!("a plan has room for what it decodes"),
+        // What a plan has for it could not be had: other programs have the card's memory.
+        None => {
+            return Err(EngineError::Card(cuda::CudaError::OutOfMemory {
+                needed_bytes: (weight.rows.min(ROWS) * row_bytes) as u64,
+                free_bytes: None,
+            }));
+        }
     };
     for start in (0..weight.rows).step_by(rows) {
         let these = start..weight.rows.min(start + rows);
