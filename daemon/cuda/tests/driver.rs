@@ -357,7 +357,7 @@ fn nothing_is_fine() {
         gpu.copy(other.span(), one.span()).unwrap();
         gpu.fill(other.span(), 1).unwrap();
         gpu.download(other.span(), &mut []).unwrap();
-        assert!(HostMemory::pinned(gpu, 0).unwrap().is_empty());
+        assert!(HostMemory::pinned(&gpu, 0).unwrap().is_empty());
         gpu.synchronize().unwrap();
     });
 }

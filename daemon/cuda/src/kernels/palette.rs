@@ -51,10 +51,12 @@ pub struct PaletteProduct<'a> {
 
 /// Coded bytes that no index can be made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("the palette-coded chunk {chunk} is damaged")]
+#[error("tile {tile} of the palette-coded chunk {chunk} is damaged")]
 pub struct PaletteIndexError {
     /// Which of the chunks.
     pub chunk: usize,
+    /// Which of its tiles.
+    pub tile: usize,
 }
 
 impl CodedMatrix<'_> {
@@ -101,7 +103,8 @@ pub fn palette_index(
     let mut starts = Vec::new();
     let mut escapes = Vec::new();
     for (at, chunk) in chunks.iter().enumerate() {
-        let found = escapes_of(width, tile, chunk, bytes).ok_or(PaletteIndexError { chunk: at })?;
+        let found = escapes_of(width, tile, chunk, bytes);
+        let found = found.map_err(|tile| PaletteIndexError { chunk: at, tile })?;
         let mut found = found.into_iter().peekable();
         for row in 0..chunk.rows as usize {
             starts.push(escapes.len() as u32);
@@ -118,13 +121,14 @@ pub fn palette_index(
     Ok(starts)
 }
 
-/// Row, column and bits of each number of a chunk that isn't what its palette says, in order.
+/// Row, column and bits of each number of a chunk that isn't what its palette says, in order; else the first tile that is
+/// damaged.
 fn escapes_of(
     width: usize,
     tile: usize,
     chunk: &CodedChunk,
     bytes: &[u8],
-) -> Option<Vec<(usize, usize, u16)>> {
+) -> Result<Vec<(usize, usize, u16)>, usize> {
     let bytes = &bytes[chunk.start as usize..];
     let parts = chunk.parts(Coding::Palette, Number::Bf16, width, tile);
     let [table, _, offsets, lengths, codes, escapes, raw] =
@@ -134,36 +138,54 @@ fn escapes_of(
     let (mut found, mut start) = (Vec::new(), 0_usize);
     for (at, &length) in lengths.iter().enumerate() {
         if at % STRIP_TILES == 0 {
-            let offset = offsets.get(at / STRIP_TILES * 4..)?.first_chunk::<4>()?;
+            let offset = offsets.get(at / STRIP_TILES * 4..);
+            let offset = offset
+                .and_then(|offset| offset.first_chunk::<4>())
+                .ok_or(at)?;
             start = u32::from_le_bytes(*offset) as usize;
-        }
-        if length == 0 {
-            // Most tiles: those aren't looked through.
-            continue;
         }
         let of_tile = at * tile..numbers.min((at + 1) * tile);
         let whole = length == WHOLE;
         let count = if whole { of_tile.len() } else { length.into() };
-        let mut symbols = escapes.get(start..start.checked_add(count)?)?.iter();
-        start += count;
-        for place in of_tile {
-            let index = codes[place / 2] >> (place % 2 * 4) & 15;
-            let symbol = match (whole, index) {
-                (true, _) => *symbols.next()?,
-                (false, ESCAPE) => *symbols.next()?,
-                _ => continue,
-            };
-            if index == ESCAPE || symbol != table[usize::from(index)] {
-                let (symbol, raw) = (u16::from(symbol), u16::from(raw[place]));
-                let number = (raw & 0x80) << 8 | symbol << 7 | raw & 0x7f;
-                found.push((place / width, place % width, number));
+        let end = start.checked_add(count).ok_or(at)?;
+        let mut symbols = escapes.get(start..end).ok_or(at)?.iter();
+        start = end;
+        // Tiles are whole bytes, but for the last.
+        let of_codes = &codes[of_tile.start / 2..of_tile.end.div_ceil(2)];
+        for (sixteen, codes) in of_codes.chunks(8).enumerate() {
+            if !whole && !has_escapes(codes) {
+                continue;
+            }
+            let first = of_tile.start + sixteen * RUN;
+            for place in first..of_tile.end.min(first + RUN) {
+                let index = codes[(place - first) / 2] >> (place % 2 * 4) & 15;
+                if !whole && index != ESCAPE {
+                    continue;
+                }
+                let symbol = *symbols.next().ok_or(at)?;
+                if index == ESCAPE {
+                    let (symbol, raw) = (u16::from(symbol), u16::from(raw[place]));
+                    let number = (raw & 0x80) << 8 | symbol << 7 | raw & 0x7f;
+                    found.push((place / width, place % width, number));
+                } else if symbol != table[usize::from(index)] {
+                    return Err(at);
+                }
             }
         }
         if symbols.next().is_some() {
-            return None;
+            return Err(at);
         }
     }
-    (found.len() <= escapes.len()).then_some(found)
+    Ok(found)
+}
+
+/// Whether one of up to 16 indices is an escape's.
+fn has_escapes(codes: &[u8]) -> bool {
+    let mut word = [0; 8];
+    word[..codes.len()].copy_from_slice(codes);
+    let word = u64::from_le_bytes(word);
+    let pairs = word & word >> 1;
+    pairs & pairs >> 2 & 0x1111_1111_1111_1111 != 0
 }
 
 /// What the kernels know of a chunk: where its parts are.

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use sluice_cuda::{
-    CodedMatrix, Coding, Format, Gpu, Number, PaletteProduct, Product, palette_index,
+    CodedMatrix, Coding, Format, Gpu, Number, PaletteProduct, Product, Span, palette_index,
     palette_index_bytes,
 };
 
@@ -55,7 +55,7 @@ fn check(
         let out_number = if out_is_f32 { Number::F32 } else { number };
         let out_stride = outputs + gap;
         let out_bytes = ((rows - 1) * out_stride + outputs) * out_number.bytes();
-        let outs = [(); 2].map(|()| {
+        let outs = [(); 3].map(|()| {
             let out = Buffer::new(gpu, out_bytes);
             gpu.fill(out.span(), 0x3c).unwrap();
             out
@@ -68,11 +68,12 @@ fn check(
             rows,
             weights: &coded,
             index: index.span(),
-            index_rows: matrix.rows(),
+            index_rows: outputs,
             first_row: 0,
             accumulate,
         };
         gpu.multiply_palette(number, product).unwrap();
+        by_chunks(gpu, number, product, outs[2].span());
         let plain = Product {
             out: outs[1].span(),
             out_is_f32,
@@ -86,7 +87,8 @@ fn check(
         };
         gpu.multiply_by_kernels(number, Format::Bf16, plain)
             .unwrap();
-        let [found, expected] = outs.map(|out| out.read_numbers(gpu, out_number));
+        let [found, expected, by_chunks] = outs.map(|out| out.read_numbers(gpu, out_number));
+        assert!(found == by_chunks, "{rows}x{outputs}x{width} by chunks");
         for (place, (found, expected)) in found.into_iter().zip(expected).enumerate() {
             let (row, output) = (place / out_stride, place % out_stride);
             let what = || {
@@ -105,6 +107,30 @@ fn check(
                 (size + 1.0) * 1e-6 + 2.0 * f64::from(expected.abs()) * rounding(out_number);
             assert_close(found, expected.into(), tolerance, what);
         }
+    }
+}
+
+/// The same product, chunk after chunk of the weights, by the index of all.
+fn by_chunks(gpu: &Gpu, number: Number, product: PaletteProduct<'_>, out: Span) {
+    let out_bytes = match product.out_is_f32 {
+        true => 4,
+        false => number.bytes(),
+    };
+    let mut first = 0;
+    for chunk in product.weights.chunks {
+        let start = first * out_bytes;
+        let weights = CodedMatrix {
+            chunks: std::slice::from_ref(chunk),
+            ..*product.weights
+        };
+        let some = PaletteProduct {
+            out: out.part(start, out.bytes() - start),
+            weights: &weights,
+            first_row: first,
+            ..product
+        };
+        gpu.multiply_palette(number, some).unwrap();
+        first += chunk.rows as usize;
     }
 }
 
@@ -244,7 +270,7 @@ fn weights_that_must_be_decoded_are_not_multiplied() {
                     rows: 1,
                     weights: &weights,
                     index: out.span(),
-                    index_rows: matrix.rows(),
+                    index_rows: weights.rows(),
                     first_row: 0,
                     accumulate: false,
                 };

@@ -1,6 +1,8 @@
 //! Each operation of a device beside the CPU's, on the same random inputs, with results written over poison: what an
 //! operation forgets to write is no number.
 
+mod coded;
+
 use half::{bf16, f16};
 use sluice_cuda::{Number, Span};
 
@@ -47,11 +49,12 @@ pub fn operations(
         told,
     };
     type Group<'a> = fn(&mut Pair<'a>) -> Result<(), EngineError>;
-    let groups: [(&str, Group<'_>); 11] = [
+    let groups: [(&str, Group<'_>); 12] = [
         ("embeddings", Pair::embeddings),
         ("norms", Pair::norms),
         ("rotations", Pair::rotations),
         ("products", Pair::products),
+        ("coded weights", Pair::coded),
         ("rows", Pair::rows),
         ("attention", Pair::attention),
         ("sequences", Pair::sequences),

@@ -208,7 +208,7 @@ fn measure_copy(memory: &mut [u8]) -> io::Result<f64> {
 }
 
 /// A small matrix of numbers as a model has them, in each way of coding it.
-fn coded_samples() -> impl Iterator<Item = (Scheme, Encoded)> {
+pub(crate) fn coded_samples() -> impl Iterator<Item = (Scheme, Encoded)> {
     let noise = Noise::new(1);
     // Sums of a few uniform numbers are all but normal.
     let uniform = |place: u64| noise.uniform(0, place, 0) as f32 - 0.5;

@@ -70,7 +70,7 @@ impl Activation {
     }
 
     /// Where all of it lies on a card.
-    pub(super) fn span(&self) -> Span {
+    pub(crate) fn span(&self) -> Span {
         self.memory.span()
     }
 

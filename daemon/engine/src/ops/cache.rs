@@ -292,10 +292,30 @@ impl Ops {
         let mut salience = cache.salience.take();
         let found = salience.as_mut().expect("the first layer made room for it");
         assert_eq!(found.places, places);
-        match &self.body {
-            Body::Cpu(cpu) => {
-                let mut sums = self.pool.take(shape.heads, all, Number::F32)?;
-                cpu.salience(&mut sums, cache, layer, q, queries, shape, places);
+        // Both are taken in a rehearsal, too.
+        let sizes = SalienceScratch {
+            heads: shape.heads,
+            queries: queries.len(),
+            keys: all,
+        };
+        let is_card = self.device.is_card();
+        let mut sums = match is_card {
+            true => None,
+            false => Some(self.pool.take(shape.heads, all, Number::F32)?),
+        };
+        let on_card = match is_card {
+            true => {
+                let segments = places.iter().flat_map(|place| [place.start, place.len()]);
+                Some((
+                    self.indices(segments)?,
+                    self.pool.take_bytes(sizes.bytes())?,
+                ))
+            }
+            false => None,
+        };
+        match (&self.body, &mut sums, &on_card) {
+            (Body::Cpu(cpu), Some(sums), _) => {
+                cpu.salience(sums, cache, layer, q, queries, shape, places);
                 // Over the heads in their order, so that threads change nothing.
                 let own = found.sums.row_mut(layer);
                 own.fill(0.0);
@@ -305,15 +325,7 @@ impl Ops {
                     }
                 }
             }
-            Body::Card(card) => {
-                let segments = places.iter().flat_map(|place| [place.start, place.len()]);
-                let segments = self.indices(segments)?;
-                let sizes = SalienceScratch {
-                    heads: shape.heads,
-                    queries: queries.len(),
-                    keys: all,
-                };
-                let scratch = self.pool.take_bytes(sizes.bytes())?;
+            (Body::Card(card), _, Some((segments, scratch))) => {
                 card.salience(Salient {
                     out: found.sums.rows_span(layer, 1),
                     scratch: scratch.span(),
@@ -326,7 +338,7 @@ impl Ops {
                     head_dim: shape.head_dim,
                 })?;
             }
-            Body::Rehearsal => {}
+            _ => {}
         }
         cache.salience = salience;
         Ok(())
@@ -397,9 +409,10 @@ fn most_salient(sums: &[f32], places: &[Range<usize>], count: usize) -> Vec<u32>
         let near = &sums[at.saturating_sub(1)..sums.len().min(at + 2)];
         near.iter().copied().fold(0.0, f32::max)
     };
+    let pooled: Vec<f32> = (0..sums.len()).map(pooled).collect();
     let mut ranked: Vec<usize> = (0..sums.len()).collect();
     // A stable sort: of equals the first stays.
-    ranked.sort_by(|&a, &b| pooled(b).total_cmp(&pooled(a)));
+    ranked.sort_by(|&a, &b| pooled[b].total_cmp(&pooled[a]));
     ranked.truncate(count);
     ranked.sort_unstable();
     let places: Vec<usize> = places.iter().cloned().flatten().collect();

@@ -15,7 +15,7 @@ use crate::{
     checkpoint::DiskRates,
     device::{MemoryFacts, Profile, Rates, default_pin_limit},
     format::Format,
-    model::shape::Shape,
+    model::{shape::Shape, transformer::MLP_ROWS},
     residency::{Part, Unit},
 };
 
@@ -297,7 +297,14 @@ fn linear(
         Storage::Coded(Coding { scheme, .. }) => (Format::Bf16, rates.decode_s(scheme)?),
         Storage::Lossless => (Format::Bf16, rates.decode_s(Scheme::Huffman)?),
     };
-    let decode_s = decode_s * tensor.numbers() as f64 / threads as f64;
+    // What is decoded first is so for each turn of an MLP.
+    let turns = match tensor.part {
+        Part::Gate | Part::Up | Part::Down if machine.device.card.is_some() => {
+            rows.div_ceil(MLP_ROWS)
+        }
+        _ => 1,
+    };
+    let decode_s = decode_s * (turns as u64 * tensor.numbers()) as f64 / threads as f64;
     let rate = rates.linear(format)?;
     Some(rate.seconds(tensor.numbers(), rows) + decode_s)
 }

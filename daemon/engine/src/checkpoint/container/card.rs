@@ -93,7 +93,7 @@ impl CodedTensor {
         let index = palette_index(matrix.width, matrix.tile, &matrix.chunks, bytes);
         let index = index.map_err(|damage| {
             let chunk = &self.chunks_of(rows)[damage.chunk];
-            self.damage(path, chunk, &DecodeError::Tile(0))
+            self.damage(path, chunk, &DecodeError::Tile(damage.tile))
         })?;
         let index: &[u8] = bytemuck::cast_slice(&index);
         out[..index.len()].copy_from_slice(index);
