@@ -195,8 +195,8 @@ class Timer:
                     hidden = layers(ids, rows, weights, config, angles, kept)
                     tokens, confidence = choose(hidden, within, weights, sampler)
                     open_rows = ids[start : start + block] == mask
-                    place = torch.where(open_rows, confidence.float(), -1.0).argmax()
-                    ids[start + place] = tokens[place]
+                    surest = torch.where(open_rows, confidence.float(), -1.0).argmax()
+                    ids[start + surest] = tokens[surest]
                     ids.tolist()
                     if timed:
                         seconds.append(time.perf_counter() - begun)
