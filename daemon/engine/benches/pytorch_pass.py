@@ -2,14 +2,28 @@
 """Times passes of a LLaDA checkpoint in PyTorch, to put beside `sluiced gpu bench --model DIR`.
 
     python3 pytorch_pass.py DIR [--canvas 128,512] [--passes 8] [--device cuda] [--dtype bfloat16]
+    python3 pytorch_pass.py DIR --offload 4GB,8GB        beside `sluiced gpu bench --model DIR --budgets 4GB,8GB`
+    python3 pytorch_pass.py DIR --dual-cache             beside `sluiced gpu bench --model DIR --cache dual`
 
-The same work as one of Sluice's passes: all layers over the whole canvas, the head for 32 rows, greedy choice and
-confidence of each. Attention is PyTorch's fused one. Needs torch and safetensors; prints one JSON object.
+Each pass is timed with two samplers. "reference" does what LLaDA's generate.py does: the head for the whole canvas, all of its
+soft-max in 64 bits. "lean" does what Sluice does: the head for the 32 rows of a block, choice and confidence of each.
+Attention is PyTorch's fused one.
+
+With --offload, as many layers as the budget has room for stay on the card; each tensor of the others is moved there right
+before it is used, waited for, and let go of, as accelerate's hooks do: once from ordinary memory, once from pinned memory.
+With --dual-cache, a block's first pass computes the whole canvas and keeps all keys and values, those after it compute the
+block alone (Fast-dLLM's).
+
+Needs torch and safetensors. Each figure is printed as it is found, all of them as one JSON object at the end; what fails,
+for lack of memory say, is told there, and the rest goes on.
 """
 
 import argparse
+import itertools
 import json
+import re
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -18,16 +32,78 @@ import torch.nn.functional as F
 from safetensors import safe_open
 
 BLOCK = 32
+WARM_UP = 2
+UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-def weights(folder, device, dtype):
-    """All tensors by name, without the prefix that LLaDA's have."""
+class Weights:
+    """Tensors by name: on the device, or in the host's memory until they are asked for."""
+
+    def __init__(self, tensors, device):
+        self.tensors, self.device = tensors, device
+
+    def __contains__(self, name):
+        return name in self.tensors
+
+    def __getitem__(self, name):
+        # Waits for the copy, which nothing keeps: what it took is free again when the product is done.
+        return self.tensors[name].to(self.device)
+
+    def offloaded_bytes(self):
+        here = torch.device(self.device).type
+        return sum(size(tensor) for tensor in self.tensors.values() if tensor.device.type != here)
+
+
+class Kept:
+    """Keys and values of all positions, of each layer."""
+
+    def __init__(self):
+        self.layers = {}
+
+    def update(self, layer, rows, k, v):
+        if layer not in self.layers or k.shape[1] == self.layers[layer][0].shape[1]:
+            self.layers[layer] = (k, v)
+        else:
+            for kept, fresh in zip(self.layers[layer], (k, v)):
+                kept[:, rows] = fresh
+        return self.layers[layer]
+
+
+def size(tensor):
+    return tensor.numel() * tensor.element_size()
+
+
+def read(folder, dtype):
+    """All tensors by name, without the prefix that LLaDA's have, in the host's memory."""
     tensors = {}
     for file in sorted(Path(folder).glob("*.safetensors")):
-        with safe_open(file, framework="pt", device=device) as opened:
+        with safe_open(file, framework="pt", device="cpu") as opened:
             for name in opened.keys():
-                tensors[name.removeprefix("model.transformer.")] = opened.get_tensor(name).to(dtype)
+                # A copy: pages of a file come from the disk when they are first read.
+                tensors[name.removeprefix("model.transformer.")] = opened.get_tensor(name).to(dtype, copy=True)
     return tensors
+
+
+def place(tensors, device, budget=None, working=0, pinned=False):
+    """Puts on the device what the budget has room for beside the rest's largest tensor and what a pass takes."""
+    if budget is None:
+        return Weights({name: tensor.to(device) for name, tensor in tensors.items()}, device)
+    left = budget - working - max(map(size, tensors.values()))
+    # What is no layer first, then layers from the first to the last, as `device_map="auto"` has it.
+    groups = {}
+    for name in tensors:
+        layer = re.match(r"blocks\.(\d+)\.", name)
+        groups.setdefault(int(layer[1]) if layer else -1, []).append(name)
+    placed = {}
+    for group in sorted(groups):
+        needed = sum(size(tensors[name]) for name in groups[group])
+        fits, left = needed <= left, left - needed
+        for name in groups[group]:
+            if fits:
+                placed[name] = tensors[name].to(device)
+            else:
+                placed[name] = tensors[name].pin_memory() if pinned else tensors[name]
+    return Weights(placed, device)
 
 
 def norm(x, weight, epsilon):
@@ -40,63 +116,163 @@ def rotate(x, cos, sin):
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
 
 
-def forward(ids, tensors, config, rotation):
-    layers, heads = config["n_layers"], config["n_heads"]
+def rotation(config, canvas, device):
+    half = config["d_model"] // config["n_heads"] // 2
+    frequencies = config["rope_theta"] ** (-torch.arange(half, device=device) / half)
+    angles = torch.arange(canvas, device=device)[:, None] * frequencies
+    return angles.cos(), angles.sin()
+
+
+def layers(ids, rows, weights, config, angles, kept=None):
+    """The rows of a canvas behind all layers; with what is kept, they see all of its keys and values."""
+    count, heads = config["n_layers"], config["n_heads"]
     kv_heads = config.get("n_kv_heads") or heads
     epsilon = config.get("rms_norm_eps", 1e-5)
-    x = tensors["wte.weight"][ids]
-    split = lambda y, count: y.view(len(ids), count, -1).transpose(0, 1)
-    for layer in range(layers):
-        part = lambda name: tensors[f"blocks.{layer}.{name}.weight"]
+    cos, sin = (part[rows] for part in angles)
+    x = F.embedding(ids[rows], weights["wte.weight"])
+    split = lambda y, count: y.view(len(y), count, -1).transpose(0, 1)
+    for layer in range(count):
+        part = lambda name: weights[f"blocks.{layer}.{name}.weight"]
         y = norm(x, part("attn_norm"), epsilon)
-        q = rotate(split(F.linear(y, part("q_proj")), heads), *rotation)
-        k = rotate(split(F.linear(y, part("k_proj")), kv_heads), *rotation)
+        q = rotate(split(F.linear(y, part("q_proj")), heads), cos, sin)
+        k = rotate(split(F.linear(y, part("k_proj")), kv_heads), cos, sin)
         v = split(F.linear(y, part("v_proj")), kv_heads)
+        if kept is not None:
+            k, v = kept.update(layer, rows, k, v)
         if kv_heads != heads:
             k, v = (z.repeat_interleave(heads // kv_heads, dim=0) for z in (k, v))
         y = F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
-        x = x + F.linear(y.transpose(0, 1).reshape(len(ids), -1), part("attn_out"))
+        x = x + F.linear(y.transpose(0, 1).reshape(len(x), -1), part("attn_out"))
         y = norm(x, part("ff_norm"), epsilon)
         x = x + F.linear(F.silu(F.linear(y, part("ff_proj"))) * F.linear(y, part("up_proj")), part("ff_out"))
-    head = tensors.get("ff_out.weight", tensors["wte.weight"])
-    logits = F.linear(norm(x[-BLOCK:], tensors["ln_f.weight"], epsilon), head).float()
-    best = logits.max(dim=-1)
-    return best.indices, (best.values - logits.logsumexp(dim=-1)).exp()
+    return norm(x, weights["ln_f.weight"], epsilon)
+
+
+def choose(hidden, block, weights, sampler):
+    """Token and confidence of each row of the block, which stands at these of the rows."""
+    head = weights["ff_out.weight" if "ff_out.weight" in weights else "wte.weight"]
+    if sampler == "lean":
+        logits = F.linear(hidden[block], head).float()
+        best = logits.max(dim=-1)
+        return best.indices, (best.values - logits.logsumexp(dim=-1)).exp()
+    logits = F.linear(hidden, head)
+    tokens = logits.argmax(dim=-1)
+    shares = F.softmax(logits.to(torch.float64), dim=-1)
+    return tokens[block], shares.gather(-1, tokens[:, None])[:, 0][block]
+
+
+class Timer:
+    def __init__(self, arguments, config):
+        self.arguments, self.config = arguments, config
+        self.is_card = arguments.device.startswith("cuda")
+
+    def wait(self):
+        if self.is_card:
+            torch.cuda.synchronize()
+
+    def passes(self, weights, canvas, sampler, dual_cache):
+        """Passes that fill a block: the last one of the canvas, or with kept keys and values the first of its second half."""
+        device, config = self.arguments.device, self.config
+        block = min(BLOCK, canvas)
+        length = max(canvas // 2 // block * block, block) if dual_cache else block
+        start = canvas - length
+        mask = config["mask_token_id"]
+        angles = rotation(config, canvas, device)
+        seconds, computed = [], []
+        if self.is_card:
+            torch.cuda.reset_peak_memory_stats()
+        with torch.inference_mode():
+            for timed in (False, True):
+                ids = torch.arange(1, canvas + 1, device=device)
+                ids[start:] = mask
+                kept = Kept() if dual_cache else None
+                for index in range(self.arguments.passes if timed else WARM_UP):
+                    is_whole = not dual_cache or index % block == 0
+                    rows = slice(0, canvas) if is_whole else slice(start, start + block)
+                    within = slice(start - rows.start, start - rows.start + block)
+                    self.wait()
+                    begun = time.perf_counter()
+                    hidden = layers(ids, rows, weights, config, angles, kept)
+                    tokens, confidence = choose(hidden, within, weights, sampler)
+                    open_rows = ids[start : start + block] == mask
+                    surest = torch.where(open_rows, confidence.float(), -1.0).argmax()
+                    ids[start + surest] = tokens[surest]
+                    ids.tolist()
+                    if timed:
+                        seconds.append(time.perf_counter() - begun)
+                        computed.append(rows.stop - rows.start)
+        entry = {"canvas": canvas, "sampler": sampler, "pass_s": seconds, "rows": computed}
+        entry["pass_median_s"] = statistics.median(seconds)
+        entry["median_s_by_rows"] = [
+            {"rows": rows, "median_s": statistics.median(s for s, r in zip(seconds, computed) if r == rows)}
+            for rows in sorted(set(computed))
+        ]
+        if self.is_card:
+            entry["peak_bytes"] = torch.cuda.max_memory_allocated()
+        return entry
+
+
+def bytes_of(text):
+    parts = re.fullmatch(r"([0-9.]+)\s*([a-zA-Z]*)", text.strip())
+    if not parts or parts[2] not in UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount such as 8GB; units are {', '.join(filter(None, UNITS))}")
+    return int(float(parts[1]) * UNITS[parts[2]])
+
+
+def listed(kind):
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def working_bytes(config, canvas):
+    """More than a pass takes besides weights: logits in 16 and 64 bits, thrice, and a few rows of the widest layer."""
+    vocabulary = config.get("embedding_size") or config["vocab_size"]
+    return canvas * (26 * vocabulary + 16 * config["mlp_hidden_size"] + 32 * config["d_model"])
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
-    parser.add_argument("--canvas", default="128,512")
+    parser.add_argument("--canvas", type=listed(int), default=[128, 512])
     parser.add_argument("--passes", type=int, default=8)
+    parser.add_argument("--samplers", type=listed(str), default=["reference", "lean"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--offload", type=listed(bytes_of), default=[], metavar="BYTES,BYTES")
+    parser.add_argument("--dual-cache", action="store_true")
     arguments = parser.parse_args()
     config = json.loads((Path(arguments.folder) / "config.json").read_text())
-    tensors = weights(arguments.folder, arguments.device, getattr(torch, arguments.dtype))
-    wait = torch.cuda.synchronize if arguments.device.startswith("cuda") else lambda: None
-    report = {"torch": torch.__version__, "device": arguments.device, "dtype": arguments.dtype, "passes": []}
-    if arguments.device.startswith("cuda"):
+    timer = Timer(arguments, config)
+    report = {"torch": torch.__version__, "device": arguments.device, "dtype": arguments.dtype}
+    report["dual_cache"] = arguments.dual_cache
+    report |= {"passes": [], "failures": []}
+    if timer.is_card:
         report["name"] = torch.cuda.get_device_name()
-    for canvas in map(int, arguments.canvas.split(",")):
-        half = config["d_model"] // config["n_heads"] // 2
-        frequencies = config["rope_theta"] ** (-torch.arange(half, device=arguments.device) / half)
-        angles = torch.arange(canvas, device=arguments.device)[:, None] * frequencies
-        ids = torch.arange(1, canvas + 1, device=arguments.device)
-        times = []
-        with torch.inference_mode():
-            for _ in range(arguments.passes):
-                wait()
-                start = time.perf_counter()
-                tokens, _ = forward(ids, tensors, config, (angles.cos(), angles.sin()))
-                tokens.tolist()
-                times.append(time.perf_counter() - start)
-        entry = {"canvas": canvas, "pass_s": times, "pass_median_s": statistics.median(times[2:] or times)}
-        if arguments.device.startswith("cuda"):
-            entry["peak_bytes"] = torch.cuda.max_memory_allocated()
-        report["passes"].append(entry)
+    tensors = read(arguments.folder, getattr(torch, arguments.dtype))
+    # Pinning takes a second copy of what is offloaded, so that comes last.
+    ways = [{"budget": budget, "pinned": pinned} for pinned in (False, True) for budget in arguments.offload]
+    working = working_bytes(config, max(arguments.canvas))
+    for way in ways or [{}]:
+        weights = None
+        for canvas, sampler in itertools.product(arguments.canvas, arguments.samplers):
+            told = {**way, "canvas": canvas, "sampler": sampler}
+            try:
+                weights = weights or place(tensors, arguments.device, working=working, **way)
+                entry = timer.passes(weights, canvas, sampler, arguments.dual_cache)
+                entry |= way | {"offloaded_bytes": weights.offloaded_bytes()}
+            except RuntimeError as error:
+                # Out of memory is one of these.
+                report["failures"].append(told | {"cause": str(error)})
+                print(f"FAILED {told}: {error}", file=sys.stderr, flush=True)
+                continue
+            report["passes"].append(entry)
+            print(f"{told}: {1000 * entry['pass_median_s']:.1f} ms a pass", file=sys.stderr, flush=True)
+        # Before the next ones come.
+        del weights
+        if timer.is_card:
+            torch.cuda.empty_cache()
     print(json.dumps(report, indent=2))
+    return 1 if report["failures"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

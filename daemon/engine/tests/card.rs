@@ -15,19 +15,14 @@ use std::{
 
 use sluice_engine::{
     Engine, Event, Generate, Options, Outcome, Settings, Work,
-    check::{Check, fixture_logits, fixture_tokens, operations},
+    check::{Check, fixture_logits, fixture_tokens, operations, resident, streamed},
     checkpoint::Source,
     device::{Choice, Device, Number},
     ledger::Ledger,
     model::shape::Shape,
     ops::Ops,
-    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload},
 };
-use sluice_shared::{
-    decoding::Decoding,
-    level::{Choices, Level},
-    sampling::EosPolicy,
-};
+use sluice_shared::{decoding::Decoding, level::Level, sampling::EosPolicy};
 
 fn card(number: Number) -> Device {
     let opened = Device::open(Choice::Cuda(0), Some(number), 2).unwrap();
@@ -76,44 +71,6 @@ fn folder(name: &str) -> PathBuf {
         .join(name)
 }
 
-fn plan(
-    shape: &Shape,
-    sources: &[SourceTensor],
-    level: Level,
-    budget_bytes: u64,
-    pin_limit_bytes: u64,
-) -> Result<Plan, PlanError> {
-    let machine = Machine::unmeasured(card(Number::F32).profile(), 0);
-    Plan::new(&Question {
-        shape,
-        sources,
-        choices: Choices::from(level),
-        budget_bytes,
-        workload: Workload::new(16, BLOCK_DEFAULT, 1),
-        working: Working::default(),
-        machine: &Machine {
-            cache_bytes: u64::MAX,
-            pin_limit_bytes,
-            ..machine
-        },
-    })
-}
-
-fn resident(shape: &Shape, sources: &[SourceTensor], level: Level) -> Plan {
-    plan(shape, sources, level, u64::MAX, 0).unwrap()
-}
-
-/// As much as can be is streamed: from pinned memory, some of it from there, or none.
-fn streamed(shape: &Shape, sources: &[SourceTensor], pin_limit_bytes: u64) -> Plan {
-    let plan = |budget| plan(shape, sources, Level::Standard, budget, pin_limit_bytes);
-    let PlanError::BudgetTooSmall { least_bytes, .. } = plan(0).unwrap_err() else {
-        panic!("nothing fits no budget");
-    };
-    let plan = plan(least_bytes).unwrap();
-    assert!(plan.streamed().count() > plan.slots.count);
-    plan
-}
-
 fn check_fixture(name: &str, cases: usize) {
     if !here::open_stand_in() {
         return;
@@ -121,14 +78,21 @@ fn check_fixture(name: &str, cases: usize) {
     // With the embedding on the card, and without.
     for level in [Level::Off, Level::Standard] {
         let ops = Ops::new(card(Number::F32), Ledger::default()).unwrap();
-        let plan = |shape: &Shape, sources: &[_]| Ok(Some(resident(shape, sources, level)));
+        let profile = ops.device().profile();
+        let plan =
+            |shape: &Shape, sources: &[_]| resident(profile, shape, sources, level).map(Some);
         let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
         assert!(!checks.is_empty());
         all_pass(&checks);
     }
     for pin_limit in [u64::MAX, 100_000, 0] {
         let ops = Ops::new(card(Number::F32), Ledger::default()).unwrap();
-        let plan = |shape: &Shape, sources: &[_]| Ok(Some(streamed(shape, sources, pin_limit)));
+        let profile = ops.device().profile();
+        let plan = |shape: &Shape, sources: &[_]| {
+            let plan = streamed(profile, shape, sources, Level::Standard, pin_limit)?;
+            assert!(plan.streamed().count() > plan.slots.count);
+            Ok(Some(plan))
+        };
         let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
         assert!(!checks.is_empty());
         all_pass(&checks);
@@ -151,7 +115,9 @@ fn check_logits(number: Number) {
     }
     for name in ["llada-tiny", "llada-tiny-bf16"] {
         let ops = Ops::new(card(number), Ledger::default()).unwrap();
-        let plan = |shape: &Shape, sources: &[_]| Ok(Some(resident(shape, sources, Level::Off)));
+        let profile = ops.device().profile();
+        let plan =
+            |shape: &Shape, sources: &[_]| resident(profile, shape, sources, Level::Off).map(Some);
         let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
         assert!(!checks.is_empty());
         all_pass(&checks);

@@ -170,7 +170,9 @@ async fn a_benchmark_compares_the_account_with_what_the_driver_says() {
     ];
     let (report, code) = gpu(libraries, &[], &arguments).await;
     assert_eq!(code, Some(exit::OK.into()), "{report}");
-    let card = &report["passes"][0]["card"];
+    let load = &report["loads"][0];
+    assert_eq!(load["passes"][0]["pass_s"].as_array().unwrap().len(), 2);
+    let card = &load["card"];
     assert_eq!(card["agrees"], true);
     assert_eq!(card["kept_bytes"], 0);
     assert!(
@@ -239,6 +241,100 @@ async fn memory_that_another_program_takes_refuses_a_request_with_figures_and_no
     fs::remove_file(&held).unwrap();
     let events = generate(&daemon, request()).await.unwrap();
     assert!(done(&events).text.is_some());
+}
+
+#[tokio::test]
+async fn a_benchmark_streams_within_a_budget_and_goes_on_when_a_part_fails() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let folder = TempDir::new().unwrap();
+    let model = folder.path().join("model").display().to_string();
+    let shape = "--layers 6 --width 256 --heads 4 --mlp-width 512 --vocabulary 256 --context 16";
+    let words: Vec<&str> = ["synth", &model]
+        .into_iter()
+        .chain(shape.split(' '))
+        .collect();
+    let made = support::run(folder.path(), &words).await;
+    assert!(made.status.success(), "{made:?}");
+    // The driver takes 128 MiB, the model nearly 8; nothing fits the first budget.
+    let arguments = [
+        "bench",
+        "--only-passes",
+        "--model",
+        &model,
+        "--budgets",
+        "130MiB,136MiB,150MiB",
+        "--canvas",
+        "8",
+        "--passes",
+        "2",
+        "--requests",
+        "2",
+    ];
+    let (report, code) = gpu(libraries, &[], &arguments).await;
+    assert_eq!(code, Some(exit::FAILURE.into()), "{report}");
+    let failures = report["failures"].as_array().unwrap();
+    assert_eq!(failures.len(), 1, "{report}");
+    assert!(failures[0]["cause"].as_str().unwrap().contains("too small"));
+    let [resident, streamed, fits] = &report["loads"].as_array().unwrap()[..] else {
+        panic!("{report}");
+    };
+    assert_eq!(resident["passes"][0]["streamed_bytes"], 0);
+    assert_eq!(resident["requests"], serde_json::Value::Null);
+    let pass = &streamed["passes"][0];
+    assert!(pass["streamed_bytes"].as_u64() > Some(0), "{pass}");
+    assert!(pass["streaming_efficiency"].as_f64() > Some(0.0), "{pass}");
+    assert_eq!(pass["floors"]["card_is_measured"], true);
+    assert_eq!(pass["peak"]["is_within_budget"], true, "{pass}");
+    assert_eq!(streamed["requests"][0]["most_shared_by"], 2, "{streamed}");
+    assert_eq!(fits["as_without_budget"], true);
+}
+
+#[tokio::test]
+async fn a_benchmark_times_whole_passes_and_those_of_a_block_apart() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let model = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/engine/tests/fixtures/llada-tiny"
+    );
+    let words = "bench --only-passes --cache dual --canvas 128 --passes 3 --model";
+    let arguments: Vec<&str> = words.split(' ').chain([model]).collect();
+    let (report, code) = gpu(libraries, &[], &arguments).await;
+    assert_eq!(code, Some(exit::OK.into()), "{report}");
+    let rows = report["loads"][0]["passes"][0]["rows"].to_string();
+    assert_eq!(rows, "[128,32,32]");
+}
+
+#[tokio::test]
+async fn a_check_finds_no_leak_and_ends_when_its_time_is_up() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let arguments = [
+        "check",
+        "--no-operations",
+        "--compute",
+        "f32",
+        "--requests",
+        "10",
+    ];
+    let (report, code) = gpu(libraries, &[], &arguments).await;
+    assert_eq!(code, Some(exit::OK.into()), "{report}");
+    assert_eq!(report["requests"]["check"]["passes"], true);
+    let during = report["requests"]["moments"]["during"].as_array().unwrap();
+    assert_eq!(during.last().unwrap()["answered"], 10);
+    assert_eq!(report["stopped"], false);
+
+    let words = "check --compute f32 --requests 10 --minutes 0";
+    let (report, code) = gpu(libraries, &[], &words.split(' ').collect::<Vec<_>>()).await;
+    assert_eq!(code, Some(exit::OK.into()), "{report}");
+    assert_eq!(report["device"]["kind"], "cuda");
+    assert_eq!(report["stopped"], true);
+    assert_eq!(report["runs"][0]["checks"], serde_json::json!([]));
+    assert_eq!(report["requests"], serde_json::Value::Null);
 }
 
 /// A machine on which no card can be used.

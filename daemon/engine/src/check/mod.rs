@@ -3,13 +3,15 @@
 
 mod fixtures;
 mod operations;
+mod plans;
 mod speed;
 
 use std::error::Error;
 
 pub use self::{
-    fixtures::{PlanFor, fixture_logits, fixture_tokens},
+    fixtures::{FIXTURES, PlanFor, fixture_logits, fixture_tokens},
     operations::operations,
+    plans::{resident, streamed},
     speed::{Speed, speeds},
 };
 

@@ -96,8 +96,7 @@ impl Link {
     /// Lets go of what is kept of units that are streamed otherwise now, or no more.
     pub(super) fn fit(&mut self, cycle: &[UnitPlan]) {
         self.keep_limit_bytes = keep_limit(self.limit_bytes, cycle);
-        self.kept
-            .retain(|_, kept| cycle.iter().any(|unit| *unit == kept.unit));
+        self.kept.retain(|_, kept| cycle.contains(&kept.unit));
         self.is_refused = false;
     }
 

@@ -1,0 +1,66 @@
+//! Plans that models are checked under: all weights in the device's memory, or as few of them as can be.
+
+use sluice_shared::level::{Choices, Level};
+
+use crate::{
+    device::Profile,
+    model::shape::Shape,
+    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload},
+};
+
+/// Positions that a plan is for: a check computes what it has, whatever the plan was made for.
+const CANVAS: usize = 16;
+
+/// A plan that keeps everything in the device's memory.
+///
+/// # Errors
+/// A level that can't be planned.
+pub fn resident(
+    profile: Profile,
+    shape: &Shape,
+    sources: &[SourceTensor],
+    level: Level,
+) -> Result<Plan, PlanError> {
+    plan(profile, shape, sources, level, u64::MAX, 0)
+}
+
+/// A plan that streams all that can be streamed, with at most so many bytes of it kept in pinned memory, the rest read from
+/// files in every pass.
+///
+/// # Errors
+/// A level that can't be planned.
+pub fn streamed(
+    profile: Profile,
+    shape: &Shape,
+    sources: &[SourceTensor],
+    level: Level,
+    pin_limit_bytes: u64,
+) -> Result<Plan, PlanError> {
+    let within = |budget| plan(profile, shape, sources, level, budget, pin_limit_bytes);
+    match within(0) {
+        Err(PlanError::BudgetTooSmall { least_bytes, .. }) => within(least_bytes),
+        other => other,
+    }
+}
+
+fn plan(
+    profile: Profile,
+    shape: &Shape,
+    sources: &[SourceTensor],
+    level: Level,
+    budget_bytes: u64,
+    pin_limit_bytes: u64,
+) -> Result<Plan, PlanError> {
+    Plan::new(&Question {
+        shape,
+        sources,
+        choices: Choices::from(level),
+        budget_bytes,
+        workload: Workload::new(shape.context_length.min(CANVAS), BLOCK_DEFAULT, 1),
+        working: Working::default(),
+        machine: &Machine {
+            pin_limit_bytes,
+            ..Machine::unmeasured(profile, u64::MAX)
+        },
+    })
+}

@@ -1,0 +1,289 @@
+//! How fast a card is: copies, single operations, and passes of a checkpoint by level and budget.
+
+use std::{
+    collections::HashMap,
+    error::Error,
+    fmt, iter,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use clap::Args;
+use serde_json::{Value, json};
+use sluice_engine::{
+    check::{Speed, speeds},
+    device::{self, Gpu as Card},
+};
+use sluice_shared::{decoding::Caching, level::Level, units};
+
+use super::{
+    Failure, Found, Limit, about,
+    memory::Watch,
+    open,
+    passes::{Load, Loads},
+    scratch::Scratch,
+};
+use crate::config::{Budget, Compute, Device};
+
+/// What is timed.
+#[derive(Debug, Args)]
+pub struct Timing {
+    /// The card: cuda:N, or cpu to compare with
+    #[arg(long, value_name = "DEVICE", default_value_t = Device::Cuda(0))]
+    pub(super) device: Device,
+
+    /// What to compute in: auto, f32, f16 or bf16
+    #[arg(long, value_name = "NUMBER", default_value_t = Compute::Auto)]
+    pub(super) compute: Compute,
+
+    /// Checkpoint whose passes are timed; `sluiced synth --preset llada-8b DIR` makes one
+    #[arg(long, value_name = "DIR|FILE")]
+    pub(super) model: Option<PathBuf>,
+
+    /// Levels to load it at, or all of those that it can be streamed at
+    #[arg(long, value_name = "LEVEL,LEVEL", default_value_t = Levels(vec![Level::Standard]))]
+    pub(super) levels: Levels,
+
+    /// Budgets to load it under, such as 4GB,8GB, after it was loaded without any: what doesn't fit is streamed
+    #[arg(long, value_name = "BYTES,BYTES", value_delimiter = ',')]
+    pub(super) budgets: Vec<Budget>,
+
+    /// Canvases to time
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [128, 512])]
+    pub(super) canvas: Vec<usize>,
+
+    /// Passes of each
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(super) passes: usize,
+
+    /// Keys and values that are kept between passes: none, prefix, dual or vicinity
+    #[arg(long, value_name = "KIND", default_value_t = Caching::default())]
+    pub(super) cache: Caching,
+
+    /// Requests that share passes, such as 1,16, timed under the least budget at which a level is streamed
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    pub(super) requests: Vec<usize>,
+
+    /// Folder for converted copies of the checkpoint, which streaming at moderate and aggressive takes, and which stay
+    /// there [default: a temporary one]
+    #[arg(long, value_name = "DIR")]
+    converted: Option<PathBuf>,
+
+    /// Leave out single operations
+    #[arg(long)]
+    only_passes: bool,
+
+    #[command(flatten)]
+    limit: Limit,
+}
+
+/// Levels to try, one after another.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Levels(Vec<Level>);
+
+/// Those that leave a plan the choice of what it streams.
+const STREAMED: [Level; 4] = [
+    Level::Standard,
+    Level::Mild,
+    Level::Moderate,
+    Level::Aggressive,
+];
+
+impl FromStr for Levels {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "all" => Ok(Self(STREAMED.to_vec())),
+            names => names
+                .split(',')
+                .map(str::parse)
+                .collect::<Result<_, _>>()
+                .map(Self),
+        }
+    }
+}
+
+impl fmt::Display for Levels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.0.iter().map(|level| level.name()).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+impl Levels {
+    /// Those that a checkpoint can be loaded at: only one that is coded can be kept so.
+    fn of(&self, is_coded: bool) -> impl Iterator<Item = Level> {
+        let levels = self.0.iter().copied();
+        levels.filter(move |level| is_coded || *level != Level::Mild)
+    }
+}
+
+/// What could not be measured, told at once and at the end.
+#[derive(Debug, Default)]
+pub(super) struct Failures(Vec<Value>);
+
+impl Failures {
+    pub(super) fn add(&mut self, what: &str, cause: &dyn Error) {
+        eprintln!("FAILED {what}: {cause}");
+        self.0
+            .push(json!({ "what": what, "cause": cause.to_string() }));
+    }
+}
+
+impl Timing {
+    pub(super) fn bench(&self) -> Found {
+        let deadline = self.limit.deadline();
+        let device = open(self.device, self.compute.number())?;
+        // Before anything is taken of what the card has left.
+        let watch = Watch::new(&device);
+        let mut failures = Failures::default();
+        let link = device.gpu().map(Card::measure_rates).transpose();
+        let link = link.unwrap_or_else(|error| {
+            failures.add("copies", &error);
+            None
+        });
+        if let Some(link) = &link {
+            eprintln!(
+                "to the card {:.1} GB/s from pinned memory, {:.1} GB/s from any other, {:.1} GB/s read and written on it",
+                link.pinned_to_device / 1e9,
+                link.pageable_to_device / 1e9,
+                2.0 * link.device_copy / 1e9
+            );
+        }
+        // Each byte that is copied there is read and written.
+        let memory_bytes_per_s = link.as_ref().map(|link| 2.0 * link.device_copy);
+        let mut operations = Vec::new();
+        if !self.only_passes && !deadline.is_over() {
+            let told = &mut |speed: &Speed| {
+                tell_speed(speed, memory_bytes_per_s);
+                operations.push(speed_json(speed, memory_bytes_per_s));
+            };
+            if let Err(error) = speeds(&device, told) {
+                failures.add("operations", &error);
+            }
+        }
+        let mut loads = Loads {
+            options: self,
+            watch: &watch,
+            link_bytes_per_s: link.as_ref().map(|link| link.pinned_to_device),
+            deadline,
+            failures,
+            resident: HashMap::new(),
+            found: Vec::new(),
+            are_right: true,
+        };
+        if let Some(model) = &self.model
+            && let Err(error) = self.load_all(model, &device, &mut loads)
+        {
+            loads.failures.add("passes", &error);
+        }
+        let Loads {
+            failures,
+            found,
+            are_right,
+            ..
+        } = loads;
+        let is_right = failures.0.is_empty() && are_right;
+        let stopped = deadline.is_over();
+        if stopped {
+            eprintln!("the time was up");
+        }
+        let report = json!({
+            "device": about(&device),
+            "compute": device.number().name(),
+            "link": link.map(|link| {
+                json!({
+                    "pinned_to_device_bytes_per_s": link.pinned_to_device,
+                    "pageable_to_device_bytes_per_s": link.pageable_to_device,
+                    "device_copy_bytes_per_s": link.device_copy,
+                })
+            }),
+            "operations": operations,
+            "loads": found,
+            "failures": failures.0,
+            "stopped": stopped,
+        });
+        Ok((report, is_right))
+    }
+
+    /// Each level without a budget, then under each one.
+    fn load_all(
+        &self,
+        model: &Path,
+        device: &device::Device,
+        loads: &mut Loads<'_>,
+    ) -> Result<(), Failure> {
+        let scratch;
+        let converted = match &self.converted {
+            Some(folder) => folder.as_path(),
+            None => {
+                scratch = Scratch::new()?;
+                scratch.path()
+            }
+        };
+        let budgets = self.budgets.iter().filter_map(|budget| budget.bytes());
+        let mut budgets: Vec<u64> = budgets.collect();
+        budgets.sort_unstable();
+        let is_coded = model.extension().is_some_and(|kind| kind == "sluice");
+        loads.tell_header();
+        for level in self.levels.of(is_coded) {
+            let all = budgets.iter().copied().map(Some);
+            for budget_bytes in iter::once(None).chain(all) {
+                // What made it fail was told.
+                if loads.deadline.is_over() || device.has_failed() {
+                    return Ok(());
+                }
+                loads.load(Load {
+                    model,
+                    converted,
+                    level,
+                    budget_bytes,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn tell_speed(speed: &Speed, memory_bytes_per_s: Option<f64>) {
+    let bytes_per_s = speed.bytes / speed.seconds;
+    let share =
+        memory_bytes_per_s.map(|rate| format!("  {:>5.2} of the memory's", bytes_per_s / rate));
+    eprintln!(
+        "{:<50} {:>10}  {:>8.2} TFLOP/s  {:>8.1} GB/s{}",
+        speed.name,
+        units::duration_ms(1000.0 * speed.seconds),
+        speed.operations / speed.seconds / 1e12,
+        bytes_per_s / 1e9,
+        share.unwrap_or_default()
+    );
+}
+
+fn speed_json(speed: &Speed, memory_bytes_per_s: Option<f64>) -> Value {
+    let bytes_per_s = speed.bytes / speed.seconds;
+    json!({
+        "name": speed.name,
+        "seconds": speed.seconds,
+        "operations_per_s": speed.operations / speed.seconds,
+        "bytes_per_s": bytes_per_s,
+        "share_of_memory_rate": memory_bytes_per_s.map(|rate| bytes_per_s / rate),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_levels_are_those_that_can_be_streamed() {
+        let all: Levels = "all".parse().unwrap();
+        let names = |is_coded| all.of(is_coded).map(Level::name).collect::<Vec<_>>();
+        assert_eq!(names(true), ["standard", "mild", "moderate", "aggressive"]);
+        assert_eq!(names(false), ["standard", "moderate", "aggressive"]);
+        let two: Levels = "off,moderate".parse().unwrap();
+        assert_eq!(two, Levels(vec![Level::Off, Level::Moderate]));
+        assert_eq!(two.to_string(), "off,moderate");
+        assert!("standard,fast".parse::<Levels>().is_err());
+    }
+}

@@ -1,0 +1,252 @@
+//! Whether a card computes right, and gives back what it took.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Value, json};
+use sluice_engine::{
+    EngineError, Options,
+    check::{Check, FIXTURES, fixture_logits, fixture_tokens, operations, resident, streamed},
+    device::{self, Number},
+    ledger::Ledger,
+    model::shape::Shape,
+    ops::Ops,
+    plan::{Plan, PlanError, SourceTensor},
+};
+use sluice_shared::level::Level;
+
+use super::{Deadline, Found, Limit, about, open, requests::Requests};
+use crate::config::{Compute, Device};
+
+/// What is checked.
+#[derive(Debug, Args)]
+pub struct Checking {
+    /// The card: cuda:N, or cpu to check the check
+    #[arg(long, value_name = "DEVICE", default_value_t = Device::Cuda(0))]
+    device: Device,
+
+    /// Check this number alone: f32, f16 or bf16 [default: all that the card has]
+    #[arg(long, value_name = "NUMBER")]
+    compute: Option<Compute>,
+
+    /// Folder of the reference's outputs, daemon/engine/tests/fixtures of the source; without it,
+    /// no whole model is compared
+    #[arg(long, value_name = "DIR")]
+    fixtures: Option<PathBuf>,
+
+    /// Answer so many short requests, after which the card must have as much free memory as before
+    #[arg(long, value_name = "N")]
+    requests: Option<usize>,
+
+    /// Leave out single operations
+    #[arg(long)]
+    no_operations: bool,
+
+    /// Seed of the random inputs
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    #[command(flatten)]
+    limit: Limit,
+}
+
+/// Of a small model, so many bytes are kept in pinned memory where some of its weights are to be there and some not.
+const SOME_PINNED_BYTES: u64 = 100_000;
+
+/// Where a checked model's weights are.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    /// On the device, with the embedding there, too, or not.
+    Resident(Level),
+    /// As few on the device as can be, with so many bytes kept in pinned memory.
+    Streamed(u64),
+}
+
+const PLACES: [(&str, Place); 5] = [
+    ("resident", Place::Resident(Level::Off)),
+    ("embedding on the host", Place::Resident(Level::Standard)),
+    ("streamed", Place::Streamed(u64::MAX)),
+    ("streamed, some read", Place::Streamed(SOME_PINNED_BYTES)),
+    ("streamed, all read", Place::Streamed(0)),
+];
+
+impl Place {
+    fn plan(
+        self,
+        device: &device::Device,
+        shape: &Shape,
+        sources: &[SourceTensor],
+    ) -> Result<Plan, PlanError> {
+        let profile = device.profile();
+        match self {
+            Self::Resident(level) => resident(profile, shape, sources, level),
+            Self::Streamed(pinned) => streamed(profile, shape, sources, Level::Standard, pinned),
+        }
+    }
+}
+
+/// The checks of one number, told as they are made.
+struct Run {
+    number: Number,
+    checks: Vec<Check>,
+}
+
+impl Run {
+    fn add(&mut self, check: Check) {
+        tell(self.number, &check);
+        self.checks.push(check);
+    }
+
+    /// Takes what was found; what can't be is a check that failed.
+    fn add_all(&mut self, what: String, found: Result<Vec<Check>, EngineError>) {
+        match found {
+            Ok(checks) => checks.into_iter().for_each(|check| self.add(check)),
+            Err(error) => self.add(Check::failed(what, &error)),
+        }
+    }
+}
+
+impl Checking {
+    pub(super) fn check(&self) -> Found {
+        let deadline = self.limit.deadline();
+        let device = open(self.device, None)?;
+        let numbers: Vec<Number> = match self.compute.and_then(Compute::number) {
+            Some(number) => vec![number],
+            None => {
+                let has_bf16 = device.gpu().is_none_or(|card| card.facts().has_bf16);
+                let is_there = |number: &Number| has_bf16 || *number != Number::Bf16;
+                Number::ALL.into_iter().filter(is_there).collect()
+            }
+        };
+        // Known now, it is told whatever becomes of the card.
+        let facts = about(&device);
+        let mut runs = Vec::new();
+        let mut failed = 0;
+        for number in numbers {
+            let checks = self.checks(number, deadline);
+            failed += checks.iter().filter(|check| !check.passes()).count();
+            let checks: Vec<Value> = checks.iter().map(check_json).collect();
+            runs.push(json!({ "compute": number.name(), "checks": checks }));
+            if self.device == Device::Cpu {
+                // It computes in one number only.
+                break;
+            }
+        }
+        let requests = match self.requests {
+            Some(count) if !deadline.is_over() => {
+                let number = self.compute.and_then(Compute::number);
+                let requests = Requests::new(count, self.device.choice(), number);
+                let (moments, check) = requests.answer(&device, deadline);
+                tell(device.number(), &check);
+                failed += usize::from(!check.passes());
+                json!({ "moments": moments, "check": check_json(&check) })
+            }
+            _ => Value::Null,
+        };
+        let stopped = deadline.is_over();
+        eprintln!(
+            "{failed} checks failed{}",
+            if stopped { ", the time was up" } else { "" }
+        );
+        let report = json!({
+            "device": facts,
+            "failed": failed,
+            "stopped": stopped,
+            "runs": runs,
+            "requests": requests,
+        });
+        Ok((report, failed == 0))
+    }
+
+    /// All that is checked in a number.
+    fn checks(&self, number: Number, deadline: Deadline) -> Vec<Check> {
+        let mut run = Run {
+            number,
+            checks: Vec::new(),
+        };
+        let device = match open(self.device, Some(number)) {
+            Ok(device) => device,
+            Err(error) => {
+                run.add(Check::failed("the device", &error));
+                return run.checks;
+            }
+        };
+        if !self.no_operations && !deadline.is_over() {
+            let told = &mut |check: &Check| run.add(check.clone());
+            if let Err(error) = operations(&device, self.seed, told) {
+                run.add(Check::failed("operations", &error));
+            }
+        }
+        for name in FIXTURES {
+            if let Some(fixtures) = &self.fixtures {
+                self.fixture(&fixtures.join(name), &device, &mut run, deadline);
+            }
+        }
+        run.checks
+    }
+
+    fn fixture(&self, folder: &Path, device: &device::Device, run: &mut Run, deadline: Deadline) {
+        for (name, place) in PLACES {
+            if deadline.is_over() {
+                return;
+            }
+            let plan = |shape: &Shape, sources: &[_]| place.plan(device, shape, sources).map(Some);
+            let found = Ops::new(device.clone(), Ledger::default())
+                .and_then(|ops| fixture_logits(folder, &ops, &plan));
+            let found = found.map(|checks| checks.into_iter().map(|check| named(check, name)));
+            run.add_all(
+                format!("{}, {name}", folder.display()),
+                found.map(Iterator::collect),
+            );
+        }
+        if device.number() != Number::F32 {
+            // What the references computed in is `f32`; other numbers choose other tokens now and then.
+            return;
+        }
+        if deadline.is_over() {
+            return;
+        }
+        let options = Options {
+            device: self.device.choice(),
+            number: Some(Number::F32),
+            ..Options::default()
+        };
+        run.add_all(
+            folder.display().to_string(),
+            fixture_tokens(folder, options),
+        );
+    }
+}
+
+fn named(check: Check, place: &str) -> Check {
+    Check {
+        name: format!("{}, {place}", check.name),
+        ..check
+    }
+}
+
+fn tell(number: Number, check: &Check) {
+    let verdict = if check.passes() { "ok" } else { "WRONG" };
+    eprintln!(
+        "{:<5} {:<5} {:<60} {:.1e} of {:.1e}",
+        verdict,
+        number.name(),
+        check.name,
+        check.error,
+        check.tolerance
+    );
+    if let Some(cause) = &check.cause {
+        eprintln!("      {cause}");
+    }
+}
+
+fn check_json(check: &Check) -> Value {
+    json!({
+        "name": check.name,
+        // JSON has no word for what is not a number.
+        "error": check.error.is_finite().then_some(check.error),
+        "tolerance": check.tolerance,
+        "passes": check.passes(),
+        "cause": check.cause,
+    })
+}

@@ -1,0 +1,408 @@
+//! Passes of a checkpoint that is loaded at a level, under a budget: their time beside the least that the bus and the card
+//! need for them, and the most memory held beside the plan's.
+
+use std::{collections::HashMap, path::Path, time::Instant};
+
+use serde_json::{Value, json};
+use sluice_engine::{
+    Change, Engine, EngineError, Generate, ModelId, Options, PARALLEL_DEFAULT, Settings, Work,
+    checkpoint::Source, engine::InForce, event::PassReport,
+};
+use sluice_shared::{
+    decoding::Decoding,
+    level::Level,
+    sampling::{Cache, EosPolicy},
+    units,
+};
+
+use super::{
+    Deadline,
+    bench::{Failures, Timing},
+    memory::{CardMemory, Peak, Watch},
+    shared,
+};
+
+/// Positions that are decoded together: LLaDA's.
+const BLOCK: usize = 32;
+/// Passes that aren't counted: kernels are compiled, what is streamed comes to the host's memory.
+const WARM_UP: usize = 2;
+
+/// What passes are measured with, and what was found so far.
+pub(super) struct Loads<'a> {
+    pub(super) options: &'a Timing,
+    pub(super) watch: &'a Watch<'a>,
+    /// From pinned memory, measured in the same run.
+    pub(super) link_bytes_per_s: Option<f64>,
+    pub(super) deadline: Deadline,
+    pub(super) failures: Failures,
+    pub(super) resident: HashMap<Level, Resident>,
+    pub(super) found: Vec<Value>,
+    /// Memory was as it was to be.
+    pub(super) are_right: bool,
+}
+
+/// What passes took at a level with all weights on the device.
+#[derive(Debug, Default)]
+pub(super) struct Resident {
+    peak_bytes: u64,
+    /// By canvas.
+    pass_s: HashMap<usize, f64>,
+    /// Some budget had it streamed, and its requests were timed together.
+    is_shared: bool,
+}
+
+/// How a checkpoint is to be loaded.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Load<'a> {
+    pub(super) model: &'a Path,
+    /// Where converted copies are kept.
+    pub(super) converted: &'a Path,
+    pub(super) level: Level,
+    pub(super) budget_bytes: Option<u64>,
+}
+
+/// A checkpoint that is loaded.
+struct Loaded<'a> {
+    load: Load<'a>,
+    engine: Engine,
+    model: ModelId,
+    /// The most that plans so far may have held.
+    planned_bytes: u64,
+}
+
+impl Load<'_> {
+    fn budget(&self) -> String {
+        (self.budget_bytes).map_or_else(|| "none".to_owned(), units::bytes)
+    }
+}
+
+impl Loads<'_> {
+    pub(super) fn tell_header(&self) {
+        eprintln!(
+            "{:<10} {:>9} {:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>5}  most held by plan, account and driver",
+            "level",
+            "budget",
+            "canvas",
+            "resident",
+            "streamed",
+            "pinned",
+            "predicted",
+            "measured",
+            "share"
+        );
+    }
+
+    /// Loads the checkpoint, runs passes of each canvas, and unloads it again. The card stays open all the while: what its
+    /// context takes is taken before and after.
+    pub(super) fn load(&mut self, load: Load<'_>) {
+        let Load {
+            level,
+            budget_bytes,
+            ..
+        } = load;
+        let known = self.resident.get(&level);
+        if let (Some(budget), Some(resident)) = (budget_bytes, known)
+            && resident.peak_bytes > 0
+            && resident.peak_bytes <= budget
+        {
+            eprintln!("{:<10} {:>9} as without", level.name(), load.budget());
+            self.found.push(json!({
+                "level": level.name(),
+                "budget_bytes": budget,
+                "as_without_budget": true,
+            }));
+            return;
+        }
+        let before = self.watch.free_bytes();
+        self.watch.begin();
+        let begun = Instant::now();
+        let mut loaded = match self.watch.during(|| self.start(load)) {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                let what = format!(
+                    "{} within {}, the driver's own {} included",
+                    level.name(),
+                    load.budget(),
+                    units::bytes(self.watch.context_bytes())
+                );
+                self.failures.add(&what, &error);
+                return;
+            }
+        };
+        let load_s = begun.elapsed().as_secs_f64();
+        let load_peak_bytes = self.watch.most_held_bytes();
+        let mut passes = Vec::new();
+        for &canvas in &self.options.canvas {
+            if self.deadline.is_over() {
+                break;
+            }
+            match self.passes(&mut loaded, canvas) {
+                Ok(found) => passes.push(found),
+                Err(error) => {
+                    let what = format!(
+                        "{} within {}, canvas of {canvas}",
+                        level.name(),
+                        load.budget()
+                    );
+                    self.failures.add(&what, &error);
+                }
+            }
+        }
+        let requests = self.shared(&loaded);
+        let account = loaded.engine.memory();
+        let with_model = self.watch.free_bytes();
+        let allocations = (loaded.engine.in_force()).map_or(0, |now| now.plan.units.len());
+        loaded.engine.stop();
+        drop(loaded);
+        let after = self.watch.free_bytes();
+        let card = CardMemory::new(before, with_model, after, &account, allocations);
+        if let Some(card) = &card {
+            card.tell();
+            self.are_right &= card.agrees();
+        }
+        self.found.push(json!({
+            "level": level.name(),
+            "budget_bytes": budget_bytes,
+            "load_s": load_s,
+            "load_peak_driver_bytes": load_peak_bytes,
+            "passes": passes,
+            "requests": requests,
+            "card": card.as_ref().map(CardMemory::json),
+        }));
+    }
+
+    fn start<'a>(&self, load: Load<'a>) -> Result<Loaded<'a>, EngineError> {
+        let options = self.options;
+        let engine = Engine::start(Options {
+            device: options.device.choice(),
+            number: options.compute.number(),
+            parallel: (options.requests.iter().copied().max()).unwrap_or(PARALLEL_DEFAULT),
+            derivatives: Some(load.converted.to_owned()),
+            // Budgets that come later stream from the copy.
+            keep_converted: !options.budgets.is_empty(),
+            ..Options::default()
+        })?;
+        let settings = Settings {
+            level: load.level,
+            budget_bytes: (load.budget_bytes)
+                .map(|budget| self.watch.engine_budget(budget, engine.device())),
+            ..Settings::default()
+        };
+        let source = Source::Folder(load.model.to_owned());
+        let model = engine.load_now(source, settings)?.id;
+        Ok(Loaded {
+            load,
+            engine,
+            model,
+            planned_bytes: 0,
+        })
+    }
+
+    fn passes(&mut self, loaded: &mut Loaded<'_>, canvas: usize) -> Result<Value, EngineError> {
+        let Loaded {
+            load,
+            engine,
+            model,
+            planned_bytes,
+        } = loaded;
+        let request = self.request(*model, canvas);
+        let block = request.block_length;
+        self.watch.begin();
+        let warm = self
+            .watch
+            .during(|| engine.passes(request.clone(), WARM_UP))?;
+        let workload = Work::Generate(request.clone()).workload();
+        let mut reports = engine.passes(request, self.options.passes)?;
+        // One more may have begun before it was cancelled.
+        reports.truncate(self.options.passes);
+        let InForce { plan, measured, .. } = engine.in_force().ok_or(EngineError::NoModel)?;
+        let asked = engine.plan(&Change::default(), workload)?;
+        // The account and the driver may have seen the one before.
+        *planned_bytes = (*planned_bytes).max(plan.weight_bytes() + asked.working.total_bytes());
+        let counted = |bytes| self.watch.counted(bytes, engine.device());
+        let peak = Peak {
+            budget_bytes: load.budget_bytes,
+            plan_bytes: counted(*planned_bytes),
+            account_bytes: counted(measured.peak_bytes),
+            driver_bytes: self.watch.most_held_bytes(),
+        };
+        self.are_right &= peak.is_within();
+        let times = seconds(&reports);
+        let median_s = median(&times);
+        let streamed = reports.iter().map(|report| report.cost.streamed_bytes);
+        let streamed_bytes = streamed.max().unwrap_or(0);
+        let predicted_s = asked.pass.map(|pass| pass.total_s());
+        let resident = self.resident.entry(load.level).or_default();
+        if streamed_bytes == 0 {
+            resident.peak_bytes = resident.peak_bytes.max(peak.plan_bytes);
+            resident
+                .pass_s
+                .extend(median_s.map(|median_s| (canvas, median_s)));
+        }
+        let floors = Floors {
+            bus_s: self
+                .link_bytes_per_s
+                .map(|rate| streamed_bytes as f64 / rate),
+            resident_s: resident.pass_s.get(&canvas).copied(),
+            planned_s: asked.pass.map(|pass| pass.compute_s),
+        };
+        let share = floors.longest_s().zip(median_s);
+        let share = share
+            .filter(|_| streamed_bytes > 0)
+            .map(|(floor, median)| floor / median);
+        let ms = |s: Option<f64>| {
+            s.map_or_else(|| "unknown".to_owned(), |s| units::duration_ms(1000.0 * s))
+        };
+        eprintln!(
+            "{:<10} {:>9} {canvas:>6} {:>10} {:>10} {:>10} {:>10} {:>10} {:>5}  {}",
+            load.level.name(),
+            load.budget(),
+            units::bytes(plan.resident_bytes()),
+            units::bytes(streamed_bytes),
+            units::bytes(plan.pinned_bytes),
+            ms(predicted_s),
+            ms(median_s),
+            share.map_or_else(String::new, |share| format!("{share:.2}")),
+            peak.words(),
+        );
+        Ok(json!({
+            "canvas": canvas,
+            "block": block,
+            "cache": self.options.cache.to_string(),
+            "resident_bytes": plan.resident_bytes(),
+            "streamed_bytes": streamed_bytes,
+            "pinned_bytes": plan.pinned_bytes,
+            "warm_up_s": seconds(&warm),
+            "pass_s": times,
+            "waited_s": reports.iter().map(|report| report.cost.waited.as_secs_f64()).collect::<Vec<_>>(),
+            "rows": reports.iter().map(|report| report.rows).collect::<Vec<_>>(),
+            "pass_median_s": median_s,
+            "median_s_by_rows": by_rows(&reports),
+            "pass_predicted_s": predicted_s,
+            "floors": floors.json(),
+            "streaming_efficiency": share,
+            "peak": peak.json(),
+        }))
+    }
+
+    /// One that fills a block at the canvas's end; where keys and values are kept, one that fills its second half.
+    fn request(&self, model: ModelId, canvas: usize) -> Generate {
+        let block = BLOCK.min(canvas);
+        let length = match self.options.cache.kind {
+            Cache::None => block,
+            _ => (canvas / 2 / block * block).max(block),
+        };
+        Generate {
+            block_length: block,
+            eos: EosPolicy::Suppress,
+            decoding: Decoding {
+                caching: self.options.cache,
+                ..Decoding::default()
+            },
+            ..Generate::greedy(model, (1..=(canvas - length) as u32).collect(), length)
+        }
+    }
+
+    /// Requests that share passes, at the least budget that has a level streamed.
+    fn shared(&mut self, loaded: &Loaded<'_>) -> Value {
+        let is_streamed =
+            (loaded.engine.in_force()).is_some_and(|now| now.plan.streamed_bytes() > 0);
+        let level = self.resident.entry(loaded.load.level).or_default();
+        let counts = &self.options.requests;
+        if counts.is_empty() || !is_streamed || level.is_shared || self.deadline.is_over() {
+            return Value::Null;
+        }
+        level.is_shared = true;
+        match shared::together(&loaded.engine, loaded.model, counts, self.deadline) {
+            Ok(found) => found,
+            Err(error) => {
+                let what = format!(
+                    "requests at {} within {}",
+                    loaded.load.level.name(),
+                    loaded.load.budget()
+                );
+                self.failures.add(&what, &error);
+                Value::Null
+            }
+        }
+    }
+}
+
+/// The least that a pass can take.
+struct Floors {
+    /// What is streamed, at the bus's rate.
+    bus_s: Option<f64>,
+    /// The same pass with all weights on the card, measured, where they fit.
+    resident_s: Option<f64>,
+    /// What the card computes, by the plan.
+    planned_s: Option<f64>,
+}
+
+impl Floors {
+    /// Whatever takes longest; measured rather than planned.
+    fn longest_s(&self) -> Option<f64> {
+        let card_s = self.resident_s.or(self.planned_s);
+        self.bus_s.into_iter().chain(card_s).max_by(f64::total_cmp)
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "bus_s": self.bus_s,
+            "card_s": self.resident_s.or(self.planned_s),
+            "card_is_measured": self.resident_s.is_some(),
+        })
+    }
+}
+
+fn seconds(reports: &[PassReport]) -> Vec<f64> {
+    let times = reports.iter().map(|report| report.cost.time.as_secs_f64());
+    times.collect()
+}
+
+/// The middle one of some times.
+pub(super) fn median(times: &[f64]) -> Option<f64> {
+    let mut times = times.to_vec();
+    times.sort_unstable_by(f64::total_cmp);
+    times.get(times.len() / 2).copied()
+}
+
+/// The median of passes by how many rows they computed: where keys and values are kept, those that compute a whole canvas
+/// take longer than the others.
+fn by_rows(reports: &[PassReport]) -> Vec<Value> {
+    let mut rows: Vec<usize> = reports.iter().map(|report| report.rows).collect();
+    rows.sort_unstable();
+    rows.dedup();
+    let of = |rows: usize| {
+        let times = reports.iter().filter(|report| report.rows == rows);
+        let times: Vec<f64> = times.map(|report| report.cost.time.as_secs_f64()).collect();
+        json!({ "rows": rows, "passes": times.len(), "median_s": median(&times) })
+    };
+    rows.into_iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_takes_at_least_what_takes_longest() {
+        let floors = |bus_s, resident_s, planned_s| {
+            Floors {
+                bus_s,
+                resident_s,
+                planned_s,
+            }
+            .longest_s()
+        };
+        assert_eq!(floors(Some(2.0), Some(1.0), Some(9.0)), Some(2.0));
+        assert_eq!(floors(Some(2.0), Some(3.0), Some(9.0)), Some(3.0));
+        assert_eq!(floors(Some(2.0), None, Some(9.0)), Some(9.0));
+        assert_eq!(floors(None, None, None), None);
+    }
+
+    #[test]
+    fn the_median_is_the_middle_one() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[]), None);
+    }
+}

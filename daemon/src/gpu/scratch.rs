@@ -1,0 +1,66 @@
+//! A folder for as long as a command runs.
+
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+    process,
+};
+
+use crate::offline::SystemError;
+
+/// How many names are tried.
+const TRIES: usize = 100;
+
+/// A folder of our own among the system's temporary ones, which goes when this does.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    folder: PathBuf,
+}
+
+impl Scratch {
+    pub(super) fn new() -> Result<Self, SystemError> {
+        let parent = env::temp_dir();
+        let names = (0..TRIES).map(|turn| format!("sluiced-gpu-{}-{turn}", process::id()));
+        for folder in names.map(|name| parent.join(name)) {
+            match fs::create_dir(&folder) {
+                Ok(()) => return Ok(Self { folder }),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(cause) => return Err(failed(cause)),
+            }
+        }
+        Err(failed(io::ErrorKind::AlreadyExists.into()))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.folder
+    }
+}
+
+fn failed(cause: io::Error) -> SystemError {
+    SystemError {
+        operation: "make a temporary folder",
+        cause,
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What can't be removed now, the system's own tidying removes.
+        drop(fs::remove_dir_all(&self.folder));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_folder_is_its_own_and_goes_with_what_is_in_it() {
+        let (one, other) = (Scratch::new().unwrap(), Scratch::new().unwrap());
+        assert_ne!(one.path(), other.path());
+        fs::write(one.path().join("file"), "text").unwrap();
+        let path = one.path().to_owned();
+        drop(one);
+        assert!(!path.exists() && other.path().exists());
+    }
+}
