@@ -336,3 +336,19 @@ fn groups_are_chosen_from_as_each_would_be_alone() {
         }
     }
 }
+
+#[test]
+fn pieces_of_a_part_are_whole_chunks_of_coded_rows() {
+    // LLaDA-8B's parts of 24,576 rows, by inputs that leave room for so many columns.
+    for (columns, expected) in [
+        (16_644, 16_640),
+        (256, 256),
+        (24_575, 24_320),
+        (24_576, 24_576),
+        (1 << 20, 24_576),
+    ] {
+        assert_eq!(whole_columns(columns, 24_576), expected);
+    }
+    // Parts smaller than a chunk are taken whole.
+    assert_eq!(whole_columns(256, 100), 100);
+}
