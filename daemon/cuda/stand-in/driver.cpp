@@ -326,12 +326,13 @@ bool is_pinned(const void *start, size_t bytes) {
 
 void *at(uint64_t address) { return reinterpret_cast<void *>(address); }
 
-// How often memory of a card was asked for.
-uint64_t allocations = 0;
+// How often memory of a card was asked for, and which time is refused on a test's behalf.
+uint64_t allocations = 0, refused_allocation = 0;
 
 bool finds_room(const Context &context, size_t bytes) {
     uint64_t taken = context.used_bytes + card::held_bytes(), total = card::total_bytes();
-    return !fails("STAND_IN_FAIL_ALLOCATION", allocations) && taken <= total && bytes <= total - taken;
+    bool is_refused = fails("STAND_IN_FAIL_ALLOCATION", allocations) || allocations == refused_allocation;
+    return !is_refused && taken <= total && bytes <= total - taken;
 }
 
 Code allocate(Context &context, uint64_t *address, size_t bytes) {
@@ -450,6 +451,12 @@ uint64_t stand_in::used_bytes(int ordinal) {
 extern "C" __attribute__((visibility("default"))) uint64_t standInAllocations() {
     std::lock_guard<std::mutex> lock(driver.mutex);
     return allocations;
+}
+
+// The allocation after so many more finds no room; none for 0.
+extern "C" __attribute__((visibility("default"))) void standInRefuseAllocation(uint64_t after) {
+    std::lock_guard<std::mutex> lock(driver.mutex);
+    refused_allocation = after ? allocations + after : 0;
 }
 
 EXPORT cuInit(unsigned flags) {

@@ -155,26 +155,29 @@ fn levels_change_while_a_card_writes_and_lose_nothing() {
     }
 }
 
-/// How often this process asked the driver for memory of a card.
-fn allocations() -> u64 {
+/// The driver of this process.
+fn driver() -> Library {
     // SAFETY: the driver was opened before, and its initializers are through.
     let driver = unsafe { Library::open(Some("libcuda.so.1"), libloading::os::unix::RTLD_NOW) };
-    let driver = driver.expect("the stand-in's driver");
+    driver.expect("the stand-in's driver")
+}
+
+/// How often this process asked the driver for memory of a card.
+fn allocations() -> u64 {
     // SAFETY: the stand-in has it with this type.
     unsafe {
-        let count = driver.get::<unsafe extern "C" fn() -> u64>(b"standInAllocations\0");
+        let count = driver().get::<unsafe extern "C" fn() -> u64>(b"standInAllocations\0");
         count.expect("the stand-in counts")()
     }
 }
 
 /// Has the driver refuse the allocation after so many more; none again for 0.
 fn refuse_after(more: u64) {
-    let which = match more {
-        0 => 0,
-        more => allocations() + more,
-    };
-    // SAFETY: nothing runs on the card between two requests, and nothing else reads or writes the environment then.
-    unsafe { std::env::set_var("STAND_IN_FAIL_ALLOCATION", which.to_string()) };
+    // SAFETY: the stand-in has it with this type.
+    unsafe {
+        let refuse = driver().get::<unsafe extern "C" fn(u64)>(b"standInRefuseAllocation\0");
+        refuse.expect("the stand-in refuses")(more);
+    }
 }
 
 #[test]
