@@ -264,7 +264,7 @@ async fn a_benchmark_streams_within_a_budget_and_goes_on_when_a_part_fails() {
         "--model",
         &model,
         "--budgets",
-        "130MiB,136MiB,150MiB",
+        "130MiB,144MiB,158MiB",
         "--canvas",
         "8",
         "--passes",
