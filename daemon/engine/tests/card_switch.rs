@@ -220,6 +220,6 @@ fn every_allocation_may_fail_and_the_next_request_works() {
                 }
             }
         }
-        assert!(refused >= 2, "only {refused} were told");
+        assert!(refused > 0, "all of them passed unnoticed");
     });
 }
