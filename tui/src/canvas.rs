@@ -5,7 +5,7 @@
 mod layout;
 mod look;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use sluice_proto::v1::{
     BlockDone, CanvasToken, Done, Pass, Queued, Started, TokenState, generation_event::Kind,
@@ -50,17 +50,20 @@ impl Canvas {
             }
             Kind::Started(started) => self.started = Some(started),
             Kind::Pass(pass) => {
-                self.see(&pass.tokens);
+                self.any_piece |= has_piece(&pass.tokens);
                 self.pass = Some(pass);
             }
             Kind::BlockDone(BlockDone {
                 block, mut tokens, ..
             }) => {
-                self.see(&tokens);
-                for token in &mut tokens {
-                    token.fresh = false;
+                // A block that is done doesn't change: telling it again adds nothing.
+                if let Entry::Vacant(vacant) = self.blocks.entry(block) {
+                    self.any_piece |= has_piece(&tokens);
+                    for token in &mut tokens {
+                        token.fresh = false;
+                    }
+                    vacant.insert(tokens);
                 }
-                self.blocks.insert(block, tokens);
             }
             Kind::Notice(notice) => {
                 self.notices.push(notice.text);
@@ -71,10 +74,6 @@ impl Canvas {
             // Of the model, not of the canvas.
             Kind::Loading(_) => {}
         }
-    }
-
-    fn see(&mut self, tokens: &[CanvasToken]) {
-        self.any_piece |= tokens.iter().any(|token| !token.piece.is_empty());
     }
 
     /// The same request as it stood when a block was opened, without its notices.
@@ -149,6 +148,10 @@ impl Canvas {
     }
 }
 
+fn has_piece(tokens: &[CanvasToken]) -> bool {
+    tokens.iter().any(|token| !token.piece.is_empty())
+}
+
 /// The ids of a result as they are printed.
 #[must_use]
 pub fn ids_text(ids: &[u32]) -> String {
@@ -167,6 +170,22 @@ mod tests {
             state: state.into(),
             ..Default::default()
         }
+    }
+
+    #[test]
+    fn a_block_that_is_done_stays_as_it_was_told() {
+        let done = |tokens| {
+            Kind::BlockDone(BlockDone {
+                tokens,
+                ..BlockDone::default()
+            })
+        };
+        let mut canvas = Canvas::default();
+        canvas.apply(done(vec![token(TokenState::Committed, b"")]));
+        let told = canvas.clone();
+        canvas.apply(done(vec![token(TokenState::Committed, b"ab")]));
+        canvas.apply(done(Vec::new()));
+        assert_eq!(canvas, told);
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl Recording {
             }
             Kind::Pass(pass) => self.keep(pass),
             Kind::BlockDone(done) => {
-                self.block_passes.insert(done.block, done.passes);
+                self.block_passes.entry(done.block).or_insert(done.passes);
             }
             Kind::Notice(notice) => {
                 let after = self.canvas.pass.as_ref().map_or(0, |pass| pass.pass);
