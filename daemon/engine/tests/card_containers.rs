@@ -9,39 +9,24 @@ mod here;
 
 #[path = "small/coded.rs"]
 mod coded;
+#[path = "small/loaded.rs"]
+mod loaded;
 mod small;
 
 use std::path::Path;
 
+use loaded::{engine, least_bytes, settings};
 use sluice_engine::{
-    Engine, EngineError, Generate, Options, Outcome, Settings, Work,
+    Engine, Generate, Outcome, Settings, Work,
     checkpoint::{
         Source,
         coded::{How, Lossless, Scheme, Target},
     },
-    device::{Choice, Number},
+    device::Choice,
     event::Generated,
-    plan::{Plan, PlanError, Storage},
+    plan::{Plan, Storage},
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};
-
-fn engine(device: Choice) -> Engine {
-    let options = Options {
-        device,
-        number: Some(Number::F32),
-        threads: 2,
-        ..Options::default()
-    };
-    Engine::start(options).unwrap()
-}
-
-fn settings(level: Level, budget_bytes: Option<u64>) -> Settings {
-    Settings {
-        level,
-        budget_bytes,
-        ..Settings::default()
-    }
-}
 
 /// A few tokens, and the plan that they were written under.
 fn run(engine: &Engine, source: &Path, settings: Settings) -> (Generated, Plan) {
@@ -62,15 +47,6 @@ fn run(engine: &Engine, source: &Path, settings: Settings) -> (Generated, Plan) 
     (generated, plan)
 }
 
-/// The least budget that a model can be loaded with.
-fn least_bytes(engine: &Engine, source: &Path, level: Level) -> u64 {
-    let source = Source::Folder(source.to_owned());
-    match engine.load_now(source, settings(level, Some(1))) {
-        Err(EngineError::Plan(PlanError::BudgetTooSmall { least_bytes, .. })) => least_bytes,
-        other => panic!("{:?}", other.err()),
-    }
-}
-
 fn is_coded(plan: &Plan, scheme: Scheme) -> bool {
     let mut tensors = plan.units.iter().flat_map(|unit| &unit.tensors);
     tensors
@@ -80,7 +56,7 @@ fn is_coded(plan: &Plan, scheme: Scheme) -> bool {
 /// What a container computes where it lies on the card, and on its way there.
 fn check(engine: &Engine, path: &Path, scheme: Scheme, expected: &Generated) {
     let resident = run(engine, path, settings(Level::Mild, None));
-    let least = least_bytes(engine, path, Level::Standard);
+    let least = least_bytes(engine, path);
     let streamed = run(engine, path, settings(Level::Standard, Some(least)));
     assert!(streamed.1.streamed_bytes() > 0 && streamed.1.pinned_bytes > 0);
     for (generated, plan) in [resident, streamed] {

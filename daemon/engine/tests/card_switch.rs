@@ -5,26 +5,29 @@
 mod apart;
 #[path = "small/coded.rs"]
 mod coded;
+#[path = "small/loaded.rs"]
+mod loaded;
 mod small;
 #[path = "../../cuda/tests/stand_in/mod.rs"]
 mod stand_in;
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, mpsc},
     thread,
 };
 
 use libloading::os::unix::Library;
+use loaded::{engine, least_bytes, settings};
 use sluice_engine::{
-    ApplyEvent, Change, Engine, EngineError, Generate, ModelId, Options, Outcome, Settings, Work,
+    ApplyEvent, Change, Engine, EngineError, Generate, ModelId, Outcome, Settings, Work,
     checkpoint::{
         Source,
         coded::{How, Lossless},
     },
-    device::{Choice, Number},
+    device::Choice,
     event::Generated,
-    plan::{Plan, PlanError},
+    plan::Plan,
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};
 
@@ -46,38 +49,8 @@ impl Model {
     }
 
     fn load(&self, engine: &Engine, settings: Settings) -> Result<ModelId, EngineError> {
-        let loaded = engine.load_now(source(&self.container), settings)?;
+        let loaded = engine.load_now(Source::Folder(self.container.clone()), settings)?;
         Ok(loaded.id)
-    }
-
-    fn least_bytes(&self, engine: &Engine) -> u64 {
-        let settings = settings(Level::Standard, Some(1));
-        match self.load(engine, settings) {
-            Err(EngineError::Plan(PlanError::BudgetTooSmall { least_bytes, .. })) => least_bytes,
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
-fn source(path: &Path) -> Source {
-    Source::Folder(path.to_owned())
-}
-
-fn engine() -> Engine {
-    let options = Options {
-        device: Choice::Cuda(0),
-        number: Some(Number::F32),
-        threads: 1,
-        ..Options::default()
-    };
-    Engine::start(options).unwrap()
-}
-
-fn settings(level: Level, budget_bytes: Option<u64>) -> Settings {
-    Settings {
-        level,
-        budget_bytes,
-        ..Settings::default()
     }
 }
 
@@ -110,8 +83,8 @@ fn levels_change_while_a_card_writes_and_lose_nothing() {
     for streams in ["eager", "random:1"] {
         let name = "levels_change_while_a_card_writes_and_lose_nothing";
         apart::run(name, &[("STAND_IN_STREAMS", streams)], || {
-            let (model, engine) = (Model::new(), engine());
-            let least = model.least_bytes(&engine);
+            let (model, engine) = (Model::new(), engine(Choice::Cuda(0)));
+            let least = least_bytes(&engine, &model.container);
             let id = model
                 .load(&engine, settings(Level::Standard, None))
                 .unwrap();
@@ -184,8 +157,8 @@ fn refuse_after(more: u64) {
 fn every_allocation_may_fail_and_the_next_request_works() {
     let name = "every_allocation_may_fail_and_the_next_request_works";
     apart::run(name, &[], || {
-        let (model, engine) = (Model::new(), engine());
-        let least = model.least_bytes(&engine);
+        let (model, engine) = (Model::new(), engine(Choice::Cuda(0)));
+        let least = least_bytes(&engine, &model.container);
         let id = model
             .load(&engine, settings(Level::Standard, None))
             .unwrap();

@@ -11,7 +11,7 @@ use std::{
 use clap::Args;
 use serde_json::{Value, json};
 use sluice_engine::{
-    check::{Speed, speeds},
+    check::{Sizes, Speed, speeds},
     device::{self, Gpu as Card},
 };
 use sluice_shared::{decoding::Caching, level::Level, units};
@@ -159,7 +159,7 @@ impl Timing {
                 tell_speed(speed, memory_bytes_per_s);
                 operations.push(speed_json(speed, memory_bytes_per_s));
             };
-            if let Err(error) = speeds(&device, told) {
+            if let Err(error) = speeds(&device, &Sizes::default(), told) {
                 failures.add("operations", &error);
             }
         }
@@ -248,13 +248,19 @@ impl Timing {
 
 fn tell_speed(speed: &Speed, memory_bytes_per_s: Option<f64>) {
     let bytes_per_s = speed.bytes / speed.seconds;
+    let work = match speed.decoded_bytes {
+        Some(bytes) => format!("{:>8.1} GB/s decoded", bytes / speed.seconds / 1e9),
+        None => format!(
+            "{:>8.2} TFLOP/s     ",
+            speed.operations / speed.seconds / 1e12
+        ),
+    };
     let share =
         memory_bytes_per_s.map(|rate| format!("  {:>5.2} of the memory's", bytes_per_s / rate));
     eprintln!(
-        "{:<50} {:>10}  {:>8.2} TFLOP/s  {:>8.1} GB/s{}",
+        "{:<50} {:>10}  {work}  {:>8.1} GB/s{}",
         speed.name,
         units::duration_ms(1000.0 * speed.seconds),
-        speed.operations / speed.seconds / 1e12,
         bytes_per_s / 1e9,
         share.unwrap_or_default()
     );
@@ -267,6 +273,7 @@ fn speed_json(speed: &Speed, memory_bytes_per_s: Option<f64>) -> Value {
         "seconds": speed.seconds,
         "operations_per_s": speed.operations / speed.seconds,
         "bytes_per_s": bytes_per_s,
+        "decoded_bytes_per_s": speed.decoded_bytes.map(|bytes| bytes / speed.seconds),
         "share_of_memory_rate": memory_bytes_per_s.map(|rate| bytes_per_s / rate),
     })
 }

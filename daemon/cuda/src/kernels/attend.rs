@@ -64,6 +64,18 @@ pub struct Attend {
     pub head_dim: usize,
 }
 
+/// That kernels can take such heads.
+pub(super) fn check_heads(heads: usize, kv_heads: usize, head_dim: usize) {
+    assert!(
+        head_dim.is_multiple_of(2) && head_dim <= HEAD_DIM_MAX,
+        "heads of {head_dim} numbers"
+    );
+    assert!(
+        kv_heads > 0 && heads.is_multiple_of(kv_heads),
+        "{heads} heads share {kv_heads} of keys"
+    );
+}
+
 impl Gpu {
     /// `softmax(q · kᵀ / √head_dim) · v` for each head and task. Rows that no task has are not written; a query without keys
     /// gets zeros.
@@ -86,14 +98,7 @@ impl Gpu {
             kv_heads,
             head_dim,
         } = attend;
-        assert!(
-            head_dim.is_multiple_of(2) && head_dim <= HEAD_DIM_MAX,
-            "heads of {head_dim} numbers"
-        );
-        assert!(
-            kv_heads > 0 && heads.is_multiple_of(kv_heads),
-            "{heads} heads share {kv_heads} of keys"
-        );
+        check_heads(heads, kv_heads, head_dim);
         holds("tasks", tasks, task_count, size_of::<Task>());
         if task_count == 0 || heads == 0 || head_dim == 0 {
             return Ok(());

@@ -32,7 +32,9 @@ pub enum Coding {
 }
 
 impl Coding {
-    const fn name(self) -> &'static str {
+    /// The name that logs and kernels use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Huffman => "huffman",
             Self::Palette => "palette",

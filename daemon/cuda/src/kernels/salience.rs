@@ -1,6 +1,6 @@
 //! Which keys queries pay attention to, and how those that stay are moved together.
 
-use super::{ELEMENT_THREADS, HEAD_DIM_MAX, address, holds, size, threads};
+use super::{ELEMENT_THREADS, address, attend::check_heads, holds, size, threads};
 use crate::{CudaError, Gpu, Number, Span, launch::Argument};
 
 /// Queries of a block, and its threads, each of which stands for a key, as `salience.cuh` says.
@@ -26,7 +26,7 @@ pub struct Salience {
     pub sizes: SalienceScratch,
     /// Key heads; each serves `heads / kv_heads` query heads.
     pub kv_heads: usize,
-    /// Numbers in a head: an even number up to [`HEAD_DIM_MAX`].
+    /// Numbers in a head: an even number up to [`HEAD_DIM_MAX`](crate::HEAD_DIM_MAX).
     pub head_dim: usize,
 }
 
@@ -79,14 +79,7 @@ impl Gpu {
             queries,
             keys,
         } = sizes;
-        assert!(
-            head_dim.is_multiple_of(2) && head_dim <= HEAD_DIM_MAX,
-            "heads of {head_dim} numbers"
-        );
-        assert!(
-            kv_heads > 0 && heads.is_multiple_of(kv_heads),
-            "{heads} heads share {kv_heads} of keys"
-        );
+        check_heads(heads, kv_heads, head_dim);
         holds("out", out, keys, 4);
         holds("scratch", scratch, sizes.bytes() / 4, 4);
         holds("q", q, queries * heads * head_dim, number.bytes());

@@ -12,7 +12,7 @@ pub use self::{
     fixtures::{FIXTURES, PlanFor, fixture_logits, fixture_tokens},
     operations::operations,
     plans::{resident, streamed},
-    speed::{Speed, speeds},
+    speed::{Sizes, Speed, speeds},
 };
 
 /// Something that was computed twice.

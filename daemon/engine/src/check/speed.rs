@@ -1,7 +1,9 @@
-//! How fast a device's operations are, at the sizes of LLaDA-8B.
+//! How fast a device's operations are.
+
+use sluice_cuda::{Gpu, PaletteProduct};
 
 use crate::{
-    device::{Device, DeviceBuffer},
+    device::{CodedSample, Device, DeviceBuffer, SampleOnCard},
     error::EngineError,
     format::Format,
     ledger::{Kind, Ledger},
@@ -21,12 +23,37 @@ pub struct Speed {
     pub operations: f64,
     /// Bytes that must be read or written at least once.
     pub bytes: f64,
+    /// Bytes of them that were decoded, where that is what it did.
+    pub decoded_bytes: Option<f64>,
 }
 
-const WIDTH: usize = 4096;
-const HEADS: usize = 32;
-const ROWS: [usize; 6] = [1, 8, 32, 128, 512, 2048];
-const CANVASES: [usize; 3] = [128, 512, 2048];
+/// What operations are timed with.
+#[derive(Debug, Clone)]
+pub struct Sizes {
+    /// Of rows, and of square matrices of weights; a multiple of 256, of which formats have blocks.
+    pub width: usize,
+    /// Numbers of rows that are multiplied.
+    pub rows: Vec<usize>,
+    /// Positions that pay attention to each other.
+    pub canvases: Vec<usize>,
+    /// Rows of weights that are decoded.
+    pub decoded_rows: usize,
+}
+
+/// LLaDA-8B's, and rows from one to what sixteen requests may bring.
+impl Default for Sizes {
+    fn default() -> Self {
+        Self {
+            width: 4096,
+            rows: vec![1, 8, 32, 128, 512, 2048],
+            canvases: vec![128, 512, 2048],
+            decoded_rows: 12288,
+        }
+    }
+}
+
+/// Of a head, unless rows are narrower.
+const HEAD_DIM: usize = 128;
 /// Runs of each, after one that only warms up; how long one should take, and how many launches may be in it.
 const RUNS: usize = 7;
 const RUN_S: f64 = 2e-3;
@@ -35,57 +62,147 @@ const LAUNCHES_MAX: usize = 32;
 const SLOW_S: f64 = 1.0;
 /// Matrices of the most rows, in `f32`, that exist at once: queries, keys, values, results, and one on its way there.
 const MATRICES: usize = 6;
+/// Rows of a coded chunk, as containers have them.
+const CHUNK_ROWS: usize = 256;
 
-/// Times products of 4096 × 4096 weights in every format that it has, and attention of one canvas. `told` hears of each as it is done.
+/// Times products of weights in every format that the device has, what a card decodes, products of palette-coded weights
+/// as they are, and attention of one canvas. `told` hears of each as it is done.
 ///
 /// # Errors
 /// When memory can't be had, or an operation fails.
-pub fn speeds(device: &Device, told: &mut dyn FnMut(&Speed)) -> Result<Vec<Speed>, EngineError> {
-    let ledger = Ledger::default();
-    let ops = Ops::new(device.clone(), ledger.clone())?;
-    let number = device.number();
+pub fn speeds(
+    device: &Device,
+    sizes: &Sizes,
+    told: &mut dyn FnMut(&Speed),
+) -> Result<(), EngineError> {
+    let ops = Ops::new(device.clone(), Ledger::default())?;
     // No run waits for the driver to find memory.
-    let most_rows = ROWS[ROWS.len() - 1].max(CANVASES[CANVASES.len() - 1]);
-    ops.reserve((MATRICES * most_rows * WIDTH * size_of::<f32>()) as u64)?;
-    let mut all = Vec::new();
-    let mut add = |speed: Speed| {
-        told(&speed);
-        all.push(speed);
-    };
-    let decoded = DeviceBuffer::<Page>::to_decode(device, &ledger)?;
+    let most_rows = sizes.rows.iter().chain(&sizes.canvases).max();
+    let most_bytes = MATRICES * most_rows.unwrap_or(&0) * sizes.width * size_of::<f32>();
+    ops.reserve(most_bytes as u64)?;
+    let mut clock = Clock { ops, sizes, told };
     for format in Format::ALL {
-        let bytes = format.bytes(WIDTH * WIDTH);
+        clock.products(format)?;
+    }
+    if let Some(gpu) = device.gpu() {
+        for sample in CodedSample::all(CHUNK_ROWS, sizes.width) {
+            clock.coded(gpu, &sample)?;
+        }
+    }
+    for canvas in &sizes.canvases {
+        clock.attention(*canvas)?;
+    }
+    Ok(())
+}
+
+struct Clock<'a> {
+    ops: Ops,
+    sizes: &'a Sizes,
+    told: &'a mut dyn FnMut(&Speed),
+}
+
+impl Clock<'_> {
+    fn products(&mut self, format: Format) -> Result<(), EngineError> {
+        let (device, ledger) = (self.ops.device(), self.ops.ledger());
+        let width = self.sizes.width;
+        let bytes = format.bytes(width * width);
+        let decoded = DeviceBuffer::<Page>::to_decode(device, ledger)?;
         let memory =
-            DeviceBuffer::<u64>::filled(device, &ledger, Kind::Weights, bytes / 8, |words| {
+            DeviceBuffer::<u64>::filled(device, ledger, Kind::Weights, bytes / 8, |words| {
                 // A sound number in every format, as element, scale and code alike.
                 words.fill(0x3C3C_3C3C_3C3C_3C3C);
             })?;
         let weight = Weight {
             format,
-            rows: WIDTH,
-            width: WIDTH,
+            rows: width,
+            width,
             data: match &memory {
                 DeviceBuffer::Host(words) => Data::Host(bytemuck::cast_slice(words)),
                 on_card @ DeviceBuffer::Gpu(_) => Data::on_card(on_card.span(), decoded.on_card()),
             },
             epoch: 0,
         };
-        for rows in ROWS {
-            let x = ops.probe_rows(rows, &weight)?;
-            let seconds = median(&ops, || ops.linear(&x, &weight).map(drop))?;
-            add(Speed {
-                name: format!("linear, {rows} x {WIDTH} x {WIDTH}, {}", format.name()),
-                seconds,
-                operations: 2.0 * (rows * WIDTH * WIDTH) as f64,
-                bytes: (bytes + 2 * rows * WIDTH * number.bytes()) as f64,
-            });
+        for rows in &self.sizes.rows {
+            let x = self.ops.probe_rows(*rows, &weight)?;
+            let seconds = self.median(|ops| ops.linear(&x, &weight).map(drop))?;
+            let product = self.product(*rows, bytes, format.name(), seconds);
+            (self.told)(&product);
+        }
+        Ok(())
+    }
+
+    /// What decoding takes, and, of what is multiplied as it is, products beside those above.
+    fn coded(&mut self, gpu: &Gpu, sample: &CodedSample) -> Result<(), EngineError> {
+        let (device, ledger) = (self.ops.device(), self.ops.ledger());
+        let (number, width) = (device.number(), self.sizes.width);
+        let chunks = self.sizes.decoded_rows.div_ceil(CHUNK_ROWS);
+        let out_bytes = chunks * CHUNK_ROWS * width * number.bytes();
+        let out = DeviceBuffer::<u8>::new(device, ledger, Kind::Scratch, out_bytes)?;
+        let on_card = SampleOnCard::new(device, ledger, sample, chunks)?;
+        let matrix = on_card.matrix();
+        let name = matrix.coding.name();
+        let seconds = self.median(|_| Ok(gpu.decode(number, out.span(), &matrix)?))?;
+        (self.told)(&Speed {
+            name: format!("decode, {} x {width}, {name}", matrix.rows()),
+            seconds,
+            operations: 0.0,
+            bytes: (on_card.bytes() + out_bytes) as f64,
+            decoded_bytes: Some(out_bytes as f64),
+        });
+        if !matrix.is_multiplied() {
+            return Ok(());
+        }
+        let on_card = SampleOnCard::new(device, ledger, sample, width.div_ceil(CHUNK_ROWS))?;
+        let matrix = on_card.matrix();
+        let places = on_card.index().expect("it was coded here");
+        let bytes = on_card.bytes() + size_of_val(places.as_slice());
+        let index = DeviceBuffer::filled(device, ledger, Kind::Scratch, places.len(), |memory| {
+            memory.copy_from_slice(&places);
+        })?;
+        for rows in &self.sizes.rows {
+            let values = vec![0.5; rows * width];
+            let x = self.ops.matrix(*rows, width, &values, number)?;
+            let out = self.ops.matrix(*rows, width, &values, number)?;
+            let product = PaletteProduct {
+                out: out.span(),
+                out_is_f32: false,
+                out_stride: width,
+                x: x.span(),
+                rows: *rows,
+                weights: &matrix,
+                index: index.span(),
+                index_rows: width,
+                first_row: 0,
+                accumulate: false,
+            };
+            let seconds = self.median(|_| Ok(gpu.multiply_palette(number, product)?))?;
+            let product = self.product(*rows, bytes, name, seconds);
+            (self.told)(&product);
+        }
+        Ok(())
+    }
+
+    /// A product with a square matrix of so many bytes.
+    fn product(&self, rows: usize, bytes: usize, kind: &str, seconds: f64) -> Speed {
+        let width = self.sizes.width;
+        let number = self.ops.device().number();
+        Speed {
+            name: format!("linear, {rows} x {width} x {width}, {kind}"),
+            seconds,
+            operations: 2.0 * (rows * width * width) as f64,
+            bytes: (bytes + 2 * rows * width * number.bytes()) as f64,
+            decoded_bytes: None,
         }
     }
-    for canvas in CANVASES {
-        let values = vec![0.5; canvas * WIDTH];
-        let [q, k, v] = [(); 3].map(|()| ops.matrix(canvas, WIDTH, &values, number));
+
+    fn attention(&mut self, canvas: usize) -> Result<(), EngineError> {
+        let (width, number) = (self.sizes.width, self.ops.device().number());
+        let head_dim = HEAD_DIM.min(width);
+        let heads = width / head_dim;
+        let values = vec![0.5; canvas * width];
+        let [q, k, v] = [(); 3].map(|()| self.ops.matrix(canvas, width, &values, number));
         let (q, k, v) = (q?, k?, v?);
-        let tasks = ops.attention_tasks(vec![AttentionRange {
+        let tasks = self.ops.attention_tasks(vec![AttentionRange {
             queries: 0..canvas,
             keys: Keys::Pass(vec![KeySegment {
                 start: 0,
@@ -93,42 +210,42 @@ pub fn speeds(device: &Device, told: &mut dyn FnMut(&Speed)) -> Result<Vec<Speed
             }]),
         }])?;
         let shape = AttentionShape {
-            heads: HEADS,
-            kv_heads: HEADS,
-            head_dim: WIDTH / HEADS,
+            heads,
+            kv_heads: heads,
+            head_dim,
         };
         let keys = KeyRows {
             pass: Some([&k, &v]),
             caches: &[],
             layer: 0,
         };
-        let seconds = median(&ops, || ops.attend(&q, &keys, shape, &tasks).map(drop))?;
-        add(Speed {
-            name: format!(
-                "attention, canvas of {canvas}, {HEADS} heads of {}",
-                WIDTH / HEADS
-            ),
+        let seconds = self.median(|ops| ops.attend(&q, &keys, shape, &tasks).map(drop))?;
+        (self.told)(&Speed {
+            name: format!("attention, canvas of {canvas}, {heads} heads of {head_dim}"),
             seconds,
-            operations: 4.0 * (canvas * canvas * WIDTH) as f64,
-            bytes: (4 * canvas * WIDTH * number.bytes()) as f64,
+            operations: 4.0 * (canvas * canvas * width) as f64,
+            bytes: (4 * canvas * width * number.bytes()) as f64,
+            decoded_bytes: None,
         });
+        Ok(())
     }
-    Ok(all)
-}
 
-fn median(
-    ops: &Ops,
-    mut work: impl FnMut() -> Result<(), EngineError>,
-) -> Result<f64, EngineError> {
-    // What is needed once is made now.
-    work()?;
-    let once = ops.time(1, &mut work)?;
-    if once > SLOW_S {
-        return Ok(once);
+    fn median(
+        &self,
+        mut work: impl FnMut(&Ops) -> Result<(), EngineError>,
+    ) -> Result<f64, EngineError> {
+        let ops = &self.ops;
+        let mut work = || work(ops);
+        // What is needed once is made now.
+        work()?;
+        let once = ops.time(1, &mut work)?;
+        if once > SLOW_S {
+            return Ok(once);
+        }
+        let launches = ((RUN_S / once) as usize).clamp(1, LAUNCHES_MAX);
+        let times: Result<Vec<f64>, _> = (0..RUNS).map(|_| ops.time(launches, &mut work)).collect();
+        let mut times = times?;
+        times.sort_unstable_by(f64::total_cmp);
+        Ok(times[times.len() / 2])
     }
-    let launches = ((RUN_S / once) as usize).clamp(1, LAUNCHES_MAX);
-    let times: Result<Vec<f64>, _> = (0..RUNS).map(|_| ops.time(launches, &mut work)).collect();
-    let mut times = times?;
-    times.sort_unstable_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
 }

@@ -1,7 +1,7 @@
 //! Containers of coded weights as checkpoints. What was coded without loss reads as if it lay there uncoded; its coded
 //! bytes can be read as they are, too, to be multiplied from.
 
-mod card;
+pub(crate) mod card;
 
 use std::{
     io,

@@ -22,7 +22,10 @@ use std::{
 };
 
 pub use self::container::CodedTensor;
-pub(crate) use self::container::{OpenRows, TakeRows, Via};
+pub(crate) use self::container::{
+    OpenRows, TakeRows, Via,
+    card::{chunk_at, coding_of},
+};
 use self::{
     container::Inside,
     derivative::Stamp,

@@ -1,6 +1,7 @@
 //! What the machine can do, measured by a short probe: what a plan's times are made of.
 
 mod card;
+mod coded;
 
 use std::{
     fs::File,
@@ -9,18 +10,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use half::bf16;
 use rustix::fs::MemfdFlags;
-use sluice_codec::{Coded, Encoded, Lossless, Number, Scheme, Target, encode, quantize};
+use sluice_codec::{Coded, Encoded, Scheme};
 use sluice_cuda::CudaError;
 
+pub(crate) use self::coded::{CodedSample, SampleOnCard};
 use super::{DeviceBuffer, Gpu};
 use crate::{
     checkpoint::CheckpointError,
     error::EngineError,
     format::Format,
     ledger::Kind,
-    ops::{Noise, Ops},
+    ops::Ops,
     residency::{Data, Weight},
 };
 
@@ -69,9 +70,6 @@ const SMALL_SIDE: usize = 1024;
 /// The matrix that decoding is timed with: small, since what it takes may stay with this process.
 const DECODE_ROWS: usize = 64;
 const DECODE_WIDTH: usize = 1024;
-const DECODE_TILE: usize = 512;
-/// Of those that are coded to a rate.
-const DECODE_BITS: f64 = 4.0;
 /// Rows that are decoded at a time.
 const DECODE_PIECE: usize = 16;
 /// A sound number in every format, as element, scale and code alike.
@@ -207,43 +205,11 @@ fn measure_copy(memory: &mut [u8]) -> io::Result<f64> {
     Ok(COPY_BYTES as f64 / fastest)
 }
 
-/// A small matrix of numbers as a model has them, in each way of coding it.
-pub(crate) fn coded_samples() -> impl Iterator<Item = (Scheme, Encoded)> {
-    let noise = Noise::new(1);
-    // Sums of a few uniform numbers are all but normal.
-    let uniform = |place: u64| noise.uniform(0, place, 0) as f32 - 0.5;
-    let weights: Vec<bf16> = (0..(DECODE_ROWS * DECODE_WIDTH) as u64)
-        .map(|place| bf16::from_f32((0..4).map(|draw| uniform(4 * place + draw)).sum()))
-        .collect();
-    let (rows, width, tile) = (DECODE_ROWS, DECODE_WIDTH, DECODE_TILE);
-    let lossless = |coder| {
-        let bytes = bytemuck::cast_slice(&weights);
-        encode(Number::Bf16, rows, width, bytes, coder, tile)
-    };
-    let values: Vec<f32> = weights.iter().map(|weight| weight.to_f32()).collect();
-    let to_a_rate = quantize(
-        Number::Bf16,
-        rows,
-        width,
-        &values,
-        Target::Bits(DECODE_BITS),
-        tile,
-    );
-    let coded = [
-        (Scheme::Huffman, lossless(Lossless::Huffman)),
-        (Scheme::Palette, lossless(Lossless::Palette)),
-        (Scheme::Rate, to_a_rate.map(|quantized| quantized.encoded)),
-    ];
-    coded
-        .into_iter()
-        .filter_map(|(scheme, encoded)| Some((scheme, encoded.ok()?)))
-}
-
 /// Seconds that one thread takes to decode a number, in each way.
 fn measure_decode() -> Vec<(Scheme, f64)> {
     // As a multiply does it, in pieces that stay in the cache.
     let mut out = vec![0.0; DECODE_PIECE * DECODE_WIDTH];
-    let measure = |(scheme, encoded): (Scheme, Encoded)| {
+    let measure = |CodedSample { scheme, encoded }| {
         let Encoded { layout, bytes } = encoded;
         let coded = Coded::new(layout, &bytes).ok()?;
         let mut fastest = f64::INFINITY;
@@ -256,7 +222,9 @@ fn measure_decode() -> Vec<(Scheme, f64)> {
         }
         Some((scheme, fastest / (DECODE_ROWS * DECODE_WIDTH) as f64))
     };
-    coded_samples().filter_map(measure).collect()
+    CodedSample::all(DECODE_ROWS, DECODE_WIDTH)
+        .filter_map(measure)
+        .collect()
 }
 
 fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, EngineError> {

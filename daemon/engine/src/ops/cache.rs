@@ -467,7 +467,7 @@ pub fn computed_format(profile: &Profile) -> Format {
 }
 
 /// The format that numbers of a card are.
-fn format_of(number: Number) -> Format {
+pub(super) fn format_of(number: Number) -> Format {
     match number {
         Number::F32 => Format::F32,
         Number::F16 => Format::F16,

@@ -30,7 +30,6 @@ use crate::{
 pub(super) struct Card {
     gpu: Gpu,
     profile: CardProfile,
-    number: Number,
     clock: CardClock,
     _held: Held,
 }
@@ -55,7 +54,6 @@ impl Card {
         let profile = device.profile().card;
         Ok(Self {
             profile: profile.expect("a card's device has its profile"),
-            number: device.number(),
             clock: CardClock::new(&gpu),
             gpu,
             _held: Held::new(device, ledger)?,
@@ -188,7 +186,7 @@ impl Card {
             heads: x.width() / (2 * table.half),
         });
         let table_span = table.values.span();
-        Ok((self.gpu).rope(self.number, turned, table_span, table.half)?)
+        Ok((self.gpu).rope(self.profile.number, turned, table_span, table.half)?)
     }
 
     /// `x`, which is `f32`, and the bias in the numbers of `out`, or where it lies.
@@ -227,7 +225,7 @@ impl Card {
             weight.width,
             "the widths of rows and weights differ"
         );
-        assert_eq!(x.number(), self.number);
+        assert_eq!(x.number(), self.profile.number);
         weights::multiply(
             &self.gpu,
             &self.clock,
@@ -295,7 +293,7 @@ impl Card {
     }
 
     pub(super) fn salience(&self, salience: cuda::Salience) -> Result<(), EngineError> {
-        Ok(self.gpu.salience(self.number, salience)?)
+        Ok(self.gpu.salience(self.profile.number, salience)?)
     }
 
     /// Of the matrices of a cache, moves the rows that `kept` has for each layer to the beginning.

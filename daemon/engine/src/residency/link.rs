@@ -17,7 +17,7 @@ use std::{
 
 use sluice_cuda::{CopyStream, CudaError, Gpu, HostMemory, Mark, Span};
 
-use super::{reader::Reader, unit::Unit};
+use super::{reader::Reader, stream::Brought, unit::Unit};
 use crate::{
     error::EngineError,
     page::Page,
@@ -67,15 +67,6 @@ pub(super) struct Arrival {
     pub(super) begin: Mark,
     /// When all of it is there.
     pub(super) end: Mark,
-}
-
-/// What it took to send a unit on its way.
-pub(super) struct Sent {
-    pub(super) arrival: Arrival,
-    /// Where each tensor starts in the slot.
-    pub(super) starts: Vec<usize>,
-    /// Whether files were read for it, and since when.
-    pub(super) read_since: Option<Instant>,
 }
 
 impl Link {
@@ -152,7 +143,7 @@ impl Link {
         slot: Span,
         used: Option<&Mark>,
         cancel: &AtomicBool,
-    ) -> Result<Option<Sent>, EngineError> {
+    ) -> Result<Option<Brought>, EngineError> {
         let begun = Instant::now();
         let mut read_since = None;
         if self.wants(unit) {
@@ -191,8 +182,8 @@ impl Link {
         let begin = self.copies.mark()?;
         self.copies.copy(memory, parts)?;
         let end = self.copies.mark()?;
-        Ok(Some(Sent {
-            arrival: Arrival { begin, end },
+        Ok(Some(Brought {
+            arrival: Some(Arrival { begin, end }),
             starts: places.iter().map(|place| place.offset as usize).collect(),
             read_since,
         }))

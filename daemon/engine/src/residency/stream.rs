@@ -445,12 +445,7 @@ impl Shared {
                 read_since: Some(begun),
             }));
         };
-        let sent = link.send(&self.reader, unit, memory.span(), used, &self.abandon)?;
-        Ok(sent.map(|sent| Brought {
-            starts: sent.starts,
-            arrival: Some(sent.arrival),
-            read_since: sent.read_since,
-        }))
+        link.send(&self.reader, unit, memory.span(), used, &self.abandon)
     }
 
     /// The unit that comes next of those that are to be kept in the host's memory: read while all slots are full, so that
@@ -495,13 +490,13 @@ impl Shared {
 }
 
 /// What was brought to a slot.
-struct Brought {
+pub(super) struct Brought {
     /// Where each tensor starts there.
-    starts: Vec<usize>,
+    pub(super) starts: Vec<usize>,
     /// On a card: when it is there.
-    arrival: Option<Arrival>,
+    pub(super) arrival: Option<Arrival>,
     /// When files began to be read for it.
-    read_since: Option<Instant>,
+    pub(super) read_since: Option<Instant>,
 }
 
 /// A filled slot in use; dropped, it goes back to the reader.

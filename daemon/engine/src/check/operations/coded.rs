@@ -1,11 +1,11 @@
 //! A card's kernels for coded weights, beside the codec.
 
-use sluice_codec::{Coded, Encoded, Scheme};
-use sluice_cuda::{CodedChunk, CodedMatrix, Coding, Gpu, Number, PaletteProduct, palette_index};
+use sluice_codec::{Coded, Encoded};
+use sluice_cuda::{CodedMatrix, Gpu, Number, PaletteProduct};
 
 use super::Pair;
 use crate::{
-    device::{DeviceBuffer, coded_samples},
+    device::{CodedSample, DeviceBuffer, SampleOnCard},
     error::EngineError,
     format::Format,
     ledger::Kind,
@@ -13,51 +13,34 @@ use crate::{
     residency::{Data, Weight},
 };
 
+/// Of the matrix that is coded.
+const ROWS: usize = 64;
+const WIDTH: usize = 1024;
+
 impl Pair<'_> {
     /// Each way of coding decoded, and multiplied from where a card does that.
     pub(super) fn coded(&mut self) -> Result<(), EngineError> {
         let Some(gpu) = self.tried.device().gpu().cloned() else {
             return Ok(());
         };
-        for (scheme, encoded) in coded_samples() {
+        for sample in CodedSample::all(ROWS, WIDTH) {
             self.poison()?;
-            self.coded_matrix(&gpu, scheme, &encoded)?;
+            self.coded_matrix(&gpu, &sample)?;
         }
         Ok(())
     }
 
-    fn coded_matrix(
-        &mut self,
-        gpu: &Gpu,
-        scheme: Scheme,
-        encoded: &Encoded,
-    ) -> Result<(), EngineError> {
-        let Encoded { layout, bytes } = encoded;
+    fn coded_matrix(&mut self, gpu: &Gpu, sample: &CodedSample) -> Result<(), EngineError> {
+        let Encoded { layout, bytes } = &sample.encoded;
         let (rows, width) = (layout.rows(), layout.width());
         let mut numbers = vec![0.0; rows * width];
         let coded = Coded::new(layout.clone(), bytes);
         let widened = coded.and_then(|coded| coded.widen_rows(0..rows, &mut numbers));
         widened.expect("it was coded here");
-        let on_card = self.on_card(bytes)?;
-        let chunks = [CodedChunk {
-            start: 0,
-            rows: rows as u32,
-            codes_bytes: layout.codes_len() as u32,
-            escapes_bytes: layout.escapes_len() as u32,
-        }];
-        let (coding, name) = match scheme {
-            Scheme::Palette => (Coding::Palette, "palette"),
-            Scheme::Rate => (Coding::Rate, "rate"),
-            Scheme::Huffman | Scheme::Plain => (Coding::Huffman, "huffman"),
-        };
-        let matrix = CodedMatrix {
-            coding,
-            source: Number::Bf16,
-            width,
-            tile: layout.tile(),
-            bytes: on_card.span(),
-            chunks: &chunks,
-        };
+        let (device, ledger) = (self.tried.device(), self.tried.ledger());
+        let on_card = SampleOnCard::new(device, ledger, sample, 1)?;
+        let matrix = on_card.matrix();
+        let name = matrix.coding.name();
         let number = self.tried.device().number();
         let found = self.tried.matrix(rows, width, &numbers, number)?;
         gpu.fill(found.span(), 0xFF)?;
@@ -67,8 +50,11 @@ impl Pair<'_> {
         if !matrix.is_multiplied() {
             return Ok(());
         }
-        let index = palette_index(width, layout.tile(), &chunks, bytes);
-        let index = self.on_card(bytemuck::cast_slice(&index.expect("it was coded here")))?;
+        let index = on_card.index().expect("it was coded here");
+        let (device, ledger) = (self.tried.device(), self.tried.ledger());
+        let index = DeviceBuffer::filled(device, ledger, Kind::Scratch, index.len(), |memory| {
+            memory.copy_from_slice(&index);
+        })?;
         for inputs in [1, 8, 33, 300] {
             self.poison()?;
             let [a, b] = self.activations(inputs, width, 2.0)?;
@@ -91,20 +77,13 @@ impl Pair<'_> {
         }
         Ok(())
     }
-
-    fn on_card(&self, bytes: &[u8]) -> Result<DeviceBuffer<u8>, EngineError> {
-        let (device, ledger) = (self.tried.device(), self.tried.ledger());
-        DeviceBuffer::filled(device, ledger, Kind::Weights, bytes.len(), |memory| {
-            memory.copy_from_slice(bytes);
-        })
-    }
 }
 
 fn product<'a>(
     out: &Activation,
     x: &Activation,
     weights: &'a CodedMatrix<'a>,
-    index: &DeviceBuffer<u8>,
+    index: &DeviceBuffer<u32>,
 ) -> PaletteProduct<'a> {
     PaletteProduct {
         out: out.span(),

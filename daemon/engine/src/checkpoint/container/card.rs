@@ -2,13 +2,37 @@
 
 use std::ops::Range;
 
-use sluice_codec::{DecodeError, Scheme};
+use sluice_codec::{DecodeError, Layout, Scheme};
 use sluice_cuda::{
     CodedChunk, CodedMatrix, Coding, Number, Span, palette_index, palette_index_bytes,
 };
 
 use super::CodedTensor;
 use crate::{checkpoint::CheckpointError, format::Format};
+
+/// What a card's kernels call a scheme.
+///
+/// # Panics
+/// For what isn't coded.
+pub(crate) fn coding_of(scheme: Scheme) -> Coding {
+    match scheme {
+        Scheme::Huffman => Coding::Huffman,
+        Scheme::Palette => Coding::Palette,
+        Scheme::Rate => Coding::Rate,
+        Scheme::Plain => unreachable!("what is kept coded has a scheme"),
+    }
+}
+
+/// A coded matrix that begins there, as those kernels take it.
+pub(crate) fn chunk_at(start: u64, layout: &Layout) -> CodedChunk {
+    CodedChunk {
+        start,
+        // A matrix that is too large for 32 bits is refused when a container is opened.
+        rows: layout.rows() as u32,
+        codes_bytes: layout.codes_len() as u32,
+        escapes_bytes: layout.escapes_len() as u32,
+    }
+}
 
 /// Rows of a coded tensor on a card.
 pub(crate) struct MatrixOnCard {
@@ -44,20 +68,11 @@ impl CodedTensor {
         let chunks = self.chunks_of(rows);
         let whole: usize = chunks.iter().map(|chunk| chunk.rows.len()).sum();
         assert_eq!(whole, rows.len(), "rows of whole chunks are taken");
-        let described = chunks.iter().map(|chunk| CodedChunk {
-            start: chunk.offset - base,
-            // A matrix that is too large for 32 bits is refused when a container is opened.
-            rows: chunk.rows.len() as u32,
-            codes_bytes: chunk.layout.codes_len() as u32,
-            escapes_bytes: chunk.layout.escapes_len() as u32,
-        });
+        let described = chunks
+            .iter()
+            .map(|chunk| chunk_at(chunk.offset - base, &chunk.layout));
         MatrixOnCard {
-            coding: match self.scheme {
-                Scheme::Huffman => Coding::Huffman,
-                Scheme::Palette => Coding::Palette,
-                Scheme::Rate => Coding::Rate,
-                Scheme::Plain => unreachable!("what is kept coded has a scheme"),
-            },
+            coding: coding_of(self.scheme),
             source: match self.format {
                 Format::F32 => Number::F32,
                 Format::F16 => Number::F16,

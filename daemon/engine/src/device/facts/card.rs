@@ -3,18 +3,16 @@
 
 use std::time::Instant;
 
-use sluice_codec::{Encoded, Scheme};
-use sluice_cuda::{CodedChunk, CodedMatrix, Coding, Gpu, Number, Span};
+use sluice_codec::Scheme;
+use sluice_cuda::{Gpu, Span};
 
 use super::{
-    DECODE_ROWS, DECODE_WIDTH, LinearRate, POINTS, ROUNDS_MAX, ROUNDS_TIME, coded_samples, large,
+    CodedSample, DECODE_WIDTH, LinearRate, POINTS, ROUNDS_MAX, ROUNDS_TIME, SampleOnCard, large,
     rising, unknown, weight,
 };
 use crate::{
-    device::DeviceBuffer,
     error::EngineError,
     format::Format,
-    ledger::Kind,
     ops::{Activation, Ops},
     residency::{Data, Weight},
 };
@@ -25,6 +23,9 @@ const POINT_ROWS: [usize; POINTS] = [1, 64, 512];
 const LONG_S: f64 = 1e-3;
 /// Runs that are timed together, at most.
 const RUNS_MAX: usize = 16;
+/// Rows of a chunk, as containers have them, and how many chunks are decoded at once, at most.
+const CHUNK_ROWS: usize = 256;
+const CHUNKS_MAX: usize = 32;
 /// Runs of decoding, of which the fastest counts.
 const DECODE_ROUNDS: usize = 4;
 /// Parts of the arena that are taken at once, and what each may lose at its ends.
@@ -56,41 +57,19 @@ pub(super) fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRa
     Ok(rising(rates))
 }
 
-/// Seconds that the card takes to decode a number, by how it is coded: of a small matrix again and again, as many times as
-/// have room at `out`, since only many keep it busy.
+/// Seconds that the card takes to decode a number, by how it is coded: of as many chunks as `out` has room for, since only many
+/// keep it busy.
 pub(super) fn measure_decode(
     ops: &Ops,
     gpu: &Gpu,
     out: Span,
 ) -> Result<Vec<(Scheme, f64)>, EngineError> {
-    /// A launch has so many chunks.
-    const COPIES_MAX: usize = 128;
     let number = ops.device().number();
-    let numbers = DECODE_ROWS * DECODE_WIDTH;
-    let copies = COPIES_MAX.min(out.bytes() / (numbers * number.bytes()));
-    let measure = |(scheme, Encoded { layout, bytes }): (Scheme, Encoded)| {
-        let (device, ledger) = (ops.device(), ops.ledger());
-        let memory = DeviceBuffer::filled(device, ledger, Kind::Scratch, bytes.len(), |memory| {
-            memory.copy_from_slice(&bytes);
-        })?;
-        let chunk = CodedChunk {
-            start: 0,
-            rows: DECODE_ROWS as u32,
-            codes_bytes: layout.codes_len() as u32,
-            escapes_bytes: layout.escapes_len() as u32,
-        };
-        let matrix = CodedMatrix {
-            coding: match scheme {
-                Scheme::Rate => Coding::Rate,
-                Scheme::Palette => Coding::Palette,
-                Scheme::Huffman | Scheme::Plain => Coding::Huffman,
-            },
-            source: Number::Bf16,
-            width: DECODE_WIDTH,
-            tile: layout.tile(),
-            bytes: memory.span(),
-            chunks: &vec![chunk; copies],
-        };
+    let numbers = CHUNK_ROWS * DECODE_WIDTH;
+    let copies = CHUNKS_MAX.min(out.bytes() / (numbers * number.bytes()));
+    let measure = |sample: CodedSample| {
+        let on_card = SampleOnCard::new(ops.device(), ops.ledger(), &sample, copies)?;
+        let matrix = on_card.matrix();
         let mut decode = || Ok(gpu.decode(number, out, &matrix)?);
         // Made by the driver when it first runs.
         decode()?;
@@ -98,9 +77,11 @@ pub(super) fn measure_decode(
         for _ in 0..DECODE_ROUNDS {
             fastest = fastest.min(ops.time(1, &mut decode)?);
         }
-        Ok((scheme, fastest / (copies * numbers) as f64))
+        Ok((sample.scheme, fastest / (copies * numbers) as f64))
     };
-    coded_samples().map(measure).collect()
+    CodedSample::all(CHUNK_ROWS, DECODE_WIDTH)
+        .map(measure)
+        .collect()
 }
 
 /// A matrix as large as it takes to keep the card busy, and no larger.

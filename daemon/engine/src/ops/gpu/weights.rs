@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use sluice_cuda::{self as cuda, Gpu, Number, Span};
 
-use super::super::{Activation, Phase, clock::CardClock};
+use super::super::{Activation, Phase, cache::format_of, clock::CardClock};
 use crate::{
     device::CardProfile,
     error::EngineError,
@@ -88,7 +88,7 @@ pub(super) fn multiply(
         let to = decoded.part(0, these.len() * row_bytes);
         let piece = weight.rows(these.start, these.end);
         clock.within(Phase::Decode, || decode(gpu, number, &piece, to))?;
-        gpu.multiply(number, plain(number), product(to, these))?;
+        gpu.multiply(number, format_of(number).on_card(), product(to, these))?;
     }
     Ok(())
 }
@@ -103,13 +103,4 @@ fn decode(gpu: &Gpu, number: Number, weight: &Weight<'_>, out: Span) -> Result<(
     let rows = coded.first_row..coded.first_row + weight.rows;
     let matrix = coded.tensor.on_card(&rows, coded.base_row);
     Ok(gpu.decode(number, out, &matrix.at(lies.span))?)
-}
-
-/// The format of numbers that are computed in.
-fn plain(number: Number) -> cuda::Format {
-    match number {
-        Number::F32 => cuda::Format::F32,
-        Number::F16 => cuda::Format::F16,
-        Number::Bf16 => cuda::Format::Bf16,
-    }
 }

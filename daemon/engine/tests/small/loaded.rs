@@ -1,0 +1,39 @@
+//! What such models are loaded by, and with.
+
+use std::path::Path;
+
+use sluice_engine::{
+    Engine, EngineError, Options, Settings,
+    checkpoint::Source,
+    device::{Choice, Number},
+    plan::PlanError,
+};
+use sluice_shared::level::Level;
+
+/// An engine that computes in `f32`.
+pub(crate) fn engine(device: Choice) -> Engine {
+    let options = Options {
+        device,
+        number: Some(Number::F32),
+        threads: 1,
+        ..Options::default()
+    };
+    Engine::start(options).unwrap()
+}
+
+pub(crate) fn settings(level: Level, budget_bytes: Option<u64>) -> Settings {
+    Settings {
+        level,
+        budget_bytes,
+        ..Settings::default()
+    }
+}
+
+/// The least budget that a model can be loaded with at level standard.
+pub(crate) fn least_bytes(engine: &Engine, path: &Path) -> u64 {
+    let source = Source::Folder(path.to_owned());
+    match engine.load_now(source, settings(Level::Standard, Some(1))) {
+        Err(EngineError::Plan(PlanError::BudgetTooSmall { least_bytes, .. })) => least_bytes,
+        other => panic!("{:?}", other.err()),
+    }
+}
