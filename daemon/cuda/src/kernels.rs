@@ -21,7 +21,7 @@ pub use self::{
     rows::Turned,
     salience::{Salience, SalienceScratch},
 };
-use crate::{Blas, CudaError, Format, Gpu, Number, Product, Span, launch::Argument};
+use crate::{CudaError, Format, Gpu, Number, Product, Span, launch::Argument};
 
 /// The CUDA version whose compiler made the PTX; an older driver can't read it. Linux drivers are of this version from
 /// 525.60 on.
@@ -225,26 +225,31 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         if product.rows >= BLAS_ROWS
             && format.name() == number.name()
-            && let Some(blas) = self.blas()
+            && self.multiply_by_blas(number, product)?
         {
-            return self.multiply_by_blas(blas, number, product);
+            return Ok(());
         }
         self.multiply_by_kernels(number, format, product)
     }
 
-    fn multiply_by_blas(
-        &self,
-        blas: &Blas,
-        number: Number,
-        product: Product,
-    ) -> Result<(), CudaError> {
+    /// The same by cuBLAS for weights that are numbers as they are computed in, and whether there is one.
+    ///
+    /// # Errors
+    /// As [`multiply`](Self::multiply).
+    ///
+    /// # Panics
+    /// As [`multiply`](Self::multiply).
+    pub fn multiply_by_blas(&self, number: Number, product: Product) -> Result<bool, CudaError> {
+        let Some(blas) = self.blas() else {
+            return Ok(false);
+        };
         blas.multiply(number, product).map_err(|refused| {
             // cuBLAS has words of its own for work that failed before; the driver's say more, and whether all is over.
             self.synchronize().err().unwrap_or(refused)
         })?;
         let (rows, outputs) = (product.rows, product.outputs);
         if number != Number::F16 || product.out_is_f32 || rows == 0 || outputs == 0 {
-            return Ok(());
+            return Ok(true);
         }
         self.send(
             "saturate_f16",
@@ -255,7 +260,8 @@ impl Gpu {
                 size(outputs),
                 size(product.out_stride),
             ],
-        )
+        )?;
+        Ok(true)
     }
 
     /// The same without cuBLAS: a kernel for few rows, or one of two for tiles.

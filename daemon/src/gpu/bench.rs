@@ -69,12 +69,29 @@ pub struct Timing {
     #[arg(long, value_name = "DIR")]
     converted: Option<PathBuf>,
 
+    /// Width of the matrices that single operations are timed with, a multiple of 256
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = parse_width, conflicts_with = "only_passes")]
+    width: usize,
+
     /// Leave out single operations
     #[arg(long)]
     only_passes: bool,
 
     #[command(flatten)]
     limit: Limit,
+}
+
+/// Most numbers in a row that single operations are timed with.
+const WIDTH_MAX: usize = 16384;
+/// Rows of every format are whole blocks of so many.
+const BLOCK: usize = 256;
+
+fn parse_width(text: &str) -> Result<usize, String> {
+    let width = text.parse().map_err(|_| "no number".to_owned())?;
+    let is_whole = (BLOCK..=WIDTH_MAX).contains(&width) && width.is_multiple_of(BLOCK);
+    is_whole
+        .then_some(width)
+        .ok_or_else(|| format!("not a multiple of {BLOCK} up to {WIDTH_MAX}"))
 }
 
 /// Levels to try, one after another.
@@ -159,7 +176,11 @@ impl Timing {
                 tell_speed(speed, memory_bytes_per_s);
                 operations.push(speed_json(speed, memory_bytes_per_s));
             };
-            if let Err(error) = speeds(&device, &Sizes::default(), told) {
+            let sizes = Sizes {
+                width: self.width,
+                ..Sizes::default()
+            };
+            if let Err(error) = speeds(&device, &sizes, told) {
                 failures.add("operations", &error);
             }
         }

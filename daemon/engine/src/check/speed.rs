@@ -1,13 +1,13 @@
 //! How fast a device's operations are.
 
-use sluice_cuda::{Gpu, PaletteProduct};
+use sluice_cuda::{self as cuda, Gpu};
 
 use crate::{
     device::{CodedSample, Device, DeviceBuffer, SampleOnCard},
     error::EngineError,
     format::Format,
     ledger::{Kind, Ledger},
-    ops::{AttentionRange, AttentionShape, KeyRows, KeySegment, Keys, Ops},
+    ops::{Activation, AttentionRange, AttentionShape, KeyRows, KeySegment, Keys, Ops},
     page::Page,
     residency::{Data, Weight},
 };
@@ -36,8 +36,6 @@ pub struct Sizes {
     pub rows: Vec<usize>,
     /// Positions that pay attention to each other.
     pub canvases: Vec<usize>,
-    /// Rows of weights that are decoded.
-    pub decoded_rows: usize,
 }
 
 /// LLaDA-8B's, and rows from one to what sixteen requests may bring.
@@ -47,7 +45,6 @@ impl Default for Sizes {
             width: 4096,
             rows: vec![1, 8, 32, 128, 512, 2048],
             canvases: vec![128, 512, 2048],
-            decoded_rows: 12288,
         }
     }
 }
@@ -62,11 +59,13 @@ const LAUNCHES_MAX: usize = 32;
 const SLOW_S: f64 = 1.0;
 /// Matrices of the most rows, in `f32`, that exist at once: queries, keys, values, results, and one on its way there.
 const MATRICES: usize = 6;
+/// Rows of weights that are decoded, in widths of theirs: a matrix of LLaDA-8B's MLP.
+const DECODED_WIDTHS: usize = 3;
 /// Rows of a coded chunk, as containers have them.
 const CHUNK_ROWS: usize = 256;
 
-/// Times products of weights in every format that the device has, what a card decodes, products of palette-coded weights
-/// as they are, and attention of one canvas. `told` hears of each as it is done.
+/// Times products of weights in every format and attention of one canvas; on a card also products by its library beside those
+/// by kernels, decoding in every way, and products of palette-coded weights as they are. `told` hears of each as it is done.
 ///
 /// # Errors
 /// When memory can't be had, or an operation fails.
@@ -85,6 +84,13 @@ pub fn speeds(
         clock.products(format)?;
     }
     if let Some(gpu) = device.gpu() {
+        clock.both_ways(gpu)?;
+        for format in Format::ALL
+            .into_iter()
+            .filter(|format| format.block_len() > 1)
+        {
+            clock.blocks(gpu, format)?;
+        }
         for sample in CodedSample::all(CHUNK_ROWS, sizes.width) {
             clock.coded(gpu, &sample)?;
         }
@@ -105,13 +111,8 @@ impl Clock<'_> {
     fn products(&mut self, format: Format) -> Result<(), EngineError> {
         let (device, ledger) = (self.ops.device(), self.ops.ledger());
         let width = self.sizes.width;
-        let bytes = format.bytes(width * width);
         let decoded = DeviceBuffer::<Page>::to_decode(device, ledger)?;
-        let memory =
-            DeviceBuffer::<u64>::filled(device, ledger, Kind::Weights, bytes / 8, |words| {
-                // A sound number in every format, as element, scale and code alike.
-                words.fill(0x3C3C_3C3C_3C3C_3C3C);
-            })?;
+        let memory = self.weights(format, width)?;
         let weight = Weight {
             format,
             rows: width,
@@ -125,45 +126,90 @@ impl Clock<'_> {
         for rows in &self.sizes.rows {
             let x = self.ops.probe_rows(*rows, &weight)?;
             let seconds = self.median(|ops| ops.linear(&x, &weight).map(drop))?;
+            let bytes = format.bytes(width * width);
             let product = self.product(*rows, bytes, format.name(), seconds);
             (self.told)(&product);
         }
         Ok(())
     }
 
-    /// What decoding takes, and, of what is multiplied as it is, products beside those above.
+    /// Products with numbers that the card computes in, by its library and by kernels of our own, whatever is chosen for
+    /// so many rows.
+    fn both_ways(&mut self, gpu: &Gpu) -> Result<(), EngineError> {
+        let (number, width) = (self.ops.device().number(), self.sizes.width);
+        let format = Format::from(number);
+        let memory = self.weights(format, width)?;
+        for rows in &self.sizes.rows {
+            let [x, out] = self.rows(*rows)?;
+            let product = cuda::Product {
+                out: out.span(),
+                out_is_f32: false,
+                x: x.span(),
+                weights: memory.span(),
+                rows: *rows,
+                outputs: width,
+                out_stride: width,
+                width,
+                accumulate: false,
+            };
+            let bytes = format.bytes(width * width);
+            if gpu.multiply_by_blas(number, product)? {
+                let seconds =
+                    self.median(|_| Ok(gpu.multiply_by_blas(number, product).map(drop)?))?;
+                let name = format!("{}, by cuBLAS", format.name());
+                let product = self.product(*rows, bytes, &name, seconds);
+                (self.told)(&product);
+            }
+            let by_kernels = || Ok(gpu.multiply_by_kernels(number, format.on_card(), product)?);
+            let seconds = self.median(|_| by_kernels())?;
+            let name = format!("{}, by kernels", format.name());
+            let product = self.product(*rows, bytes, &name, seconds);
+            (self.told)(&product);
+        }
+        Ok(())
+    }
+
+    /// What making numbers of blocks takes.
+    fn blocks(&mut self, gpu: &Gpu, format: Format) -> Result<(), EngineError> {
+        let (number, width) = (self.ops.device().number(), self.sizes.width);
+        let rows = DECODED_WIDTHS * width;
+        let memory = self.weights(format, rows)?;
+        let out = self.decoded(rows)?;
+        let decode = || {
+            let (to, from) = (out.span(), memory.span());
+            Ok(gpu.dequantize(number, format.on_card(), to, from, rows, width)?)
+        };
+        let seconds = self.median(|_| decode())?;
+        let speed = self.decoding(rows, format.bytes(rows * width), format.name(), seconds);
+        (self.told)(&speed);
+        Ok(())
+    }
+
+    /// What decoding takes, and, of what is multiplied as it is, products.
     fn coded(&mut self, gpu: &Gpu, sample: &CodedSample) -> Result<(), EngineError> {
         let (device, ledger) = (self.ops.device(), self.ops.ledger());
         let (number, width) = (device.number(), self.sizes.width);
-        let chunks = self.sizes.decoded_rows.div_ceil(CHUNK_ROWS);
-        let out_bytes = chunks * CHUNK_ROWS * width * number.bytes();
-        let out = DeviceBuffer::<u8>::new(device, ledger, Kind::Scratch, out_bytes)?;
+        let chunks = DECODED_WIDTHS * width.div_ceil(CHUNK_ROWS);
         let on_card = SampleOnCard::new(device, ledger, sample, chunks)?;
         let matrix = on_card.matrix();
         let name = matrix.coding.name();
+        let out = self.decoded(matrix.rows())?;
         let seconds = self.median(|_| Ok(gpu.decode(number, out.span(), &matrix)?))?;
-        (self.told)(&Speed {
-            name: format!("decode, {} x {width}, {name}", matrix.rows()),
-            seconds,
-            operations: 0.0,
-            bytes: (on_card.bytes() + out_bytes) as f64,
-            decoded_bytes: Some(out_bytes as f64),
-        });
+        let speed = self.decoding(matrix.rows(), on_card.bytes(), name, seconds);
+        (self.told)(&speed);
         if !matrix.is_multiplied() {
             return Ok(());
         }
         let on_card = SampleOnCard::new(device, ledger, sample, width.div_ceil(CHUNK_ROWS))?;
         let matrix = on_card.matrix();
         let places = on_card.index().expect("it was coded here");
-        let bytes = on_card.bytes() + size_of_val(places.as_slice());
         let index = DeviceBuffer::filled(device, ledger, Kind::Scratch, places.len(), |memory| {
             memory.copy_from_slice(&places);
         })?;
+        let bytes = on_card.bytes() + size_of_val(places.as_slice());
         for rows in &self.sizes.rows {
-            let values = vec![0.5; rows * width];
-            let x = self.ops.matrix(*rows, width, &values, number)?;
-            let out = self.ops.matrix(*rows, width, &values, number)?;
-            let product = PaletteProduct {
+            let [x, out] = self.rows(*rows)?;
+            let product = cuda::PaletteProduct {
                 out: out.span(),
                 out_is_f32: false,
                 out_stride: width,
@@ -182,6 +228,33 @@ impl Clock<'_> {
         Ok(())
     }
 
+    /// So many rows of weights: a sound number in every format, as element, scale and code alike.
+    fn weights(&self, format: Format, rows: usize) -> Result<DeviceBuffer<u64>, EngineError> {
+        let (device, ledger) = (self.ops.device(), self.ops.ledger());
+        let words = format.bytes(rows * self.sizes.width) / size_of::<u64>();
+        DeviceBuffer::filled(device, ledger, Kind::Weights, words, |memory| {
+            memory.fill(0x3C3C_3C3C_3C3C_3C3C);
+        })
+    }
+
+    /// Room for so many decoded rows.
+    fn decoded(&self, rows: usize) -> Result<DeviceBuffer<u8>, EngineError> {
+        let (device, ledger) = (self.ops.device(), self.ops.ledger());
+        let bytes = rows * self.sizes.width * device.number().bytes();
+        DeviceBuffer::new(device, ledger, Kind::Scratch, bytes)
+    }
+
+    /// Rows to multiply, and room for the product.
+    fn rows(&self, rows: usize) -> Result<[Activation; 2], EngineError> {
+        let width = self.sizes.width;
+        let values = vec![0.5; rows * width];
+        let matrix = || {
+            self.ops
+                .matrix(rows, width, &values, self.ops.device().number())
+        };
+        Ok([matrix()?, matrix()?])
+    }
+
     /// A product with a square matrix of so many bytes.
     fn product(&self, rows: usize, bytes: usize, kind: &str, seconds: f64) -> Speed {
         let width = self.sizes.width;
@@ -192,6 +265,19 @@ impl Clock<'_> {
             operations: 2.0 * (rows * width * width) as f64,
             bytes: (bytes + 2 * rows * width * number.bytes()) as f64,
             decoded_bytes: None,
+        }
+    }
+
+    /// Rows that were made of so many bytes.
+    fn decoding(&self, rows: usize, bytes: usize, kind: &str, seconds: f64) -> Speed {
+        let width = self.sizes.width;
+        let decoded = rows * width * self.ops.device().number().bytes();
+        Speed {
+            name: format!("decode, {rows} x {width}, {kind}"),
+            seconds,
+            operations: 0.0,
+            bytes: (bytes + decoded) as f64,
+            decoded_bytes: Some(decoded as f64),
         }
     }
 

@@ -53,6 +53,18 @@ pub(crate) struct Groups {
 /// When rows and input are not whole blocks of the same width.
 pub type Dots = fn(&[u8], &[f32], &mut [f32]);
 
+/// How a card's numbers are stored.
+impl From<sluice_cuda::Number> for Format {
+    fn from(number: sluice_cuda::Number) -> Self {
+        use sluice_cuda::Number;
+        match number {
+            Number::F32 => Self::F32,
+            Number::F16 => Self::F16,
+            Number::Bf16 => Self::Bf16,
+        }
+    }
+}
+
 impl Format {
     /// All formats, the most faithful first.
     pub const ALL: [Self; 13] = [

@@ -168,7 +168,7 @@ impl Ops {
     /// On a card, when the format is not what it computes in.
     pub fn cache(&self, shape: CacheShape, capacity: usize) -> Result<KvCache, EngineError> {
         if self.device.is_card() {
-            assert_eq!(shape.format, format_of(self.device.number()));
+            assert_eq!(shape.format, self.device.number().into());
         }
         let pages = shape.bytes(capacity).div_ceil(PAGE_BYTES);
         Ok(KvCache {
@@ -435,7 +435,7 @@ pub fn cache_format(kv: Kv, profile: &Profile) -> Result<Format, PlanError> {
     let Some(card) = &profile.card else {
         return Ok(asked.unwrap_or(Format::Bf16));
     };
-    let own = format_of(card.number);
+    let own = Format::from(card.number);
     match asked.is_none_or(|asked| asked == own) {
         true => Ok(own),
         false => Err(PlanError::CacheFormat {
@@ -461,17 +461,8 @@ pub fn canvas_cache_format(kv: Kv, profile: &Profile) -> Result<Format, PlanErro
 #[must_use]
 pub fn computed_format(profile: &Profile) -> Format {
     match &profile.card {
-        Some(card) => format_of(card.number),
+        Some(card) => card.number.into(),
         None => Format::F32,
-    }
-}
-
-/// The format that numbers of a card are.
-pub(super) fn format_of(number: Number) -> Format {
-    match number {
-        Number::F32 => Format::F32,
-        Number::F16 => Format::F16,
-        Number::Bf16 => Format::Bf16,
     }
 }
 

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use sluice_cuda::{self as cuda, Gpu, Number, Span};
 
-use super::super::{Activation, Phase, cache::format_of, clock::CardClock};
+use super::super::{Activation, Phase, clock::CardClock};
 use crate::{
     device::CardProfile,
     error::EngineError,
+    format::Format,
     plan::decoded::{Kept, ROWS, is_decoded_first, piece_rows},
     residency::Weight,
 };
@@ -88,7 +89,7 @@ pub(super) fn multiply(
         let to = decoded.part(0, these.len() * row_bytes);
         let piece = weight.rows(these.start, these.end);
         clock.within(Phase::Decode, || decode(gpu, number, &piece, to))?;
-        gpu.multiply(number, format_of(number).on_card(), product(to, these))?;
+        gpu.multiply(number, Format::from(number).on_card(), product(to, these))?;
     }
     Ok(())
 }
