@@ -14,7 +14,7 @@ use sluice_engine::{
     check::{Sizes, Speed, speeds},
     device::{self, Gpu as Card},
 };
-use sluice_shared::{decoding::Caching, level::Level, units};
+use sluice_shared::{decoding::Caching, level::Level};
 
 use super::{
     Failure, Found, Limit, about,
@@ -279,9 +279,9 @@ fn tell_speed(speed: &Speed, memory_bytes_per_s: Option<f64>) {
     let share =
         memory_bytes_per_s.map(|rate| format!("  {:>5.2} of the memory's", bytes_per_s / rate));
     eprintln!(
-        "{:<50} {:>10}  {work}  {:>8.1} GB/s{}",
+        "{:<50} {:>9.4} ms  {work}  {:>8.1} GB/s{}",
         speed.name,
-        units::duration_ms(1000.0 * speed.seconds),
+        1000.0 * speed.seconds,
         bytes_per_s / 1e9,
         share.unwrap_or_default()
     );
