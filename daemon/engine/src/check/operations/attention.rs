@@ -1,0 +1,182 @@
+//! Attention on a device beside the CPU's.
+
+use super::Pair;
+use crate::{
+    error::EngineError,
+    ops::{
+        Activation, AttentionRange, AttentionShape, CacheShape, KeyRows, KeySegment, Keys, Ops,
+        computed_format,
+    },
+};
+
+impl Pair<'_> {
+    pub(super) fn attention(&mut self) -> Result<(), EngineError> {
+        for (heads, kv_heads, head_dim) in [(4, 2, 64), (2, 2, 18), (2, 1, 128), (1, 1, 256)] {
+            let shape = AttentionShape {
+                heads,
+                kv_heads,
+                head_dim,
+            };
+            let keys = |start, len| KeySegment { start, len };
+            let ranges = vec![
+                AttentionRange {
+                    queries: 0..100,
+                    keys: Keys::Pass(vec![keys(0, 7), keys(50, 60), keys(199, 1)]),
+                },
+                AttentionRange {
+                    queries: 100..101,
+                    keys: Keys::Pass(vec![keys(120, 80)]),
+                },
+            ];
+            self.poison()?;
+            let [q, q_tried] = self.activations(101, heads * head_dim, 6.0)?;
+            let [k, k_tried] = self.activations(200, kv_heads * head_dim, 6.0)?;
+            let [v, v_tried] = self.activations(200, kv_heads * head_dim, 2.0)?;
+            let attend = |ops: &Ops, q: &Activation, k: &Activation, v: &Activation| {
+                let keys = KeyRows {
+                    pass: Some([k, v]),
+                    caches: &[],
+                    layer: 0,
+                };
+                let tasks = ops.attention_tasks(ranges.clone())?;
+                ops.attend(q, &keys, shape, &tasks)
+            };
+            let expected = attend(&self.cpu, &q, &k, &v)?;
+            let found = attend(&self.tried, &q_tried, &k_tried, &v_tried)?;
+            let name = format!("attention, {heads} heads over {kv_heads} of {head_dim}");
+            self.check(name, [&expected, &found])?;
+        }
+        Ok(())
+    }
+
+    /// Queries of several sequences at once, each of which sees what is kept of its own.
+    pub(super) fn sequences(&mut self) -> Result<(), EngineError> {
+        let shape = AttentionShape {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+        };
+        // Positions before this pass, and in it.
+        let lengths = [(0, 33), (70, 1), (5, 0), (20, 2), (9, 140)];
+        let before: usize = lengths.iter().map(|(before, _)| before).sum();
+        let next: usize = lengths.iter().map(|(_, next)| next).sum();
+        self.poison()?;
+        let q = self.activations(next, shape.heads * shape.head_dim, 6.0)?;
+        let kept = self.activations(before, shape.kv_heads * shape.head_dim, 2.0)?;
+        let k = self.activations(next, shape.kv_heads * shape.head_dim, 6.0)?;
+        let v = self.activations(next, shape.kv_heads * shape.head_dim, 2.0)?;
+        let mut results = Vec::new();
+        for (side, ops) in [&self.cpu, &self.tried].into_iter().enumerate() {
+            // Random numbers are those that the tried device's hold, so that the CPU keeps the same.
+            let cache_shape = CacheShape {
+                layers: 2,
+                kv_heads: shape.kv_heads,
+                head_dim: shape.head_dim,
+                format: computed_format(&ops.device().profile()),
+            };
+            let (mut from, mut start) = (0, 0);
+            let (mut caches, mut ranges) = (Vec::new(), Vec::new());
+            for (index, (before, next)) in lengths.into_iter().enumerate() {
+                let mut cache = ops.cache(cache_shape, before + next + 3)?;
+                let rows = from..from + before;
+                ops.put(&mut cache, 1, [&kept[side], &kept[side]], rows, 0)?;
+                let rows = start..start + next;
+                ops.put(&mut cache, 1, [&k[side], &v[side]], rows.clone(), before)?;
+                // The third sequence has no queries, in the fourth each sees all, and those of the last are out of order.
+                let keys = match index {
+                    3 => Keys::Kept {
+                        cache: index,
+                        segments: vec![KeySegment {
+                            start: 1,
+                            len: before + next - 1,
+                        }],
+                    },
+                    4 => Keys::Causal {
+                        cache: index,
+                        places: (before + 71..before + next)
+                            .chain(before..before + 71)
+                            .collect(),
+                    },
+                    _ => Keys::Causal {
+                        cache: index,
+                        places: (before..before + next).collect(),
+                    },
+                };
+                ranges.push(AttentionRange {
+                    queries: rows,
+                    keys,
+                });
+                caches.push(cache);
+                from += before;
+                start += next;
+            }
+            let tasks = ops.attention_tasks(ranges)?;
+            let caches: Vec<_> = caches.iter().collect();
+            let keys = KeyRows {
+                pass: None,
+                caches: &caches,
+                layer: 1,
+            };
+            results.push(ops.attend(&q[side], &keys, shape, &tasks)?);
+        }
+        self.check(
+            "attention, of several sequences to what is kept".to_owned(),
+            [&results[0], &results[1]],
+        )
+    }
+
+    /// Attention to the keys of a cache that queries look at most.
+    pub(super) fn chosen_keys(&mut self) -> Result<(), EngineError> {
+        let shape = AttentionShape {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+        };
+        const PLACES: usize = 200;
+        let places = [3..90, 110..111, 140..199];
+        self.poison()?;
+        let q = self.activations(21, shape.heads * shape.head_dim, 6.0)?;
+        let k = self.activations(PLACES, shape.kv_heads * shape.head_dim, 6.0)?;
+        let v = self.activations(PLACES, shape.kv_heads * shape.head_dim, 2.0)?;
+        let mut results = Vec::new();
+        for (side, ops) in [&self.cpu, &self.tried].into_iter().enumerate() {
+            let mut cache = ops.cache(
+                CacheShape {
+                    layers: 2,
+                    kv_heads: shape.kv_heads,
+                    head_dim: shape.head_dim,
+                    format: computed_format(&ops.device().profile()),
+                },
+                PLACES,
+            )?;
+            for layer in 0..2 {
+                ops.put(&mut cache, layer, [&k[side], &v[side]], 0..PLACES, 0)?;
+                // Layers look by different queries.
+                let queries = 10 * layer..10 * layer + 11;
+                ops.choose_salient(&mut cache, layer, &q[side], queries, shape, &places, 60)?;
+            }
+            ops.settle(&mut cache)?;
+            let attended = (0..2).map(|layer| {
+                let tasks = ops.attention_tasks(vec![AttentionRange {
+                    queries: 0..21,
+                    keys: Keys::Kept {
+                        cache: 0,
+                        segments: vec![KeySegment { start: 0, len: 60 }],
+                    },
+                }])?;
+                let keys = KeyRows {
+                    pass: None,
+                    caches: &[&cache],
+                    layer,
+                };
+                ops.attend(&q[side], &keys, shape, &tasks)
+            });
+            results.push(attended.collect::<Result<Vec<_>, _>>()?);
+        }
+        for (layer, (expected, found)) in results[0].iter().zip(&results[1]).enumerate() {
+            let name = format!("attention to chosen keys, layer {layer}");
+            self.check(name, [expected, found])?;
+        }
+        Ok(())
+    }
+}
