@@ -312,13 +312,24 @@ pub struct LinkRates {
     pub device_copy: f64,
 }
 
-/// What [`Gpu::measure_rates`] takes on the card while it runs, and a quarter of it on the host. More than most caches.
+/// What [`Gpu::measure_rates`] takes on the card while it runs, at least, and a quarter of it on the host.
 pub const PROBE_BYTES: usize = 128 << 20;
 
 /// The fastest of these counts: others met somebody else's work, or a card that was still waking up.
 const PROBE_ROUNDS: usize = 6;
 
 impl Gpu {
+    /// So many bytes or, where that is more, so many that the card's cache holds little of them when their turn comes again:
+    /// what takes its time from memory is timed with these. No more than a part of what is free.
+    #[must_use]
+    pub fn beyond_cache(&self, least: usize) -> usize {
+        const CACHES: u64 = 4;
+        const OF_FREE: u64 = 8;
+        let cache = self.facts().l2_bytes.unwrap_or(0);
+        let free = self.memory().map_or(0, |memory| memory.free_bytes);
+        least.max((CACHES * cache).min(free / OF_FREE) as usize)
+    }
+
     /// What changes from moment to moment.
     #[must_use]
     pub fn live(&self) -> Live {
@@ -349,15 +360,15 @@ impl Gpu {
         self.nvml()?.held_bytes()
     }
 
-    /// Measures how fast bytes move, in some tens of milliseconds, with [`PROBE_BYTES`] on the card.
+    /// Measures how fast bytes move, in some tens of milliseconds, with [`PROBE_BYTES`] on the card or more than its cache holds.
     ///
     /// # Errors
     /// When there is no room for the probe, or the driver fails.
     pub fn measure_rates(&self) -> Result<LinkRates, CudaError> {
-        const PART: usize = PROBE_BYTES / 2;
         const HOST_BYTES: usize = PROBE_BYTES / 8;
-        let memory = self.allocate(PROBE_BYTES)?;
-        let (one, other) = (memory.span().part(0, PART), memory.span().part(PART, PART));
+        let part = self.beyond_cache(PROBE_BYTES / 2);
+        let memory = self.allocate(2 * part)?;
+        let (one, other) = (memory.span().part(0, part), memory.span().part(part, part));
         let to = memory.span().part(0, HOST_BYTES);
         let pinned = HostMemory::pinned(self, HOST_BYTES)?;
         let copies = CopyStream::new(self)?;
@@ -377,7 +388,7 @@ impl Gpu {
         Ok(LinkRates {
             pinned_to_device: HOST_BYTES as f64 / fastest_copy(&copies, &pinned, to)?,
             pageable_to_device: rate(HOST_BYTES, &|| self.upload(to, &pageable))?,
-            device_copy: rate(PART, &|| self.copy(other, one))?,
+            device_copy: rate(part, &|| self.copy(other, one))?,
         })
     }
 }

@@ -172,14 +172,15 @@ impl Pinned {
             let with_page = bytes.saturating_add(PAGE_BYTES);
             // Plain, not write-combined, which the processor would read very slowly.
             // SAFETY: `given` outlives the call.
-            match unsafe { (context.driver.api.host_allocate)(&raw mut given, with_page, 0) } {
-                code::OUT_OF_MEMORY => {
-                    return Err(CudaError::OutOfPinnedMemory {
-                        needed_bytes: bytes as u64,
-                    });
-                }
-                code => context.check("allocate pinned memory", code)?,
+            let code = unsafe { (context.driver.api.host_allocate)(&raw mut given, with_page, 0) };
+            // Systems limit it in ways of their own, which drivers tell by several codes: whatever the reason, whoever wants
+            // pinned memory can do without, unless nothing works any more.
+            if code != 0 && !code::ends_context(code) {
+                return Err(CudaError::OutOfPinnedMemory {
+                    needed_bytes: bytes as u64,
+                });
             }
+            context.check("allocate pinned memory", code)?;
             start = given.wrapping_byte_add(given.align_offset(PAGE_BYTES));
             // SAFETY: the driver gave `bytes` bytes and a page. A slice of them may be made only once they have values.
             unsafe { ptr::write_bytes(start.cast::<u8>(), 0, bytes) };

@@ -6,7 +6,7 @@ mod coded;
 mod heads;
 
 use half::{bf16, f16};
-use sluice_cuda::{Number, Span};
+use sluice_cuda::{self as cuda, Number, Span};
 
 use super::{Check, worse};
 use crate::{
@@ -340,14 +340,7 @@ impl Pair<'_> {
                 (200, 256, 140),
                 (300, 512, 600),
             ] {
-                let weight = self.stored(outputs, width, format, 1.0)?;
-                self.poison()?;
-                let [a, b] = self.activations(rows, width, 2.0)?;
-                let expected = self.cpu.linear(&a, &weight.on_cpu())?;
-                let found = self.tried.linear(&b, &weight.on_tried())?;
-                let name = format!("linear, {rows} x {width} x {outputs}, {}", format.name());
-                self.check_within(tolerance, name, [&expected, &found])?;
-
+                let weight = self.product(rows, [width, outputs], format)?;
                 self.poison()?;
                 let [a, b] = self.activations(rows, width, 2.0)?;
                 let [mut expected, mut found] = self.stream(rows + 3, outputs, 20.0)?;
@@ -367,6 +360,10 @@ impl Pair<'_> {
                 self.check_within(tolerance, name, [&expected, &found])?;
             }
         }
+        for format in Format::ALL {
+            // So many tiles of a result that large ones are made, as of the matrices of large models.
+            self.product(200, [256, 4200], format)?;
+        }
         // Rows that are no multiple of what is loaded at once.
         let weight = self.stored(19, 203, Format::F32, 1.0)?;
         self.poison()?;
@@ -374,6 +371,48 @@ impl Pair<'_> {
         let expected = self.cpu.linear(&a, &weight.on_cpu())?;
         let found = self.tried.linear(&b, &weight.on_tried())?;
         self.check("linear, odd width".to_owned(), [&expected, &found])
+    }
+
+    /// A product with weights of this width and so many outputs; of numbers that a card computes in, by kernels, too, where its
+    /// library would be taken.
+    fn product(
+        &mut self,
+        rows: usize,
+        [width, outputs]: [usize; 2],
+        format: Format,
+    ) -> Result<Stored, EngineError> {
+        let tolerance = self.product_tolerance(format);
+        let weight = self.stored(outputs, width, format, 1.0)?;
+        self.poison()?;
+        let [a, b] = self.activations(rows, width, 2.0)?;
+        let expected = self.cpu.linear(&a, &weight.on_cpu())?;
+        let found = self.tried.linear(&b, &weight.on_tried())?;
+        let name = format!("linear, {rows} x {width} x {outputs}, {}", format.name());
+        self.check_within(tolerance, name.clone(), [&expected, &found])?;
+        let number = self.tried.device().number();
+        if let Some(gpu) = self.tried.device().gpu()
+            && format == number.into()
+        {
+            gpu.fill(found.span(), 0xFF)?;
+            let product = cuda::Product {
+                out: found.span(),
+                out_is_f32: false,
+                x: b.span(),
+                weights: weight.tried.span(),
+                rows,
+                outputs,
+                out_stride: outputs,
+                width,
+                accumulate: false,
+            };
+            gpu.multiply_by_kernels(number, format.on_card(), product)?;
+            self.check_within(
+                tolerance,
+                format!("{name}, by kernels"),
+                [&expected, &found],
+            )?;
+        }
+        Ok(weight)
     }
 
     fn rows(&mut self) -> Result<(), EngineError> {

@@ -3,7 +3,7 @@
 use sluice_cuda::{self as cuda, Gpu};
 
 use crate::{
-    device::{CodedSample, Device, DeviceBuffer, SampleOnCard},
+    device::{CodedSample, Device, DeviceBuffer, FILLING, SampleOnCard},
     error::EngineError,
     format::Format,
     ledger::{Kind, Ledger},
@@ -115,9 +115,9 @@ impl Clock<'_> {
         let memory = self.weights(format, width)?;
         let weight = Weight {
             format,
-            rows: width,
+            rows: width * memory.matrices,
             width,
-            data: match &memory {
+            data: match &memory.bytes {
                 DeviceBuffer::Host(words) => Data::Host(bytemuck::cast_slice(words)),
                 on_card @ DeviceBuffer::Gpu(_) => Data::on_card(on_card.span(), decoded.on_card()),
             },
@@ -125,7 +125,10 @@ impl Clock<'_> {
         };
         for rows in &self.sizes.rows {
             let x = self.ops.probe_rows(*rows, &weight)?;
-            let seconds = self.median(|ops| ops.linear(&x, &weight).map(drop))?;
+            let seconds = self.median(|ops, run| {
+                let first = run % memory.matrices * width;
+                ops.linear(&x, &weight.rows(first, first + width)).map(drop)
+            })?;
             let bytes = format.bytes(width * width);
             let product = self.product(*rows, bytes, format.name(), seconds);
             (self.told)(&product);
@@ -141,11 +144,11 @@ impl Clock<'_> {
         let memory = self.weights(format, width)?;
         for rows in &self.sizes.rows {
             let [x, out] = self.rows(*rows)?;
-            let product = cuda::Product {
+            let product = |run| cuda::Product {
                 out: out.span(),
                 out_is_f32: false,
                 x: x.span(),
-                weights: memory.span(),
+                weights: memory.part(run),
                 rows: *rows,
                 outputs: width,
                 out_stride: width,
@@ -153,18 +156,18 @@ impl Clock<'_> {
                 accumulate: false,
             };
             let bytes = format.bytes(width * width);
-            if gpu.multiply_by_blas(number, product)? {
-                let seconds =
-                    self.median(|_| Ok(gpu.multiply_by_blas(number, product).map(drop)?))?;
+            if gpu.blas().is_some() {
+                let by_blas = |run| gpu.multiply_by_blas(number, product(run)).map(drop);
+                let seconds = self.median(|_, run| Ok(by_blas(run)?))?;
                 let name = format!("{}, by cuBLAS", format.name());
-                let product = self.product(*rows, bytes, &name, seconds);
-                (self.told)(&product);
+                let speed = self.product(*rows, bytes, &name, seconds);
+                (self.told)(&speed);
             }
-            let by_kernels = || Ok(gpu.multiply_by_kernels(number, format.on_card(), product)?);
-            let seconds = self.median(|_| by_kernels())?;
+            let by_kernels = |run| gpu.multiply_by_kernels(number, format.on_card(), product(run));
+            let seconds = self.median(|_, run| Ok(by_kernels(run)?))?;
             let name = format!("{}, by kernels", format.name());
-            let product = self.product(*rows, bytes, &name, seconds);
-            (self.told)(&product);
+            let speed = self.product(*rows, bytes, &name, seconds);
+            (self.told)(&speed);
         }
         Ok(())
     }
@@ -176,10 +179,10 @@ impl Clock<'_> {
         let memory = self.weights(format, rows)?;
         let out = self.decoded(rows)?;
         let decode = || {
-            let (to, from) = (out.span(), memory.span());
+            let (to, from) = (out.span(), memory.part(0));
             Ok(gpu.dequantize(number, format.on_card(), to, from, rows, width)?)
         };
-        let seconds = self.median(|_| decode())?;
+        let seconds = self.median(|_, _| decode())?;
         let speed = self.decoding(rows, format.bytes(rows * width), format.name(), seconds);
         (self.told)(&speed);
         Ok(())
@@ -194,47 +197,68 @@ impl Clock<'_> {
         let matrix = on_card.matrix();
         let name = matrix.coding.name();
         let out = self.decoded(matrix.rows())?;
-        let seconds = self.median(|_| Ok(gpu.decode(number, out.span(), &matrix)?))?;
+        let seconds = self.median(|_, _| Ok(gpu.decode(number, out.span(), &matrix)?))?;
         let speed = self.decoding(matrix.rows(), on_card.bytes(), name, seconds);
         (self.told)(&speed);
         if !matrix.is_multiplied() {
             return Ok(());
         }
-        let on_card = SampleOnCard::new(device, ledger, sample, width.div_ceil(CHUNK_ROWS))?;
-        let matrix = on_card.matrix();
+        let chunks = width / CHUNK_ROWS;
+        let bytes = chunks * sample.encoded.bytes.len();
+        let matrices = gpu.beyond_cache(bytes).div_ceil(bytes);
+        let on_card = SampleOnCard::new(device, ledger, sample, matrices * chunks)?;
         let places = on_card.index().expect("it was coded here");
         let index = DeviceBuffer::filled(device, ledger, Kind::Scratch, places.len(), |memory| {
             memory.copy_from_slice(&places);
         })?;
-        let bytes = on_card.bytes() + size_of_val(places.as_slice());
+        let bytes = bytes + size_of_val(places.as_slice()) / matrices;
         for rows in &self.sizes.rows {
             let [x, out] = self.rows(*rows)?;
-            let product = cuda::PaletteProduct {
-                out: out.span(),
-                out_is_f32: false,
-                out_stride: width,
-                x: x.span(),
-                rows: *rows,
-                weights: &matrix,
-                index: index.span(),
-                index_rows: width,
-                first_row: 0,
-                accumulate: false,
+            let multiply = |run| {
+                let first = run % matrices * chunks;
+                gpu.multiply_palette(
+                    number,
+                    cuda::PaletteProduct {
+                        out: out.span(),
+                        out_is_f32: false,
+                        out_stride: width,
+                        x: x.span(),
+                        rows: *rows,
+                        weights: &on_card.part(first..first + chunks),
+                        index: index.span(),
+                        index_rows: matrices * width,
+                        first_row: first * CHUNK_ROWS,
+                        accumulate: false,
+                    },
+                )
             };
-            let seconds = self.median(|_| Ok(gpu.multiply_palette(number, product)?))?;
+            let seconds = self.median(|_, run| Ok(multiply(run)?))?;
             let product = self.product(*rows, bytes, name, seconds);
             (self.told)(&product);
         }
         Ok(())
     }
 
-    /// So many rows of weights: a sound number in every format, as element, scale and code alike.
-    fn weights(&self, format: Format, rows: usize) -> Result<DeviceBuffer<u64>, EngineError> {
+    /// So many rows of weights, in a card's memory again and again: numbers that are sound in every format, as element, scale
+    /// and code alike.
+    fn weights(&self, format: Format, rows: usize) -> Result<Weights, EngineError> {
         let (device, ledger) = (self.ops.device(), self.ops.ledger());
-        let words = format.bytes(rows * self.sizes.width) / size_of::<u64>();
-        DeviceBuffer::filled(device, ledger, Kind::Weights, words, |memory| {
-            memory.fill(0x3C3C_3C3C_3C3C_3C3C);
-        })
+        let matrix_bytes = format.bytes(rows * self.sizes.width);
+        let matrices = (device.gpu()).map_or(1, |gpu| {
+            gpu.beyond_cache(matrix_bytes).div_ceil(matrix_bytes)
+        });
+        let words = matrices * matrix_bytes / size_of::<u64>();
+        let bytes = DeviceBuffer::new(device, ledger, Kind::Weights, words)?;
+        let mut weights = Weights {
+            bytes,
+            matrices,
+            matrix_bytes,
+        };
+        match (&mut weights.bytes, device.gpu()) {
+            (DeviceBuffer::Gpu(_), Some(gpu)) => gpu.fill(weights.bytes.span(), FILLING)?,
+            (host, _) => bytemuck::cast_slice_mut(host.host_mut()).fill(FILLING),
+        }
+        Ok(weights)
     }
 
     /// Room for so many decoded rows.
@@ -305,7 +329,7 @@ impl Clock<'_> {
             caches: &[],
             layer: 0,
         };
-        let seconds = self.median(|ops| ops.attend(&q, &keys, shape, &tasks).map(drop))?;
+        let seconds = self.median(|ops, _| ops.attend(&q, &keys, shape, &tasks).map(drop))?;
         (self.told)(&Speed {
             name: format!("attention, canvas of {canvas}, {heads} heads of {head_dim}"),
             seconds,
@@ -316,12 +340,14 @@ impl Clock<'_> {
         Ok(())
     }
 
+    /// Seconds that such work takes, which is told its number.
     fn median(
         &self,
-        mut work: impl FnMut(&Ops) -> Result<(), EngineError>,
+        mut work: impl FnMut(&Ops, usize) -> Result<(), EngineError>,
     ) -> Result<f64, EngineError> {
         let ops = &self.ops;
-        let mut work = || work(ops);
+        let mut runs = 0..;
+        let mut work = || work(ops, runs.next().unwrap_or(0));
         // What is needed once is made now.
         work()?;
         let once = ops.time(1, &mut work)?;
@@ -333,5 +359,21 @@ impl Clock<'_> {
         let mut times = times?;
         times.sort_unstable_by(f64::total_cmp);
         Ok(times[times.len() / 2])
+    }
+}
+
+/// Matrices of weights, one after another, so many that none of them is found in a card's cache when its turn comes again: in
+/// a pass each comes from the memory.
+struct Weights {
+    bytes: DeviceBuffer<u64>,
+    matrices: usize,
+    matrix_bytes: usize,
+}
+
+impl Weights {
+    /// The one that a run takes.
+    fn part(&self, run: usize) -> cuda::Span {
+        let first = run % self.matrices * self.matrix_bytes;
+        self.bytes.span().part(first, self.matrix_bytes)
     }
 }

@@ -134,10 +134,9 @@ impl CheckpointFile {
         };
         let first = offset - start as u64;
         let mut result = read_pages(direct.unwrap_or(file), first, start + len, target, cancel);
-        // Some file systems and devices open for direct reads and then refuse them.
-        if direct.is_some()
-            && matches!(&result, Err(error) if error.kind() == io::ErrorKind::InvalidInput)
-        {
+        // Some file systems and devices open for direct reads and then refuse them, and some systems to read so to memory that
+        // is pinned for a card.
+        if direct.is_some() && matches!(&result, Err(error) if is_refused(error)) {
             result = read_pages(file, first, start + len, target, cancel);
         }
         match result {
@@ -245,6 +244,15 @@ fn open_direct(path: &Path, identity: &Identity) -> Option<File> {
         .open(path)
         .ok()?;
     (Identity::of(&file.metadata().ok()?) == *identity).then_some(file)
+}
+
+/// Whether a direct read is what was wrong, and another one may do.
+fn is_refused(error: &io::Error) -> bool {
+    let code = rustix::io::Errno::from_io_error(error);
+    matches!(
+        code,
+        Some(rustix::io::Errno::INVAL | rustix::io::Errno::FAULT)
+    )
 }
 
 /// Fills the first `needed` bytes of `target` from `first` on, both whole pages but for

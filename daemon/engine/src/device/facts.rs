@@ -73,7 +73,7 @@ const DECODE_WIDTH: usize = 1024;
 /// Rows that are decoded at a time.
 const DECODE_PIECE: usize = 16;
 /// A sound number in every format, as element, scale and code alike.
-const FILLING: u64 = 0x3C3C_3C3C_3C3C_3C3C;
+pub(crate) const FILLING: u8 = 0x3C;
 
 impl LinearRate {
     /// Seconds that `weights` weights take with so many rows: on the line between the
@@ -135,7 +135,7 @@ fn try_measure(ops: &Ops) -> Result<Rates, EngineError> {
         bytemuck::allocation::try_zeroed_slice_box(LARGE_BYTES / size_of::<u64>())
             .map_err(|()| no_memory(ops))?;
     // Pages that were never written are all one page, which stays in the cache.
-    memory.fill(FILLING);
+    bytemuck::cast_slice_mut(&mut memory).fill(FILLING);
     let copy_bytes_per_s =
         measure_copy(bytemuck::cast_slice_mut(&mut memory)).map_err(|cause| {
             CheckpointError::Io {
@@ -144,7 +144,8 @@ fn try_measure(ops: &Ops) -> Result<Rates, EngineError> {
             }
         })?;
     if let Some(gpu) = ops.device().gpu() {
-        return measure_card(ops, gpu, &memory, copy_bytes_per_s);
+        drop(memory);
+        return measure_card(ops, gpu, copy_bytes_per_s);
     }
     let linear = measure_linear(ops, Data::Host(bytemuck::cast_slice(&memory)))?;
     ops.release();
@@ -156,19 +157,14 @@ fn try_measure(ops: &Ops) -> Result<Rates, EngineError> {
     })
 }
 
-fn measure_card(
-    ops: &Ops,
-    gpu: &Gpu,
-    filling: &[u64],
-    copy_bytes_per_s: f64,
-) -> Result<Rates, EngineError> {
+fn measure_card(ops: &Ops, gpu: &Gpu, copy_bytes_per_s: f64) -> Result<Rates, EngineError> {
     let link = gpu.measure_rates()?;
     let (device, ledger) = (ops.device(), ops.ledger());
-    let memory = DeviceBuffer::filled(device, ledger, Kind::Scratch, filling.len(), |memory| {
-        memory.copy_from_slice(filling);
-    })?;
+    let bytes = gpu.beyond_cache(LARGE_BYTES);
+    let memory = DeviceBuffer::<u8>::new(device, ledger, Kind::Scratch, bytes)?;
+    gpu.fill(memory.span(), FILLING)?;
     let decoded = DeviceBuffer::to_decode(device, ledger)?;
-    let linear = card::measure_linear(ops, Data::on_card(memory.span(), decoded.on_card()));
+    let linear = card::measure_linear(ops, memory.span(), decoded.on_card());
     ops.release();
     Ok(Rates {
         copy_bytes_per_s,

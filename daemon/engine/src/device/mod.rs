@@ -10,7 +10,7 @@ use std::{fmt, sync::Arc};
 use sluice_cuda::{self as cuda, Blas};
 pub use sluice_cuda::{CudaError, Gpu, Live, Number, Unavailable};
 
-pub(crate) use self::facts::{CodedSample, SampleOnCard};
+pub(crate) use self::facts::{CodedSample, FILLING, SampleOnCard};
 pub use self::{
     buffer::DeviceBuffer,
     facts::{LinearRate, Rates, measure},

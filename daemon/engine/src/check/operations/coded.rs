@@ -13,9 +13,11 @@ use crate::{
     residency::{Data, Weight},
 };
 
-/// Of the matrix that is coded.
-const ROWS: usize = 64;
-const WIDTH: usize = 1024;
+/// Of a chunk, whose rows end in a tile that isn't whole.
+const CHUNK_ROWS: usize = 256;
+const WIDTH: usize = 768;
+/// So many chunks that a product has as many large tiles as those of large models.
+const CHUNKS: usize = 17;
 
 impl Pair<'_> {
     /// Each way of coding decoded, and multiplied from where a card does that.
@@ -23,7 +25,7 @@ impl Pair<'_> {
         let Some(gpu) = self.tried.device().gpu().cloned() else {
             return Ok(());
         };
-        for sample in CodedSample::all(ROWS, WIDTH) {
+        for sample in CodedSample::all(CHUNK_ROWS, WIDTH) {
             self.poison()?;
             self.coded_matrix(&gpu, &sample)?;
         }
@@ -32,13 +34,14 @@ impl Pair<'_> {
 
     fn coded_matrix(&mut self, gpu: &Gpu, sample: &CodedSample) -> Result<(), EngineError> {
         let Encoded { layout, bytes } = &sample.encoded;
-        let (rows, width) = (layout.rows(), layout.width());
-        let mut numbers = vec![0.0; rows * width];
+        let (rows, width) = (CHUNKS * CHUNK_ROWS, WIDTH);
+        let mut numbers = vec![0.0; CHUNK_ROWS * width];
         let coded = Coded::new(layout.clone(), bytes);
-        let widened = coded.and_then(|coded| coded.widen_rows(0..rows, &mut numbers));
+        let widened = coded.and_then(|coded| coded.widen_rows(0..CHUNK_ROWS, &mut numbers));
         widened.expect("it was coded here");
+        let numbers = numbers.repeat(CHUNKS);
         let (device, ledger) = (self.tried.device(), self.tried.ledger());
-        let on_card = SampleOnCard::new(device, ledger, sample, 1)?;
+        let on_card = SampleOnCard::new(device, ledger, sample, CHUNKS)?;
         let matrix = on_card.matrix();
         let name = matrix.coding.name();
         let number = self.tried.device().number();

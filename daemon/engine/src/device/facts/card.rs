@@ -32,7 +32,16 @@ const DECODE_ROUNDS: usize = 4;
 const PARTS: usize = 4;
 const PART_ENDS_BYTES: usize = 64;
 
-pub(super) fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, EngineError> {
+/// With weights anywhere in this memory, decoded to that one where they have to be.
+pub(super) fn measure_linear(
+    ops: &Ops,
+    memory: Span,
+    decoded: Span,
+) -> Result<Vec<LinearRate>, EngineError> {
+    let memory = Memory {
+        all: memory,
+        decoded,
+    };
     ops.reserve(arena_bytes(ops) as u64)?;
     let mut rates = unknown(POINT_ROWS);
     let mut probes = Vec::new();
@@ -73,15 +82,28 @@ pub(super) fn measure_decode(
         let mut decode = || Ok(gpu.decode(number, out, &matrix)?);
         // Made by the driver when it first runs.
         decode()?;
-        let mut fastest = f64::INFINITY;
+        let mut fastest = ops.time(1, &mut decode)?;
+        let runs = runs_of(fastest);
         for _ in 0..DECODE_ROUNDS {
-            fastest = fastest.min(ops.time(1, &mut decode)?);
+            fastest = fastest.min(ops.time(runs, &mut decode)?);
         }
         Ok((sample.scheme, fastest / (copies * numbers) as f64))
     };
     CodedSample::all(CHUNK_ROWS, DECODE_WIDTH)
         .map(measure)
         .collect()
+}
+
+/// Runs of so many seconds that are timed together.
+fn runs_of(seconds: f64) -> usize {
+    ((LONG_S / seconds) as usize).clamp(1, RUNS_MAX)
+}
+
+/// What weights are taken from, and what they are decoded to.
+#[derive(Clone, Copy)]
+struct Memory {
+    all: Span,
+    decoded: Span,
 }
 
 /// A matrix as large as it takes to keep the card busy, and no larger.
@@ -96,7 +118,7 @@ struct Probe {
 }
 
 impl Probe {
-    fn new(ops: &Ops, format: Format, rows: usize, memory: Data<'_>) -> Result<Self, EngineError> {
+    fn new(ops: &Ops, format: Format, rows: usize, memory: Memory) -> Result<Self, EngineError> {
         let mut probe = Self {
             format,
             rows,
@@ -106,32 +128,41 @@ impl Probe {
         };
         for shape in shapes(format) {
             probe.shape = shape;
-            // Of another shape.
+            // Made by the driver when it first runs.
+            probe.run(ops, memory)?;
             probe.seconds = f64::INFINITY;
-            let (x, weight) = probe.factors(ops, memory)?;
-            drop(ops.linear(&x, &weight)?);
             probe.run(ops, memory)?;
             if probe.seconds > LONG_S {
                 break;
             }
         }
-        probe.runs = ((LONG_S / probe.seconds) as usize).clamp(1, RUNS_MAX);
+        probe.runs = runs_of(probe.seconds);
         Ok(probe)
     }
 
-    fn run(&mut self, ops: &Ops, memory: Data<'_>) -> Result<(), EngineError> {
-        let (x, weight) = self.factors(ops, memory)?;
-        let seconds = ops.time(self.runs, &mut || ops.linear(&x, &weight).map(drop))?;
+    fn run(&mut self, ops: &Ops, memory: Memory) -> Result<(), EngineError> {
+        let (x, all) = self.factors(ops, memory)?;
+        // Each run has weights that none before had for as long as there are such: in a pass they don't come from the cache.
+        let mut matrices = (0..all.rows / self.shape.0).cycle();
+        let mut next = || {
+            let first = matrices.next().unwrap_or(0) * self.shape.0;
+            all.rows(first, first + self.shape.0)
+        };
+        let seconds = ops.time(self.runs, &mut || ops.linear(&x, &next()).map(drop))?;
         self.seconds = self.seconds.min(seconds);
         Ok(())
     }
 
-    fn factors<'a>(
+    /// Rows, and as many matrices as have room, one below the other.
+    fn factors(
         &self,
         ops: &Ops,
-        memory: Data<'a>,
-    ) -> Result<(Activation, Weight<'a>), EngineError> {
-        let weight = weight(self.format, self.shape, memory);
+        memory: Memory,
+    ) -> Result<(Activation, Weight<'static>), EngineError> {
+        let (outputs, width) = self.shape;
+        let all_rows = memory.all.bytes() / self.format.bytes(width) / outputs * outputs;
+        let data = Data::on_card(memory.all, memory.decoded);
+        let weight = weight(self.format, (all_rows, width), data);
         Ok((ops.probe_rows(self.rows, &weight)?, weight))
     }
 }

@@ -1,5 +1,7 @@
 //! Weights coded in every way, to measure and to check with.
 
+use std::ops::Range;
+
 use half::bf16;
 use sluice_codec::{Encoded, Lossless, Number, Scheme, Target, encode, quantize};
 use sluice_cuda::{self as cuda, CodedChunk, CodedMatrix, PaletteIndexError, palette_index};
@@ -96,17 +98,22 @@ impl SampleOnCard {
 
     /// All copies, one below the other.
     pub(crate) fn matrix(&self) -> CodedMatrix<'_> {
+        self.part(0..self.chunks.len())
+    }
+
+    /// Some of them.
+    pub(crate) fn part(&self, copies: Range<usize>) -> CodedMatrix<'_> {
         CodedMatrix {
             coding: self.coding,
             source: cuda::Number::Bf16,
             width: self.width,
             tile: self.tile,
             bytes: self.memory.span(),
-            chunks: &self.chunks,
+            chunks: &self.chunks[copies],
         }
     }
 
-    /// By which palette-coded numbers are [multiplied as they are](cuda::Gpu::multiply_palette).
+    /// By which all palette-coded numbers are [multiplied as they are](cuda::Gpu::multiply_palette).
     pub(crate) fn index(&self) -> Result<Vec<u32>, PaletteIndexError> {
         palette_index(self.width, self.tile, &self.chunks, &self.bytes)
     }
