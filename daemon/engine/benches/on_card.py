@@ -79,7 +79,11 @@ class Parts:
         self.outcomes = []
         self.found = {"machine": {}, "parts": {}}
         if self.file.exists():
-            self.found = json.loads(self.file.read_text())
+            try:
+                self.found = json.loads(self.file.read_text())
+            except ValueError:
+                # Whatever it is, nobody loses it.
+                self.file.rename(self.file.with_suffix(".unreadable"))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self.stop)
 
@@ -105,9 +109,10 @@ class Parts:
         self.log.write(words.encode() + b"\n")
         with tempfile.TemporaryFile() as printed:
             try:
-                # Signals for this program are passed on by it alone.
+                # PyTorch finds its own libraries. Signals for this program are passed on by it alone.
+                environment = None if command[0] == sys.executable else self.environment
                 process = subprocess.Popen(
-                    command, cwd=ROOT, env=self.environment, stdout=printed, stderr=subprocess.PIPE, start_new_session=True
+                    command, cwd=ROOT, env=environment, stdout=printed, stderr=subprocess.PIPE, start_new_session=True
                 )
             except OSError as error:
                 return self.leave_out(name, str(error))

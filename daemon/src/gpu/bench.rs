@@ -198,7 +198,7 @@ impl Timing {
         }
         let failed = loads.failures.count;
         if failed > 0 {
-            eprintln!("{failed} failures, told above where they were found");
+            eprintln!("failures, told above where they were found: {failed}");
         }
         report.set("stopped", json!(stopped));
         Ok(failed == 0)

@@ -136,11 +136,11 @@ impl Loads<'_> {
         let mut loaded = match self.watch.during(|| self.start(load)) {
             Ok(loaded) => loaded,
             Err(error) => {
-                let what = format!(
-                    "{}, the driver's own {} included",
-                    load.words(),
-                    units::bytes(self.watch.context_bytes())
-                );
+                let mut what = load.words();
+                if budget_bytes.is_some() {
+                    let context = units::bytes(self.watch.context_bytes());
+                    what += &format!(", of which the driver has {context}");
+                }
                 self.failures.add(&what, &error);
                 return;
             }
