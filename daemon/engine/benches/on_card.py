@@ -281,7 +281,7 @@ def commands(arguments, makers):
         "standard": lambda: times(makers.model(), "--levels", "standard", *streamed),
         "pytorch": lambda: pytorch("--passes", arguments.passes),
         "pytorch-offload": lambda: pytorch("--offload", arguments.budgets, *few),
-        "operations": lambda: bench,
+        "operations": lambda: [*bench, *shlex.split(arguments.operations)],
         "requests": lambda: [*check, "--no-operations", "--requests", arguments.requests],
         "moderate": lambda: times(makers.model(), "--levels", "moderate", *streamed),
         "aggressive": lambda: times(makers.model(), "--levels", "aggressive", *streamed),
@@ -312,6 +312,7 @@ def main():
     parser.add_argument("--budgets", default="4GB,6GB,8GB,12GB")
     parser.add_argument("--canvas", default="128,512")
     parser.add_argument("--passes", default="8")
+    parser.add_argument("--operations", default="", help="what else the bench of single operations is told")
     parser.add_argument("--requests", default="1000", help="how many must leave nothing behind")
     parser.add_argument("--together", default="1,16", help="how many share passes")
     arguments = parser.parse_args()
