@@ -2,10 +2,7 @@
 //! found goes to standard error as it is found, all of it as one JSON object to standard output, also when a part fails or the
 //! time is up.
 
-use std::{
-    io::{self, Write},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -22,10 +19,12 @@ mod bench;
 mod check;
 mod memory;
 mod passes;
+mod report;
 mod requests;
 mod scratch;
 mod shared;
 
+use self::report::Report;
 pub use self::{bench::Timing, check::Checking};
 
 /// What is to be done with a card.
@@ -58,24 +57,24 @@ enum Failure {
     Synth(#[from] SynthError),
 }
 
-/// What was found, and whether nothing is wrong with it.
-type Found = Result<(Value, bool), Failure>;
+/// Whether nothing is wrong with what was found.
+type Found = Result<bool, Failure>;
 
 /// Does it, and returns the exit code: 1 where something is wrong.
 #[must_use]
 pub fn run(options: &Gpu) -> u8 {
-    let done = match options {
-        Gpu::Check(options) => options.check(),
-        Gpu::Bench(options) => options.bench(),
-    };
-    match done {
-        Ok((report, is_right)) => {
-            let written = writeln!(io::stdout(), "{report:#}");
-            match written.is_ok() && is_right {
-                true => exit::OK,
-                false => exit::FAILURE,
-            }
-        }
+    let done = report::reporting(|report| {
+        let found = match options {
+            Gpu::Check(options) => options.check(report),
+            Gpu::Bench(options) => options.bench(report),
+        };
+        // Before anybody is told why there is no more of it.
+        let is_told = report.tell();
+        found.map(|is_right| is_right && is_told)
+    });
+    match done.map_err(Failure::from).flatten() {
+        Ok(true) => exit::OK,
+        Ok(false) => exit::FAILURE,
         Err(error) => {
             eprintln!("sluiced: {error}");
             if let Failure::Engine(EngineError::NoCard(unavailable)) = &error {
@@ -122,7 +121,7 @@ fn minutes(text: &str) -> Result<f64, String> {
 /// A week.
 const MINUTES_MAX: f64 = 10_080.0;
 
-/// When to begin nothing new.
+/// When to begin nothing new, unless a signal says so before.
 #[derive(Debug, Clone, Copy)]
 struct Deadline(Option<Instant>);
 
@@ -136,7 +135,7 @@ impl Limit {
 
 impl Deadline {
     fn is_over(self) -> bool {
-        self.0.is_some_and(|end| Instant::now() >= end)
+        report::is_signalled() || self.0.is_some_and(|end| Instant::now() >= end)
     }
 }
 

@@ -25,25 +25,38 @@ pub(crate) struct SystemError {
 
 /// Runs the work with a flag that SIGINT and SIGTERM set, so that nothing half-written is left.
 pub(crate) fn until_signalled<T>(work: impl FnOnce(&AtomicBool) -> T) -> Result<T, SystemError> {
+    let cancel = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&cancel);
+    with_signals(
+        move || flag.store(true, Ordering::Relaxed),
+        || work(&cancel),
+    )
+}
+
+/// Runs the work; SIGINT and SIGTERM, whenever one comes meanwhile, call `signalled` in another thread.
+pub(crate) fn with_signals<T>(
+    signalled: impl Fn() + Send + Sync + 'static,
+    work: impl FnOnce() -> T,
+) -> Result<T, SystemError> {
     let system = |operation| move |cause| SystemError { operation, cause };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .map_err(system("start the runtime"))?;
-    let cancel = Arc::new(AtomicBool::new(false));
+    let signalled = Arc::new(signalled);
     for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
         let context = runtime.enter();
         let mut signal = signal(kind).map_err(system("listen for signals"))?;
         drop(context);
-        let cancel = Arc::clone(&cancel);
+        let signalled = Arc::clone(&signalled);
         runtime.spawn(async move {
-            if signal.recv().await.is_some() {
-                cancel.store(true, Ordering::Relaxed);
+            while signal.recv().await.is_some() {
+                signalled();
             }
         });
     }
-    let result = work(&cancel);
+    let result = work();
     runtime.shutdown_background();
     Ok(result)
 }

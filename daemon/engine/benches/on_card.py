@@ -1,20 +1,38 @@
 #!/usr/bin/env python3
 """Everything that is wanted from a machine with an NVIDIA card, in one command:
 
-    python3 daemon/engine/benches/on_card.py OUT [--minutes 25] [--sluiced FILE] [--model DIR] [--mild]
+    python3 daemon/engine/benches/on_card.py OUT [--minutes 60]
 
-Builds sluiced (unless --sluiced names one), then checks kernels, fixtures and memory, makes a checkpoint of random weights in
-LLaDA-8B's shape (16 GB, unless --model names one), times passes at every level, resident and streamed, and the same passes in
-PyTorch, where that is installed. --mild also codes the checkpoint without loss, which takes long, and times that.
+Checks kernels, models and memory, then times passes at every level, resident and streamed, the same passes in PyTorch (where
+the Python that runs this has it), single operations, and requests. What that needs is made first, unless it is there from an
+earlier run: sluiced is built (or --sluiced names one), and a checkpoint of random weights in LLaDA-8B's shape is written to the
+folder --work (16 GB, and 13 GB for its copies at other levels; or --model names one).
 
-OUT gets NAME.json and NAME.log of each part as it ends. A part that fails stops no other; when the time is up, the part that
-runs is asked to stop, and the rest is left out. The last lines say what became of each.
+OUT/on_card.json has what was found, part by part, and grows with each part and each run; OUT/on_card.log has what was said.
+Minutes are shared out among the parts; what one leaves is the others'. A part that fails stops no other. What its minutes
+don't suffice for is asked to end, and tells what it found until then; so is everything when this is stopped by a signal.
+
+Where a command may take ten minutes at most, several runs make the whole:
+
+    … OUT --minutes 9 --parts check,standard,pytorch
+    … OUT --minutes 9 --parts pytorch-offload,operations,requests
+    … OUT --minutes 9 --parts moderate,aggressive,dual-cache,pytorch-dual-cache
+    … OUT --minutes 9 --parts mild        also codes the checkpoint without loss (11 GB), which takes long; no part unless named
+
+A try at a small size, on any card or what stands in for one:
+
+    … OUT --shape "--layers 2 --width 256 --heads 4 --mlp-width 512 --vocabulary 512" --budgets 1GB --requests 10 --canvas 32
 """
 
 import argparse
+import json
+import os
+import platform
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -22,118 +40,301 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 PYTORCH = ROOT / "daemon/engine/benches/pytorch_pass.py"
 FIXTURES = ROOT / "daemon/engine/tests/fixtures"
-# What a part that was told its minutes may take to come to its end, and one that is asked to stop.
-GRACE_S = 60
-STOP_S = 10
+# Parts, and how the minutes are shared out among those that are still to come.
+SHARES = {
+    "check": 4,
+    "standard": 6,
+    "pytorch": 3,
+    "pytorch-offload": 4,
+    "operations": 2,
+    "requests": 2,
+    "moderate": 4,
+    "aggressive": 3,
+    "dual-cache": 1,
+    "pytorch-dual-cache": 2,
+    "mild": 4,
+}
+# Of a part's minutes, after so many it begins nothing new.
+BEGINS = 0.8
+# What is asked to end has so long for it.
+STOP_S = 15
+
+
+def say(*words):
+    """What nobody reads any more is no reason to end."""
+    try:
+        print(*words, file=sys.stderr, flush=True)
+    except OSError:
+        pass
 
 
 class Parts:
-    def __init__(self, out, minutes):
-        self.out, self.end = out, time.monotonic() + 60 * minutes
+    """Runs commands one after another, and keeps what they print."""
+
+    def __init__(self, out, minutes, environment):
+        self.end = time.monotonic() + 60 * minutes
+        self.environment = environment
+        self.file = out / "on_card.json"
+        self.log = open(out / "on_card.log", "ab")
         self.outcomes = []
+        self.found = {"machine": {}, "parts": {}}
+        if self.file.exists():
+            try:
+                self.found = json.loads(self.file.read_text())
+            except ValueError:
+                # Whatever it is, nobody loses it.
+                self.file.rename(self.file.with_suffix(".unreadable"))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self.stop)
+
+    def stop(self, *_):
+        say("asked to end")
+        self.end = time.monotonic()
 
     def left_s(self):
         return self.end - time.monotonic()
 
-    def run(self, name, command, minutes=None, knows_minutes=False):
-        """Whether it did what it was to do. Its errors are shown and kept, what it prints is kept."""
-        limit_s = min(self.left_s(), 60 * minutes if minutes else self.left_s())
-        if limit_s <= 0:
-            self.outcomes.append((name, "left out, the time was up"))
-            return False
+    def run(self, name, command, limit_s=None, knows_minutes=False):
+        """Whether it did what it was to do."""
+        # It may be made shorter by a signal meanwhile.
+        begun = time.monotonic()
+        ends = lambda: min(self.end, begun + limit_s) if limit_s else self.end
+        if ends() <= begun:
+            return self.leave_out(name, "the time was up")
         command = [str(word) for word in command]
         if knows_minutes:
-            command += ["--minutes", f"{max(limit_s - GRACE_S, limit_s / 2) / 60:.2f}"]
-        print(f"--- {name}: {' '.join(command)}", file=sys.stderr, flush=True)
-        begun = time.monotonic()
-        with open(self.out / f"{name}.json", "wb") as found, open(self.out / f"{name}.log", "wb") as log:
+            command += ["--minutes", f"{BEGINS * (ends() - begun) / 60:.2f}"]
+        words = f"--- {name}: {shlex.join(command)}"
+        say(words)
+        self.log.write(words.encode() + b"\n")
+        with tempfile.TemporaryFile() as printed:
             try:
-                process = subprocess.Popen(command, cwd=ROOT, stdout=found, stderr=subprocess.PIPE)
+                # PyTorch finds its own libraries. Signals for this program are passed on by it alone.
+                environment = None if command[0] == sys.executable else self.environment
+                process = subprocess.Popen(
+                    command, cwd=ROOT, env=environment, stdout=printed, stderr=subprocess.PIPE, start_new_session=True
+                )
             except OSError as error:
-                self.outcomes.append((name, f"failed: {error}"))
-                return False
-            reader = threading.Thread(target=copy, args=(process.stderr, [log, sys.stderr.buffer]))
+                return self.leave_out(name, str(error))
+            reader = threading.Thread(target=self.copy, args=(process.stderr,), daemon=True)
             reader.start()
-            outcome = wait(process, limit_s)
-            reader.join()
-        took = time.monotonic() - begun
-        self.outcomes.append((name, f"{outcome}, {took:.0f} s"))
+            outcome = wait(process, ends)
+            reader.join(STOP_S)
+            printed.seek(0)
+            report = parsed(printed.read())
+        if outcome == "done" and isinstance(report, dict) and report.get("stopped"):
+            outcome = "cut short, its time was up"
+        outcome += failures(report)
+        seconds = time.monotonic() - begun
+        self.outcomes.append((name, f"{outcome}, {seconds:.0f} s"))
+        # Beside what earlier runs found.
+        runs = self.found["parts"].setdefault(name, [])
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        runs.append({"at": at, "command": command, "outcome": outcome, "seconds": round(seconds, 1), "report": report})
+        self.keep()
         return outcome == "done"
 
+    def leave_out(self, name, cause):
+        self.outcomes.append((name, f"left out: {cause}"))
+        return False
 
-def copy(lines, files):
-    for line in lines:
-        for file in files:
-            file.write(line)
-            file.flush()
+    def copy(self, lines):
+        for line in lines:
+            self.log.write(line)
+            self.log.flush()
+            try:
+                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.flush()
+            except OSError:
+                pass
+
+    def keep(self):
+        """All that was found until now, whole or as it was before."""
+        fresh = self.file.with_suffix(".fresh")
+        fresh.write_text(json.dumps(self.found, indent=2) + "\n")
+        fresh.replace(self.file)
+
+    def tell(self):
+        for name, outcome in self.outcomes:
+            say(f"{name:<20} {outcome}")
+        say(f"what was found: {self.file}")
+        return 0 if all(outcome.startswith("done") for _, outcome in self.outcomes) else 1
 
 
-def wait(process, limit_s):
-    for stop, patience_s in ((None, limit_s), (signal.SIGTERM, STOP_S), (signal.SIGKILL, None)):
-        if stop:
-            process.send_signal(stop)
-        try:
-            code = process.wait(patience_s)
-            return "stopped, the time was up" if stop else "done" if code == 0 else f"failed with code {code}"
-        except subprocess.TimeoutExpired:
-            continue
+def wait(process, ends):
+    """Until it ends by itself, is asked to, or is made to."""
+    stops = [signal.SIGTERM, signal.SIGKILL]
+    next_stop, stopped = ends(), False
+    while process.poll() is None:
+        if not stopped:
+            next_stop = ends()
+        if stops and time.monotonic() >= next_stop:
+            process.send_signal(stops.pop(0))
+            next_stop, stopped = time.monotonic() + STOP_S, True
+        time.sleep(0.05)
+    if stopped:
+        return "stopped, its time was up"
+    return "done" if process.returncode == 0 else f"failed with code {process.returncode}"
+
+
+def parsed(printed):
+    text = printed.decode(errors="replace")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.strip() or None
+
+
+def failures(report):
+    """How many a report tells, in words."""
+    told = (report.get("failures"), report.get("failed")) if isinstance(report, dict) else ()
+    count = sum(len(some) if isinstance(some, list) else some or 0 for some in told)
+    return f", {count} FAILURES told" if count else ""
+
+
+def output(*command):
+    try:
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() if found.returncode == 0 else None
+
+
+def machine(sluiced):
+    """What the figures were made on."""
+    fields = "name,driver_version,memory.total,memory.used,pcie.link.gen.max,pcie.link.width.max,clocks.max.sm,clocks.max.mem,power.limit"
+    return {
+        "cards": output("nvidia-smi", f"--query-gpu={fields}", "--format=csv"),
+        "system": platform.platform(),
+        "processors": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "sluiced": output(sluiced, "--version"),
+        "commit": output("git", "rev-parse", "HEAD"),
+    }
+
+
+def environment():
+    """This program's, with folders where cuBLAS may be besides: those of PyTorch's packages and of the toolkit."""
+    found = [folder for site in sys.path for folder in Path(site or ".").glob("nvidia/*/lib")]
+    found += Path("/usr/local").glob("cuda*/lib64")
+    found = [str(folder) for folder in found if any(folder.glob("libcublas.so.1[123]"))]
+    here = os.environ.get("LD_LIBRARY_PATH", "")
+    return os.environ | {"LD_LIBRARY_PATH": ":".join(filter(None, [here, *found]))}
+
+
+class Makers:
+    """What parts need, made when the first of them comes, and not again."""
+
+    def __init__(self, parts, arguments):
+        self.parts, self.arguments = parts, arguments
+        self.work = (arguments.work or arguments.out).resolve()
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.sluiced = arguments.sluiced.resolve() if arguments.sluiced else None
+        self.failed = set()
+
+    def make(self, name, there, command):
+        """What is there, after making it if need be; nothing if that failed."""
+        if name not in self.failed and not there.exists() and not self.parts.run(name, command):
+            self.failed.add(name)
+        return None if name in self.failed else there
+
+    def build(self):
+        if self.sluiced is None:
+            # Cargo knows what is there.
+            if not self.parts.run("build", ["cargo", "build", "-p", "sluice-daemon", "--bin", "sluiced"]):
+                return None
+            self.sluiced = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug/sluiced"
+        return self.sluiced
+
+    def model(self):
+        if self.arguments.model:
+            return self.arguments.model.resolve()
+        model = self.work / "model"
+        return self.make("synth", model, [self.sluiced, "synth", *shlex.split(self.arguments.shape), model])
+
+    def coded(self):
+        model, coded = self.model(), self.work / "model.sluice"
+        compress = [self.sluiced, "compress", model, "--output", coded, "--coder", "palette"]
+        return model and self.make("compress", coded, compress)
+
+
+def commands(arguments, makers):
+    """Each part's command, and whether it knows `--minutes`; nothing where what it needs can't be had."""
+    sluiced = makers.sluiced
+    check = [sluiced, "gpu", "check", "--device", arguments.device]
+    bench = [sluiced, "gpu", "bench", "--device", arguments.device]
+    passes = ["--canvas", arguments.canvas, "--passes", arguments.passes]
+    streamed = ["--budgets", arguments.budgets, "--requests", arguments.together]
+    copies = ["--converted", makers.work / "converted"]
+
+    def times(model, *words):
+        return model and [*bench, "--only-passes", "--model", model, *passes, *copies, *words]
+
+    def pytorch(*words):
+        model = makers.model()
+        device = ["--device", arguments.pytorch_device or arguments.device]
+        return model and [sys.executable, PYTORCH, model, "--canvas", arguments.canvas, *device, *words]
+
+    few = ["--samplers", "lean", "--passes", "4"]
+    return {
+        "check": lambda: [*check, "--fixtures", FIXTURES],
+        "standard": lambda: times(makers.model(), "--levels", "standard", *streamed),
+        "pytorch": lambda: pytorch("--passes", arguments.passes),
+        "pytorch-offload": lambda: pytorch("--offload", arguments.budgets, *few),
+        "operations": lambda: [*bench, *shlex.split(arguments.operations)],
+        "requests": lambda: [*check, "--no-operations", "--requests", arguments.requests],
+        "moderate": lambda: times(makers.model(), "--levels", "moderate", *streamed),
+        "aggressive": lambda: times(makers.model(), "--levels", "aggressive", *streamed),
+        "dual-cache": lambda: times(makers.model(), "--cache", "dual"),
+        "pytorch-dual-cache": lambda: pytorch("--passes", arguments.passes, "--dual-cache"),
+        "mild": lambda: times(makers.coded(), "--levels", "mild", *streamed),
+    }
+
+
+def names(text):
+    wrong = [name for name in text.split(",") if name not in SHARES]
+    if wrong:
+        raise argparse.ArgumentTypeError(f"no part is called {', '.join(wrong)}; there are {', '.join(SHARES)}")
+    return text.split(",")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--parts", type=names, default=[name for name in SHARES if name != "mild"], metavar="NAME,NAME")
+    parser.add_argument("--work", type=Path, help="folder for what is large [default: OUT]")
     parser.add_argument("--sluiced", type=Path)
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--mild", action="store_true")
+    parser.add_argument("--shape", default="--preset llada-8b", help="what `sluiced synth` writes, unless --model names one")
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--pytorch-device", help="another device for PyTorch, such as cpu")
     parser.add_argument("--budgets", default="4GB,6GB,8GB,12GB")
     parser.add_argument("--canvas", default="128,512")
-    parser.add_argument("--requests", default="1000")
     parser.add_argument("--passes", default="8")
+    parser.add_argument("--operations", default="", help="what else the bench of single operations is told")
+    parser.add_argument("--requests", default="1000", help="how many must leave nothing behind")
+    parser.add_argument("--together", default="1,16", help="how many share passes")
     arguments = parser.parse_args()
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    parts = Parts(out, arguments.minutes)
-    sluiced = arguments.sluiced and arguments.sluiced.resolve()
-    if sluiced is None:
-        if not parts.run("build", ["cargo", "build", "-p", "sluice-daemon", "--bin", "sluiced"]):
-            return tell(parts)
-        sluiced = ROOT / "target/debug/sluiced"
-    device = ["--device", arguments.device]
-    check = [sluiced, "gpu", "check", *device]
-    parts.run("check", [*check, "--fixtures", FIXTURES], arguments.minutes / 4, knows_minutes=True)
-    requests = [*check, "--no-operations", "--requests", arguments.requests]
-    parts.run("requests", requests, arguments.minutes / 10, knows_minutes=True)
-    parts.run("operations", [sluiced, "gpu", "bench", *device], arguments.minutes / 6, knows_minutes=True)
-    model, converted = arguments.model and arguments.model.resolve(), out / "converted"
-    if model is None:
-        model = out / "llada-8b"
-        if not model.exists() and not parts.run("synth", [sluiced, "synth", "--preset", "llada-8b", model]):
-            return tell(parts)
-    canvas = ["--canvas", arguments.canvas, "--passes", arguments.passes]
-    bench = [sluiced, "gpu", "bench", *device, "--only-passes", "--model", model, *canvas, "--converted", converted]
-    streamed = ["--budgets", arguments.budgets, "--requests", "1,16"]
-    parts.run("levels", [*bench, "--levels", "all", *streamed], arguments.minutes / 2, knows_minutes=True)
-    parts.run("dual-cache", [*bench, "--cache", "dual"], arguments.minutes / 10, knows_minutes=True)
-    pytorch = [sys.executable, PYTORCH, model, *canvas, *device]
-    parts.run("pytorch", pytorch)
-    parts.run("pytorch-dual-cache", [*pytorch, "--dual-cache"])
-    parts.run("pytorch-offload", [*pytorch, "--offload", arguments.budgets])
-    if arguments.mild:
-        coded = out / "model.sluice"
-        compress = [sluiced, "compress", model, "--output", coded, "--coder", "palette"]
-        if coded.exists() or parts.run("compress", compress):
-            mild = ["--levels", "mild", "--model", coded]
-            bench[bench.index("--model") : bench.index("--model") + 2] = []
-            parts.run("mild", [*bench, *mild, *streamed], knows_minutes=True)
-    return tell(parts)
-
-
-def tell(parts):
-    for name, outcome in parts.outcomes:
-        print(f"{name:<20} {outcome}", file=sys.stderr)
-    return 0 if all(outcome.startswith("done") for _, outcome in parts.outcomes) else 1
+    parts = Parts(out, arguments.minutes, environment())
+    makers = Makers(parts, arguments)
+    if not makers.build():
+        return parts.tell()
+    parts.found["machine"] = machine(makers.sluiced)
+    ways = commands(arguments, makers)
+    # In the order in which they matter most, whatever the order in which they were named.
+    chosen = [name for name in SHARES if name in arguments.parts]
+    for index, name in enumerate(chosen):
+        command = ways[name]()
+        if not command:
+            parts.leave_out(name, "it has no model")
+            continue
+        share = SHARES[name] / sum(SHARES[later] for later in chosen[index:])
+        # At least a moment, so that it is left out where there is none.
+        parts.run(name, command, max(parts.left_s() * share, 0.001), knows_minutes=True)
+    return parts.tell()
 
 
 if __name__ == "__main__":

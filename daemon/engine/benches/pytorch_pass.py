@@ -6,22 +6,25 @@
     python3 pytorch_pass.py DIR --dual-cache             beside `sluiced gpu bench --model DIR --cache dual`
 
 Each pass is timed with two samplers. "reference" does what LLaDA's generate.py does: the head for the whole canvas, all of its
-soft-max in 64 bits. "lean" does what Sluice does: the head for the 32 rows of a block, choice and confidence of each.
-Attention is PyTorch's fused one.
+soft-max in 64 bits. "lean" does what Sluice does: the last layer (but for keys and values) and the head for the 32 rows of a
+block, choice and confidence of each. Attention is PyTorch's fused one.
 
-With --offload, as many layers as the budget has room for stay on the card; each tensor of the others is moved there right
+With --offload, as many layers as the budget has room for stay on the card, beside what a pass takes and the largest tensor;
+the budget is for these alone, without what the driver takes for PyTorch. Each tensor of the others is moved there right
 before it is used, waited for, and let go of, as accelerate's hooks do: once from ordinary memory, once from pinned memory.
 With --dual-cache, a block's first pass computes the whole canvas and keeps all keys and values, those after it compute the
 block alone (Fast-dLLM's).
 
 Needs torch and safetensors. Each figure is printed as it is found, all of them as one JSON object at the end; what fails,
-for lack of memory say, is told there, and the rest goes on.
+for lack of memory say, is told there, and the rest goes on. After --minutes nothing new begins; a signal ends it with what
+was found.
 """
 
 import argparse
 import itertools
 import json
 import re
+import signal
 import statistics
 import sys
 import time
@@ -39,8 +42,8 @@ UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**2
 class Weights:
     """Tensors by name: on the device, or in the host's memory until they are asked for."""
 
-    def __init__(self, tensors, device):
-        self.tensors, self.device = tensors, device
+    def __init__(self, tensors, device, offloaded=()):
+        self.tensors, self.device, self.offloaded = tensors, device, offloaded
 
     def __contains__(self, name):
         return name in self.tensors
@@ -50,8 +53,7 @@ class Weights:
         return self.tensors[name].to(self.device)
 
     def offloaded_bytes(self):
-        here = torch.device(self.device).type
-        return sum(size(tensor) for tensor in self.tensors.values() if tensor.device.type != here)
+        return sum(size(self.tensors[name]) for name in self.offloaded)
 
 
 class Kept:
@@ -89,21 +91,23 @@ def place(tensors, device, budget=None, working=0, pinned=False):
     if budget is None:
         return Weights({name: tensor.to(device) for name, tensor in tensors.items()}, device)
     left = budget - working - max(map(size, tensors.values()))
-    # What is no layer first, then layers from the first to the last, as `device_map="auto"` has it.
+    # Layers from the first to the last, then what is no layer, each where it still fits: all of the budget is used.
     groups = {}
     for name in tensors:
         layer = re.match(r"blocks\.(\d+)\.", name)
-        groups.setdefault(int(layer[1]) if layer else -1, []).append(name)
-    placed = {}
+        groups.setdefault((0, int(layer[1])) if layer else (1, name), []).append(name)
+    placed, offloaded = {}, []
     for group in sorted(groups):
         needed = sum(size(tensors[name]) for name in groups[group])
-        fits, left = needed <= left, left - needed
+        fits = needed <= left
+        left -= needed if fits else 0
+        offloaded += [] if fits else groups[group]
         for name in groups[group]:
-            if fits:
-                placed[name] = tensors[name].to(device)
-            else:
-                placed[name] = tensors[name].pin_memory() if pinned else tensors[name]
-    return Weights(placed, device)
+            if pinned and not fits and not tensors[name].is_pinned():
+                # In place of the other, which nobody needs any more: memory for two of each may not be there.
+                tensors[name] = tensors[name].pin_memory()
+            placed[name] = tensors[name].to(device) if fits else tensors[name]
+    return Weights(placed, device, offloaded)
 
 
 def norm(x, weight, epsilon):
@@ -123,8 +127,8 @@ def rotation(config, canvas, device):
     return angles.cos(), angles.sin()
 
 
-def layers(ids, rows, weights, config, angles, kept=None):
-    """The rows of a canvas behind all layers; with what is kept, they see all of its keys and values."""
+def layers(ids, rows, wanted, weights, config, angles, kept=None):
+    """The wanted ones among some rows of a canvas behind all layers; with what is kept, they see all of its keys and values."""
     count, heads = config["n_layers"], config["n_heads"]
     kv_heads = config.get("n_kv_heads") or heads
     epsilon = config.get("rms_norm_eps", 1e-5)
@@ -139,6 +143,8 @@ def layers(ids, rows, weights, config, angles, kept=None):
         v = split(F.linear(y, part("v_proj")), kv_heads)
         if kept is not None:
             k, v = kept.update(layer, rows, k, v)
+        if layer == count - 1:
+            x, q = x[wanted], q[:, wanted]
         if kv_heads != heads:
             k, v = (z.repeat_interleave(heads // kv_heads, dim=0) for z in (k, v))
         y = F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
@@ -149,10 +155,10 @@ def layers(ids, rows, weights, config, angles, kept=None):
 
 
 def choose(hidden, block, weights, sampler):
-    """Token and confidence of each row of the block, which stands at these of the rows."""
+    """Token and confidence of each row of the block, which stands at these of the hidden rows."""
     head = weights["ff_out.weight" if "ff_out.weight" in weights else "wte.weight"]
     if sampler == "lean":
-        logits = F.linear(hidden[block], head).float()
+        logits = F.linear(hidden, head).float()
         best = logits.max(dim=-1)
         return best.indices, (best.values - logits.logsumexp(dim=-1)).exp()
     logits = F.linear(hidden, head)
@@ -180,6 +186,7 @@ class Timer:
         angles = rotation(config, canvas, device)
         seconds, computed = [], []
         if self.is_card:
+            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         with torch.inference_mode():
             for timed in (False, True):
@@ -192,7 +199,8 @@ class Timer:
                     within = slice(start - rows.start, start - rows.start + block)
                     self.wait()
                     begun = time.perf_counter()
-                    hidden = layers(ids, rows, weights, config, angles, kept)
+                    wanted = within if sampler == "lean" else slice(None)
+                    hidden = layers(ids, rows, wanted, weights, config, angles, kept)
                     tokens, confidence = choose(hidden, within, weights, sampler)
                     open_rows = ids[start : start + block] == mask
                     surest = torch.where(open_rows, confidence.float(), -1.0).argmax()
@@ -208,7 +216,9 @@ class Timer:
             for rows in sorted(set(computed))
         ]
         if self.is_card:
+            # What tensors took, and what PyTorch had of the driver for them.
             entry["peak_bytes"] = torch.cuda.max_memory_allocated()
+            entry["peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
         return entry
 
 
@@ -223,10 +233,11 @@ def listed(kind):
     return lambda text: [kind(part) for part in text.split(",")]
 
 
-def working_bytes(config, canvas):
+def working_bytes(config, canvas, sampler):
     """More than a pass takes besides weights: logits in 16 and 64 bits, thrice, and a few rows of the widest layer."""
     vocabulary = config.get("embedding_size") or config["vocab_size"]
-    return canvas * (26 * vocabulary + 16 * config["mlp_hidden_size"] + 32 * config["d_model"])
+    head_rows = min(BLOCK, canvas) if sampler == "lean" else canvas
+    return head_rows * 26 * vocabulary + canvas * (16 * config["mlp_hidden_size"] + 32 * config["d_model"])
 
 
 def main():
@@ -239,39 +250,69 @@ def main():
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--offload", type=listed(bytes_of), default=[], metavar="BYTES,BYTES")
     parser.add_argument("--dual-cache", action="store_true")
+    parser.add_argument("--minutes", type=float)
     arguments = parser.parse_args()
+    end = time.monotonic() + 60 * arguments.minutes if arguments.minutes is not None else None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     config = json.loads((Path(arguments.folder) / "config.json").read_text())
     timer = Timer(arguments, config)
     report = {"torch": torch.__version__, "device": arguments.device, "dtype": arguments.dtype}
     report["dual_cache"] = arguments.dual_cache
-    report |= {"passes": [], "failures": []}
-    if timer.is_card:
-        report["name"] = torch.cuda.get_device_name()
-    tensors = read(arguments.folder, getattr(torch, arguments.dtype))
-    # Pinning takes a second copy of what is offloaded, so that comes last.
-    ways = [{"budget": budget, "pinned": pinned} for pinned in (False, True) for budget in arguments.offload]
-    working = working_bytes(config, max(arguments.canvas))
-    for way in ways or [{}]:
-        weights = None
-        for canvas, sampler in itertools.product(arguments.canvas, arguments.samplers):
-            told = {**way, "canvas": canvas, "sampler": sampler}
-            try:
-                weights = weights or place(tensors, arguments.device, working=working, **way)
-                entry = timer.passes(weights, canvas, sampler, arguments.dual_cache)
-                entry |= way | {"offloaded_bytes": weights.offloaded_bytes()}
-            except RuntimeError as error:
-                # Out of memory is one of these.
-                report["failures"].append(told | {"cause": str(error)})
-                print(f"FAILED {told}: {error}", file=sys.stderr, flush=True)
-                continue
-            report["passes"].append(entry)
-            print(f"{told}: {1000 * entry['pass_median_s']:.1f} ms a pass", file=sys.stderr, flush=True)
-        # Before the next ones come.
-        del weights
+    report |= {"passes": [], "failures": [], "stopped": True}
+    try:
         if timer.is_card:
-            torch.cuda.empty_cache()
+            report["name"] = torch.cuda.get_device_name(arguments.device)
+        measure(timer, end, report)
+    except Stopped:
+        print("asked to end", file=sys.stderr, flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     print(json.dumps(report, indent=2))
     return 1 if report["failures"] else 0
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop(*_):
+    raise Stopped
+
+
+def measure(timer, end, report):
+    """All ways and passes, into the report, until the time is up."""
+    arguments, config = timer.arguments, timer.config
+    tensors = read(arguments.folder, getattr(torch, arguments.dtype))
+    # What is pinned stays pinned, so that comes last.
+    memories = (False, True) if timer.is_card else (False,)
+    ways = [{"budget": budget, "pinned": pinned} for pinned in memories for budget in arguments.offload]
+    weights = placed = None
+    for way, canvas, sampler in itertools.product(ways or [{}], arguments.canvas, arguments.samplers):
+        if end is not None and time.monotonic() >= end:
+            print("the time was up", file=sys.stderr, flush=True)
+            return
+        told = {**way, "canvas": canvas, "sampler": sampler}
+        # How much room a pass leaves decides what stays on the card.
+        wanted = (way, working_bytes(config, canvas, sampler)) if way else way
+        try:
+            if weights is None or wanted != placed:
+                # Before the next ones come.
+                weights = None
+                if timer.is_card:
+                    torch.cuda.empty_cache()
+                weights = place(tensors, arguments.device, working=wanted[1] if way else 0, **way)
+                placed = wanted
+            entry = timer.passes(weights, canvas, sampler, arguments.dual_cache)
+            entry |= way | {"offloaded_bytes": weights.offloaded_bytes()}
+        except RuntimeError as error:
+            # Out of memory is one of these.
+            report["failures"].append(told | {"cause": str(error)})
+            print(f"FAILED {told}: {error}", file=sys.stderr, flush=True)
+            continue
+        report["passes"].append(entry)
+        print(f"{told}: {1000 * entry['pass_median_s']:.1f} ms a pass", file=sys.stderr, flush=True)
+    report["stopped"] = False
 
 
 if __name__ == "__main__":

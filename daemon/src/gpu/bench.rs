@@ -17,7 +17,7 @@ use sluice_engine::{
 use sluice_shared::{decoding::Caching, level::Level};
 
 use super::{
-    Failure, Found, Limit, about,
+    Failure, Found, Limit, Report, about,
     memory::Watch,
     open,
     passes::{Load, Loads},
@@ -136,30 +136,46 @@ impl Levels {
     }
 }
 
-/// What could not be measured, told at once and at the end.
-#[derive(Debug, Default)]
-pub(super) struct Failures(Vec<Value>);
+/// What could not be measured or is wrong, told at once and at the end.
+pub(super) struct Failures<'a> {
+    report: &'a Report,
+    count: usize,
+}
 
-impl Failures {
+impl Failures<'_> {
     pub(super) fn add(&mut self, what: &str, cause: &dyn Error) {
         eprintln!("FAILED {what}: {cause}");
-        self.0
-            .push(json!({ "what": what, "cause": cause.to_string() }));
+        let failure = json!({ "what": what, "cause": cause.to_string() });
+        self.report.add("failures", failure);
+        self.count += 1;
     }
 }
 
 impl Timing {
-    pub(super) fn bench(&self) -> Found {
+    pub(super) fn bench(&self, report: &Report) -> Found {
         let deadline = self.limit.deadline();
         let device = open(self.device, self.compute.number())?;
         // Before anything is taken of what the card has left.
         let watch = Watch::new(&device);
-        let mut failures = Failures::default();
+        report.set("device", about(&device));
+        report.set("compute", json!(device.number().name()));
+        for list in ["operations", "loads", "failures"] {
+            report.set(list, json!([]));
+        }
+        let mut failures = Failures { report, count: 0 };
         let link = device.gpu().map(Card::measure_rates).transpose();
         let link = link.unwrap_or_else(|error| {
             failures.add("copies", &error);
             None
         });
+        let rates = link.as_ref().map(|link| {
+            json!({
+                "pinned_to_device_bytes_per_s": link.pinned_to_device,
+                "pageable_to_device_bytes_per_s": link.pageable_to_device,
+                "device_copy_bytes_per_s": link.device_copy,
+            })
+        });
+        report.set("link", json!(rates));
         if let Some(link) = &link {
             eprintln!(
                 "to the card {:.1} GB/s from pinned memory, {:.1} GB/s from any other, {:.1} GB/s read and written on it",
@@ -170,11 +186,10 @@ impl Timing {
         }
         // Each byte that is copied there is read and written.
         let memory_bytes_per_s = link.as_ref().map(|link| 2.0 * link.device_copy);
-        let mut operations = Vec::new();
         if !self.only_passes && !deadline.is_over() {
             let told = &mut |speed: &Speed| {
                 tell_speed(speed, memory_bytes_per_s);
-                operations.push(speed_json(speed, memory_bytes_per_s));
+                report.add("operations", speed_json(speed, memory_bytes_per_s));
             };
             let sizes = Sizes {
                 width: self.width,
@@ -190,42 +205,24 @@ impl Timing {
             link_bytes_per_s: link.as_ref().map(|link| link.pinned_to_device),
             deadline,
             failures,
+            report,
             resident: HashMap::new(),
-            found: Vec::new(),
-            are_right: true,
         };
         if let Some(model) = &self.model
             && let Err(error) = self.load_all(model, &device, &mut loads)
         {
             loads.failures.add("passes", &error);
         }
-        let Loads {
-            failures,
-            found,
-            are_right,
-            ..
-        } = loads;
-        let is_right = failures.0.is_empty() && are_right;
         let stopped = deadline.is_over();
         if stopped {
             eprintln!("the time was up");
         }
-        let report = json!({
-            "device": about(&device),
-            "compute": device.number().name(),
-            "link": link.map(|link| {
-                json!({
-                    "pinned_to_device_bytes_per_s": link.pinned_to_device,
-                    "pageable_to_device_bytes_per_s": link.pageable_to_device,
-                    "device_copy_bytes_per_s": link.device_copy,
-                })
-            }),
-            "operations": operations,
-            "loads": found,
-            "failures": failures.0,
-            "stopped": stopped,
-        });
-        Ok((report, is_right))
+        let failed = loads.failures.count;
+        if failed > 0 {
+            eprintln!("failures, told above where they were found: {failed}");
+        }
+        report.set("stopped", json!(stopped));
+        Ok(failed == 0)
     }
 
     /// Each level without a budget, then under each one.

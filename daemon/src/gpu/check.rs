@@ -15,7 +15,7 @@ use sluice_engine::{
 };
 use sluice_shared::level::Level;
 
-use super::{Deadline, Found, Limit, about, open, requests::Requests};
+use super::{Deadline, Found, Limit, Report, about, open, requests::Requests};
 use crate::config::{Compute, Device};
 
 /// What is checked.
@@ -86,28 +86,33 @@ impl Place {
 }
 
 /// The checks of one number, told as they are made.
-struct Run {
+struct Run<'a> {
     number: Number,
-    checks: Vec<Check>,
+    report: &'a Report,
+    failed: usize,
 }
 
-impl Run {
-    fn add(&mut self, check: Check) {
-        tell(self.number, &check);
-        self.checks.push(check);
+impl Run<'_> {
+    fn add(&mut self, check: &Check) {
+        tell(self.number, check);
+        let mut told = check_json(check);
+        told["compute"] = json!(self.number.name());
+        self.report.add("checks", told);
+        self.failed += usize::from(!check.passes());
+        self.report.set("failed", json!(self.failed));
     }
 
     /// Takes what was found; what can't be is a check that failed.
     fn add_all(&mut self, what: String, found: Result<Vec<Check>, EngineError>) {
         match found {
-            Ok(checks) => checks.into_iter().for_each(|check| self.add(check)),
-            Err(error) => self.add(Check::failed(what, &error)),
+            Ok(checks) => checks.iter().for_each(|check| self.add(check)),
+            Err(error) => self.add(&Check::failed(what, &error)),
         }
     }
 }
 
 impl Checking {
-    pub(super) fn check(&self) -> Found {
+    pub(super) fn check(&self, report: &Report) -> Found {
         let deadline = self.limit.deadline();
         let device = open(self.device, None)?;
         let numbers: Vec<Number> = match self.compute.and_then(Compute::number) {
@@ -119,73 +124,68 @@ impl Checking {
             }
         };
         // Known now, it is told whatever becomes of the card.
-        let facts = about(&device);
-        let mut runs = Vec::new();
-        let mut failed = 0;
+        report.set("device", about(&device));
+        report.set("checks", json!([]));
+        let mut run = Run {
+            number: device.number(),
+            report,
+            failed: 0,
+        };
         for number in numbers {
-            let checks = self.checks(number, deadline);
-            failed += checks.iter().filter(|check| !check.passes()).count();
-            let checks: Vec<Value> = checks.iter().map(check_json).collect();
-            runs.push(json!({ "compute": number.name(), "checks": checks }));
+            run.number = number;
+            self.check_number(&mut run, deadline);
             if self.device == Device::Cpu {
                 // It computes in one number only.
                 break;
             }
         }
-        let requests = match self.requests {
-            Some(count) if !deadline.is_over() => {
-                let number = self.compute.and_then(Compute::number);
-                let requests = Requests::new(count, self.device.choice(), number);
-                let (moments, check) = requests.answer(&device, deadline);
-                tell(device.number(), &check);
-                failed += usize::from(!check.passes());
-                json!({ "moments": moments, "check": check_json(&check) })
-            }
-            _ => Value::Null,
-        };
+        if let Some(count) = self.requests
+            && !deadline.is_over()
+        {
+            let number = self.compute.and_then(Compute::number);
+            let requests = Requests::new(count, self.device.choice(), number);
+            run.number = device.number();
+            eprintln!("answering {count} requests");
+            let (moments, checks) = requests.answer(&device, deadline);
+            report.set("requests", moments);
+            checks.iter().for_each(|check| run.add(check));
+        }
         let stopped = deadline.is_over();
+        let failed = run.failed;
         eprintln!(
             "{failed} checks failed{}",
             if stopped { ", the time was up" } else { "" }
         );
-        let report = json!({
-            "device": facts,
-            "failed": failed,
-            "stopped": stopped,
-            "runs": runs,
-            "requests": requests,
-        });
-        Ok((report, failed == 0))
+        report.set("stopped", json!(stopped));
+        Ok(failed == 0)
     }
 
     /// All that is checked in a number.
-    fn checks(&self, number: Number, deadline: Deadline) -> Vec<Check> {
-        let mut run = Run {
-            number,
-            checks: Vec::new(),
-        };
-        let device = match open(self.device, Some(number)) {
+    fn check_number(&self, run: &mut Run<'_>, deadline: Deadline) {
+        let device = match open(self.device, Some(run.number)) {
             Ok(device) => device,
-            Err(error) => {
-                run.add(Check::failed("the device", &error));
-                return run.checks;
-            }
+            Err(error) => return run.add(&Check::failed("the device", &error)),
         };
         if !self.no_operations && !deadline.is_over() {
-            let told = &mut |check: &Check| run.add(check.clone());
+            let told = &mut |check: &Check| run.add(check);
             if let Err(error) = operations(&device, self.seed, told) {
-                run.add(Check::failed("operations", &error));
+                run.add(&Check::failed("operations", &error));
             }
         }
         for name in FIXTURES {
             if let Some(fixtures) = &self.fixtures {
-                self.fixture(&fixtures.join(name), &device, &mut run, deadline);
+                self.fixture(&fixtures.join(name), &device, run, deadline);
             }
         }
-        run.checks
     }
 
-    fn fixture(&self, folder: &Path, device: &device::Device, run: &mut Run, deadline: Deadline) {
+    fn fixture(
+        &self,
+        folder: &Path,
+        device: &device::Device,
+        run: &mut Run<'_>,
+        deadline: Deadline,
+    ) {
         for (name, place) in PLACES {
             if deadline.is_over() {
                 return;

@@ -15,8 +15,63 @@ use sluice_shared::units;
 
 /// What the driver rounds an allocation up to.
 const GRANULE_BYTES: u64 = 2 << 20;
-/// Kernels, cuBLAS's own state, and what the driver keeps for launches.
-const UNCOUNTED_BYTES: u64 = 128 << 20;
+/// Pieces that weights and slots fill in part, where they lie side by side, and allocations beside them: activations, what
+/// cuBLAS works in, indices, what is decoded.
+const PARTIAL_PIECES: u64 = 8;
+/// What plan and driver may differ by where that is more than what is rounded up.
+const TOLERANCE: f64 = 0.02;
+/// What measuring rates takes when an engine first plans, before any weights are there: copies, and rows beside them.
+const MEASURING_BYTES: u64 = 144 << 20;
+/// What the first model leaves behind: kernels, cuBLAS's own state, and what the driver keeps for launches.
+const KEPT_BYTES: u64 = 128 << 20;
+
+/// Memory of a card that is not as it was to be.
+#[derive(Debug, PartialEq, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("{held} were held by {whose}, {over} over the budget of {budget}",
+        held = units::bytes(*held_bytes),
+        over = units::bytes(held_bytes - budget_bytes),
+        budget = units::bytes(*budget_bytes))]
+    OverBudget {
+        whose: &'static str,
+        held_bytes: u64,
+        budget_bytes: u64,
+    },
+    #[error("{held} were held by the driver's account and {planned} by {whose}, {off:+.1} %; {tolerance} may be",
+        held = units::bytes(*driver_bytes),
+        planned = units::bytes(*expected_bytes),
+        off = 100.0 * (*driver_bytes as f64 / *expected_bytes as f64 - 1.0),
+        tolerance = units::bytes(*tolerance_bytes))]
+    Apart {
+        whose: &'static str,
+        driver_bytes: u64,
+        expected_bytes: u64,
+        tolerance_bytes: u64,
+    },
+    #[error("{} were not given back when the model was unloaded", units::bytes(*kept_bytes))]
+    Kept { kept_bytes: u64 },
+}
+
+/// What the driver may have more or less than so many bytes; each of so many allocations that lie by themselves is rounded up.
+pub(super) fn tolerance_bytes(expected_bytes: u64, allocations: usize) -> u64 {
+    let rounded = (allocations as u64 + PARTIAL_PIECES) * GRANULE_BYTES;
+    rounded.max((TOLERANCE * expected_bytes as f64) as u64)
+}
+
+fn apart(
+    whose: &'static str,
+    driver_bytes: u64,
+    expected_bytes: u64,
+    tolerance_bytes: u64,
+) -> Option<Fault> {
+    let is_apart = driver_bytes.abs_diff(expected_bytes) > tolerance_bytes;
+    is_apart.then_some(Fault::Apart {
+        whose,
+        driver_bytes,
+        expected_bytes,
+        tolerance_bytes,
+    })
+}
 
 /// What was free on the card at three moments, and what the account held meanwhile.
 pub(super) struct CardMemory {
@@ -29,7 +84,8 @@ pub(super) struct CardMemory {
 }
 
 impl CardMemory {
-    /// Nothing where the driver tells nothing, as on the CPU. Each of so many allocations may be rounded up.
+    /// Nothing where the driver tells nothing, as on the CPU. Each of so many allocations that lie by themselves may be
+    /// rounded up.
     pub(super) fn new(
         before: Option<u64>,
         with_model: Option<u64>,
@@ -38,12 +94,13 @@ impl CardMemory {
         allocations: usize,
     ) -> Option<Self> {
         let context = account.kinds.iter().find(|kind| kind.kind == Kind::Context);
+        let counted_bytes = account.used_bytes - context.map_or(0, |context| context.bytes);
         Some(Self {
             before_bytes: before?,
             with_model_bytes: with_model?,
             after_bytes: after?,
-            counted_bytes: account.used_bytes - context.map_or(0, |context| context.bytes),
-            tolerance_bytes: allocations as u64 * GRANULE_BYTES + UNCOUNTED_BYTES,
+            counted_bytes,
+            tolerance_bytes: tolerance_bytes(account.used_bytes, allocations),
         })
     }
 
@@ -57,10 +114,13 @@ impl CardMemory {
         self.before_bytes.saturating_sub(self.after_bytes)
     }
 
-    /// Whether the account says what the driver says, and all was given back but what the driver keeps for itself.
-    pub(super) fn agrees(&self) -> bool {
-        let apart = self.taken_bytes().abs_diff(self.counted_bytes);
-        apart <= self.tolerance_bytes && self.kept_bytes() <= UNCOUNTED_BYTES
+    /// What is wrong unless the account says what the driver says, and all was given back but what the driver keeps for itself.
+    pub(super) fn faults(&self) -> Vec<Fault> {
+        let kept_bytes = self.kept_bytes();
+        let kept = (kept_bytes > KEPT_BYTES).then_some(Fault::Kept { kept_bytes });
+        let (taken, counted) = (self.taken_bytes(), self.counted_bytes);
+        let apart = apart("ours", taken, counted, self.tolerance_bytes);
+        apart.into_iter().chain(kept).collect()
     }
 
     pub(super) fn tell(&self) {
@@ -69,7 +129,11 @@ impl CardMemory {
             units::bytes(self.taken_bytes()),
             units::bytes(self.counted_bytes),
             units::bytes(self.kept_bytes()),
-            if self.agrees() { "ok" } else { "WRONG" }
+            if self.faults().is_empty() {
+                "ok"
+            } else {
+                "WRONG"
+            }
         );
     }
 
@@ -82,7 +146,7 @@ impl CardMemory {
             "counted_bytes": self.counted_bytes,
             "kept_bytes": self.kept_bytes(),
             "tolerance_bytes": self.tolerance_bytes,
-            "agrees": self.agrees(),
+            "agrees": self.faults().is_empty(),
         })
     }
 }
@@ -126,6 +190,11 @@ impl<'a> Watch<'a> {
     /// What a budget leaves to an engine of this process: the context is there already, and counts.
     pub(super) fn engine_budget(&self, budget_bytes: u64, engine: &device::Device) -> u64 {
         budget_bytes.saturating_sub(self.context_bytes.saturating_sub(context_bytes(engine)))
+    }
+
+    /// What a load under a budget may hold: it measures rates before anything is planned.
+    pub(super) fn load_budget(&self, budget_bytes: u64) -> u64 {
+        budget_bytes.max(self.context_bytes + MEASURING_BYTES)
     }
 
     /// What an engine counts, with the whole context.
@@ -185,6 +254,7 @@ fn context_bytes(device: &device::Device) -> u64 {
 }
 
 /// The most that was held, by plan, account and driver.
+#[derive(Debug)]
 pub(super) struct Peak {
     /// Nothing where none was asked for.
     pub(super) budget_bytes: Option<u64>,
@@ -192,34 +262,68 @@ pub(super) struct Peak {
     pub(super) account_bytes: u64,
     /// Nothing where no driver tells, as on the CPU.
     pub(super) driver_bytes: Option<u64>,
+    /// What it may have more or less than the plan.
+    pub(super) tolerance_bytes: u64,
+}
+
+/// What was held at most that is over a budget, by whoever's account.
+pub(super) fn over_budget(
+    budget_bytes: Option<u64>,
+    account_bytes: u64,
+    driver_bytes: Option<u64>,
+) -> impl Iterator<Item = Fault> {
+    let held = [
+        ("our account", Some(account_bytes)),
+        ("the driver's", driver_bytes),
+    ];
+    held.into_iter().filter_map(move |(whose, held_bytes)| {
+        let (held_bytes, budget_bytes) = held_bytes.zip(budget_bytes)?;
+        (held_bytes > budget_bytes).then_some(Fault::OverBudget {
+            whose,
+            held_bytes,
+            budget_bytes,
+        })
+    })
 }
 
 impl Peak {
-    /// Whether neither the account nor the driver has more than the budget.
-    pub(super) fn is_within(&self) -> bool {
-        let most = self.account_bytes.max(self.driver_bytes.unwrap_or(0));
-        self.budget_bytes.is_none_or(|budget| most <= budget)
+    /// What is wrong unless neither the account nor the driver has more than the budget, and the driver has what was planned.
+    pub(super) fn faults(&self) -> Vec<Fault> {
+        let (plan, tolerance) = (self.plan_bytes, self.tolerance_bytes);
+        let apart =
+            (self.driver_bytes).and_then(|driver| apart("the plan", driver, plan, tolerance));
+        let over = over_budget(self.budget_bytes, self.account_bytes, self.driver_bytes);
+        over.chain(apart).collect()
     }
 
     pub(super) fn words(&self) -> String {
         let driver = self.driver_bytes;
-        format!(
-            "{}, {}, {}{}",
+        let mut words = format!(
+            "{}, {}, {}",
             units::bytes(self.plan_bytes),
             units::bytes(self.account_bytes),
             driver.map_or_else(|| "unknown".to_owned(), units::bytes),
-            if self.is_within() { "" } else { " OVER" },
-        )
+        );
+        for fault in self.faults() {
+            words += match fault {
+                Fault::OverBudget { .. } => " OVER BUDGET",
+                Fault::Apart { .. } | Fault::Kept { .. } => " NOT AS PLANNED",
+            };
+        }
+        words
     }
 
     pub(super) fn json(&self) -> Value {
         let ratio = |bytes: u64| bytes as f64 / self.plan_bytes as f64;
+        let faults = self.faults();
         json!({
             "plan_bytes": self.plan_bytes,
             "account_bytes": self.account_bytes,
             "driver_bytes": self.driver_bytes,
             "driver_over_plan": self.driver_bytes.map(ratio),
-            "is_within_budget": self.is_within(),
+            "tolerance_bytes": self.tolerance_bytes,
+            "is_within_budget": !faults.iter().any(|fault| matches!(fault, Fault::OverBudget { .. })),
+            "is_as_planned": !faults.iter().any(|fault| matches!(fault, Fault::Apart { .. })),
         })
     }
 }
@@ -248,15 +352,24 @@ mod tests {
 
     #[test]
     fn the_account_and_the_driver_agree_but_for_what_is_rounded() {
-        assert!(memory(2 * GIB, 10 * GIB).agrees());
-        // A hundred units that the driver rounds up, and its own.
-        assert!(memory(2 * GIB - (300 << 20), 10 * GIB - (100 << 20)).agrees());
-        assert!(!memory(2 * GIB - (400 << 20), 10 * GIB).agrees());
-        assert!(
-            !memory(3 * GIB, 10 * GIB).agrees(),
-            "more is counted than was taken"
+        let is_right = |with_model, after| memory(with_model, after).faults().is_empty();
+        assert!(is_right(2 * GIB, 10 * GIB));
+        // A hundred units that the driver rounds up, some pieces, and what it keeps.
+        assert!(is_right(2 * GIB - (216 << 20), 10 * GIB - (100 << 20)));
+        assert!(!is_right(2 * GIB - (217 << 20), 10 * GIB));
+        assert!(!is_right(3 * GIB, 10 * GIB), "more is counted than taken");
+        let kept_bytes = GIB;
+        assert_eq!(
+            memory(2 * GIB, 9 * GIB).faults(),
+            [Fault::Kept { kept_bytes }]
         );
-        assert!(!memory(2 * GIB, 9 * GIB).agrees(), "not given back");
+    }
+
+    #[test]
+    fn the_tolerance_is_two_percent_or_what_is_rounded_up() {
+        assert_eq!(tolerance_bytes(GIB, 0), GIB / 50);
+        assert_eq!(tolerance_bytes(GIB, 100), 216 << 20);
+        assert_eq!(tolerance_bytes(1 << 20, 0), 16 << 20);
     }
 
     #[test]
@@ -266,11 +379,35 @@ mod tests {
             plan_bytes: GIB,
             account_bytes,
             driver_bytes,
+            tolerance_bytes: 16 << 20,
         };
-        assert!(peak(GIB, Some(GIB), Some(GIB)).is_within());
-        assert!(peak(GIB, None, Some(GIB)).is_within());
-        assert!(peak(9 * GIB, Some(9 * GIB), None).is_within());
-        assert!(!peak(GIB, Some(GIB + 1), Some(GIB)).is_within());
-        assert!(!peak(GIB + 1, None, Some(GIB)).is_within());
+        let is_right = |account, driver, budget| peak(account, driver, budget).faults().is_empty();
+        assert!(is_right(GIB, Some(GIB), Some(GIB)));
+        assert!(is_right(GIB, None, Some(GIB)));
+        assert!(is_right(9 * GIB, Some(GIB), None));
+        assert!(!is_right(GIB, Some(GIB + 1), Some(GIB)));
+        assert!(!is_right(GIB + 1, None, Some(GIB)));
+        let words = peak(GIB, Some(GIB + 1), Some(GIB)).words();
+        assert!(words.ends_with(" OVER BUDGET"), "{words}");
+    }
+
+    #[test]
+    fn a_driver_that_holds_more_or_less_than_was_planned_is_told() {
+        let peak = |driver_bytes| Peak {
+            budget_bytes: None,
+            plan_bytes: GIB,
+            account_bytes: GIB,
+            driver_bytes: Some(driver_bytes),
+            tolerance_bytes: 16 << 20,
+        };
+        for wrong in [GIB + (17 << 20), GIB - (17 << 20)] {
+            let [fault] = &peak(wrong).faults()[..] else {
+                panic!("one is wrong");
+            };
+            assert!(fault.to_string().contains("1.7 %"), "{fault}");
+            assert_eq!(peak(wrong).json()["is_as_planned"], false);
+            assert!(peak(wrong).words().ends_with(" NOT AS PLANNED"));
+        }
+        assert!(peak(GIB + (16 << 20)).faults().is_empty());
     }
 }

@@ -16,9 +16,9 @@ use sluice_shared::{
 };
 
 use super::{
-    Deadline,
+    Deadline, Report,
     bench::{Failures, Timing},
-    memory::{CardMemory, Peak, Watch},
+    memory::{CardMemory, Peak, Watch, over_budget, tolerance_bytes},
     shared,
 };
 
@@ -34,11 +34,9 @@ pub(super) struct Loads<'a> {
     /// From pinned memory, measured in the same run.
     pub(super) link_bytes_per_s: Option<f64>,
     pub(super) deadline: Deadline,
-    pub(super) failures: Failures,
+    pub(super) failures: Failures<'a>,
+    pub(super) report: &'a Report,
     pub(super) resident: HashMap<Level, Resident>,
-    pub(super) found: Vec<Value>,
-    /// Memory was as it was to be.
-    pub(super) are_right: bool,
 }
 
 /// What passes took at a level with all weights on the device.
@@ -74,6 +72,24 @@ impl Load<'_> {
     fn budget(&self) -> String {
         (self.budget_bytes).map_or_else(|| "none".to_owned(), units::bytes)
     }
+
+    fn words(&self) -> String {
+        match self.budget_bytes {
+            Some(budget) => format!("{} within {}", self.level.name(), units::bytes(budget)),
+            None => format!("{} without a budget", self.level.name()),
+        }
+    }
+}
+
+impl Loaded<'_> {
+    /// Allocations that lie by themselves, each of which the driver rounds up: none where weights lie side by side.
+    fn allocations(&self) -> usize {
+        let is_mapped = (self.engine.device().gpu()).is_some_and(|card| card.arena().is_some());
+        match self.engine.in_force() {
+            Some(now) if !is_mapped => now.plan.units.len(),
+            _ => 0,
+        }
+    }
 }
 
 impl Loads<'_> {
@@ -106,11 +122,12 @@ impl Loads<'_> {
             && resident.peak_bytes <= budget
         {
             eprintln!("{:<10} {:>9} as without", level.name(), load.budget());
-            self.found.push(json!({
+            let found = json!({
                 "level": level.name(),
                 "budget_bytes": budget,
                 "as_without_budget": true,
-            }));
+            });
+            self.report.add("loads", found);
             return;
         }
         let before = self.watch.free_bytes();
@@ -119,18 +136,19 @@ impl Loads<'_> {
         let mut loaded = match self.watch.during(|| self.start(load)) {
             Ok(loaded) => loaded,
             Err(error) => {
-                let what = format!(
-                    "{} within {}, the driver's own {} included",
-                    level.name(),
-                    load.budget(),
-                    units::bytes(self.watch.context_bytes())
-                );
+                let mut what = load.words();
+                if budget_bytes.is_some() {
+                    let context = units::bytes(self.watch.context_bytes());
+                    what += &format!(", of which the driver has {context}");
+                }
                 self.failures.add(&what, &error);
                 return;
             }
         };
         let load_s = begun.elapsed().as_secs_f64();
         let load_peak_bytes = self.watch.most_held_bytes();
+        let load_budget = budget_bytes.map(|budget| self.watch.load_budget(budget));
+        self.held("while it was loaded", load_budget, &loaded, load_peak_bytes);
         let mut passes = Vec::new();
         for &canvas in &self.options.canvas {
             if self.deadline.is_over() {
@@ -139,28 +157,29 @@ impl Loads<'_> {
             match self.passes(&mut loaded, canvas) {
                 Ok(found) => passes.push(found),
                 Err(error) => {
-                    let what = format!(
-                        "{} within {}, canvas of {canvas}",
-                        level.name(),
-                        load.budget()
-                    );
+                    let what = format!("{}, canvas of {canvas}", load.words());
                     self.failures.add(&what, &error);
                 }
             }
         }
+        self.watch.begin();
         let requests = self.shared(&loaded);
+        let most_bytes = self.watch.most_held_bytes();
+        self.held("requests", budget_bytes, &loaded, most_bytes);
         let account = loaded.engine.memory();
         let with_model = self.watch.free_bytes();
-        let allocations = (loaded.engine.in_force()).map_or(0, |now| now.plan.units.len());
+        let allocations = loaded.allocations();
         loaded.engine.stop();
         drop(loaded);
         let after = self.watch.free_bytes();
         let card = CardMemory::new(before, with_model, after, &account, allocations);
         if let Some(card) = &card {
             card.tell();
-            self.are_right &= card.agrees();
+            for fault in card.faults() {
+                self.failures.add(&load.words(), &fault);
+            }
         }
-        self.found.push(json!({
+        let found = json!({
             "level": level.name(),
             "budget_bytes": budget_bytes,
             "load_s": load_s,
@@ -168,7 +187,25 @@ impl Loads<'_> {
             "passes": passes,
             "requests": requests,
             "card": card.as_ref().map(CardMemory::json),
-        }));
+        });
+        self.report.add("loads", found);
+    }
+
+    /// Says what was held at most over the budget; what is planned for it is another matter.
+    fn held(
+        &mut self,
+        what: &str,
+        budget_bytes: Option<u64>,
+        loaded: &Loaded<'_>,
+        driver_bytes: Option<u64>,
+    ) {
+        let Loaded { load, engine, .. } = loaded;
+        let measured = engine.in_force().map_or(0, |now| now.measured.peak_bytes);
+        let account_bytes = self.watch.counted(measured, engine.device());
+        for fault in over_budget(budget_bytes, account_bytes, driver_bytes) {
+            self.failures
+                .add(&format!("{}, {what}", load.words()), &fault);
+        }
     }
 
     fn start<'a>(&self, load: Load<'a>) -> Result<Loaded<'a>, EngineError> {
@@ -199,6 +236,7 @@ impl Loads<'_> {
     }
 
     fn passes(&mut self, loaded: &mut Loaded<'_>, canvas: usize) -> Result<Value, EngineError> {
+        let allocations = loaded.allocations();
         let Loaded {
             load,
             engine,
@@ -220,13 +258,18 @@ impl Loads<'_> {
         // The account and the driver may have seen the one before.
         *planned_bytes = (*planned_bytes).max(plan.weight_bytes() + asked.working.total_bytes());
         let counted = |bytes| self.watch.counted(bytes, engine.device());
+        let plan_bytes = counted(*planned_bytes);
         let peak = Peak {
             budget_bytes: load.budget_bytes,
-            plan_bytes: counted(*planned_bytes),
+            plan_bytes,
             account_bytes: counted(measured.peak_bytes),
             driver_bytes: self.watch.most_held_bytes(),
+            tolerance_bytes: tolerance_bytes(plan_bytes, allocations),
         };
-        self.are_right &= peak.is_within();
+        for fault in peak.faults() {
+            let what = format!("{}, canvas of {canvas}", load.words());
+            self.failures.add(&what, &fault);
+        }
         let times = seconds(&reports);
         let median_s = median(&times);
         let streamed = reports.iter().map(|report| report.cost.streamed_bytes);
@@ -313,14 +356,11 @@ impl Loads<'_> {
             return Value::Null;
         }
         level.is_shared = true;
-        match shared::together(&loaded.engine, loaded.model, counts, self.deadline) {
+        let together = || shared::together(&loaded.engine, loaded.model, counts, self.deadline);
+        match self.watch.during(together) {
             Ok(found) => found,
             Err(error) => {
-                let what = format!(
-                    "requests at {} within {}",
-                    loaded.load.level.name(),
-                    loaded.load.budget()
-                );
+                let what = format!("{}, requests", loaded.load.words());
                 self.failures.add(&what, &error);
                 Value::Null
             }

@@ -2,6 +2,7 @@
 //! tells, and what the engine accounts for.
 
 use std::{
+    iter,
     sync::atomic::AtomicBool,
     thread,
     time::{Duration, Instant},
@@ -9,7 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 use sluice_engine::{
-    Engine, Generate, ModelId, Options, Outcome, Work,
+    Change, Engine, EngineError, Generate, ModelId, Options, Outcome, Work,
     check::Check,
     checkpoint::{
         Source,
@@ -23,7 +24,11 @@ use sluice_shared::{
     sampling::{Cache, EosPolicy},
 };
 
-use super::{Deadline, Failure, scratch::Scratch};
+use super::{
+    Deadline, Failure,
+    memory::{Peak, Watch, tolerance_bytes},
+    scratch::Scratch,
+};
 
 /// Memory is looked at after so many requests, no two of which are alike.
 const ROUND: usize = 10;
@@ -62,6 +67,8 @@ struct Moments {
     ends: Option<(Option<u64>, Option<u64>)>,
     /// After the first requests, and after each round of them.
     during: Vec<Moment>,
+    /// The most that was held meanwhile.
+    peak: Option<Peak>,
 }
 
 impl Requests {
@@ -74,20 +81,29 @@ impl Requests {
         }
     }
 
-    /// Answers them, and tells what was free when, and whether that stayed as it was. `device` stays open all the while.
-    pub(super) fn answer(&self, device: &device::Device, deadline: Deadline) -> (Value, Check) {
+    /// Answers them, and tells what was free when, whether that stayed as it was, and whether the most that was held was
+    /// planned. `device` stays open all the while.
+    pub(super) fn answer(
+        &self,
+        device: &device::Device,
+        deadline: Deadline,
+    ) -> (Value, Vec<Check>) {
         let mut moments = Moments::default();
-        let answered = self.answer_all(device, deadline, &mut moments);
-        let check = match &answered {
-            Ok(()) => moments.check(),
-            Err(failure) => Check::failed("requests", failure),
+        let watch = Watch::new(device);
+        let answered = watch.during(|| self.answer_all(&watch, deadline, &mut moments));
+        let checks = match &answered {
+            Ok(()) => {
+                let peak = moments.peak.as_ref().and_then(peak_check);
+                iter::once(moments.check()).chain(peak).collect()
+            }
+            Err(failure) => vec![Check::failed("requests", failure)],
         };
-        (moments.json(), check)
+        (moments.json(), checks)
     }
 
     fn answer_all(
         &self,
-        device: &device::Device,
+        watch: &Watch<'_>,
         deadline: Deadline,
         moments: &mut Moments,
     ) -> Result<(), Failure> {
@@ -95,7 +111,6 @@ impl Requests {
         let model = scratch.path().join("model");
         let never = AtomicBool::new(false);
         synthesis().write(&model, &never, &mut |_, _| {})?;
-        let free = || device.gpu().and(device.memory().free_bytes);
         let options = Options {
             device: self.device,
             number: self.number,
@@ -103,16 +118,18 @@ impl Requests {
         };
         let source = Source::Folder(model);
         for is_warm in [false, true] {
-            let before = free();
+            let before = watch.free_bytes();
             let engine = Engine::start(options.clone())?;
             let id = engine.load_now(source.clone(), options.settings)?.id;
+            // Rates were measured before, in memory that is free again.
+            watch.begin();
             for index in 0..WARM_UP {
                 answer(&engine, id, index)?;
             }
             if is_warm {
                 let look = |answered| Moment {
                     answered,
-                    free_bytes: free(),
+                    free_bytes: watch.free_bytes(),
                     held_bytes: engine.memory().used_bytes,
                 };
                 // What the last of them held is on its way back.
@@ -129,12 +146,45 @@ impl Requests {
                     }
                 }
             }
+            moments.peak = Some(peak(&engine, id, watch)?);
             engine.stop();
             drop(engine);
-            moments.ends = is_warm.then(|| (before, free()));
+            moments.ends = is_warm.then(|| (before, watch.free_bytes()));
         }
         Ok(())
     }
+}
+
+/// The most that was held by now, beside the most that is planned for any of these requests.
+fn peak(engine: &Engine, model: ModelId, watch: &Watch<'_>) -> Result<Peak, EngineError> {
+    let now = engine.in_force().ok_or(EngineError::NoModel)?;
+    let working = (0..ROUND).map(|index| {
+        let workload = Work::Generate(request(model, index)).workload();
+        let plan = engine.plan(&Change::default(), workload)?;
+        Ok(plan.working.total_bytes())
+    });
+    let working: Vec<u64> = working.collect::<Result<_, EngineError>>()?;
+    let working_bytes = working.into_iter().max().unwrap_or(0);
+    let counted = |bytes| watch.counted(bytes, engine.device());
+    let plan_bytes = counted(now.plan.weight_bytes() + working_bytes);
+    Ok(Peak {
+        budget_bytes: None,
+        plan_bytes,
+        account_bytes: counted(now.measured.peak_bytes),
+        driver_bytes: watch.most_held_bytes(),
+        tolerance_bytes: tolerance_bytes(plan_bytes, now.plan.units.len()),
+    })
+}
+
+/// Whether the driver held what was planned; nothing where it doesn't tell.
+fn peak_check(peak: &Peak) -> Option<Check> {
+    let share = |bytes: u64| bytes as f64 / peak.plan_bytes as f64;
+    Some(Check {
+        name: "requests: most held by the driver's account, beside the plan".to_owned(),
+        error: share(peak.driver_bytes?.abs_diff(peak.plan_bytes)),
+        tolerance: share(peak.tolerance_bytes),
+        cause: peak.faults().first().map(ToString::to_string),
+    })
 }
 
 /// What is free and held once that is as it was, or after a while that it isn't.
@@ -215,6 +265,7 @@ impl Moments {
             "free_before_bytes": self.ends.and_then(|(before, _)| before),
             "free_after_bytes": self.ends.and_then(|(_, after)| after),
             "during": during,
+            "peak": self.peak.as_ref().map(Peak::json),
         })
     }
 }
@@ -259,7 +310,7 @@ fn synthesis() -> Synthesis {
 }
 
 /// One of the requests of a round: canvases, blocks and what is kept differ.
-fn answer(engine: &Engine, model: ModelId, index: usize) -> Result<(), Failure> {
+fn request(model: ModelId, index: usize) -> Generate {
     let turn = index % ROUND;
     let kinds = [Cache::None, Cache::Prefix, Cache::Dual];
     let caching = Caching {
@@ -267,7 +318,7 @@ fn answer(engine: &Engine, model: ModelId, index: usize) -> Result<(), Failure> 
         ..Caching::default()
     };
     let (prompt, length, block) = (5 + 3 * turn, 8 + 4 * (turn % 3), 4);
-    let request = Generate {
+    Generate {
         block_length: block,
         steps: length / block,
         eos: EosPolicy::Suppress,
@@ -276,8 +327,11 @@ fn answer(engine: &Engine, model: ModelId, index: usize) -> Result<(), Failure> 
             ..Decoding::default()
         },
         ..Generate::greedy(model, (1..=prompt as u32).collect(), length)
-    };
-    match engine.run(Work::Generate(request))? {
+    }
+}
+
+fn answer(engine: &Engine, model: ModelId, index: usize) -> Result<(), Failure> {
+    match engine.run(Work::Generate(request(model, index)))? {
         Outcome::Generated(_) => Ok(()),
         other => unreachable!("asked to generate: {other:?}"),
     }
@@ -299,6 +353,7 @@ mod tests {
         Moments {
             ends: Some((Some(1000), Some(after))),
             during: during.to_vec(),
+            peak: None,
         }
     }
 

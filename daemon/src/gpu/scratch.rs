@@ -1,15 +1,30 @@
 //! A folder for as long as a command runs.
 
 use std::{
-    env, fs, io,
+    env, fs, io, mem,
     path::{Path, PathBuf},
     process,
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use crate::offline::SystemError;
 
 /// How many names are tried.
 const TRIES: usize = 100;
+
+/// Those that are there now.
+static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn folders() -> MutexGuard<'static, Vec<PathBuf>> {
+    FOLDERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes all of them, where the program is about to end before they go by themselves.
+pub(super) fn remove_all() {
+    for folder in mem::take(&mut *folders()) {
+        drop(fs::remove_dir_all(folder));
+    }
+}
 
 /// A folder of our own among the system's temporary ones, which goes when this does.
 #[derive(Debug)]
@@ -23,7 +38,10 @@ impl Scratch {
         let names = (0..TRIES).map(|turn| format!("sluiced-gpu-{}-{turn}", process::id()));
         for folder in names.map(|name| parent.join(name)) {
             match fs::create_dir(&folder) {
-                Ok(()) => return Ok(Self { folder }),
+                Ok(()) => {
+                    folders().push(folder.clone());
+                    return Ok(Self { folder });
+                }
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(cause) => return Err(failed(cause)),
             }
@@ -47,6 +65,7 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         // What can't be removed now, the system's own tidying removes.
         drop(fs::remove_dir_all(&self.folder));
+        folders().retain(|folder| *folder != self.folder);
     }
 }
 

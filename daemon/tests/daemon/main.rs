@@ -10,6 +10,7 @@ mod hub;
 mod bad_checkpoints;
 mod bad_requests;
 mod card;
+mod card_ends;
 mod causal;
 mod coded;
 mod configuration;

@@ -1,0 +1,103 @@
+//! What was found so far. It is told once, as one JSON object on standard output: when all is done, or when somebody ends the
+//! program in the middle of what takes long.
+
+use std::{
+    io::{self, Write},
+    mem, process,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use serde_json::{Map, Value, json};
+use sluice_shared::exit;
+
+use super::scratch;
+use crate::offline::{SystemError, with_signals};
+
+/// After the first signal, what runs has so long to come to its end.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A signal came: nothing new begins.
+static IS_SIGNALLED: AtomicBool = AtomicBool::new(false);
+
+/// Figures by name, as they are found.
+#[derive(Debug, Default)]
+pub(super) struct Report(Mutex<Found>);
+
+#[derive(Debug, Default)]
+struct Found {
+    figures: Map<String, Value>,
+    is_told: bool,
+}
+
+/// Whether somebody asked this program to end.
+pub(super) fn is_signalled() -> bool {
+    IS_SIGNALLED.load(Ordering::Relaxed)
+}
+
+/// Does the work with a report that is told also where a signal ends it: soon after the first one, at once after the second.
+pub(super) fn reporting<T>(work: impl FnOnce(&Report) -> T) -> Result<T, SystemError> {
+    let report = Arc::new(Report::default());
+    let found = Arc::clone(&report);
+    let signalled = move || {
+        if IS_SIGNALLED.swap(true, Ordering::Relaxed) {
+            end(&found);
+        }
+        eprintln!("asked to end: what was found is told soon, or at once if asked again");
+        let found = Arc::clone(&found);
+        let ends = thread::Builder::new().name("sluice-end".to_owned());
+        let ends = ends.spawn(move || {
+            thread::sleep(PATIENCE);
+            end(&found);
+        });
+        // Without a thread it ends by itself, or when asked again.
+        drop(ends);
+    };
+    with_signals(signalled, || work(&report))
+}
+
+/// Tells what was found while the work still runs.
+fn end(report: &Report) -> ! {
+    report.set("stopped", json!(true));
+    report.tell();
+    scratch::remove_all();
+    process::exit(exit::FAILURE.into());
+}
+
+impl Report {
+    /// Sets a figure.
+    pub(super) fn set(&self, name: &str, value: Value) {
+        self.lock().figures.insert(name.to_owned(), value);
+    }
+
+    /// Adds one to a list.
+    pub(super) fn add(&self, name: &str, value: Value) {
+        let mut found = self.lock();
+        let list = found.figures.entry(name).or_insert(json!([]));
+        if let Value::Array(list) = list {
+            list.push(value);
+        }
+    }
+
+    /// Writes it, once, and says whether that went well; without figures there is nothing to write.
+    pub(super) fn tell(&self) -> bool {
+        // Kept until it is written: whoever else tells it would end the program meanwhile.
+        let mut found = self.lock();
+        if found.is_told || found.figures.is_empty() {
+            return true;
+        }
+        found.is_told = true;
+        let report = Value::Object(mem::take(&mut found.figures));
+        let mut output = io::stdout().lock();
+        let written = writeln!(output, "{report:#}").and_then(|()| output.flush());
+        written.is_ok()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Found> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,152 @@
+//! `sluiced gpu …` that doesn't come to its end, or finds memory other than it was to be: what it has found is told all the same.
+
+use std::{fs, path::Path, process::Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use sluice_shared::exit;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, BufReader, Lines},
+    process::{Child, ChildStderr},
+};
+
+use crate::{
+    card::command,
+    stand_in,
+    support::{self, within},
+};
+
+/// `sluiced gpu …` while it runs.
+struct Running {
+    child: Child,
+    said: Lines<BufReader<ChildStderr>>,
+    _folder: TempDir,
+}
+
+impl Running {
+    fn start(libraries: &Path, environment: &[(&str, &str)], arguments: &[&str]) -> Self {
+        let folder = TempDir::new().unwrap();
+        let mut child = command(folder.path(), libraries, environment)
+            .arg("gpu")
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        Self {
+            said: BufReader::new(child.stderr.take().unwrap()).lines(),
+            child,
+            _folder: folder,
+        }
+    }
+
+    /// Waits until it says so.
+    async fn says(&mut self, words: &str) {
+        let says = async {
+            while let Some(line) = self.said.next_line().await.unwrap() {
+                if line.contains(words) {
+                    return;
+                }
+            }
+            panic!("never said {words:?}");
+        };
+        within(words, says).await;
+    }
+
+    fn signal(&self, signal: Signal) {
+        let id = self.child.id().unwrap();
+        let pid = Pid::from_raw(id.try_into().unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// What it printed, its exit code, and what else it said.
+    async fn end(mut self) -> (Value, Option<i32>, String) {
+        let mut printed = Vec::new();
+        let mut output = self.child.stdout.take().unwrap();
+        let rest = async {
+            let mut said = String::new();
+            while let Some(line) = self.said.next_line().await.unwrap() {
+                said = said + &line + "\n";
+            }
+            said
+        };
+        let both = async { tokio::join!(output.read_to_end(&mut printed), rest) };
+        let (_, said) = within("its output to end", both).await;
+        let status = within("sluiced to end", self.child.wait()).await.unwrap();
+        let report = serde_json::from_slice(&printed).expect(&said);
+        (report, status.code(), said)
+    }
+}
+
+#[tokio::test]
+async fn a_benchmark_that_is_stopped_tells_what_it_found() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    // So slow there that it never comes to its end.
+    let mut running = Running::start(libraries, &[], &["bench"]);
+    running.says("to the card").await;
+    running.signal(Signal::TERM);
+    running.says("asked to end").await;
+    running.signal(Signal::INT);
+    let (report, code, _) = running.end().await;
+    assert_eq!(code, Some(exit::FAILURE.into()));
+    assert_eq!(report["stopped"], true);
+    assert_eq!(report["device"]["kind"], "cuda");
+    let copies = &report["link"]["pinned_to_device_bytes_per_s"];
+    assert!(copies.as_f64() > Some(0.0), "{report}");
+}
+
+#[tokio::test]
+async fn a_check_that_is_stopped_tells_what_it_found_and_ends_by_itself() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let words = "check --no-operations --compute f32 --requests 100000";
+    let arguments: Vec<&str> = words.split(' ').collect();
+    let mut running = Running::start(libraries, &[], &arguments);
+    running.says("answering").await;
+    running.signal(Signal::TERM);
+    let (report, _, said) = running.end().await;
+    assert_eq!(report["stopped"], true, "{said}");
+    assert_eq!(report["device"]["kind"], "cuda");
+}
+
+#[tokio::test]
+async fn memory_that_is_not_as_planned_or_over_the_budget_fails_a_benchmark_that_goes_on() {
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    let folder = TempDir::new().unwrap();
+    let model = folder.path().join("model").display().to_string();
+    let words =
+        "synth --layers 6 --width 512 --heads 8 --mlp-width 1024 --vocabulary 256 --context 16";
+    let words: Vec<&str> = words.split(' ').chain([&*model]).collect();
+    let made = support::run(folder.path(), &words).await;
+    assert!(made.status.success(), "{made:?}");
+    let held = folder.path().join("held");
+    let environment = [("STAND_IN_HELD_FILE", held.to_str().unwrap())];
+    let words = "bench --only-passes --canvas 8 --passes 2 --budgets 152MiB --model";
+    let arguments: Vec<&str> = words.split(' ').chain([&*model]).collect();
+    let mut running = Running::start(libraries, &environment, &arguments);
+    running.says("most held by plan").await;
+    // Somebody else's, which the driver can't tell from ours.
+    fs::write(&held, (1u64 << 30).to_string()).unwrap();
+    let (report, code, said) = running.end().await;
+    assert_eq!(code, Some(exit::FAILURE.into()), "{said}");
+    assert!(said.contains(" NOT AS PLANNED"), "{said}");
+    assert!(said.contains(" OVER BUDGET"), "{said}");
+    for (load, is_within) in [(0, true), (1, false)] {
+        let peak = &report["loads"][load]["passes"][0]["peak"];
+        assert_eq!(peak["is_as_planned"], false, "{said}");
+        assert_eq!(peak["is_within_budget"], is_within, "{said}");
+    }
+    let failures = report["failures"].to_string();
+    assert!(failures.contains("by the plan, +"), "{failures}");
+    assert!(
+        failures.contains("over the budget of 152 MiB"),
+        "{failures}"
+    );
+}
