@@ -103,6 +103,9 @@ fn about(device: &device::Device) -> Value {
         "driver": facts.driver_version,
         "cuda": version(facts.cuda_version),
         "blas": card.blas().map(|blas| blas.name().to_owned()),
+        "blas_absence": card.blas_absence(),
+        // Else each unit of weights is an allocation.
+        "maps_memory": card.arena().is_some(),
         "total_bytes": facts.total_bytes,
         "context_bytes": card.context_bytes(),
         "multiprocessors": facts.multiprocessors,

@@ -42,11 +42,19 @@ DEVICE u64 mix(u64 z) {
     return z ^ z >> 31;
 }
 
-// A Gumbel-distributed number; `place` stands for seed, pass and position.
-DEVICE double gumbel(u64 place, u64 token) {
-    const u64 bits = mix(place + token * 0x9e3779b97f4a7c15u);
+// What a Gumbel-distributed number is made of; `place` stands for seed, pass and position.
+DEVICE u64 draw(u64 place, u64 token) { return mix(place + token * 0x9e3779b97f4a7c15u); }
+
+DEVICE double gumbel(u64 bits) {
     const double uniform = (double(bits >> 11) + 0.5) / double(1ull << 53);
     return -log(-log(uniform));
+}
+
+// No less than that: of the next larger number of 24 bits, with more to spare than two logarithms are off in f32. Home cards
+// take 64 times as long for f64, and almost no token needs the number itself.
+DEVICE float gumbel_at_most(u64 bits) {
+    const float uniform = (float(bits >> 40) + 1.0f) / float(1 << 24);
+    return -logf(-logf(uniform)) + 1e-3f;
 }
 
 KERNEL_FUNCTION head_reduce(HeadState *states, float *all_logits, const HeadRow *rows, u32 row_count, u32 columns,
@@ -100,7 +108,9 @@ KERNEL_FUNCTION head_reduce(HeadState *states, float *all_logits, const HeadRow 
         const float logit = logits[i];
         double score = logit;
         if (choice.temperature > 0.0 && logit > minus_infinity) {
-            score += choice.temperature * gumbel(place, first + i);
+            const u64 bits = draw(place, first + i);
+            if (score + choice.temperature * double(gumbel_at_most(bits)) <= best.score) continue;
+            score += choice.temperature * gumbel(bits);
         }
         if (score > best.score) best = {score, first + i};
     }
