@@ -2,6 +2,7 @@
 //! request does.
 
 use std::{
+    iter,
     sync::atomic::{AtomicBool, Ordering},
     time::Instant,
 };
@@ -23,6 +24,18 @@ use sluice_shared::{
 
 /// The least rows that go through an MLP together when memory is short.
 pub(super) const MLP_ROWS_MIN: usize = 64;
+
+/// Rows that go through an MLP together, from so many on down the ladder that gives way when memory is short: each decodes
+/// weights that are decoded on a card several times as often as the one before.
+fn mlp_rows_from(rows: usize) -> impl Iterator<Item = usize> {
+    let fewer = |&rows: &usize| {
+        [MLP_ROWS, MLP_ROWS_MIN]
+            .into_iter()
+            .find(|&less| less < rows)
+    };
+    iter::successors(Some(rows), fewer)
+}
+
 /// Canvases of a request that tries no other orders: two with guidance.
 const CANVASES_PLAIN: usize = 2;
 /// More frugal plans that are tried for a request.
@@ -63,7 +76,7 @@ impl<'a> Served<'a> {
         let found = self.worker.look_at_memory_now();
         self.notices.extend(found.notices);
         let current = self.worker.current_mut()?;
-        current.set_mlp_rows(MLP_ROWS);
+        current.set_mlp_rows(current.planner.mlp_rows);
         current.serving_kv = Some(kv);
         self.resize(self.workload)?;
         let (choices, budget) = self.worker.aim();
@@ -165,11 +178,14 @@ impl<'a> Served<'a> {
         self.has_yielded = false;
         let (choices, budget) = self.worker.aim();
         let current = self.worker.current_mut()?;
-        let rows = current.mlp_rows;
-        current.set_mlp_rows(MLP_ROWS);
+        let before = current.mlp_rows;
         let weight_bytes = current.as_it_stands().weight_bytes();
-        if weight_bytes + current.working(&workload)?.total_bytes() > budget {
+        let most = current.planner.mlp_rows;
+        for rows in mlp_rows_from(most).take_while(|&rows| rows >= before) {
             current.set_mlp_rows(rows);
+            if weight_bytes + current.working(&workload)?.total_bytes() <= budget {
+                break;
+            }
         }
         self.reserve()?;
         let is_free =
@@ -246,7 +262,7 @@ impl<'a> Served<'a> {
         let current = self.worker.current_mut()?;
         let workload = current.plan.workload.widest(&self.workload);
         let mut refused = None;
-        for rows in [current.mlp_rows, MLP_ROWS_MIN] {
+        for rows in mlp_rows_from(current.mlp_rows) {
             for level in [choices.level, Level::Standard] {
                 let is_same = level == Level::Standard;
                 let choices = Choices { level, ..choices };
@@ -255,7 +271,7 @@ impl<'a> Served<'a> {
                     Ok(plan) => {
                         if rows < current.mlp_rows {
                             current.set_mlp_rows(rows);
-                            self.notices.push(fewer_rows());
+                            self.notices.push(fewer_rows(rows));
                         }
                         return Ok(plan);
                     }
@@ -292,9 +308,12 @@ impl<'a> Served<'a> {
             current.kept.remove(0);
             return Ok(());
         }
-        if current.mlp_rows > MLP_ROWS_MIN {
-            current.set_mlp_rows(MLP_ROWS_MIN);
-            self.notices.push(fewer_rows());
+        // A turn of more rows than a pass has takes no more than one of those.
+        let all = self.workload.rows() + self.workload.checks();
+        let mut fewer = mlp_rows_from(current.mlp_rows).skip(1);
+        if let Some(rows) = fewer.find(|&rows| rows < all || rows == MLP_ROWS_MIN) {
+            current.set_mlp_rows(rows);
+            self.notices.push(fewer_rows(rows));
             return Ok(());
         }
         if self.frugal_plans == FRUGAL_PLANS_MAX {
@@ -437,8 +456,8 @@ impl<'a> Served<'a> {
     }
 }
 
-fn fewer_rows() -> String {
-    format!("memory is short: {MLP_ROWS_MIN} rows at once go through an MLP")
+fn fewer_rows(rows: usize) -> String {
+    format!("memory is short: {rows} rows at once go through an MLP")
 }
 
 impl Worker {

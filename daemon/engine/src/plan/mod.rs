@@ -212,6 +212,8 @@ pub struct Working {
     pub head_bytes: u64,
     /// Scratch of all threads.
     pub scratch_bytes: u64,
+    /// Rows that go through an MLP together for it; 0: all of a pass.
+    pub mlp_rows: usize,
 }
 
 impl Working {
@@ -347,7 +349,7 @@ impl Plan {
             level,
             budget_bytes: question.budget_bytes,
             workload: question.workload,
-            pass: time::predict(&units, question.shape, &question.workload, question.machine),
+            pass: None,
             pinned_bytes: time::pinned_bytes(&units, question.machine),
             units,
             slots,
@@ -356,15 +358,15 @@ impl Plan {
         if question.choices.decodes {
             plan.decode_where_it_pays(question);
         }
+        plan.pass = plan.time(question.shape, &question.workload, question.machine);
         Ok(plan)
     }
 
     /// Has units that are coded without loss decoded once and for all, as far as there is room for that and a pass gets
     /// shorter by it: where memory isn't short, coding only costs.
     fn decode_where_it_pays(&mut self, question: &Question<'_>) {
-        let time = |unit: &UnitPlan| {
-            time::compute_s(unit, question.shape, &question.workload, question.machine)
-        };
+        let asked = self.asked(question.shape, &question.workload, question.machine);
+        let time = |unit: &UnitPlan| time::compute_s(unit, &asked);
         let held = self.peak_bytes() + rounded_bytes(question.machine);
         let mut room = self.budget_bytes.saturating_sub(held);
         for unit in &mut self.units {
@@ -385,7 +387,6 @@ impl Plan {
             let device = &question.machine.device;
             self.slots.decoded_bytes = decoded::bytes(&self.units, device, &question.workload);
         }
-        self.pass = self.time(question.shape, &question.workload, question.machine);
     }
 
     /// How long a pass of any workload takes under it; unknown where a rate is.
@@ -395,7 +396,21 @@ impl Plan {
         workload: &Workload,
         machine: &Machine,
     ) -> Option<PassTime> {
-        time::predict(&self.units, shape, workload, machine)
+        time::predict(&self.units, &self.asked(shape, workload, machine))
+    }
+
+    fn asked<'a>(
+        &self,
+        shape: &'a Shape,
+        workload: &'a Workload,
+        machine: &'a Machine,
+    ) -> time::Asked<'a> {
+        time::Asked {
+            shape,
+            workload,
+            mlp_rows: self.working.mlp_rows,
+            machine,
+        }
     }
 
     /// Most bytes of the device's memory that are held at once.
