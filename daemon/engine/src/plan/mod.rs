@@ -14,7 +14,7 @@ use sluice_shared::{
     units,
 };
 
-pub(crate) use self::time::{STAGING, keep_limit};
+pub(crate) use self::time::{Pinned, STAGING, keep_limit};
 pub use self::{
     time::{Machine, PassTime},
     transition::{Step, transition},
@@ -593,7 +593,7 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         }
         let limit_bytes = question.machine.pin_limit_bytes.min(cache_bytes);
         let all = streamed.iter().map(|&index| &forms[index]);
-        let mut pinned = time::Pinned::new(keep_limit(limit_bytes, all));
+        let mut pinned = Pinned::new(keep_limit(limit_bytes, all));
         for index in streamed {
             units[index] = forms[index].clone();
             units[index].tier = Tier::Host;

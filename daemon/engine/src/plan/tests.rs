@@ -8,7 +8,7 @@ use sluice_codec::Scheme;
 use super::*;
 use crate::{
     checkpoint::DiskRates,
-    device::{CardProfile, LinearRate, Number, Profile, Rates},
+    device::{CardProfile, LinearRate, MemoryFacts, Number, Profile, Rates},
     format::Format,
     model::shape::{Naming, Preset},
     residency::{Part, Unit},
@@ -210,6 +210,19 @@ fn what_a_host_has_no_pinned_memory_for_is_read_in_every_pass() {
     assert!(pinned > 5 * GIB && host < 6 * GIB && disk > 4 * GIB);
     let (pinned, host, disk) = tiers(0, 8 * GIB);
     assert!(pinned == 0 && host == 0 && disk > 10 * GIB);
+}
+
+#[test]
+fn what_the_engine_has_pinned_is_there_for_what_comes_in_its_place() {
+    let device = card(0, 0).device;
+    let half_of_all = MemoryFacts::read().total_bytes.unwrap() / 2;
+    let alone = Machine::here(device, None, 0);
+    assert!(alone.pin_limit_bytes <= half_of_all);
+    let beside = Machine::here(device, None, 1 << 50);
+    assert_eq!(beside.pin_limit_bytes, half_of_all);
+    assert!(beside.cache_bytes >= 1 << 50);
+    let cpu = Machine::here(Profile::cpu(1), None, 1 << 50);
+    assert_eq!(cpu.pin_limit_bytes, 0);
 }
 
 #[test]

@@ -51,14 +51,18 @@ impl Machine {
         }
     }
 
-    /// This one, with what the system can keep of files at this moment, while the engine holds `held_bytes`; where the
-    /// checkpoint lies is not known yet, and nothing is limited but pinned memory, to what [`default_pin_limit`] says.
+    /// This one, with what the system can keep of files at this moment, while the engine holds `held_bytes` of its memory,
+    /// which what is planned takes the place of; where the checkpoint lies is not known yet, and nothing is limited but pinned
+    /// memory, to what [`default_pin_limit`] says.
     #[must_use]
     pub fn here(device: Profile, rates: Option<Rates>, held_bytes: u64) -> Self {
         let memory = MemoryFacts::read();
+        let free_bytes = memory.free_bytes;
+        let memory = MemoryFacts {
+            free_bytes: free_bytes.map(|free| free.saturating_add(held_bytes)),
+            ..memory
+        };
         let is_card = device.card.is_some();
-        // What the engine holds of a card's memory is none of the host's.
-        let held_bytes = if is_card { 0 } else { held_bytes };
         Self {
             device,
             rates,
@@ -228,19 +232,20 @@ pub(super) fn pinned_bytes(units: &[UnitPlan], machine: &Machine) -> u64 {
 
 /// Which streamed units are kept in pinned memory: the first that there is room for.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub(crate) struct Pinned {
     left_bytes: u64,
 }
 
 impl Pinned {
-    pub(super) fn new(limit_bytes: u64) -> Self {
+    /// Of so many bytes.
+    pub(crate) fn new(limit_bytes: u64) -> Self {
         Self {
             left_bytes: limit_bytes,
         }
     }
 
     /// Whether this one is, which comes next in the order of a pass.
-    pub(super) fn takes(&mut self, unit: &UnitPlan) -> bool {
+    pub(crate) fn takes(&mut self, unit: &UnitPlan) -> bool {
         let bytes = unit.slot_bytes();
         let takes = unit.tier == Tier::Host && bytes <= self.left_bytes;
         if takes {
