@@ -12,10 +12,10 @@ use crate::{
     decode::WeightsState,
     error::EngineError,
     event::{PassCost, Phases},
-    ledger::{Kind, Mark},
+    ledger::Mark,
     model::transformer::{Interrupt, MLP_ROWS},
     ops::Ops,
-    plan::{Plan, PlanError, Storage, Workload},
+    plan::{Plan, PlanError, Storage, Workload, rounded_bytes},
 };
 use sluice_shared::{
     level::{Choices, Level},
@@ -230,16 +230,15 @@ impl<'a> Served<'a> {
         if has_room(&stands) && current.target().is_none_or(has_room) {
             return Ok(());
         }
-        let allowed = self.worker.allowed_bytes();
+        // Only other programs are in the way: where nothing can give way to them, it is tried with what the card has left.
+        let may_stay = stands.weight_bytes() + working <= self.worker.allowed_bytes();
         let plan = match self.plan_within(choices, budget) {
-            // Only other programs are in the way, and nothing can give way to them: it is tried with what the card has left.
-            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. }))
-                if stands.weight_bytes() + working <= allowed =>
-            {
-                return Ok(());
-            }
+            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) if may_stay => return Ok(()),
             plan => plan?,
         };
+        if may_stay && lacks_copy(&self.worker.current_mut()?.reader, &plan) {
+            return Ok(());
+        }
         let streamed = plan.streamed_bytes();
         self.worker.switch_now(plan, self.cancel)?;
         let more = streamed.saturating_sub(stands.streamed_bytes());
@@ -302,11 +301,28 @@ impl<'a> Served<'a> {
             return Err(refused);
         };
         self.worker.ops.release();
-        let (choices, budget) = self.worker.aim();
+        if self.give_way_under_this_plan()? {
+            return Ok(());
+        }
+        if self.frugal_plans == FRUGAL_PLANS_MAX {
+            return Err(refused);
+        }
+        self.frugal_plans += 1;
+        let (_, budget) = self.worker.aim();
+        let peak = self.worker.current_mut()?.as_it_stands().peak_bytes();
+        match self.frugal_plan(budget.min(peak.saturating_sub(needed_bytes)))? {
+            Some(plan) => self.stream_more(plan),
+            // The figures of what was refused say more than those of a plan nobody asked for.
+            None => Err(refused),
+        }
+    }
+
+    /// What gives way without another plan; whether there was anything.
+    fn give_way_under_this_plan(&mut self) -> Result<bool, EngineError> {
         let current = self.worker.current_mut()?;
         if !current.kept.is_empty() {
             current.kept.remove(0);
-            return Ok(());
+            return Ok(true);
         }
         // A turn of more rows than a pass has takes no more than one of those.
         let all = self.workload.rows() + self.workload.checks();
@@ -314,20 +330,22 @@ impl<'a> Served<'a> {
         if let Some(rows) = fewer.find(|&rows| rows < all || rows == MLP_ROWS_MIN) {
             current.set_mlp_rows(rows);
             self.notices.push(fewer_rows(rows));
-            return Ok(());
+            return Ok(true);
         }
-        if self.frugal_plans == FRUGAL_PLANS_MAX {
-            return Err(refused);
+        Ok(false)
+    }
+
+    /// A plan within this budget, if there is one.
+    fn frugal_plan(&mut self, budget: u64) -> Result<Option<Plan>, EngineError> {
+        let (choices, _) = self.worker.aim();
+        match self.plan_within(choices, budget) {
+            Ok(plan) => Ok(Some(plan)),
+            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) => Ok(None),
+            Err(error) => Err(error),
         }
-        self.frugal_plans += 1;
-        let peak = current.as_it_stands().peak_bytes();
-        let budget = budget.min(peak.saturating_sub(needed_bytes));
-        let plan = match self.plan_within(choices, budget) {
-            Ok(plan) => plan,
-            // The figures of what was refused say more than those of a plan nobody asked for.
-            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) => return Err(refused),
-            Err(error) => return Err(error),
-        };
+    }
+
+    fn stream_more(&mut self, plan: Plan) -> Result<(), EngineError> {
         let streamed = units::bytes(plan.streamed_bytes());
         self.worker.switch_now(plan, self.cancel)?;
         self.notices.push(format!(
@@ -337,26 +355,55 @@ impl<'a> Served<'a> {
     }
 
     /// Looks, between two passes, whether other programs leave the card too little memory, and gives way to them before
-    /// something of ours is refused. What can't give way stays.
-    fn yield_to_others(&mut self) -> Result<(), EngineError> {
+    /// something of ours is refused. What can't give way stays: no request fails for it, nor has it fewer rungs left for what
+    /// is really refused.
+    fn yield_to_others(&mut self) {
         let mut found = self.worker.look_at_memory();
         loop {
             self.notices.append(&mut found.notices);
+            // What they leave when they go gives way again when they come back.
+            self.has_yielded &= !found.is_relieved;
             if found.missing_bytes == 0 || self.has_yielded {
-                return Ok(());
+                return;
             }
-            let ledger = self.worker.ops.ledger();
-            let missing = ledger.refusal(Kind::Activations, found.missing_bytes);
-            match self.give_way(missing) {
-                Ok(()) => {}
-                Err(EngineError::OutOfMemory { .. }) => self.has_yielded = true,
-                Err(error) => return Err(error),
+            match self.yield_once(found.missing_bytes) {
+                Ok(true) => found = self.worker.look_at_memory_now(),
+                Ok(false) => return,
+                // The weights are as they were, or whole between two plans. If passes can't go on with them, the next one is
+                // told why.
+                Err(_) => {
+                    self.has_yielded = true;
+                    return;
+                }
             }
-            if let Err(refused) = self.reserve() {
+        }
+    }
+
+    /// One thing gives way to others; whether to look at once if that was enough.
+    fn yield_once(&mut self, missing_bytes: u64) -> Result<bool, EngineError> {
+        let rows = self.worker.current_mut()?.mlp_rows;
+        if self.give_way_under_this_plan()? {
+            if self.worker.current_mut()?.mlp_rows < rows
+                && let Err(refused) = self.reserve()
+            {
+                // Others were faster: now something is really refused.
                 self.make_room(refused)?;
             }
-            found = self.worker.look_at_memory_now();
+            return Ok(true);
         }
+        let allowed = self.worker.allowed_bytes();
+        let current = self.worker.current_mut()?;
+        // What the driver rounds up is held besides, and a plan's budget has room for it: no more gives way than is missing.
+        let held = current.as_it_stands().peak_bytes() + rounded_bytes(&current.planner.machine);
+        let plan = self.frugal_plan(allowed.min(held.saturating_sub(missing_bytes)))?;
+        let reader = &self.worker.current_mut()?.reader;
+        // Nobody waits for a conversion of the weights where nothing was refused.
+        match plan.filter(|plan| !lacks_copy(reader, plan)) {
+            // A plan at each look: what others take step by step may change many times while a request runs.
+            Some(plan) => self.stream_more(plan)?,
+            None => self.has_yielded = true,
+        }
+        Ok(false)
     }
 
     /// Runs a pass that so many requests share, again where memory ran short and something could give way. It tells how many
@@ -369,11 +416,7 @@ impl<'a> Served<'a> {
         let started = Instant::now();
         let before = self.weights().stream;
         self.worker.between_passes();
-        let yielded = self.yield_to_others();
-        if yielded.is_err() && self.cancel.load(Ordering::Relaxed) {
-            return Err(Interrupt::Cancelled);
-        }
-        yielded?;
+        self.yield_to_others();
         // What a change of the weights measures is no part of the pass.
         self.worker.ops.start_times();
         loop {

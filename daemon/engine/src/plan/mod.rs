@@ -524,7 +524,7 @@ fn check_workload(question: &Question<'_>) -> Result<(), PlanError> {
 
 /// What a card's driver gives in pieces, of which weights and slots fill some in part: after the changes that tests make, four
 /// at most.
-fn rounded_bytes(machine: &Machine) -> u64 {
+pub(crate) fn rounded_bytes(machine: &Machine) -> u64 {
     const PIECE_BYTES: u64 = 2 << 20;
     machine.device.card.map_or(0, |_| 4 * PIECE_BYTES)
 }
