@@ -323,7 +323,7 @@ pub enum PlanError {
 
 /// Slots for units that come from the host: two are held at once by an MLP, one is being filled.
 const HOST_SLOTS: usize = 3;
-/// From disk, one more is kept ahead; of a card, that one is in the host's memory.
+/// From disk, one more is kept ahead.
 const DISK_SLOTS: usize = 4;
 
 impl Plan {
@@ -563,13 +563,17 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
     let decoded_bytes = decoded(&forms).max(resident_decoded);
     let all_resident = needed + resident_decoded;
     let needed = needed + decoded_bytes;
-    let disk_slots = if is_card { HOST_SLOTS } else { DISK_SLOTS };
-    // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency.
-    for (count, only) in [
-        (HOST_SLOTS, Some(Tier::Host)),
-        (disk_slots, None),
-        (HOST_SLOTS, None),
-    ] {
+    // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency. Of a card, that one is
+    // in the host's memory.
+    let tries: &[_] = match is_card {
+        true => &[(HOST_SLOTS, None)],
+        false => &[
+            (HOST_SLOTS, Some(Tier::Host)),
+            (DISK_SLOTS, None),
+            (HOST_SLOTS, None),
+        ],
+    };
+    for &(count, only) in tries {
         let fitting = spread::streamed_set(units, &forms, count, needed, budget);
         let Some(streamed) = fitting else { continue };
         let slot = streamed.iter().map(|&index| forms[index].slot_bytes());
