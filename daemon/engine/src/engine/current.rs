@@ -140,7 +140,12 @@ impl Current {
         budget_bytes: u64,
         workload: Workload,
     ) -> Result<Plan, EngineError> {
-        self.plan_with(choices, budget_bytes, workload, self.planner.mlp_rows)
+        // Where it had to give way, it has as many rows at once as it has now.
+        let mlp_rows = match self.serving {
+            Some(_) => self.mlp_rows,
+            None => self.planner.mlp_rows,
+        };
+        self.plan_with(choices, budget_bytes, workload, mlp_rows)
     }
 
     /// The same, with fewer rows at once in an MLP.

@@ -1,45 +1,30 @@
 //! Passes of those that run: between them the weights may change, and when memory runs short something gives way before a
 //! request does.
 
+mod give_way;
+
 use std::{
-    iter,
     sync::atomic::{AtomicBool, Ordering},
     time::Instant,
 };
 
+use self::give_way::{as_refusal, mlp_rows_from};
 use super::{SwitchState, current::Current, derive::lacks_copy, worker::Worker};
 use crate::{
     decode::WeightsState,
     error::EngineError,
     event::{PassCost, Phases},
     ledger::Mark,
-    model::transformer::{Interrupt, MLP_ROWS},
+    model::transformer::Interrupt,
     ops::Ops,
-    plan::{Plan, PlanError, Storage, Workload, rounded_bytes},
+    plan::{Plan, PlanError, Storage, Workload},
 };
-use sluice_shared::{
-    level::{Choices, Level},
-    units,
-};
+use sluice_shared::{level::Choices, units};
 
 /// The least rows that go through an MLP together when memory is short.
 pub(super) const MLP_ROWS_MIN: usize = 64;
-
-/// Rows that go through an MLP together, from so many on down the ladder that gives way when memory is short: each decodes
-/// weights that are decoded on a card several times as often as the one before.
-fn mlp_rows_from(rows: usize) -> impl Iterator<Item = usize> {
-    let fewer = |&rows: &usize| {
-        [MLP_ROWS, MLP_ROWS_MIN]
-            .into_iter()
-            .find(|&less| less < rows)
-    };
-    iter::successors(Some(rows), fewer)
-}
-
 /// Canvases of a request that tries no other orders: two with guidance.
 const CANVASES_PLAIN: usize = 2;
-/// More frugal plans that are tried for a request.
-const FRUGAL_PLANS_MAX: usize = 4;
 
 /// A pass, which tells how many rows it had.
 type SharedPass<'a, T> = &'a mut dyn FnMut(&Ops, &Current) -> Result<(T, usize), Interrupt>;
@@ -80,8 +65,8 @@ impl<'a> Served<'a> {
         current.serving_kv = Some(kv);
         self.resize(self.workload)?;
         let (choices, budget) = self.worker.aim();
-        self.fit_plan(choices, budget)?;
-        match self.reserve() {
+        let fitted = self.fit_plan(choices, budget);
+        match fitted.and_then(|()| self.reserve()) {
             Ok(()) => Ok(()),
             Err(error) => self.make_room(error),
         }
@@ -212,15 +197,6 @@ impl<'a> Served<'a> {
         Ok(())
     }
 
-    /// Gives way until the request's activations have room, and the weights their slots.
-    pub(super) fn make_room(&mut self, refused: EngineError) -> Result<(), EngineError> {
-        self.give_way(refused)?;
-        while let Err(error) = self.reserve() {
-            self.give_way(error)?;
-        }
-        Ok(())
-    }
-
     /// Takes another plan when the present one, or the one it is giving way to, has no room for this request.
     fn fit_plan(&mut self, choices: Choices, budget: u64) -> Result<(), EngineError> {
         let current = self.worker.current_mut()?;
@@ -255,155 +231,11 @@ impl<'a> Served<'a> {
         Ok(())
     }
 
-    /// A plan with room for this request: with fewer rows at once where that is needed, and where not even streaming
-    /// helps at `off`, at the level that gives the same results.
-    fn plan_within(&mut self, choices: Choices, budget: u64) -> Result<Plan, EngineError> {
-        let current = self.worker.current_mut()?;
-        let workload = current.plan.workload.widest(&self.workload);
-        let mut refused = None;
-        for rows in mlp_rows_from(current.mlp_rows) {
-            for level in [choices.level, Level::Standard] {
-                let is_same = level == Level::Standard;
-                let choices = Choices { level, ..choices };
-                let planned = current.plan_with(choices, budget, workload, rows);
-                match planned {
-                    Ok(plan) => {
-                        if rows < current.mlp_rows {
-                            current.set_mlp_rows(rows);
-                            self.notices.push(fewer_rows(rows));
-                        }
-                        return Ok(plan);
-                    }
-                    Err(error @ EngineError::Plan(PlanError::BudgetTooSmall { .. })) => {
-                        refused.get_or_insert(error);
-                    }
-                    Err(error) => return Err(error),
-                }
-                if is_same || level != Level::Off {
-                    break;
-                }
-            }
-        }
-        Err(refused.expect("a plan was made or refused"))
-    }
-
     fn reserve(&mut self) -> Result<(), EngineError> {
         let current = self.worker.current_mut()?;
         current.weights.ensure_stream()?;
         let working = current.working(&self.workload)?;
         self.worker.ops.reserve(working.activation_bytes)
-    }
-
-    /// What gives way when memory is short, a rung at a time: what is kept of earlier requests, then fewer rows at once,
-    /// then more weights streamed. Fails with what was refused when there is nothing left.
-    fn give_way(&mut self, refused: EngineError) -> Result<(), EngineError> {
-        let EngineError::OutOfMemory { needed_bytes, .. } = refused else {
-            return Err(refused);
-        };
-        self.worker.ops.release();
-        if self.give_way_under_this_plan()? {
-            return Ok(());
-        }
-        if self.frugal_plans == FRUGAL_PLANS_MAX {
-            return Err(refused);
-        }
-        self.frugal_plans += 1;
-        let (_, budget) = self.worker.aim();
-        let peak = self.worker.current_mut()?.as_it_stands().peak_bytes();
-        match self.frugal_plan(budget.min(peak.saturating_sub(needed_bytes)))? {
-            Some(plan) => self.stream_more(plan),
-            // The figures of what was refused say more than those of a plan nobody asked for.
-            None => Err(refused),
-        }
-    }
-
-    /// What gives way without another plan; whether there was anything.
-    fn give_way_under_this_plan(&mut self) -> Result<bool, EngineError> {
-        let current = self.worker.current_mut()?;
-        if !current.kept.is_empty() {
-            current.kept.remove(0);
-            return Ok(true);
-        }
-        // A turn of more rows than a pass has takes no more than one of those.
-        let all = self.workload.rows() + self.workload.checks();
-        let mut fewer = mlp_rows_from(current.mlp_rows).skip(1);
-        if let Some(rows) = fewer.find(|&rows| rows < all || rows == MLP_ROWS_MIN) {
-            current.set_mlp_rows(rows);
-            self.notices.push(fewer_rows(rows));
-            return Ok(true);
-        }
-        Ok(false)
-    }
-
-    /// A plan within this budget, if there is one.
-    fn frugal_plan(&mut self, budget: u64) -> Result<Option<Plan>, EngineError> {
-        let (choices, _) = self.worker.aim();
-        match self.plan_within(choices, budget) {
-            Ok(plan) => Ok(Some(plan)),
-            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn stream_more(&mut self, plan: Plan) -> Result<(), EngineError> {
-        let streamed = units::bytes(plan.streamed_bytes());
-        self.worker.switch_now(plan, self.cancel)?;
-        self.notices.push(format!(
-            "memory is short: {streamed} of weights are streamed in each pass"
-        ));
-        Ok(())
-    }
-
-    /// Looks, between two passes, whether other programs leave the card too little memory, and gives way to them before
-    /// something of ours is refused. What can't give way stays: no request fails for it, nor has it fewer rungs left for what
-    /// is really refused.
-    fn yield_to_others(&mut self) {
-        let mut found = self.worker.look_at_memory();
-        loop {
-            self.notices.append(&mut found.notices);
-            // What they leave when they go gives way again when they come back.
-            self.has_yielded &= !found.is_relieved;
-            if found.missing_bytes == 0 || self.has_yielded {
-                return;
-            }
-            match self.yield_once(found.missing_bytes) {
-                Ok(true) => found = self.worker.look_at_memory_now(),
-                Ok(false) => return,
-                // The weights are as they were, or whole between two plans. If passes can't go on with them, the next one is
-                // told why.
-                Err(_) => {
-                    self.has_yielded = true;
-                    return;
-                }
-            }
-        }
-    }
-
-    /// One thing gives way to others; whether to look at once if that was enough.
-    fn yield_once(&mut self, missing_bytes: u64) -> Result<bool, EngineError> {
-        let rows = self.worker.current_mut()?.mlp_rows;
-        if self.give_way_under_this_plan()? {
-            if self.worker.current_mut()?.mlp_rows < rows
-                && let Err(refused) = self.reserve()
-            {
-                // Others were faster: now something is really refused.
-                self.make_room(refused)?;
-            }
-            return Ok(true);
-        }
-        let allowed = self.worker.allowed_bytes();
-        let current = self.worker.current_mut()?;
-        // What the driver rounds up is held besides, and a plan's budget has room for it: no more gives way than is missing.
-        let held = current.as_it_stands().peak_bytes() + rounded_bytes(&current.planner.machine);
-        let plan = self.frugal_plan(allowed.min(held.saturating_sub(missing_bytes)))?;
-        let reader = &self.worker.current_mut()?.reader;
-        // Nobody waits for a conversion of the weights where nothing was refused.
-        match plan.filter(|plan| !lacks_copy(reader, plan)) {
-            // A plan at each look: what others take step by step may change many times while a request runs.
-            Some(plan) => self.stream_more(plan)?,
-            None => self.has_yielded = true,
-        }
-        Ok(false)
     }
 
     /// Runs a pass that so many requests share, again where memory ran short and something could give way. It tells how many
@@ -423,7 +255,8 @@ impl<'a> Served<'a> {
             let begun = Instant::now();
             let Worker { current, ops, .. } = &mut *self.worker;
             let current = current.as_ref().ok_or(EngineError::NoModel)?;
-            match pass(ops, current) {
+            let done = pass(ops, current).map_err(|failed| as_refusal(failed, ops.ledger()));
+            match done {
                 Err(Interrupt::Failed(error @ EngineError::OutOfMemory { .. })) => {
                     let made_room = self.make_room(error);
                     if made_room.is_err() && self.cancel.load(Ordering::Relaxed) {
@@ -497,10 +330,6 @@ impl<'a> Served<'a> {
     pub(super) fn take_notices(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notices)
     }
-}
-
-fn fewer_rows(rows: usize) -> String {
-    format!("memory is short: {rows} rows at once go through an MLP")
 }
 
 impl Worker {
