@@ -1,6 +1,8 @@
 //! The account of device memory: nothing that grows with model, canvas or vocabulary is
 //! allocated without an entry of its kind here.
 
+mod pinned;
+
 use std::{
     fmt,
     ops::{Deref, DerefMut},
@@ -10,6 +12,7 @@ use std::{
     },
 };
 
+pub(crate) use self::pinned::PinnedEntry;
 use crate::error::EngineError;
 
 /// What a reservation is for.
@@ -80,6 +83,8 @@ struct Accounts {
     marked_peaks: [AtomicU64; 2],
     /// Most that may be held at once.
     limit: AtomicU64,
+    /// Of the host's memory, beside all that.
+    pinned: AtomicU64,
     /// Buffers are counted, and hold nothing.
     is_rehearsal: bool,
     #[cfg(test)]
@@ -93,6 +98,7 @@ impl Default for Accounts {
             kinds: Default::default(),
             marked_peaks: Default::default(),
             limit: AtomicU64::new(u64::MAX),
+            pinned: AtomicU64::new(0),
             is_rehearsal: false,
             #[cfg(test)]
             faults: tests::Faults::default(),

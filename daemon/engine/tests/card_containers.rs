@@ -24,6 +24,7 @@ use sluice_engine::{
     },
     device::Choice,
     event::Generated,
+    model::shape::Shape,
     plan::{Plan, Storage},
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};
@@ -87,4 +88,43 @@ fn coded_weights_compute_what_they_are_decoded_to() {
     let path = coded::write_coded(folder.path(), How::Rate(Target::Bits(4.5)));
     let (expected, _) = run(&cpu, &path, settings(Level::Standard, None));
     check(&card, &path, Scheme::Rate, &expected);
+}
+
+#[test]
+fn a_longer_turn_of_rows_computes_what_shorter_ones_do() {
+    if !here::open_stand_in() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let shape = Shape {
+        context_length: 640,
+        ..small::shape(2)
+    };
+    let plain = small::write_shape(folder.path(), shape);
+    let container = coded::write_coded(folder.path(), How::Lossless(Lossless::Huffman));
+    let card = engine(Choice::Cuda(0));
+    let long = |path: &Path, budget| {
+        let source = Source::Folder(path.to_owned());
+        let model = card.load_now(source, settings(Level::Standard, budget));
+        let request = Generate {
+            steps: 1,
+            eos: EosPolicy::Suppress,
+            ..Generate::greedy(model.unwrap().id, (1..=520).collect(), 4)
+        };
+        let Outcome::Generated(generated) = card.run(Work::Generate(request)).unwrap() else {
+            unreachable!("nobody cancels")
+        };
+        let plan = Plan::clone(&card.in_force().expect("a model is loaded").plan);
+        assert!(generated.peak_device_bytes <= plan.budget_bytes);
+        (generated.tokens, plan)
+    };
+    let (expected, plan) = long(&plain, None);
+    assert_eq!(plan.working.mlp_rows, 512);
+    let (tokens, plan) = long(&container, None);
+    assert_eq!((&tokens, plan.working.mlp_rows), (&expected, 2048));
+    // As much is streamed as can be, and decoded on its way.
+    let (tokens, plan) = long(&container, Some(least_bytes(&card, &container)));
+    assert!(plan.streamed_bytes() > 0 && plan.slots.decoded_bytes > 0);
+    assert_eq!(plan.working.mlp_rows, 2048);
+    assert_eq!(tokens, expected);
 }

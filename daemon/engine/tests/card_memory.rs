@@ -3,10 +3,11 @@
 
 #[path = "../../cuda/tests/apart/mod.rs"]
 mod apart;
+mod small;
 #[path = "../../cuda/tests/stand_in/mod.rs"]
 mod stand_in;
 
-use std::{env, fs, path::Path, sync::mpsc, thread, time::Duration};
+use std::{env, fs, ops::Range, path::Path, sync::mpsc, thread, time::Duration};
 
 use libloading::os::unix::Library;
 use sluice_engine::{
@@ -222,14 +223,24 @@ fn told(
     model: ModelId,
     meanwhile: impl Fn() + Send + 'static,
 ) -> (Vec<String>, Result<Outcome, EngineError>) {
+    told_after(engine, model, 2..3, meanwhile)
+}
+
+/// The same, with `meanwhile` after each of these passes.
+fn told_after(
+    engine: &Engine,
+    model: ModelId,
+    passes: Range<usize>,
+    meanwhile: impl Fn() + Send + 'static,
+) -> (Vec<String>, Result<Outcome, EngineError>) {
     let request = Generate {
-        steps: 6,
+        steps: passes.end + 3,
         eos: EosPolicy::Suppress,
-        ..Generate::greedy(model, vec![1, 2, 3], 8)
+        ..Generate::greedy(model, vec![1, 2, 3], passes.end + 5)
     };
     let (send, events) = mpsc::channel();
     let sink = Box::new(move |event| {
-        if matches!(&event, Event::Pass(pass) if pass.pass == 2) {
+        if matches!(&event, Event::Pass(pass) if passes.contains(&pass.pass)) {
             meanwhile();
             // The next look is due then.
             thread::sleep(Duration::from_millis(300));
@@ -246,6 +257,83 @@ fn told(
         }
     }
     panic!("the last event is how it ended");
+}
+
+/// A model of random weights at this level, all of them on a card of 1 GiB.
+fn load_small(engine: &Engine, level: Level) -> ModelId {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        level,
+        ..Settings::default()
+    };
+    let model = small::write(folder.path(), 8);
+    let loaded = engine.load_now(Source::Folder(model), settings);
+    // Its files are open, or read already.
+    loaded.unwrap().id
+}
+
+/// Has another program take all that the engine leaves free, and so much of what is to stay free beside it.
+fn take_all_and(engine: &Engine, too_much: u64) -> impl Fn() + Send + use<> {
+    // Half of what the default budget leaves.
+    const MARGIN: u64 = 128 << 20;
+    let device = engine.device().clone();
+    move || {
+        let file = env::var_os("STAND_IN_HELD_FILE").expect("the test sets it");
+        let held = fs::read_to_string(file).map_or(0, |held| held.parse().unwrap());
+        let free = device.memory().free_bytes.unwrap();
+        set_held(held + free - (MARGIN - too_much));
+    }
+}
+
+#[test]
+fn giving_way_to_others_takes_none_of_what_a_refusal_has() {
+    const NAME: &str = "giving_way_to_others_takes_none_of_what_a_refusal_has";
+    let held = held_file("rungs");
+    let settings = [
+        ("STAND_IN_MEMORY", "0x40000000"),
+        ("STAND_IN_GRANULARITY", "0x4000"),
+        ("STAND_IN_HELD_FILE", held.as_str()),
+    ];
+    apart::run(NAME, &settings, || {
+        let engine = Engine::start(options()).unwrap();
+        let model = load_small(&engine, Level::Standard);
+        // Again and again what one unit takes, in one request.
+        let take = take_all_and(&engine, 200 << 10);
+        let (notices, result) = told_after(&engine, model, 2..9, take);
+        assert!(result.is_ok(), "{result:?}");
+        let is_streamed = |notice: &&String| notice.ends_with("streamed in each pass");
+        let plans = notices.iter().filter(is_streamed).count();
+        assert!(plans > 4, "more often than a refusal may: {notices:?}");
+        fs::remove_file(env::var_os("STAND_IN_HELD_FILE").unwrap()).unwrap();
+    });
+}
+
+#[test]
+fn what_can_not_give_way_to_others_fails_nobody() {
+    const NAME: &str = "what_can_not_give_way_to_others_fails_nobody";
+    let held = held_file("fails_nobody");
+    let settings = [
+        ("STAND_IN_MEMORY", "0x40000000"),
+        ("STAND_IN_GRANULARITY", "0x4000"),
+        ("STAND_IN_HELD_FILE", held.as_str()),
+    ];
+    apart::run(NAME, &settings, || {
+        let engine = Engine::start(options()).unwrap();
+        // Blocks of weights can't be streamed where no converted copies are kept.
+        let model = load_small(&engine, Level::Moderate);
+        let (notices, result) = told(&engine, model, take_all_and(&engine, 200 << 10));
+        assert!(result.is_ok(), "{result:?}");
+        let [taken, rows] = &notices[..] else {
+            panic!("{notices:?}");
+        };
+        assert!(taken.starts_with("other programs have taken"), "{taken}");
+        assert!(rows.contains("64 rows"), "{rows}");
+        assert_eq!(engine.in_force().unwrap().plan.streamed_bytes(), 0);
+        // Nor does it where they have taken it before.
+        let (_, result) = told(&engine, model, || {});
+        assert!(result.is_ok(), "{result:?}");
+        fs::remove_file(env::var_os("STAND_IN_HELD_FILE").unwrap()).unwrap();
+    });
 }
 
 fn held_file(test: &str) -> String {

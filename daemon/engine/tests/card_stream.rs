@@ -44,6 +44,11 @@ const NOTHING: u64 = 0;
 
 impl Streamed {
     fn new(pin_limit_bytes: u64) -> Self {
+        Self::beside(pin_limit_bytes, &Ledger::default())
+    }
+
+    /// One whose memory stands in this account.
+    fn beside(pin_limit_bytes: u64, ledger: &Ledger) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let never = AtomicBool::new(false);
         let (shape, model) = (small::shape(4), small::write(folder.path(), 4));
@@ -73,8 +78,14 @@ impl Streamed {
         };
         let plan = plan(least_bytes).unwrap();
         let reader = Reader::new(Arc::clone(&checkpoint), &sources).with_pin_limit(pin_limit_bytes);
-        let (reader, ledger) = (Arc::new(reader), Ledger::default());
-        let loaded = Residency::load(&plan, reader, &device, &ledger, &never, &mut |_| {});
+        let loaded = Residency::load(
+            &plan,
+            Arc::new(reader),
+            &device,
+            ledger,
+            &never,
+            &mut |_| {},
+        );
         let LoadOutcome::Done(weights) = loaded.unwrap() else {
             panic!("nobody cancels");
         };
@@ -236,6 +247,42 @@ fn what_is_kept_stays_within_its_limit_and_is_read_once() {
                 streamed.pass(usize::MAX);
             }
         }
+    });
+}
+
+/// Two models, of which one takes the other's place, keep to the limit together; in the end it is the new one's.
+#[test]
+fn models_keep_to_the_limit_together() {
+    let name = "models_keep_to_the_limit_together";
+    apart::run(name, &[], || {
+        let ledger = Ledger::default();
+        let before = Streamed::beside(SOME, &ledger);
+        before.checked_pass();
+        let pinned_bytes = ledger.pinned_bytes();
+        assert!(
+            pinned_bytes > before.stats().kept_bytes,
+            "and staging buffers"
+        );
+        assert!(pinned_bytes <= SOME);
+
+        let after = Streamed::beside(SOME, &ledger);
+        for _ in 0..2 {
+            before.checked_pass();
+            after.checked_pass();
+            assert!(ledger.pinned_bytes() <= SOME);
+        }
+        assert_eq!(before.stats().kept_bytes, before.plan.pinned_bytes);
+        assert!(after.stats().kept_bytes < after.plan.pinned_bytes);
+
+        drop(before);
+        assert!(ledger.pinned_bytes() < pinned_bytes);
+        for _ in 0..2 {
+            after.checked_pass();
+        }
+        assert_eq!(after.stats().kept_bytes, after.plan.pinned_bytes);
+        assert_eq!(ledger.pinned_bytes(), pinned_bytes);
+        drop(after);
+        assert_eq!(ledger.pinned_bytes(), 0);
     });
 }
 

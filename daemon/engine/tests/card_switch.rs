@@ -153,6 +153,48 @@ fn refuse_after(more: u64) {
     }
 }
 
+/// A change that runs short of memory once is given up, or made otherwise: the request beside it is written as ever.
+#[test]
+fn every_allocation_of_a_change_may_fail_and_no_request_does() {
+    let name = "every_allocation_of_a_change_may_fail_and_no_request_does";
+    apart::run(name, &[], || {
+        let (model, engine) = (Model::new(), engine(Choice::Cuda(0)));
+        let least = least_bytes(&engine, &model.container);
+        let id = model
+            .load(&engine, settings(Level::Standard, None))
+            .unwrap();
+        let expected = generate(&engine, id, 8).unwrap().tokens;
+        let to = |level, budget| Change {
+            level: Some(level),
+            budget_bytes: Some(budget),
+            ..Change::default()
+        };
+        let mut refused = 0;
+        for (level, budget) in [(Level::Mild, None), (Level::Standard, Some(least))] {
+            for which in 1.. {
+                let before = allocations();
+                thread::scope(|scope| {
+                    let writing = scope.spawn(|| generate(&engine, id, 8));
+                    refuse_after(which);
+                    refused += usize::from(apply(&engine, to(level, budget)).is_err());
+                    let written = writing.join().unwrap();
+                    let tokens = written.map(|written| written.tokens);
+                    assert_eq!(tokens.ok().as_ref(), Some(&expected), "{level:?} {which}");
+                });
+                let was_reached = allocations() - before >= which;
+                refuse_after(0);
+                let written = generate(&engine, id, 8).unwrap();
+                assert_eq!(written.tokens, expected);
+                apply(&engine, to(Level::Standard, None)).unwrap();
+                if !was_reached {
+                    break;
+                }
+            }
+        }
+        assert!(refused > 0, "all of them passed unnoticed");
+    });
+}
+
 #[test]
 fn every_allocation_may_fail_and_the_next_request_works() {
     let name = "every_allocation_may_fail_and_the_next_request_works";

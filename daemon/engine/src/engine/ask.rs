@@ -105,13 +105,14 @@ pub fn machine(device: &Device) -> Result<Machine, EngineError> {
 }
 
 impl Shared {
-    /// What this machine can do now, within what the engine was told.
-    pub(super) fn machine(
-        &self,
-        device: Profile,
-        rates: Option<Rates>,
-        held_bytes: u64,
-    ) -> Machine {
+    /// What this machine can do now, within what the engine was told. The present model's memory counts as free: another one
+    /// takes its place, and has what it needs of it once that has gone.
+    pub(super) fn machine(&self, device: Profile, rates: Option<Rates>) -> Machine {
+        // What the engine holds of a card's memory is none of the host's.
+        let held_bytes = match device.card {
+            Some(_) => self.ledger.pinned_bytes(),
+            None => self.ledger.used_bytes(),
+        };
         let here = Machine::here(device, rates, held_bytes);
         Machine {
             read_limit_bytes_per_s: self.read_limit_bytes_per_s,
@@ -136,7 +137,7 @@ impl Engine {
             return Err(EngineError::Stopped);
         }
         let rates = receive.recv().map_err(|_| EngineError::Stopped)??;
-        Ok(self.shared.machine(self.device.profile(), rates, 0))
+        Ok(self.shared.machine(self.device.profile(), rates))
     }
 }
 

@@ -10,12 +10,7 @@ use crate::{
     checkpoint::{Checkpoint, disk_rates},
     decode::Vocabulary,
     error::EngineError,
-    model::{
-        family::ModelConfig,
-        rehearse::Rehearsal,
-        shape::Shape,
-        transformer::{MLP_ROWS, Transformer},
-    },
+    model::{family::ModelConfig, rehearse::Rehearsal, shape::Shape, transformer::Transformer},
     plan::{self, BLOCK_DEFAULT, Machine, Plan, Question, SourceTensor, Working, Workload},
     request::ModelId,
     residency::{Reader, Residency},
@@ -28,13 +23,17 @@ pub(super) struct Planner {
     pub(super) sources: Vec<SourceTensor>,
     pub(super) machine: Machine,
     pub(super) rehearsal: Rehearsal,
+    /// Rows that go through an MLP together, while memory isn't short.
+    pub(super) mlp_rows: usize,
 }
 
 impl Planner {
     /// For a model with these tensors.
     pub(super) fn new(config: ModelConfig, sources: Vec<SourceTensor>, machine: Machine) -> Self {
+        let rehearsal = Rehearsal::new(config.clone(), &sources, machine.device);
         Self {
-            rehearsal: Rehearsal::new(config.clone(), &sources, machine.device),
+            mlp_rows: rehearsal.mlp_rows(),
+            rehearsal,
             config,
             sources,
             machine,
@@ -69,7 +68,7 @@ impl Planner {
         budget_bytes: u64,
         workload: Workload,
     ) -> Result<Plan, EngineError> {
-        self.plan_beside(choices, budget_bytes, workload, MLP_ROWS, 0)
+        self.plan_beside(choices, budget_bytes, workload, self.mlp_rows, 0)
     }
 
     /// The same, where keys and values of so many bytes are held, however new ones will be kept, and so many rows go through
@@ -141,7 +140,12 @@ impl Current {
         budget_bytes: u64,
         workload: Workload,
     ) -> Result<Plan, EngineError> {
-        self.plan_with(choices, budget_bytes, workload, MLP_ROWS)
+        // Where it had to give way, it has as many rows at once as it has now.
+        let mlp_rows = match self.serving {
+            Some(_) => self.mlp_rows,
+            None => self.planner.mlp_rows,
+        };
+        self.plan_with(choices, budget_bytes, workload, mlp_rows)
     }
 
     /// The same, with fewer rows at once in an MLP.

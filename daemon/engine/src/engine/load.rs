@@ -230,7 +230,7 @@ impl Beside {
         let (ops, ledger) = (&self.ops, &self.shared.ledger);
         let opened = Opened::new(source)?;
         let profile = ops.device().profile();
-        let machine = (self.shared).machine(profile, self.rates.clone(), ledger.used_bytes());
+        let machine = (self.shared).machine(profile, self.rates.clone());
         let planner = Planner::of_checkpoint(&opened.checkpoint, opened.config.clone(), machine)?;
         let planner = Arc::new(planner);
         let budget = self.shared.state.budget_bytes(&settings);

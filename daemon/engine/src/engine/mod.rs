@@ -68,8 +68,8 @@ pub struct Options {
     /// Most bytes a second that passes read of weights that are streamed, from the disk or the system's cache: whatever else
     /// uses them has the rest. `None`: as fast as it goes.
     pub read_limit_bytes_per_s: Option<u64>,
-    /// Most bytes of the host's memory that are pinned for a card to copy streamed weights from. `None`: what
-    /// [`device::default_pin_limit`] says.
+    /// Most bytes of the host's memory that are pinned for a card to copy streamed weights from, of all models together while
+    /// one takes another's place. `None`: what [`device::default_pin_limit`] says.
     pub pin_limit_bytes: Option<u64>,
     /// What models are loaded with.
     pub settings: Settings,

@@ -1,32 +1,30 @@
 //! Passes of those that run: between them the weights may change, and when memory runs short something gives way before a
 //! request does.
 
+mod give_way;
+
 use std::{
     sync::atomic::{AtomicBool, Ordering},
     time::Instant,
 };
 
+use self::give_way::{as_refusal, mlp_rows_from};
 use super::{SwitchState, current::Current, derive::lacks_copy, worker::Worker};
 use crate::{
     decode::WeightsState,
     error::EngineError,
     event::{PassCost, Phases},
-    ledger::{Kind, Mark},
-    model::transformer::{Interrupt, MLP_ROWS},
+    ledger::Mark,
+    model::transformer::Interrupt,
     ops::Ops,
     plan::{Plan, PlanError, Storage, Workload},
 };
-use sluice_shared::{
-    level::{Choices, Level},
-    units,
-};
+use sluice_shared::{level::Choices, units};
 
 /// The least rows that go through an MLP together when memory is short.
 pub(super) const MLP_ROWS_MIN: usize = 64;
 /// Canvases of a request that tries no other orders: two with guidance.
 const CANVASES_PLAIN: usize = 2;
-/// More frugal plans that are tried for a request.
-const FRUGAL_PLANS_MAX: usize = 4;
 
 /// A pass, which tells how many rows it had.
 type SharedPass<'a, T> = &'a mut dyn FnMut(&Ops, &Current) -> Result<(T, usize), Interrupt>;
@@ -63,12 +61,12 @@ impl<'a> Served<'a> {
         let found = self.worker.look_at_memory_now();
         self.notices.extend(found.notices);
         let current = self.worker.current_mut()?;
-        current.set_mlp_rows(MLP_ROWS);
+        current.set_mlp_rows(current.planner.mlp_rows);
         current.serving_kv = Some(kv);
         self.resize(self.workload)?;
         let (choices, budget) = self.worker.aim();
-        self.fit_plan(choices, budget)?;
-        match self.reserve() {
+        let fitted = self.fit_plan(choices, budget);
+        match fitted.and_then(|()| self.reserve()) {
             Ok(()) => Ok(()),
             Err(error) => self.make_room(error),
         }
@@ -165,11 +163,14 @@ impl<'a> Served<'a> {
         self.has_yielded = false;
         let (choices, budget) = self.worker.aim();
         let current = self.worker.current_mut()?;
-        let rows = current.mlp_rows;
-        current.set_mlp_rows(MLP_ROWS);
+        let before = current.mlp_rows;
         let weight_bytes = current.as_it_stands().weight_bytes();
-        if weight_bytes + current.working(&workload)?.total_bytes() > budget {
+        let most = current.planner.mlp_rows;
+        for rows in mlp_rows_from(most).take_while(|&rows| rows >= before) {
             current.set_mlp_rows(rows);
+            if weight_bytes + current.working(&workload)?.total_bytes() <= budget {
+                break;
+            }
         }
         self.reserve()?;
         let is_free =
@@ -196,15 +197,6 @@ impl<'a> Served<'a> {
         Ok(())
     }
 
-    /// Gives way until the request's activations have room, and the weights their slots.
-    pub(super) fn make_room(&mut self, refused: EngineError) -> Result<(), EngineError> {
-        self.give_way(refused)?;
-        while let Err(error) = self.reserve() {
-            self.give_way(error)?;
-        }
-        Ok(())
-    }
-
     /// Takes another plan when the present one, or the one it is giving way to, has no room for this request.
     fn fit_plan(&mut self, choices: Choices, budget: u64) -> Result<(), EngineError> {
         let current = self.worker.current_mut()?;
@@ -214,16 +206,15 @@ impl<'a> Served<'a> {
         if has_room(&stands) && current.target().is_none_or(has_room) {
             return Ok(());
         }
-        let allowed = self.worker.allowed_bytes();
+        // Only other programs are in the way: where nothing can give way to them, it is tried with what the card has left.
+        let may_stay = stands.weight_bytes() + working <= self.worker.allowed_bytes();
         let plan = match self.plan_within(choices, budget) {
-            // Only other programs are in the way, and nothing can give way to them: it is tried with what the card has left.
-            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. }))
-                if stands.weight_bytes() + working <= allowed =>
-            {
-                return Ok(());
-            }
+            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) if may_stay => return Ok(()),
             plan => plan?,
         };
+        if may_stay && lacks_copy(&self.worker.current_mut()?.reader, &plan) {
+            return Ok(());
+        }
         let streamed = plan.streamed_bytes();
         self.worker.switch_now(plan, self.cancel)?;
         let more = streamed.saturating_sub(stands.streamed_bytes());
@@ -240,104 +231,11 @@ impl<'a> Served<'a> {
         Ok(())
     }
 
-    /// A plan with room for this request: with fewer rows at once where that is needed, and where not even streaming
-    /// helps at `off`, at the level that gives the same results.
-    fn plan_within(&mut self, choices: Choices, budget: u64) -> Result<Plan, EngineError> {
-        let current = self.worker.current_mut()?;
-        let workload = current.plan.workload.widest(&self.workload);
-        let mut refused = None;
-        for rows in [current.mlp_rows, MLP_ROWS_MIN] {
-            for level in [choices.level, Level::Standard] {
-                let is_same = level == Level::Standard;
-                let choices = Choices { level, ..choices };
-                let planned = current.plan_with(choices, budget, workload, rows);
-                match planned {
-                    Ok(plan) => {
-                        if rows < current.mlp_rows {
-                            current.set_mlp_rows(rows);
-                            self.notices.push(fewer_rows());
-                        }
-                        return Ok(plan);
-                    }
-                    Err(error @ EngineError::Plan(PlanError::BudgetTooSmall { .. })) => {
-                        refused.get_or_insert(error);
-                    }
-                    Err(error) => return Err(error),
-                }
-                if is_same || level != Level::Off {
-                    break;
-                }
-            }
-        }
-        Err(refused.expect("a plan was made or refused"))
-    }
-
     fn reserve(&mut self) -> Result<(), EngineError> {
         let current = self.worker.current_mut()?;
         current.weights.ensure_stream()?;
         let working = current.working(&self.workload)?;
         self.worker.ops.reserve(working.activation_bytes)
-    }
-
-    /// What gives way when memory is short, a rung at a time: what is kept of earlier requests, then fewer rows at once,
-    /// then more weights streamed. Fails with what was refused when there is nothing left.
-    fn give_way(&mut self, refused: EngineError) -> Result<(), EngineError> {
-        let EngineError::OutOfMemory { needed_bytes, .. } = refused else {
-            return Err(refused);
-        };
-        self.worker.ops.release();
-        let (choices, budget) = self.worker.aim();
-        let current = self.worker.current_mut()?;
-        if !current.kept.is_empty() {
-            current.kept.remove(0);
-            return Ok(());
-        }
-        if current.mlp_rows > MLP_ROWS_MIN {
-            current.set_mlp_rows(MLP_ROWS_MIN);
-            self.notices.push(fewer_rows());
-            return Ok(());
-        }
-        if self.frugal_plans == FRUGAL_PLANS_MAX {
-            return Err(refused);
-        }
-        self.frugal_plans += 1;
-        let peak = current.as_it_stands().peak_bytes();
-        let budget = budget.min(peak.saturating_sub(needed_bytes));
-        let plan = match self.plan_within(choices, budget) {
-            Ok(plan) => plan,
-            // The figures of what was refused say more than those of a plan nobody asked for.
-            Err(EngineError::Plan(PlanError::BudgetTooSmall { .. })) => return Err(refused),
-            Err(error) => return Err(error),
-        };
-        let streamed = units::bytes(plan.streamed_bytes());
-        self.worker.switch_now(plan, self.cancel)?;
-        self.notices.push(format!(
-            "memory is short: {streamed} of weights are streamed in each pass"
-        ));
-        Ok(())
-    }
-
-    /// Looks, between two passes, whether other programs leave the card too little memory, and gives way to them before
-    /// something of ours is refused. What can't give way stays.
-    fn yield_to_others(&mut self) -> Result<(), EngineError> {
-        let mut found = self.worker.look_at_memory();
-        loop {
-            self.notices.append(&mut found.notices);
-            if found.missing_bytes == 0 || self.has_yielded {
-                return Ok(());
-            }
-            let ledger = self.worker.ops.ledger();
-            let missing = ledger.refusal(Kind::Activations, found.missing_bytes);
-            match self.give_way(missing) {
-                Ok(()) => {}
-                Err(EngineError::OutOfMemory { .. }) => self.has_yielded = true,
-                Err(error) => return Err(error),
-            }
-            if let Err(refused) = self.reserve() {
-                self.make_room(refused)?;
-            }
-            found = self.worker.look_at_memory_now();
-        }
     }
 
     /// Runs a pass that so many requests share, again where memory ran short and something could give way. It tells how many
@@ -350,18 +248,15 @@ impl<'a> Served<'a> {
         let started = Instant::now();
         let before = self.weights().stream;
         self.worker.between_passes();
-        let yielded = self.yield_to_others();
-        if yielded.is_err() && self.cancel.load(Ordering::Relaxed) {
-            return Err(Interrupt::Cancelled);
-        }
-        yielded?;
+        self.yield_to_others();
         // What a change of the weights measures is no part of the pass.
         self.worker.ops.start_times();
         loop {
             let begun = Instant::now();
             let Worker { current, ops, .. } = &mut *self.worker;
             let current = current.as_ref().ok_or(EngineError::NoModel)?;
-            match pass(ops, current) {
+            let done = pass(ops, current).map_err(|failed| as_refusal(failed, ops.ledger()));
+            match done {
                 Err(Interrupt::Failed(error @ EngineError::OutOfMemory { .. })) => {
                     let made_room = self.make_room(error);
                     if made_room.is_err() && self.cancel.load(Ordering::Relaxed) {
@@ -435,10 +330,6 @@ impl<'a> Served<'a> {
     pub(super) fn take_notices(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notices)
     }
-}
-
-fn fewer_rows() -> String {
-    format!("memory is short: {MLP_ROWS_MIN} rows at once go through an MLP")
 }
 
 impl Worker {

@@ -309,6 +309,35 @@ fn the_embedding_comes_to_the_device_and_goes_again() {
     assert_eq!(world.engine.memory().used_bytes, before);
 }
 
+/// Whichever reservation fails on the way to another plan, there is another way.
+#[test]
+fn a_long_canvas_makes_room_for_itself_whatever_can_not_be_had() {
+    let world = world(Level::Standard, None);
+    let request = Generate {
+        block_length: 400,
+        steps: 1,
+        ..world.request(400)
+    };
+    // Room for the usual canvas and hardly more.
+    let bytes = world.engine.in_force().unwrap().plan.peak_bytes() + 1000;
+    let long = || world.submit(request.clone(), |_| {}).recv().unwrap();
+    let expected = long().unwrap().tokens;
+    let ledger = &world.engine.shared.ledger;
+    for number in 1.. {
+        world.apply(budget(bytes)).recv().unwrap().unwrap();
+        ledger.fail_at(number);
+        let result = long();
+        let has_failed = ledger.has_failed();
+        ledger.fail_at(0);
+        assert_eq!(result.unwrap().tokens, expected, "{number}");
+        assert!(world.engine.in_force().unwrap().plan.streamed_bytes() > 0);
+        if !has_failed {
+            assert!(number > 3, "{number}");
+            break;
+        }
+    }
+}
+
 /// What a long canvas took from the weights is theirs again some time after its request.
 #[test]
 fn the_plan_goes_back_to_the_usual_canvas() {

@@ -21,10 +21,7 @@ use crate::{
     device::Rates,
     error::EngineError,
     ledger::Mark,
-    model::{
-        END_TOKENS_MAX, ModelInfo,
-        transformer::{MLP_ROWS, Transformer},
-    },
+    model::{END_TOKENS_MAX, ModelInfo, transformer::Transformer},
     ops::Ops,
     request::ModelId,
     schedule::{Command, Unload},
@@ -131,7 +128,8 @@ impl Worker {
             weights,
             settings,
         } = loaded;
-        let model = Transformer::new(opened.config, &self.ops)?;
+        let mut model = Transformer::new(opened.config, &self.ops)?;
+        model.set_mlp_rows(planner.mlp_rows);
         let mut info = model.info(&weights);
         add_end_of_turn(&mut info, opened.text.as_deref());
         let id = ModelId(self.shared.last_model_id.fetch_add(1, Ordering::Relaxed) + 1);
@@ -153,7 +151,7 @@ impl Worker {
             kept: Vec::new(),
             holds_others: false,
             stays_wide: false,
-            mlp_rows: MLP_ROWS,
+            mlp_rows: planner.mlp_rows,
         });
         let loaded = Arc::new(LoadedModel {
             id,

@@ -19,7 +19,7 @@ use crate::{
         canvas_cache_format,
     },
     page::PAGE_BYTES,
-    plan::{SourceTensor, UnitPlan, Working, Workload, units},
+    plan::{SourceTensor, UnitPlan, Working, Workload, decoded::mlp_rows, units},
     residency::{Part, Residency},
 };
 
@@ -40,6 +40,12 @@ impl Rehearsal {
             units: units(sources),
             profile,
         }
+    }
+
+    /// Rows that go through an MLP together while memory isn't short.
+    #[must_use]
+    pub fn mlp_rows(&self) -> usize {
+        mlp_rows(&self.units, &self.profile)
     }
 
     /// Memory that passes of this workload take besides weights and slots; `mlp_rows` rows go through an MLP together.
@@ -77,6 +83,7 @@ impl Rehearsal {
             cache,
             head_bytes: peak(Kind::Head),
             scratch_bytes: peak(Kind::Scratch),
+            mlp_rows,
         })
     }
 

@@ -20,8 +20,8 @@ use crate::{
     residency::{Guard, Part, Residency, Unit},
 };
 
-/// Rows that go through an MLP together: enough for the kernel, few enough that a long
-/// canvas needs no matrix of its length times the MLP's width.
+/// Rows that go through an MLP together, where its weights aren't decoded for them: enough for the kernel, few enough that a
+/// long canvas needs no matrix of its length times the MLP's width.
 pub const MLP_ROWS: usize = 512;
 
 /// Why a pass has no result.

@@ -14,7 +14,7 @@ use sluice_shared::{
     units,
 };
 
-pub(crate) use self::time::{STAGING, keep_limit};
+pub(crate) use self::time::{Pinned, STAGING, keep_limit};
 pub use self::{
     time::{Machine, PassTime},
     transition::{Step, transition},
@@ -212,6 +212,8 @@ pub struct Working {
     pub head_bytes: u64,
     /// Scratch of all threads.
     pub scratch_bytes: u64,
+    /// Rows that go through an MLP together for it; 0: all of a pass.
+    pub mlp_rows: usize,
 }
 
 impl Working {
@@ -321,7 +323,7 @@ pub enum PlanError {
 
 /// Slots for units that come from the host: two are held at once by an MLP, one is being filled.
 const HOST_SLOTS: usize = 3;
-/// From disk, one more is kept ahead; of a card, that one is in the host's memory.
+/// From disk, one more is kept ahead.
 const DISK_SLOTS: usize = 4;
 
 impl Plan {
@@ -347,7 +349,7 @@ impl Plan {
             level,
             budget_bytes: question.budget_bytes,
             workload: question.workload,
-            pass: time::predict(&units, question.shape, &question.workload, question.machine),
+            pass: None,
             pinned_bytes: time::pinned_bytes(&units, question.machine),
             units,
             slots,
@@ -356,15 +358,15 @@ impl Plan {
         if question.choices.decodes {
             plan.decode_where_it_pays(question);
         }
+        plan.pass = plan.time(question.shape, &question.workload, question.machine);
         Ok(plan)
     }
 
     /// Has units that are coded without loss decoded once and for all, as far as there is room for that and a pass gets
     /// shorter by it: where memory isn't short, coding only costs.
     fn decode_where_it_pays(&mut self, question: &Question<'_>) {
-        let time = |unit: &UnitPlan| {
-            time::compute_s(unit, question.shape, &question.workload, question.machine)
-        };
+        let asked = self.asked(question.shape, &question.workload, question.machine);
+        let time = |unit: &UnitPlan| time::compute_s(unit, &asked);
         let held = self.peak_bytes() + rounded_bytes(question.machine);
         let mut room = self.budget_bytes.saturating_sub(held);
         for unit in &mut self.units {
@@ -385,7 +387,6 @@ impl Plan {
             let device = &question.machine.device;
             self.slots.decoded_bytes = decoded::bytes(&self.units, device, &question.workload);
         }
-        self.pass = self.time(question.shape, &question.workload, question.machine);
     }
 
     /// How long a pass of any workload takes under it; unknown where a rate is.
@@ -395,7 +396,21 @@ impl Plan {
         workload: &Workload,
         machine: &Machine,
     ) -> Option<PassTime> {
-        time::predict(&self.units, shape, workload, machine)
+        time::predict(&self.units, &self.asked(shape, workload, machine))
+    }
+
+    fn asked<'a>(
+        &self,
+        shape: &'a Shape,
+        workload: &'a Workload,
+        machine: &'a Machine,
+    ) -> time::Asked<'a> {
+        time::Asked {
+            shape,
+            workload,
+            mlp_rows: self.working.mlp_rows,
+            machine,
+        }
     }
 
     /// Most bytes of the device's memory that are held at once.
@@ -509,7 +524,7 @@ fn check_workload(question: &Question<'_>) -> Result<(), PlanError> {
 
 /// What a card's driver gives in pieces, of which weights and slots fill some in part: after the changes that tests make, four
 /// at most.
-fn rounded_bytes(machine: &Machine) -> u64 {
+pub(crate) fn rounded_bytes(machine: &Machine) -> u64 {
     const PIECE_BYTES: u64 = 2 << 20;
     machine.device.card.map_or(0, |_| 4 * PIECE_BYTES)
 }
@@ -548,13 +563,17 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
     let decoded_bytes = decoded(&forms).max(resident_decoded);
     let all_resident = needed + resident_decoded;
     let needed = needed + decoded_bytes;
-    let disk_slots = if is_card { HOST_SLOTS } else { DISK_SLOTS };
-    // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency.
-    for (count, only) in [
-        (HOST_SLOTS, Some(Tier::Host)),
-        (disk_slots, None),
-        (HOST_SLOTS, None),
-    ] {
+    // What comes from the system's cache needs no fourth slot: its bytes are better spent on residency. Of a card, that one is
+    // in the host's memory.
+    let tries: &[_] = match is_card {
+        true => &[(HOST_SLOTS, None)],
+        false => &[
+            (HOST_SLOTS, Some(Tier::Host)),
+            (DISK_SLOTS, None),
+            (HOST_SLOTS, None),
+        ],
+    };
+    for &(count, only) in tries {
         let fitting = spread::streamed_set(units, &forms, count, needed, budget);
         let Some(streamed) = fitting else { continue };
         let slot = streamed.iter().map(|&index| forms[index].slot_bytes());
@@ -578,7 +597,7 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         }
         let limit_bytes = question.machine.pin_limit_bytes.min(cache_bytes);
         let all = streamed.iter().map(|&index| &forms[index]);
-        let mut pinned = time::Pinned::new(keep_limit(limit_bytes, all));
+        let mut pinned = Pinned::new(keep_limit(limit_bytes, all));
         for index in streamed {
             units[index] = forms[index].clone();
             units[index].tier = Tier::Host;

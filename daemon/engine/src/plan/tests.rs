@@ -8,7 +8,7 @@ use sluice_codec::Scheme;
 use super::*;
 use crate::{
     checkpoint::DiskRates,
-    device::{CardProfile, LinearRate, Number, Profile, Rates},
+    device::{CardProfile, LinearRate, MemoryFacts, Number, Profile, Rates},
     format::Format,
     model::shape::{Naming, Preset},
     residency::{Part, Unit},
@@ -210,6 +210,19 @@ fn what_a_host_has_no_pinned_memory_for_is_read_in_every_pass() {
     assert!(pinned > 5 * GIB && host < 6 * GIB && disk > 4 * GIB);
     let (pinned, host, disk) = tiers(0, 8 * GIB);
     assert!(pinned == 0 && host == 0 && disk > 10 * GIB);
+}
+
+#[test]
+fn what_the_engine_has_pinned_is_there_for_what_comes_in_its_place() {
+    let device = card(0, 0).device;
+    let half_of_all = MemoryFacts::read().total_bytes.unwrap() / 2;
+    let alone = Machine::here(device, None, 0);
+    assert!(alone.pin_limit_bytes <= half_of_all);
+    let beside = Machine::here(device, None, 1 << 50);
+    assert_eq!(beside.pin_limit_bytes, half_of_all);
+    assert!(beside.cache_bytes >= 1 << 50);
+    let cpu = Machine::here(Profile::cpu(1), None, 1 << 50);
+    assert_eq!(cpu.pin_limit_bytes, 0);
 }
 
 #[test]
@@ -464,8 +477,13 @@ fn a_shared_pass_takes_no_longer_than_as_many_of_the_longest() {
     };
     let time = |workload: Workload| {
         let all = units(&sources_of(&shape));
-        let time = time::predict(&all, &shape, &workload, &machine);
-        time.unwrap().total_s()
+        let asked = time::Asked {
+            shape: &shape,
+            workload: &workload,
+            mlp_rows: 512,
+            machine: &machine,
+        };
+        time::predict(&all, &asked).unwrap().total_s()
     };
     let (short, long) = (Workload::new(64, 32, 1), Workload::new(256, 32, 1));
     let mixed = time(short.with(&long));
@@ -513,6 +531,120 @@ fn what_is_streamed_takes_as_long_as_the_limit_wants() {
     }
 }
 
+/// The matrices of these units, coded.
+fn code(units: &mut [UnitPlan], scheme: Scheme, index_bytes: u64) {
+    for tensor in units.iter_mut().flat_map(|unit| &mut unit.tensors) {
+        if tensor.rows > 1 && tensor.part != Part::Embedding {
+            tensor.storage = Storage::Coded(Coding {
+                scheme,
+                start: 0,
+                bytes: tensor.bytes() / 3 * 2,
+                index_bytes,
+                format: tensor.source,
+            });
+        }
+    }
+}
+
+#[test]
+fn rows_go_through_an_mlp_in_longer_turns_where_a_card_decodes_it() {
+    let with_blas = |workspace_bytes| {
+        let machine = card(0, 0);
+        let card = machine.device.card.map(|card| CardProfile {
+            workspace_bytes,
+            ..card
+        });
+        Profile {
+            card,
+            ..machine.device
+        }
+    };
+    let (own, blas) = (with_blas(0), with_blas(32 << 20));
+    let stored_as = |format| {
+        let sources = sources_of(&llada_8b()).into_iter();
+        let sources = sources.map(|source| SourceTensor { format, ..source });
+        units(&sources.collect::<Vec<_>>())
+    };
+    let coded = |scheme, index_bytes| {
+        let mut units = stored_as(Format::Bf16);
+        code(&mut units, scheme, index_bytes);
+        // At level standard those with room are decoded once and for all, the others on their way.
+        for tensor in units.iter_mut().flat_map(|unit| &mut unit.tensors) {
+            if let Storage::Coded(coding) = tensor.storage {
+                tensor.coded = Some(coding);
+                tensor.storage = Storage::Plain(tensor.source);
+            }
+        }
+        units
+    };
+    for (units, rows) in [
+        (coded(Scheme::Huffman, 0), [512, 2048, 2048]),
+        (coded(Scheme::Rate, 0), [512, 2048, 2048]),
+        (coded(Scheme::Palette, 64), [512, 512, 2048]),
+        (stored_as(Format::Bf16), [512, 512, 512]),
+        (stored_as(Format::Q4K), [512, 512, 2048]),
+        (stored_as(Format::Q5K), [512, 2048, 2048]),
+    ] {
+        let found = [Profile::cpu(2), own, blas].map(|profile| decoded::mlp_rows(&units, &profile));
+        assert_eq!(found, rows, "{:?}", units[1].tensors[1]);
+    }
+}
+
+#[test]
+fn a_turn_of_2048_rows_decodes_an_mlp_once() {
+    let shape = llada_8b();
+    let linear = [Format::F32, Format::Bf16].map(|format| LinearRate {
+        format,
+        points: [(1, 1e-12), (64, 2e-12), (512, 1e-11)],
+    });
+    let machine = |decode_s| Machine {
+        rates: Some(Rates {
+            copy_bytes_per_s: 8e9,
+            link_bytes_per_s: Some(16e9),
+            linear: linear.to_vec(),
+            decode: vec![(Scheme::Huffman, decode_s)],
+        }),
+        ..card(u64::MAX, u64::MAX)
+    };
+    let mut units = units(&sources_of(&shape));
+    code(&mut units, Scheme::Huffman, 0);
+    // The last layer's is for rows that are read alone.
+    let matrices = units.iter().filter(|unit| {
+        unit.unit
+            .layer()
+            .is_some_and(|layer| layer + 1 < shape.layers)
+    });
+    let numbers = matrices
+        .flat_map(|unit| &unit.tensors)
+        .filter(|tensor| tensor.part.is_of_mlp())
+        .map(TensorPlan::numbers)
+        .sum::<u64>() as f64;
+    for (canvas, mlp_rows, turns) in [
+        (2048, 2048, 1.0),
+        (2048, 512, 4.0),
+        (4096, 2048, 2.0),
+        (2049, 2048, 2.0),
+        (256, 512, 1.0),
+        (256, 64, 4.0),
+        (2048, 0, 1.0),
+    ] {
+        let workload = Workload::new(canvas, BLOCK_DEFAULT, 1);
+        let compute_s = |decode_s, mlp_rows| {
+            let asked = time::Asked {
+                shape: &shape,
+                workload: &workload,
+                mlp_rows,
+                machine: &machine(decode_s),
+            };
+            time::predict(&units, &asked).unwrap().compute_s
+        };
+        // Beside what all else takes, which is decoded once.
+        let decoded = |mlp_rows| compute_s(1e-9, mlp_rows) - compute_s(0.0, mlp_rows);
+        let more = (decoded(mlp_rows) - decoded(canvas)) / (1e-9 * numbers);
+        assert!((more - (turns - 1.0)).abs() < 1e-6, "{canvas}: {more}");
+    }
+}
+
 #[test]
 fn what_there_is_room_for_is_decoded_where_that_pays() {
     let shape = llada_8b();
@@ -542,17 +674,7 @@ fn what_there_is_room_for_is_decoded_where_that_pays() {
         };
         let decoded = Plan::new(&question).unwrap();
         let mut plan = decoded.clone();
-        for tensor in plan.units.iter_mut().flat_map(|unit| &mut unit.tensors) {
-            if tensor.rows > 1 && tensor.part != Part::Embedding {
-                tensor.storage = Storage::Coded(Coding {
-                    scheme: Scheme::Huffman,
-                    start: 0,
-                    bytes: tensor.bytes() / 3 * 2,
-                    index_bytes: 0,
-                    format: tensor.source,
-                });
-            }
-        }
+        code(&mut plan.units, Scheme::Huffman, 0);
         let coded = plan.clone();
         plan.budget_bytes = plan.peak_bytes().midpoint(decoded.peak_bytes());
         plan.decode_where_it_pays(&question);

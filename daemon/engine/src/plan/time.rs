@@ -15,7 +15,7 @@ use crate::{
     checkpoint::DiskRates,
     device::{MemoryFacts, Profile, Rates, default_pin_limit},
     format::Format,
-    model::{shape::Shape, transformer::MLP_ROWS},
+    model::shape::Shape,
     residency::{Part, Unit},
 };
 
@@ -51,14 +51,18 @@ impl Machine {
         }
     }
 
-    /// This one, with what the system can keep of files at this moment, while the engine holds `held_bytes`; where the
-    /// checkpoint lies is not known yet, and nothing is limited but pinned memory, to what [`default_pin_limit`] says.
+    /// This one, with what the system can keep of files at this moment, while the engine holds `held_bytes` of its memory,
+    /// which what is planned takes the place of; where the checkpoint lies is not known yet, and nothing is limited but pinned
+    /// memory, to what [`default_pin_limit`] says.
     #[must_use]
     pub fn here(device: Profile, rates: Option<Rates>, held_bytes: u64) -> Self {
         let memory = MemoryFacts::read();
+        let free_bytes = memory.free_bytes;
+        let memory = MemoryFacts {
+            free_bytes: free_bytes.map(|free| free.saturating_add(held_bytes)),
+            ..memory
+        };
         let is_card = device.card.is_some();
-        // What the engine holds of a card's memory is none of the host's.
-        let held_bytes = if is_card { 0 } else { held_bytes };
         Self {
             device,
             rates,
@@ -122,17 +126,22 @@ impl PassTime {
     }
 }
 
+/// What a time is predicted of, beside the units.
+pub(super) struct Asked<'a> {
+    pub(super) shape: &'a Shape,
+    pub(super) workload: &'a Workload,
+    /// Rows that go through an MLP together; 0: all of them.
+    pub(super) mlp_rows: usize,
+    pub(super) machine: &'a Machine,
+}
+
 /// The time of a pass over these units; unknown where a rate is.
-pub(super) fn predict(
-    units: &[UnitPlan],
-    shape: &Shape,
-    workload: &Workload,
-    machine: &Machine,
-) -> Option<PassTime> {
+pub(super) fn predict(units: &[UnitPlan], asked: &Asked<'_>) -> Option<PassTime> {
+    let machine = asked.machine;
     let rates = machine.rates.as_ref()?;
     let is_card = machine.device.card.is_some();
     let mut time = PassTime {
-        compute_s: attention(shape, workload, rates)?,
+        compute_s: attention(asked.shape, asked.workload, rates)?,
         copy_s: 0.0,
         copies_beside: is_card,
         disk_s: 0.0,
@@ -143,7 +152,7 @@ pub(super) fn predict(
     let mut cold_s = machine.disk.cold_bytes_per_s.map(|_| 0.0);
     let mut pinned = Pinned::new(keep_limit(machine.pin_limit_bytes, streamed(units)));
     for unit in units {
-        time.compute_s += compute_s(unit, shape, workload, machine)?;
+        time.compute_s += compute_s(unit, asked)?;
         if !unit.is_streamed() {
             continue;
         }
@@ -223,19 +232,20 @@ pub(super) fn pinned_bytes(units: &[UnitPlan], machine: &Machine) -> u64 {
 
 /// Which streamed units are kept in pinned memory: the first that there is room for.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub(crate) struct Pinned {
     left_bytes: u64,
 }
 
 impl Pinned {
-    pub(super) fn new(limit_bytes: u64) -> Self {
+    /// Of so many bytes.
+    pub(crate) fn new(limit_bytes: u64) -> Self {
         Self {
             left_bytes: limit_bytes,
         }
     }
 
     /// Whether this one is, which comes next in the order of a pass.
-    pub(super) fn takes(&mut self, unit: &UnitPlan) -> bool {
+    pub(crate) fn takes(&mut self, unit: &UnitPlan) -> bool {
         let bytes = unit.slot_bytes();
         let takes = unit.tier == Tier::Host && bytes <= self.left_bytes;
         if takes {
@@ -246,25 +256,18 @@ impl Pinned {
 }
 
 /// Multiplying with a unit's weights.
-pub(super) fn compute_s(
-    unit: &UnitPlan,
-    shape: &Shape,
-    workload: &Workload,
-    machine: &Machine,
-) -> Option<f64> {
+pub(super) fn compute_s(unit: &UnitPlan, asked: &Asked<'_>) -> Option<f64> {
     let tensors = unit.tensors.iter();
-    tensors
-        .map(|tensor| linear(unit.unit, tensor, shape, workload, machine))
-        .sum()
+    tensors.map(|tensor| linear(unit.unit, tensor, asked)).sum()
 }
 
-fn linear(
-    unit: Unit,
-    tensor: &TensorPlan,
-    shape: &Shape,
-    workload: &Workload,
-    machine: &Machine,
-) -> Option<f64> {
+fn linear(unit: Unit, tensor: &TensorPlan, asked: &Asked<'_>) -> Option<f64> {
+    let Asked {
+        shape,
+        workload,
+        machine,
+        ..
+    } = *asked;
     let rates = machine.rates.as_ref()?;
     // All of a card decodes at once.
     let threads = match machine.device.card {
@@ -284,8 +287,13 @@ fn linear(
         _ if is_last => workload.head_rows(),
         _ => workload.rows(),
     };
+    // What is decoded first is so for each turn of an MLP.
+    let turn_rows = match asked.mlp_rows {
+        most if most > 0 && tensor.part.is_of_mlp() => most.min(rows),
+        _ => rows,
+    };
     let is_decoded_first = match &machine.device.card {
-        Some(card) => decoded::is_decoded_first(card, tensor.storage.on_card(), rows),
+        Some(card) => decoded::is_decoded_first(card, tensor.storage.on_card(), turn_rows),
         None => true,
     };
     // What is coded is decoded a few rows at a time and multiplied from there. That apart it takes about as long as numbers
@@ -297,12 +305,9 @@ fn linear(
         Storage::Coded(Coding { scheme, .. }) => (Format::Bf16, rates.decode_s(scheme)?),
         Storage::Lossless => (Format::Bf16, rates.decode_s(Scheme::Huffman)?),
     };
-    // What is decoded first is so for each turn of an MLP.
-    let turns = match tensor.part {
-        Part::Gate | Part::Up | Part::Down if machine.device.card.is_some() => {
-            rows.div_ceil(MLP_ROWS)
-        }
-        _ => 1,
+    let turns = match machine.device.card {
+        Some(_) => rows.div_ceil(turn_rows.max(1)),
+        None => 1,
     };
     let decode_s = decode_s * (turns as u64 * tensor.numbers()) as f64 / threads as f64;
     let rate = rates.linear(format)?;

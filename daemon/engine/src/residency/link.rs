@@ -4,13 +4,14 @@
 //! A unit that is kept lies in pinned memory of exactly its size, from when it is first read for as long as it is streamed
 //! alike, and each pass copies it from there. How much is kept has a limit, since what is pinned no other program gets. The
 //! others are read in every pass, into one of two staging buffers, while the other one is copied from. Where the system pins
-//! no more, the rest is staged; where it pins nothing, the buffers are memory as any other.
+//! no more, the rest is staged; where it pins nothing, the buffers are memory as any other. So it is where another model has
+//! pinned what the limit allows, until that has gone.
 //!
 //! Order is made of marks alone: a copy into a slot waits for the work that read the slot before, work on a slot for the copy
 //! into it. The host waits only before it writes to memory that copies are made from.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::atomic::AtomicBool,
     time::{Duration, Instant},
 };
@@ -20,8 +21,9 @@ use sluice_cuda::{CopyStream, CudaError, Gpu, HostMemory, Mark, Span};
 use super::{reader::Reader, stream::Brought, unit::Unit};
 use crate::{
     error::EngineError,
+    ledger::{Ledger, PinnedEntry},
     page::Page,
-    plan::{STAGING, Tier, UnitPlan, keep_limit, layout},
+    plan::{Pinned, STAGING, UnitPlan, keep_limit, layout},
 };
 
 /// The stream of copies to a card, and the memory they are made from.
@@ -29,15 +31,19 @@ use crate::{
 pub(super) struct Link {
     copies: CopyStream,
     kept: HashMap<Unit, Kept>,
-    /// Most bytes that are pinned.
+    /// Those that are to be kept.
+    keeps: HashSet<Unit>,
+    /// Most bytes that are pinned, by all that share the account.
     limit_bytes: u64,
-    /// Most of them for units that are kept.
-    keep_limit_bytes: u64,
+    /// Whether some of them are for staging buffers.
+    pins_staging: bool,
     /// The system has pinned no more.
     is_refused: bool,
-    staging: [Option<HostMemory>; STAGING],
+    staging: [Option<Staging>; STAGING],
     /// The next one to be read into.
     turn: usize,
+    /// Where what is pinned is counted.
+    ledger: Ledger,
     gpu: Gpu,
 }
 
@@ -48,13 +54,23 @@ struct Kept {
     memory: HostMemory,
     /// Where each tensor starts there.
     starts: Vec<usize>,
+    // After the memory: it is given back first.
+    _entry: PinnedEntry,
+}
+
+/// A buffer for units that aren't kept.
+#[derive(Debug)]
+struct Staging {
+    memory: HostMemory,
+    /// Where it is pinned.
+    entry: Option<PinnedEntry>,
 }
 
 /// What came of reading a unit to where it is kept.
 pub(super) enum Keeping {
     /// It is there.
     Read,
-    /// The system pins no more.
+    /// There is no more memory that may be pinned.
     Refused,
     /// Somebody gave it up.
     Cancelled,
@@ -70,24 +86,36 @@ pub(super) struct Arrival {
 }
 
 impl Link {
-    /// To this card, with at most so many bytes kept in pinned memory.
-    pub(super) fn new(gpu: &Gpu, limit_bytes: u64) -> Result<Self, EngineError> {
+    /// To this card, with at most so many bytes in pinned memory, those included that others have in this account.
+    pub(super) fn new(gpu: &Gpu, limit_bytes: u64, ledger: &Ledger) -> Result<Self, EngineError> {
         Ok(Self {
             copies: CopyStream::new(gpu)?,
             kept: HashMap::new(),
+            keeps: HashSet::new(),
             limit_bytes,
-            keep_limit_bytes: 0,
+            pins_staging: false,
             is_refused: false,
             staging: [const { None }; STAGING],
             turn: 0,
+            ledger: ledger.clone(),
             gpu: gpu.clone(),
         })
     }
 
-    /// Lets go of what is kept of units that are streamed otherwise now, or no more.
+    /// Lets go of what is kept of units that are streamed otherwise now, or no more, and of buffers that are larger than they
+    /// need to be: what they have of the limit others want.
     pub(super) fn fit(&mut self, cycle: &[UnitPlan]) {
-        self.keep_limit_bytes = keep_limit(self.limit_bytes, cycle);
-        self.kept.retain(|_, kept| cycle.contains(&kept.unit));
+        let keep_limit_bytes = keep_limit(self.limit_bytes, cycle);
+        let mut pinned = Pinned::new(keep_limit_bytes);
+        let keeps: Vec<_> = cycle.iter().filter(|unit| pinned.takes(unit)).collect();
+        self.kept.retain(|_, kept| keeps.contains(&&kept.unit));
+        self.keeps = keeps.iter().map(|unit| unit.unit).collect();
+        self.pins_staging = keep_limit_bytes < self.limit_bytes;
+        let staged = cycle.iter().filter(|unit| !self.keeps.contains(&unit.unit));
+        let most = staged.map(UnitPlan::slot_bytes).max().unwrap_or(0);
+        for buffer in &mut self.staging {
+            buffer.take_if(|buffer| buffer.memory.len() as u64 > most);
+        }
         self.is_refused = false;
     }
 
@@ -101,10 +129,16 @@ impl Link {
 
     /// Whether the unit is to be kept and isn't yet.
     pub(super) fn wants(&self, unit: &UnitPlan) -> bool {
-        unit.tier == Tier::Host
-            && !self.is_refused
+        !self.is_refused
+            && self.keeps.contains(&unit.unit)
             && !self.kept.contains_key(&unit.unit)
-            && self.kept_bytes() + unit.slot_bytes() <= self.keep_limit_bytes
+            && self.may_pin(unit.slot_bytes())
+    }
+
+    /// Whether the limit has room for so many bytes at this moment.
+    fn may_pin(&self, bytes: u64) -> bool {
+        let pinned_bytes = self.ledger.pinned_bytes();
+        pinned_bytes.saturating_add(bytes) <= self.limit_bytes
     }
 
     /// Reads a unit to where it is kept, if there is such memory.
@@ -114,7 +148,11 @@ impl Link {
         unit: &UnitPlan,
         cancel: &AtomicBool,
     ) -> Result<Keeping, EngineError> {
-        let mut memory = match HostMemory::pinned(&self.gpu, unit.slot_bytes() as usize) {
+        let bytes = unit.slot_bytes();
+        let Some(entry) = self.ledger.pin(bytes, self.limit_bytes) else {
+            return Ok(Keeping::Refused);
+        };
+        let mut memory = match HostMemory::pinned(&self.gpu, bytes as usize) {
             Ok(memory) => memory,
             Err(CudaError::OutOfPinnedMemory { .. }) => {
                 self.is_refused = true;
@@ -130,6 +168,7 @@ impl Link {
             unit,
             memory,
             starts,
+            _entry: entry,
         };
         self.kept.insert(kept.unit.unit, kept);
         Ok(Keeping::Read)
@@ -158,10 +197,9 @@ impl Link {
             Some(kept) => (&kept.memory, &kept.starts),
             None => {
                 read_since = Some(begun);
-                let bytes = unit.slot_bytes() as usize;
-                let may_pin = self.keep_limit_bytes < self.limit_bytes;
-                let memory = staging(&self.gpu, &mut self.staging[self.turn], bytes, may_pin)?;
-                self.turn = (self.turn + 1) % STAGING;
+                let turn = self.ready_staging(unit.slot_bytes())?;
+                let buffer = self.staging[turn].as_mut();
+                let memory = &mut buffer.expect("it was made ready").memory;
                 let Some(starts) = read(reader, unit, memory, cancel)? else {
                     return Ok(None);
                 };
@@ -189,6 +227,47 @@ impl Link {
         }))
     }
 
+    /// Makes the staging buffer ready whose turn it is, of this size at least: pinned if that may be and can be had. Tells
+    /// which it is.
+    fn ready_staging(&mut self, bytes: u64) -> Result<usize, EngineError> {
+        let may_pin = self.pins_staging && !self.is_refused && self.may_pin(bytes);
+        let turn = self.turn;
+        self.turn = (turn + 1) % STAGING;
+        // One that could not be pinned, beside another model, is once there is room.
+        let is_good = |buffer: &Staging| {
+            buffer.memory.len() as u64 >= bytes && (buffer.entry.is_some() || !may_pin)
+        };
+        if !self.staging[turn].as_ref().is_some_and(is_good) {
+            // The old one first: there may be no room for both.
+            self.staging[turn] = None;
+            self.staging[turn] = Some(self.new_staging(bytes)?);
+        }
+        Ok(turn)
+    }
+
+    fn new_staging(&mut self, bytes: u64) -> Result<Staging, EngineError> {
+        let entry = match self.pins_staging && !self.is_refused {
+            true => self.ledger.pin(bytes, self.limit_bytes),
+            false => None,
+        };
+        if let Some(entry) = entry {
+            match HostMemory::pinned(&self.gpu, bytes as usize) {
+                Ok(memory) => {
+                    return Ok(Staging {
+                        memory,
+                        entry: Some(entry),
+                    });
+                }
+                Err(CudaError::OutOfPinnedMemory { .. }) => self.is_refused = true,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Staging {
+            memory: HostMemory::pageable(&self.gpu, bytes as usize)?,
+            entry: None,
+        })
+    }
+
     /// The card.
     pub(super) fn gpu(&self) -> &Gpu {
         &self.gpu
@@ -197,32 +276,6 @@ impl Link {
     /// Waits until nothing is on its way.
     pub(super) fn wait(&self) -> Result<(), EngineError> {
         Ok(self.copies.wait()?)
-    }
-}
-
-/// A staging buffer of this size at least: pinned if that may be and can be had.
-fn staging<'a>(
-    gpu: &Gpu,
-    buffer: &'a mut Option<HostMemory>,
-    bytes: usize,
-    may_pin: bool,
-) -> Result<&'a mut HostMemory, EngineError> {
-    // The old one first: there may be no room for both.
-    if buffer.as_ref().is_some_and(|buffer| buffer.len() < bytes) {
-        *buffer = None;
-    }
-    match buffer {
-        Some(buffer) => Ok(buffer),
-        None => {
-            let pinned = may_pin.then(|| HostMemory::pinned(gpu, bytes));
-            let made = match pinned {
-                None | Some(Err(CudaError::OutOfPinnedMemory { .. })) => {
-                    HostMemory::pageable(gpu, bytes)
-                }
-                Some(made) => made,
-            };
-            Ok(buffer.insert(made?))
-        }
     }
 }
 

@@ -215,7 +215,10 @@ impl Residency {
         }
         let reader = Arc::clone(self.reader());
         let mut link = match (self.link.take(), self.device.gpu()) {
-            (None, Some(gpu)) => Some(Link::new(gpu, reader.pin_limit_bytes())?),
+            (None, Some(gpu)) => {
+                let limit_bytes = reader.pin_limit_bytes();
+                Some(Link::new(gpu, limit_bytes, &self.ledger)?)
+            }
             (link, _) => link,
         };
         if let Some(link) = &mut link {

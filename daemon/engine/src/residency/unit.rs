@@ -96,6 +96,11 @@ impl Part {
             Self::Head => Unit::Head(0),
         }
     }
+
+    /// Whether it is a matrix of an MLP, which rows go through in turns.
+    pub(crate) fn is_of_mlp(self) -> bool {
+        matches!(self, Self::Gate | Self::Up | Self::Down)
+    }
 }
 
 /// A tensor that a model needs.

@@ -30,8 +30,13 @@ pub(crate) fn shape(layers: usize) -> Shape {
 
 /// Writes it into a folder of this folder.
 pub(crate) fn write(folder: &Path, layers: usize) -> PathBuf {
+    write_shape(folder, shape(layers))
+}
+
+/// Writes one of another shape.
+pub(crate) fn write_shape(folder: &Path, shape: Shape) -> PathBuf {
     let synthesis = Synthesis {
-        shape: shape(layers),
+        shape,
         element: Element::Bf16,
         seed: 1,
         threads: 1,
