@@ -23,7 +23,7 @@ use super::{
     passes::{Load, Loads},
     scratch::Scratch,
 };
-use crate::config::{Budget, Compute, Device};
+use crate::config::{Budget, Compute, Device, PinLimit};
 
 /// What is timed.
 #[derive(Debug, Args)]
@@ -63,6 +63,10 @@ pub struct Timing {
     /// Requests that share passes, such as 1,16, timed under the least budget at which a level is streamed
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub(super) requests: Vec<usize>,
+
+    /// Most memory of the host that is pinned for a card to copy streamed weights from [default: auto, half of it at most]
+    #[arg(long, value_name = "BYTES|auto")]
+    pub(super) pin_limit: Option<PinLimit>,
 
     /// Folder for converted copies of the checkpoint, which streaming at moderate and aggressive takes, and which stay
     /// there [default: a temporary one]

@@ -5,8 +5,8 @@ use std::{collections::HashMap, path::Path, time::Instant};
 
 use serde_json::{Value, json};
 use sluice_engine::{
-    Change, Engine, EngineError, Generate, ModelId, Options, PARALLEL_DEFAULT, Settings, Work,
-    checkpoint::Source, engine::InForce, event::PassReport,
+    Change, Engine, EngineError, Generate, ModelId, Options, Outcome, PARALLEL_DEFAULT, Settings,
+    Work, checkpoint::Source, engine::InForce, event::PassReport,
 };
 use sluice_shared::{
     decoding::Decoding,
@@ -14,6 +14,8 @@ use sluice_shared::{
     sampling::{Cache, EosPolicy},
     units,
 };
+
+use crate::config::PinLimit;
 
 use super::{
     Deadline, Report,
@@ -27,6 +29,15 @@ const BLOCK: usize = 32;
 /// Passes that aren't counted: kernels are compiled, what is streamed comes to the host's memory.
 const WARM_UP: usize = 2;
 
+/// Passes of an answer that is compared.
+const COMPARED_PASSES: usize = 4;
+
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "its tokens aren't those of the first load at this level, whose weights and products are the same"
+)]
+struct OtherTokens;
+
 /// What passes are measured with, and what was found so far.
 pub(super) struct Loads<'a> {
     pub(super) options: &'a Timing,
@@ -39,9 +50,11 @@ pub(super) struct Loads<'a> {
     pub(super) resident: HashMap<Level, Resident>,
 }
 
-/// What passes took at a level with all weights on the device.
+/// What passes took at a level with all weights on the device, and what else was found there first.
 #[derive(Debug, Default)]
 pub(super) struct Resident {
+    /// What the first load that answered wrote.
+    tokens: Option<Vec<u32>>,
     peak_bytes: u64,
     /// By canvas.
     pass_s: HashMap<usize, f64>,
@@ -162,6 +175,7 @@ impl Loads<'_> {
                 }
             }
         }
+        let is_equal = self.writes_the_same(&loaded);
         self.watch.begin();
         let requests = self.shared(&loaded);
         let most_bytes = self.watch.most_held_bytes();
@@ -185,6 +199,7 @@ impl Loads<'_> {
             "load_s": load_s,
             "load_peak_driver_bytes": load_peak_bytes,
             "passes": passes,
+            "same_tokens": is_equal,
             "requests": requests,
             "card": card.as_ref().map(CardMemory::json),
         });
@@ -215,6 +230,7 @@ impl Loads<'_> {
             number: options.compute.number(),
             parallel: (options.requests.iter().copied().max()).unwrap_or(PARALLEL_DEFAULT),
             derivatives: Some(load.converted.to_owned()),
+            pin_limit_bytes: options.pin_limit.and_then(PinLimit::bytes),
             // Budgets that come later stream from the copy.
             keep_converted: !options.budgets.is_empty(),
             ..Options::default()
@@ -326,6 +342,45 @@ impl Loads<'_> {
             "streaming_efficiency": share,
             "peak": peak.json(),
         }))
+    }
+
+    /// Whether a short answer is that of the first load at this level: the same weights in the same products, wherever they
+    /// come from. Nothing where there is none to compare with. A copy that came too late or went to the wrong place would be
+    /// seen here, at the sizes and times that count.
+    fn writes_the_same(&mut self, loaded: &Loaded<'_>) -> Option<bool> {
+        let canvas = *self.options.canvas.iter().min()?;
+        if self.deadline.is_over() {
+            return None;
+        }
+        let request = self.request(loaded.model, canvas);
+        let request = Generate {
+            steps: COMPARED_PASSES.min(request.steps),
+            ..request
+        };
+        let tokens = match loaded.engine.run(Work::Generate(request)) {
+            Ok(Outcome::Generated(answer)) => answer.tokens,
+            Ok(other) => unreachable!("asked to generate: {other:?}"),
+            Err(error) => {
+                self.failures
+                    .add(&format!("{}, an answer", loaded.load.words()), &error);
+                return None;
+            }
+        };
+        let level = self.resident.entry(loaded.load.level).or_default();
+        match &level.tokens {
+            Some(first) => {
+                let is_equal = *first == tokens;
+                if !is_equal {
+                    let what = format!("{}, an answer", loaded.load.words());
+                    self.failures.add(&what, &OtherTokens);
+                }
+                Some(is_equal)
+            }
+            None => {
+                level.tokens = Some(tokens);
+                None
+            }
+        }
     }
 
     /// One that fills a block at the canvas's end; where keys and values are kept, one that fills its second half.

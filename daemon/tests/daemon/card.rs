@@ -282,6 +282,8 @@ async fn a_benchmark_streams_within_a_budget_and_goes_on_when_a_part_fails() {
     };
     assert_eq!(resident["passes"][0]["streamed_bytes"], 0);
     assert_eq!(resident["requests"], serde_json::Value::Null);
+    assert_eq!(resident["same_tokens"], serde_json::Value::Null);
+    assert_eq!(streamed["same_tokens"], true);
     let pass = &streamed["passes"][0];
     assert!(pass["streamed_bytes"].as_u64() > Some(0), "{pass}");
     assert!(pass["streaming_efficiency"].as_f64() > Some(0.0), "{pass}");
@@ -328,7 +330,7 @@ async fn a_check_finds_no_leak_and_ends_when_its_time_is_up() {
     assert!(
         names
             .iter()
-            .any(|name| *name == "10 requests: bytes not given back")
+            .any(|name| *name == "10 requests: bytes not given back, by the driver's")
     );
     let beside_plan = "requests: most held by the driver's account, beside the plan";
     assert!(names.iter().any(|name| *name == beside_plan), "{names:?}");
