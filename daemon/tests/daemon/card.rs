@@ -131,7 +131,7 @@ async fn a_check_reports_what_it_found_before_the_card_failed() {
     let Some(libraries) = stand_in::build() else {
         return;
     };
-    let failing = [("STAND_IN_FAIL_KERNEL", "attend_f32_128")];
+    let failing = [("STAND_IN_FAIL_KERNEL", "multiply_small_f32_q6_k")];
     let (report, code) = gpu(libraries, &failing, &["check", "--compute", "f32"]).await;
     assert_eq!(code, Some(exit::FAILURE.into()));
     assert_eq!(report["device"]["kind"], "cuda");
