@@ -203,6 +203,12 @@ impl CudaError {
     }
 
     /// The driver's code, if it gave one.
+    /// Whether the card or its driver had too little memory for it, whatever that was for.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. }) || self.code() == code::OUT_OF_MEMORY
+    }
+
     fn code(&self) -> Code {
         match self {
             Self::Driver { code, .. } | Self::Kernels { code, .. } => *code,

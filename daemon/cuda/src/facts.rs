@@ -304,7 +304,7 @@ impl NvmlDevice {
 /// How fast bytes move, in bytes a second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinkRates {
-    /// From pinned memory to the card.
+    /// From pinned memory to the card; from any other where the system pins nothing.
     pub pinned_to_device: f64,
     /// From any other memory to the card.
     pub pageable_to_device: f64,
@@ -370,7 +370,11 @@ impl Gpu {
         let memory = self.allocate(2 * part)?;
         let (one, other) = (memory.span().part(0, part), memory.span().part(part, part));
         let to = memory.span().part(0, HOST_BYTES);
-        let pinned = HostMemory::pinned(self, HOST_BYTES)?;
+        // Where the system pins nothing, weights are copied from memory as any other.
+        let pinned = match HostMemory::pinned(self, HOST_BYTES) {
+            Err(CudaError::OutOfPinnedMemory { .. }) => HostMemory::pageable(self, HOST_BYTES)?,
+            pinned => pinned?,
+        };
         let copies = CopyStream::new(self)?;
         // Written, so that the system has given it pages.
         let pageable = vec![1_u8; HOST_BYTES];

@@ -25,6 +25,7 @@ A try at a small size, on any card or what stands in for one:
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -161,6 +162,13 @@ class Parts:
         return 0 if all(outcome.startswith("done") for _, outcome in self.outcomes) else 1
 
 
+def end_group(process, how):
+    try:
+        os.killpg(process.pid, how)
+    except ProcessLookupError:
+        pass
+
+
 def wait(process, ends):
     """Until it ends by itself, is asked to, or is made to."""
     stops = [signal.SIGTERM, signal.SIGKILL]
@@ -169,7 +177,8 @@ def wait(process, ends):
         if not stopped:
             next_stop = ends()
         if stops and time.monotonic() >= next_stop:
-            process.send_signal(stops.pop(0))
+            # With what it started, such as a compiler.
+            end_group(process, stops.pop(0))
             next_stop, stopped = time.monotonic() + STOP_S, True
         time.sleep(0.05)
     if stopped:
@@ -327,6 +336,9 @@ def main():
     # In the order in which they matter most, whatever the order in which they were named.
     chosen = [name for name in SHARES if name in arguments.parts]
     for index, name in enumerate(chosen):
+        if name.startswith("pytorch") and not importlib.util.find_spec("torch"):
+            parts.leave_out(name, f"{sys.executable} has no PyTorch")
+            continue
         command = ways[name]()
         if not command:
             parts.leave_out(name, "it has no model")

@@ -261,6 +261,7 @@ impl Timing {
                     converted,
                     level,
                     budget_bytes,
+                    is_coded,
                 });
             }
         }

@@ -47,7 +47,6 @@ pub(super) fn reporting<T>(work: impl FnOnce(&Report) -> T) -> Result<T, SystemE
         if IS_SIGNALLED.swap(true, Ordering::Relaxed) {
             end(&found);
         }
-        eprintln!("asked to end: what was found is told soon, or at once if asked again");
         let found = Arc::clone(&found);
         let ends = thread::Builder::new().name("sluice-end".to_owned());
         let ends = ends.spawn(move || {
@@ -56,6 +55,9 @@ pub(super) fn reporting<T>(work: impl FnOnce(&Report) -> T) -> Result<T, SystemE
         });
         // Without a thread it ends by itself, or when asked again.
         drop(ends);
+        let words = "asked to end: what was found is told soon, or at once if asked again";
+        // Nobody may read it any more.
+        drop(writeln!(io::stderr(), "{words}"));
     };
     with_signals(signalled, || work(&report))
 }

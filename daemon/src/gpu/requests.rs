@@ -153,6 +153,7 @@ impl Requests {
             moments.peak = Some(peak(&engine, id, watch)?);
             engine.stop();
             drop(engine);
+            watch.begin_anew();
             moments.ends = is_warm.then(|| (before, watch.free_bytes()));
         }
         Ok(())
@@ -177,6 +178,7 @@ fn peak(engine: &Engine, model: ModelId, watch: &Watch<'_>) -> Result<Peak, Engi
         account_bytes: counted(now.measured.peak_bytes),
         driver_bytes: watch.most_held_bytes(),
         tolerance_bytes: tolerance_bytes(plan_bytes, now.plan.units.len()),
+        unplanned_bytes: watch.unplanned_bytes(),
     })
 }
 

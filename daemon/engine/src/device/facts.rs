@@ -115,7 +115,7 @@ impl Rates {
 }
 
 /// Measures the rates, in about a quarter of a second and 48 MiB that are given back; on a card, in what it takes to make
-/// the kernels and a quarter of a second, and 224 MiB. Not at all where that memory can't be had: then plans say nothing of
+/// the kernels and a quarter of a second, and 224 MiB or some times what its cache holds. Not at all where that memory can't be had: then plans say nothing of
 /// times.
 ///
 /// # Errors

@@ -44,7 +44,7 @@ impl Noise {
     }
 }
 
-/// The 53 upper bits, in the middle of their step so that neither end is met.
+/// The 53 upper bits, in the middle of their step so that 0 isn't met, nor 1 but by the very last, which is rounded.
 fn to_unit(bits: u64) -> f64 {
     ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64
 }

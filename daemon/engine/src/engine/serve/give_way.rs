@@ -194,12 +194,19 @@ impl Served<'_> {
     }
 }
 
+/// What gives way where the driver has no room for something of its own: kernels are some hundred KiB, and it takes whole pieces.
+const DRIVERS_OWN_BYTES: u64 = 8 << 20;
+
 /// What a card refused in the middle of a pass, as the account tells it, so that something gives way to it: memory that weights
 /// are decoded into, or that the driver takes for a kernel.
 pub(super) fn as_refusal(failed: Interrupt, ledger: &Ledger) -> Interrupt {
     match failed {
         Interrupt::Failed(EngineError::Card(CudaError::OutOfMemory { needed_bytes, .. })) => {
             Interrupt::Failed(ledger.refusal(Kind::Slots, needed_bytes))
+        }
+        // The driver doesn't say how much it was.
+        Interrupt::Failed(EngineError::Card(error)) if error.is_out_of_memory() => {
+            Interrupt::Failed(ledger.refusal(Kind::Scratch, DRIVERS_OWN_BYTES))
         }
         failed => failed,
     }
