@@ -136,6 +136,16 @@ fn rates_are_measured_and_leave_nothing_behind() {
 }
 
 #[test]
+fn rates_are_measured_where_the_system_pins_too_little() {
+    let name = "rates_are_measured_where_the_system_pins_too_little";
+    // The first is what every card has to be opened.
+    apart::run(name, &[("STAND_IN_FAIL_PINNED", "2")], || {
+        let rates = Gpu::open(0).unwrap().measure_rates().unwrap();
+        assert!(rates.pinned_to_device.is_finite() && rates.pinned_to_device > 0.0);
+    });
+}
+
+#[test]
 fn rates_that_have_no_room_are_refused() {
     let settings = [("STAND_IN_MEMORY", "0x0c000000")];
     apart::run("rates_that_have_no_room_are_refused", &settings, || {
