@@ -180,12 +180,15 @@ impl<'a> Watch<'a> {
         watch
     }
 
-    /// From now on, after a model that has gone: what it left behind, which no plan has, is told by itself.
+    /// From now on, after a model that has gone: what it left behind, which no plan has, is told by itself. What is more than
+    /// that may be somebody else's, or lost, and still counts.
     pub(super) fn begin_anew(&self) {
         if let Some((begin, free)) = self.begin_bytes.as_ref().zip(self.free_bytes())
             && !self.has_run.swap(true, Ordering::Relaxed)
         {
-            begin.store(free, Ordering::Relaxed);
+            let before = begin.load(Ordering::Relaxed);
+            let least = before.saturating_sub(KEPT_BYTES);
+            begin.store(free.clamp(least, before), Ordering::Relaxed);
         }
     }
 
