@@ -70,13 +70,23 @@ impl Session {
     /// Gives the terminal back, stops the process, and takes the terminal over again once somebody continues it.
     pub(super) async fn suspend(&mut self, stops: &mut Stops, whom: Whom) -> io::Result<()> {
         self.let_go();
+        let mut continued = signal(SignalKind::from_raw(Signal::CONT.as_raw()))?;
         if whom == Whom::Group {
             kill_current_process_group(Signal::TSTP)?;
             // It came to us, too.
             stops.0.recv().await;
         }
-        // Who handles a signal can't be stopped by it. This one stops in the same way: not where nobody is left to continue us.
-        kill_process(getpid(), Signal::TTOU)?;
+        // Others of the group stopped at once, and a shell may have continued all of them by now: nobody would again.
+        let is_continued = tokio::select! {
+            biased;
+            _ = continued.recv() => true,
+            () = std::future::ready(()) => false,
+        };
+        if !is_continued {
+            // Who handles a signal can't be stopped by it. This one stops in the same way: not where nobody is left to
+            // continue us.
+            kill_process(getpid(), Signal::TTOU)?;
+        }
         take_over(self.has_mouse)?;
         // Not `clear`: it asks the terminal where the cursor is, and the answer would have to come past the keys.
         self.terminal = Some(blank().inspect_err(|_| restore())?);
