@@ -288,13 +288,7 @@ fn take_all_and(engine: &Engine, too_much: u64) -> impl Fn() + Send + use<> {
 #[test]
 fn giving_way_to_others_takes_none_of_what_a_refusal_has() {
     const NAME: &str = "giving_way_to_others_takes_none_of_what_a_refusal_has";
-    let held = held_file("rungs");
-    let settings = [
-        ("STAND_IN_MEMORY", "0x40000000"),
-        ("STAND_IN_GRANULARITY", "0x4000"),
-        ("STAND_IN_HELD_FILE", held.as_str()),
-    ];
-    apart::run(NAME, &settings, || {
+    beside_others(NAME, Some("0x4000"), || {
         let engine = Engine::start(options()).unwrap();
         let model = load_small(&engine, Level::Standard);
         // Again and again what one unit takes, in one request.
@@ -311,13 +305,7 @@ fn giving_way_to_others_takes_none_of_what_a_refusal_has() {
 #[test]
 fn what_can_not_give_way_to_others_fails_nobody() {
     const NAME: &str = "what_can_not_give_way_to_others_fails_nobody";
-    let held = held_file("fails_nobody");
-    let settings = [
-        ("STAND_IN_MEMORY", "0x40000000"),
-        ("STAND_IN_GRANULARITY", "0x4000"),
-        ("STAND_IN_HELD_FILE", held.as_str()),
-    ];
-    apart::run(NAME, &settings, || {
+    beside_others(NAME, Some("0x4000"), || {
         let engine = Engine::start(options()).unwrap();
         // Blocks of weights can't be streamed where no converted copies are kept.
         let model = load_small(&engine, Level::Moderate);
@@ -336,20 +324,24 @@ fn what_can_not_give_way_to_others_fails_nobody() {
     });
 }
 
-fn held_file(test: &str) -> String {
+/// Runs the body of the test `name` apart, on a card of 1 GiB in pieces of so many bytes, of which the file that
+/// `STAND_IN_HELD_FILE` names says what others hold.
+fn beside_others(name: &str, granularity: Option<&str>, body: impl FnOnce()) {
     let folder = env!("CARGO_TARGET_TMPDIR");
-    format!("{folder}/held-{test}-{}", std::process::id())
+    let held = format!("{folder}/held-{name}-{}", std::process::id());
+    let pieces = granularity.map(|bytes| ("STAND_IN_GRANULARITY", bytes));
+    let settings = [
+        ("STAND_IN_MEMORY", "0x40000000"),
+        ("STAND_IN_HELD_FILE", held.as_str()),
+    ];
+    let settings: Vec<_> = settings.into_iter().chain(pieces).collect();
+    apart::run(name, &settings, body);
 }
 
 #[test]
 fn other_programs_are_given_way_to_before_anything_is_refused() {
     const NAME: &str = "other_programs_are_given_way_to_before_anything_is_refused";
-    let held = held_file("given_way");
-    let settings = [
-        ("STAND_IN_MEMORY", "0x40000000"),
-        ("STAND_IN_HELD_FILE", held.as_str()),
-    ];
-    apart::run(NAME, &settings, || {
+    beside_others(NAME, None, || {
         let engine = Engine::start(options()).unwrap();
         let model = load(&engine);
         let budget = |engine: &Engine| engine.in_force().unwrap().plan.budget_bytes;

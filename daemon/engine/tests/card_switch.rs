@@ -83,11 +83,7 @@ fn levels_change_while_a_card_writes_and_lose_nothing() {
     for streams in ["eager", "random:1"] {
         let name = "levels_change_while_a_card_writes_and_lose_nothing";
         apart::run(name, &[("STAND_IN_STREAMS", streams)], || {
-            let (model, engine) = (Model::new(), engine(Choice::Cuda(0)));
-            let least = least_bytes(&engine, &model.container);
-            let id = model
-                .load(&engine, settings(Level::Standard, None))
-                .unwrap();
+            let (_model, engine, least, id) = loaded();
             let expected = generate(&engine, id, 12).unwrap();
             let to = |level, budget| Change {
                 level: Some(level),
@@ -144,6 +140,16 @@ fn allocations() -> u64 {
     }
 }
 
+/// The model loaded from its container without a budget, with the least one that it could be loaded with.
+fn loaded() -> (Model, Engine, u64, ModelId) {
+    let (model, engine) = (Model::new(), engine(Choice::Cuda(0)));
+    let least = least_bytes(&engine, &model.container);
+    let id = model
+        .load(&engine, settings(Level::Standard, None))
+        .unwrap();
+    (model, engine, least, id)
+}
+
 /// Has the driver refuse the allocation after so many more; none again for 0.
 fn refuse_after(more: u64) {
     // SAFETY: the stand-in has it with this type.
@@ -158,11 +164,7 @@ fn refuse_after(more: u64) {
 fn every_allocation_of_a_change_may_fail_and_no_request_does() {
     let name = "every_allocation_of_a_change_may_fail_and_no_request_does";
     apart::run(name, &[], || {
-        let (model, engine) = (Model::new(), engine(Choice::Cuda(0)));
-        let least = least_bytes(&engine, &model.container);
-        let id = model
-            .load(&engine, settings(Level::Standard, None))
-            .unwrap();
+        let (_model, engine, least, id) = loaded();
         let expected = generate(&engine, id, 8).unwrap().tokens;
         let to = |level, budget| Change {
             level: Some(level),
@@ -199,11 +201,7 @@ fn every_allocation_of_a_change_may_fail_and_no_request_does() {
 fn every_allocation_may_fail_and_the_next_request_works() {
     let name = "every_allocation_may_fail_and_the_next_request_works";
     apart::run(name, &[], || {
-        let (model, engine) = (Model::new(), engine(Choice::Cuda(0)));
-        let least = least_bytes(&engine, &model.container);
-        let id = model
-            .load(&engine, settings(Level::Standard, None))
-            .unwrap();
+        let (model, engine, least, id) = loaded();
         let expected = generate(&engine, id, 8).unwrap().tokens;
         let mut refused = 0;
         for budget_bytes in [None, Some(least)] {

@@ -178,11 +178,11 @@ impl Clock<'_> {
         let rows = DECODED_WIDTHS * width;
         let memory = self.weights(format, rows)?;
         let out = self.decoded(rows)?;
-        let decode = || {
-            let (to, from) = (out.span(), memory.part(0));
+        let decode = |run| {
+            let (to, from) = (out.span(), memory.part(run));
             Ok(gpu.dequantize(number, format.on_card(), to, from, rows, width)?)
         };
-        let seconds = self.median(|_, _| decode())?;
+        let seconds = self.median(|_, run| decode(run))?;
         let speed = self.decoding(rows, format.bytes(rows * width), format.name(), seconds);
         (self.told)(&speed);
         Ok(())
@@ -207,11 +207,8 @@ impl Clock<'_> {
         let bytes = chunks * sample.encoded.bytes.len();
         let matrices = gpu.beyond_cache(bytes).div_ceil(bytes);
         let on_card = SampleOnCard::new(device, ledger, sample, matrices * chunks)?;
-        let places = on_card.index().expect("it was coded here");
-        let index = DeviceBuffer::filled(device, ledger, Kind::Scratch, places.len(), |memory| {
-            memory.copy_from_slice(&places);
-        })?;
-        let bytes = bytes + size_of_val(places.as_slice()) / matrices;
+        let index = on_card.index(device, ledger)?;
+        let bytes = bytes + index.span().bytes() / matrices;
         for rows in &self.sizes.rows {
             let [x, out] = self.rows(*rows)?;
             let multiply = |run| {

@@ -8,7 +8,6 @@ use crate::{
     device::{CodedSample, DeviceBuffer, SampleOnCard},
     error::EngineError,
     format::Format,
-    ledger::Kind,
     ops::Activation,
     residency::{Data, Weight},
 };
@@ -53,11 +52,8 @@ impl Pair<'_> {
         if !matrix.is_multiplied() {
             return Ok(());
         }
-        let index = on_card.index().expect("it was coded here");
         let (device, ledger) = (self.tried.device(), self.tried.ledger());
-        let index = DeviceBuffer::filled(device, ledger, Kind::Scratch, index.len(), |memory| {
-            memory.copy_from_slice(&index);
-        })?;
+        let index = on_card.index(device, ledger)?;
         for inputs in [1, 8, 33, 300] {
             self.poison()?;
             let [a, b] = self.activations(inputs, width, 2.0)?;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::bf16;
 use sluice_codec::{Encoded, Lossless, Number, Scheme, Target, encode, quantize};
-use sluice_cuda::{self as cuda, CodedChunk, CodedMatrix, PaletteIndexError, palette_index};
+use sluice_cuda::{self as cuda, CodedChunk, CodedMatrix, palette_index};
 
 use crate::{
     checkpoint::{chunk_at, coding_of},
@@ -114,8 +114,19 @@ impl SampleOnCard {
     }
 
     /// By which all palette-coded numbers are [multiplied as they are](cuda::Gpu::multiply_palette).
-    pub(crate) fn index(&self) -> Result<Vec<u32>, PaletteIndexError> {
-        palette_index(self.width, self.tile, &self.chunks, &self.bytes)
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    pub(crate) fn index(
+        &self,
+        device: &Device,
+        ledger: &Ledger,
+    ) -> Result<DeviceBuffer<u32>, EngineError> {
+        let index = palette_index(self.width, self.tile, &self.chunks, &self.bytes);
+        let index = index.expect("it was coded here");
+        DeviceBuffer::filled(device, ledger, Kind::Scratch, index.len(), |memory| {
+            memory.copy_from_slice(&index);
+        })
     }
 
     /// Bytes of the coded numbers.
