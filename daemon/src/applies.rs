@@ -10,7 +10,7 @@ use sluice_proto::v1;
 use sluice_shared::units;
 use tokio::sync::watch;
 
-use crate::{failure::Failure, registry::Changes, translate};
+use crate::{allocator, failure::Failure, registry::Changes, translate};
 
 /// How far a change is: a full picture, so that the latest is enough.
 #[derive(Debug, Clone, Default)]
@@ -120,14 +120,18 @@ struct Report {
 impl Report {
     fn take(&mut self, event: ApplyEvent) {
         match event {
-            ApplyEvent::Planned { plan, steps } => {
+            ApplyEvent::Planned { plan, steps, time } => {
                 self.is_under_way = true;
                 self.target.set(v1::SwitchTarget {
                     level: plan.level.name().to_owned(),
                     budget_bytes: plan.budget_bytes,
                 });
+                let predicted = time.map(translate::plan::switch_time);
                 let planned = v1::ApplyPlanned {
-                    plan: Some(translate::plan::plan(&plan, &self.model)),
+                    plan: Some(v1::Plan {
+                        switch_time: predicted,
+                        ..translate::plan::plan(&plan, &self.model)
+                    }),
                     before: self.before.take(),
                     steps: steps as u32,
                 };
@@ -191,6 +195,7 @@ impl Report {
 
     fn end(&self, end: Result<Applied, tonic::Status>) {
         self.target.end(self.is_under_way);
+        allocator::give_back();
         self.state.send_modify(|state| state.end = Some(end));
     }
 }
@@ -264,6 +269,7 @@ mod tests {
         let planned = ApplyEvent::Planned {
             plan: plan.clone(),
             steps: 9,
+            time: None,
         };
         let mut under_way = report(to(Level::Moderate));
         under_way.take(planned);

@@ -12,8 +12,8 @@ use sluice_shared::{
 use crate::{
     coded::{Compress, Decompress, Inspect, Verify},
     config::{
-        AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, PinLimit, ReadLimit,
-        limits,
+        AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, Listen, PinLimit,
+        ReadLimit, limits,
     },
     gpu::Gpu,
     planning::Planning,
@@ -46,6 +46,11 @@ pub struct Arguments {
     /// [env: SLUICE_SOCKET]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+
+    /// Loopback address to listen on beside the socket, such as 127.0.0.1:50051; port 0 takes any that is free and is printed.
+    /// Every user of this machine can connect there, and nothing asks who they are [default: none] [env: SLUICE_LISTEN]
+    #[arg(long, value_name = "ADDRESS|none")]
+    pub listen: Option<Listen>,
 
     /// Where to compute: auto (the first NVIDIA card that can be used, else the CPU), cpu, or cuda:N
     /// (that card and nothing else) [default: auto] [env: SLUICE_DEVICE]
@@ -106,14 +111,14 @@ pub struct Arguments {
     #[arg(long, value_name = "DIAL")]
     pub dial: Option<Dial>,
 
-    /// Folder for converted copies of checkpoints, which streaming at some levels reads from
+    /// Folder for converted weights, which later switches and loads read, and streaming at some levels
     /// [default: $CACHE_DIRECTORY, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice]
     /// [env: SLUICE_CACHE]
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
 
-    /// Write a converted copy at a load even when nothing is streamed from it, so that the next load
-    /// needn't convert [default: false] [env: SLUICE_KEEP_CONVERTED]
+    /// Keep all weights that a level converts, so that the next switch or load reads them; with false only
+    /// what is streamed is written [default: true where there is a folder] [env: SLUICE_KEEP_CONVERTED]
     #[arg(
         long,
         value_name = "true|false",
@@ -123,7 +128,7 @@ pub struct Arguments {
     )]
     pub keep_converted: Option<bool>,
 
-    /// Most bytes that converted copies take, such as 32GiB, or none for no limit: the least recently used
+    /// Most bytes that converted weights take, such as 32GiB, or none for no limit: the least recently used
     /// go when there are more, but never one in use [default: 32GiB] [env: SLUICE_CACHE_LIMIT]
     #[arg(long, value_name = "BYTES|none", allow_negative_numbers = true)]
     pub cache_limit: Option<CacheLimit>,
@@ -156,6 +161,12 @@ pub struct Arguments {
     /// [default: info] [env: SLUICE_LOG]
     #[arg(long, value_name = "FILTER")]
     pub log: Option<Filter>,
+
+    /// As `sluice run` starts it: in a session of its own, so that it outlives the terminal; without a model until one is
+    /// asked for; the model goes after 15 minutes without requests where nobody says otherwise; FILE takes the log, up to
+    /// 4 MiB, and FILE.old what was before
+    #[arg(long, value_name = "FILE", hide = true, conflicts_with_all = ["print_config", "check_config"])]
+    pub background: Option<PathBuf>,
 
     /// Print the configuration in force, with the source of each key, and exit
     #[arg(long, conflicts_with = "check_config")]

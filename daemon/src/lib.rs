@@ -2,6 +2,8 @@
 //!
 //! Modules stand in the order in which the program's life meets them.
 
+pub mod allocator;
+pub mod background;
 pub mod cli;
 pub mod config;
 pub mod logging;
@@ -18,9 +20,12 @@ pub mod applies;
 pub mod failure;
 pub mod idle;
 pub mod jobs;
+mod keeping;
 pub mod library;
+pub mod measurements;
 pub mod models;
 pub mod registry;
+pub mod settings;
 
 pub mod prepare;
 pub mod translate;
@@ -30,3 +35,4 @@ pub mod telemetry;
 
 pub mod gpu;
 pub mod life;
+mod unfit;

@@ -1,9 +1,16 @@
 //! The daemon's life, from the socket to the last stream.
 
-use std::{env, fs, io, io::IsTerminal, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    env, fs,
+    io::{self, IsTerminal, Write},
+    net::SocketAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use listenfd::ListenFd;
-use sluice_engine::{Engine, EngineError, Options, Settings, device::Unavailable};
+use sluice_engine::{Engine, EngineError, Options, Settings, device::Choice};
 use sluice_proto::v1;
 use sluice_shared::{exit, units};
 use tokio::{
@@ -19,8 +26,9 @@ use crate::{
     library::Library,
     listen::{self, ListenError, Listening},
     models::{AskedBy, ModelName, Request},
-    services::{self, Daemon},
-    systemd,
+    services::{self, Daemon, Listeners},
+    settings::{self, Origin, Remembered},
+    systemd, unfit,
 };
 
 /// Threads for calls; the work is done by the engine's.
@@ -70,9 +78,10 @@ pub fn kernel_folder(config: &Config) -> Option<PathBuf> {
     Some(config.cache.value.as_ref()?.join("kernels"))
 }
 
-/// Serves until told to stop; the exit code.
+/// Serves until told to stop; the exit code. The configuration's model, or the default, is loaded at the start, unless
+/// another is about to be asked for.
 #[must_use]
-pub fn run(config: &Config) -> u8 {
+pub fn run(config: &Config, loads_at_start: bool) -> u8 {
     // Changes the environment, so it comes before any other thread.
     let handed_over = ListenFd::from_env();
     let code = runtime::Builder::new_multi_thread()
@@ -84,7 +93,7 @@ pub fn run(config: &Config) -> u8 {
             cause,
         })
         .and_then(|runtime| {
-            let code = runtime.block_on(serve(config, handed_over));
+            let code = runtime.block_on(serve(config, loads_at_start, handed_over));
             // A text that is still being tokenized is nobody's by now.
             runtime.shutdown_background();
             code
@@ -99,12 +108,26 @@ pub fn run(config: &Config) -> u8 {
     })
 }
 
-async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError> {
+async fn serve(
+    config: &Config,
+    loads_at_start: bool,
+    handed_over: ListenFd,
+) -> Result<u8, StartError> {
     banner(config);
     let mut signals = Signals::new()?;
     let mut listening = listen::open(handed_over, &config.socket.value).await?;
-    let engine = Arc::new(Engine::start(Options {
-        device: config.device.value.choice(),
+    let port = match config.listen.value.address() {
+        Some(address) => Some(listen::open_port(address).await?),
+        None => None,
+    };
+    let library = Library::new(
+        config.models.value.clone(),
+        config.hub_cache.clone(),
+        config.hub.clone(),
+    );
+    let name = configured_model(&library, config);
+    let options = |device| Options {
+        device,
         number: config.compute.value.number(),
         threads: config.threads.value,
         queue_max: config.queue.value,
@@ -121,26 +144,55 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
         derivatives: config.cache.value.clone(),
         keep_converted: config.keep_converted.value,
         converted_bytes_max: config.cache_limit.value.bytes(),
-    })?);
+    };
+    let settings = settings::Settings::new(
+        settings::Started {
+            level: config.level.clone(),
+            budget: config.budget.clone(),
+        },
+        config.model_settings.clone(),
+        Remembered::open(config.models.value.as_deref()),
+    );
+    let holds = settings.for_load(&name, &settings::Choice::default());
+    let mut engine = Engine::start(options(config.device.value.choice()))?;
+    if config.device.value == Device::Auto
+        && loads_at_start
+        && let Some(reason) = unfit::reason(
+            &engine,
+            &name,
+            Settings {
+                level: holds.level.value,
+                budget_bytes: holds.budget.value.bytes(),
+                ..engine.settings()
+            },
+        )
+    {
+        // All of the card's memory goes with it.
+        drop(engine);
+        engine = Engine::start(options(Choice::Cpu))?.without_card(reason);
+    }
+    let engine = Arc::new(engine);
     tell_device(&engine);
     make_kernel_folder(config, &engine);
-    let library = Library::new(
-        config.models.value.clone(),
-        config.hub_cache.clone(),
-        config.hub.clone(),
-    );
     let socket = listening.path.clone();
-    let daemon = Arc::new(Daemon::new(engine, library, socket, config.dial.value));
-    load_configured_model(&daemon, config);
-    let listener = listening
-        .take_listener()
-        .expect("a socket that was just opened has its listener");
-    let server = tokio::spawn(services::serve(daemon.clone(), listener));
+    let daemon = Daemon::new(engine, library, settings, socket, config.dial.value);
+    let daemon = Arc::new(daemon);
+    if loads_at_start {
+        load_configured_model(&daemon, name);
+    }
+    let address = port.as_ref().and_then(|port| port.local_addr().ok());
+    let listeners = Listeners {
+        unix: listening
+            .take_listener()
+            .expect("a socket that was just opened has its listener"),
+        tcp: port,
+    };
+    let server = tokio::spawn(services::serve(daemon.clone(), listeners));
     tokio::spawn(tell_systemd(daemon.clone()));
     if let Some(after) = config.idle_unload.value.after() {
         tokio::spawn(idle::watch(daemon.clone(), after));
     }
-    announce(&listening, config);
+    announce(&listening, address, config);
 
     let code = tokio::select! {
         name = signals.next() => {
@@ -166,7 +218,11 @@ async fn serve(config: &Config, handed_over: ListenFd) -> Result<u8, StartError>
     close(&daemon, server).await;
     listening.remove_file();
     tracing::info!(code, "sluiced ends");
-    if !stop_engine(&daemon).await {
+    let has_stopped = stop_engine(&daemon).await;
+    if timeout(STREAM_GRACE, daemon.is_recorded()).await.is_err() {
+        tracing::warn!("what was asked for of models is not written down");
+    }
+    if !has_stopped {
         std::process::exit(code.into());
     }
     Ok(code)
@@ -192,12 +248,9 @@ fn banner(config: &Config) {
 fn tell_device(engine: &Engine) {
     if let Some(unavailable) = engine.no_card() {
         let (reason, hint) = (unavailable.to_string(), unavailable.hint());
-        // A machine without NVIDIA's driver is no fault to look at; a driver that doesn't lead to a card may be one.
-        match unavailable {
-            Unavailable::NoDriver { .. } | Unavailable::Hidden { .. } => {
-                tracing::info!(reason, hint, "no card can be used, the CPU computes");
-            }
-            _ => tracing::warn!(reason, hint, "no card can be used, the CPU computes"),
+        match unavailable.is_fault() {
+            false => tracing::info!(reason, hint, "no card can be used, the CPU computes"),
+            true => tracing::warn!(reason, hint, "no card can be used, the CPU computes"),
         }
     }
     let device = engine.device();
@@ -237,23 +290,48 @@ fn make_kernel_folder(config: &Config, engine: &Engine) {
     }
 }
 
+/// The model that is loaded at the start.
+fn configured_model(library: &Library, config: &Config) -> ModelName {
+    let told = config.model.value.as_ref();
+    let name = settings::resolve([
+        (
+            Origin::from(&config.model.source),
+            told.map(|path| {
+                let absolute = std::path::absolute(path);
+                library.at(absolute.as_ref().unwrap_or(path))
+            }),
+        ),
+        (Origin::Remembered, library.default()),
+        (Origin::BuiltIn, Some(ModelName::embedded())),
+    ]);
+    name.expect("there is always the embedded one").value
+}
+
 /// In the background: the socket answers meanwhile, and a failure shows in the list of models.
-fn load_configured_model(daemon: &Daemon, config: &Config) {
-    let name = match &config.model.value {
-        Some(path) => daemon.library.at(path),
-        None => daemon.library.default().unwrap_or_else(ModelName::embedded),
-    };
-    let load = daemon
-        .models
-        .load(&daemon.engine, Request::of(name), AskedBy::Configuration);
-    if let Err(error) = load {
-        unreachable!("the first load meets no other: {error}");
+fn load_configured_model(daemon: &Arc<Daemon>, name: ModelName) {
+    let load = daemon.models.load(
+        &daemon.engine,
+        Request::of(name.clone()),
+        AskedBy::Configuration,
+    );
+    match load {
+        Ok(states) => drop(tokio::spawn(services::remember_path(
+            daemon.clone(),
+            name,
+            states,
+        ))),
+        Err(error) => unreachable!("the first load meets no other: {error}"),
     }
 }
 
-fn announce(listening: &Listening, config: &Config) {
+fn announce(listening: &Listening, port: Option<SocketAddr>, config: &Config) {
     let socket = listening.path.display();
     tracing::info!(%socket, activated = listening.activated, "listening");
+    if let Some(port) = port {
+        tracing::info!(%port, "listening; every user of this machine can connect there");
+        // For whoever started it with port 0, a script most likely. Nobody need read it.
+        let _ = writeln!(io::stdout(), "listening on http://{port}");
+    }
     systemd::ready("listening, the model is loading");
     if io::stderr().is_terminal() {
         let flag = match config.socket.source {

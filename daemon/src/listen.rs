@@ -1,9 +1,10 @@
 //! The socket: handed over by systemd, or opened where the configuration says without
-//! taking anything from anybody.
+//! taking anything from anybody. And a port beside it, where one was asked for.
 
 use std::{
     fs::{self, DirBuilder, File},
     io,
+    net::SocketAddr,
     os::unix::{
         fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt},
         net::UnixListener as StdListener,
@@ -17,7 +18,7 @@ use rustix::{
     fs::{FlockOperation, Mode},
     net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 use crate::config::{Address, Folder};
 
@@ -94,6 +95,16 @@ pub enum ListenError {
         /// The system's words.
         cause: io::Error,
     },
+    /// The port can't be had.
+    #[error(
+        "can't listen on {address}: {cause}\nhint: choose another port with --listen, or 0 for any that is free"
+    )]
+    Port {
+        /// The address with the port.
+        address: SocketAddr,
+        /// The system's words.
+        cause: io::Error,
+    },
     /// Systemd handed over something else.
     #[error("the socket handed over by systemd is not a listening Unix socket: {0}")]
     Activation(io::Error),
@@ -118,6 +129,15 @@ pub async fn open(mut handed_over: ListenFd, address: &Address) -> Result<Listen
         return take_over(&mut handed_over, address);
     }
     bind(address).await
+}
+
+/// Opens a port of the loopback interface; for port 0 the system chooses one.
+///
+/// # Errors
+/// When it can't be had.
+pub async fn open_port(address: SocketAddr) -> Result<TcpListener, ListenError> {
+    let listener = TcpListener::bind(address).await;
+    listener.map_err(|cause| ListenError::Port { address, cause })
 }
 
 fn take_over(handed_over: &mut ListenFd, address: &Address) -> Result<Listening, ListenError> {

@@ -1,10 +1,14 @@
-//! Logs: to standard error, coloured only on a terminal, without a clock under the journal.
+//! Logs: to standard error, or a bounded file of a daemon in the background, coloured only on a terminal, without a clock under the journal.
 
-use std::io::{self, IsTerminal};
+use std::{
+    io::{self, IsTerminal},
+    path::Path,
+    sync::Mutex,
+};
 
 use tracing_subscriber::fmt;
 
-use crate::config::Filter;
+use crate::{background::Log, config::Filter};
 
 /// Sends all logs of this process to standard error.
 pub fn start(filter: &Filter) {
@@ -20,4 +24,14 @@ pub fn start(filter: &Filter) {
     } else {
         builder.init();
     }
+}
+
+/// Sends all logs of this process to a log in a file, where standard error leads already.
+pub fn start_in(log: &Path, filter: &Filter) {
+    fmt()
+        .with_env_filter(filter.to_env_filter())
+        .with_writer(Mutex::new(Log::at(log)))
+        .with_target(false)
+        .with_ansi(false)
+        .init();
 }

@@ -3,6 +3,7 @@
 use std::{env, process::ExitCode};
 
 use sluice_daemon::{
+    allocator, background,
     cli::{Arguments, Command, Task},
     coded,
     config::{self, Environment},
@@ -11,6 +12,7 @@ use sluice_daemon::{
 use sluice_shared::exit;
 
 fn main() -> ExitCode {
+    allocator::settle();
     let arguments = match Arguments::read(env::args_os()) {
         Ok(arguments) => arguments,
         Err(code) => return code,
@@ -57,6 +59,14 @@ fn main() -> ExitCode {
             env::set_var(life::KERNEL_FOLDER, folder);
         }
     }
-    logging::start(&config.log.value);
-    ExitCode::from(life::run(&config))
+    if let Some(log) = &arguments.background {
+        if let Err(error) = background::begin(log) {
+            eprintln!("sluiced: can't go on in the background: {error}");
+            return ExitCode::from(exit::FAILURE);
+        }
+        logging::start_in(log, &config.log.value);
+    } else {
+        logging::start(&config.log.value);
+    }
+    ExitCode::from(life::run(&config, arguments.background.is_none()))
 }

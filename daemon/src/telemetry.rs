@@ -6,7 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_engine::device::{Gpu, Live};
+use sluice_engine::{
+    Engine, Settings,
+    device::{Gpu, Live},
+    ledger,
+};
 use sluice_proto::{PROTOCOL, v1};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
@@ -59,17 +63,22 @@ impl HostFacts {
     /// What this process holds in memory, where the system tells.
     #[must_use]
     pub fn resident_bytes(&self) -> Option<u64> {
-        self.to_wire().resident_bytes
+        self.to_wire(0).resident_bytes
     }
 
-    fn to_wire(&self) -> v1::Host {
+    /// While the engine holds so many bytes in this process.
+    fn to_wire(&self, held_bytes: u64) -> v1::Host {
         let (total, available) = self.memory().unzip();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let resident = status_bytes(&status, "VmRSS:");
         v1::Host {
             total_bytes: total,
             available_bytes: available,
-            resident_bytes: status_bytes(&status, "VmRSS:"),
+            resident_bytes: resident,
             resident_peak_bytes: status_bytes(&status, "VmHWM:"),
+            // What was taken and never written to is held, and not resident.
+            resident_beyond_bytes: resident.map(|bytes| bytes.saturating_sub(held_bytes)),
+            resident_program_bytes: status_bytes(&status, "RssFile:"),
         }
     }
 }
@@ -120,21 +129,23 @@ pub async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
     };
     let queue = daemon.engine.queue();
     let active = daemon.requests.active();
+    // Read once: figures of one picture agree, whatever the engine does meanwhile.
+    let memory = daemon.engine.memory();
     v1::Snapshot {
         server: Some(v1::Server {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            protocol: PROTOCOL,
+            protocol_version: PROTOCOL,
             pid: process::id(),
             uptime_ms: daemon.started.elapsed().as_millis() as u64,
             state: state.into(),
             socket: daemon.socket.to_string_lossy().into_owned(),
         }),
-        device: Some(device(daemon, live.as_ref())),
-        host: Some(daemon.host.to_wire()),
+        device: Some(device(daemon, live.as_ref(), &memory)),
+        host: Some(daemon.host.to_wire(held_here(daemon, &memory))),
         model: daemon.models.present(),
         queue: Some(v1::Queue {
             capacity: queue.capacity as u32,
-            waiting: queue.waiting as u32,
+            waiting: (queue.waiting + daemon.waiting_for_model()) as u32,
             running: queue.running as u32,
         }),
         requests: active.iter().map(|record| record.summary()).collect(),
@@ -142,6 +153,14 @@ pub async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
         settings: Some(settings(daemon)),
         jobs: daemon.jobs.running(),
         ..weights(daemon)
+    }
+}
+
+/// Bytes that the engine holds of this process's memory.
+fn held_here(daemon: &Daemon, memory: &ledger::Report) -> u64 {
+    match daemon.engine.device().is_card() {
+        true => daemon.engine.pinned_bytes(),
+        false => memory.used_bytes,
     }
 }
 
@@ -154,7 +173,7 @@ fn weights(daemon: &Daemon) -> v1::Snapshot {
     let name = model.map_or_else(|_| String::new(), |serving| serving.name.name);
     v1::Snapshot {
         plan: Some(translate::plan::plan(&in_force.plan, &name)),
-        switch: in_force.switch.map(translate::plan::switch),
+        switching: in_force.switch.map(translate::plan::switch),
         switch_target: in_force.switch.and_then(|_| daemon.switch_target.get()),
         epoch: Some(in_force.epoch),
         measured: Some(translate::plan::measured(&in_force.measured)),
@@ -164,8 +183,26 @@ fn weights(daemon: &Daemon) -> v1::Snapshot {
 }
 
 fn settings(daemon: &Daemon) -> v1::Settings {
-    let settings = daemon.engine.settings();
-    let default = || daemon.engine.budget_default();
+    let wire = |settings| settings_to_wire(&daemon.engine, settings);
+    let substitution = daemon.engine.substitution();
+    let loaded = daemon.engine.loaded_with().map(|loaded| {
+        let serving = daemon.models.serving();
+        // What was asked for doesn't count: nobody goes back to that.
+        serving.map_or(loaded, |serving| serving.start.instead_of(loaded))
+    });
+    v1::Settings {
+        loaded_with: loaded.map(|settings| Box::new(wire(settings))),
+        substitution: substitution.map(|substitution| v1::Substitution {
+            asked: substitution.asked.name().to_owned(),
+            taken: substitution.taken.name().to_owned(),
+            reason: substitution.reason,
+        }),
+        ..wire(daemon.engine.settings())
+    }
+}
+
+fn settings_to_wire(engine: &Engine, settings: Settings) -> v1::Settings {
+    let default = || engine.budget_default();
     v1::Settings {
         level: settings.level.name().to_owned(),
         budget_bytes: settings.budget_bytes.unwrap_or_else(default),
@@ -173,11 +210,11 @@ fn settings(daemon: &Daemon) -> v1::Settings {
         embedding: settings.embedding.name().to_owned(),
         auto_factor: settings.auto_factor,
         kv: settings.kv.name().to_owned(),
+        ..Default::default()
     }
 }
 
-fn device(daemon: &Daemon, live: Option<&Live>) -> v1::Device {
-    let memory = daemon.engine.memory();
+fn device(daemon: &Daemon, live: Option<&Live>, memory: &ledger::Report) -> v1::Device {
     let device = daemon.engine.device();
     let (total_bytes, free_bytes) = match device.gpu() {
         Some(gpu) => (
@@ -208,6 +245,7 @@ fn device(daemon: &Daemon, live: Option<&Live>) -> v1::Device {
         no_card: daemon.engine.no_card().map(|why| v1::NoCard {
             reason: why.to_string(),
             hint: why.hint().to_owned(),
+            is_fault: why.is_fault(),
         }),
         threads: daemon.engine.device().threads() as u32,
         memory: kinds.collect(),
@@ -233,8 +271,15 @@ mod tests {
 
     #[test]
     fn this_machine_tells_its_memory() {
-        let host = HostFacts::new().to_wire();
+        let host = HostFacts::new().to_wire(4096);
         assert!(host.total_bytes > host.available_bytes);
-        assert!(host.resident_bytes.is_some());
+        let resident = host.resident_bytes.unwrap();
+        assert_eq!(host.resident_beyond_bytes, Some(resident - 4096));
+        assert!(
+            host.resident_program_bytes
+                .is_some_and(|bytes| bytes < resident)
+        );
+        let host = HostFacts::new().to_wire(u64::MAX);
+        assert_eq!(host.resident_beyond_bytes, Some(0));
     }
 }

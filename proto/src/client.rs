@@ -2,11 +2,18 @@
 
 mod gathered;
 
-use std::{io, path::Path, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use gathered::Gathered;
 use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+};
 use tonic::{
     Code, Status,
     transport::{Channel, Endpoint},
@@ -16,8 +23,8 @@ use tonic_types::StatusExt;
 /// Largest message either side takes: a canvas of 4,096 positions stays well below it.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
-/// A connection to the daemon that listens on `socket`. Reconnects by itself when a later
-/// call finds it broken.
+/// A connection to the daemon that listens on `socket`, a path or `http://HOST:PORT`. Reconnects by itself when a later call
+/// finds it broken.
 ///
 /// # Errors
 /// When nothing answers on the socket.
@@ -31,22 +38,51 @@ pub async fn connect(socket: &Path) -> Result<Channel, ConnectError> {
 /// # Errors
 /// When nothing answers on the socket.
 pub async fn connect_at_rest(socket: &Path, rest: Duration) -> Result<Channel, ConnectError> {
-    let path = socket.to_owned();
-    // The address is never resolved: the connector below opens the socket.
-    Endpoint::from_static("http://sluice.invalid")
+    let failed = |error: tonic::transport::Error| ConnectError {
+        socket: socket.display().to_string(),
+        cause: io_cause(&error),
+    };
+    let address = socket.to_str().filter(|name| name.starts_with("http://"));
+    // For a path the name is never resolved: the connector below opens the socket.
+    let name = address.unwrap_or("http://localhost").to_owned();
+    let place = match address {
+        Some(address) => Place::Port(address["http://".len()..].trim_end_matches('/').to_owned()),
+        None => Place::Socket(socket.to_owned()),
+    };
+    Endpoint::from_shared(name)
+        .map_err(failed)?
         .connect_with_connector(tower::service_fn(move |_| {
-            let path = path.clone();
-            async move {
-                let stream = UnixStream::connect(path).await?;
-                Ok::<_, io::Error>(TokioIo::new(Gathered::new(stream, rest)))
-            }
+            let place = place.clone();
+            async move { Ok::<_, io::Error>(TokioIo::new(Gathered::new(place.open().await?, rest))) }
         }))
         .await
-        .map_err(|error| ConnectError {
-            socket: socket.display().to_string(),
-            cause: io_cause(&error),
-        })
+        .map_err(failed)
 }
+
+/// Where a daemon listens.
+#[derive(Clone)]
+enum Place {
+    Socket(PathBuf),
+    /// A host and a port.
+    Port(String),
+}
+
+impl Place {
+    async fn open(&self) -> io::Result<Box<dyn Wire>> {
+        match self {
+            Self::Socket(path) => Ok(Box::new(UnixStream::connect(path).await?)),
+            Self::Port(address) => {
+                let stream = TcpStream::connect(address).await?;
+                stream.set_nodelay(true)?;
+                Ok(Box::new(stream))
+            }
+        }
+    }
+}
+
+trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
 /// Nothing answers where the daemon was looked for.
 #[derive(Debug, thiserror::Error)]

@@ -8,13 +8,13 @@ mod decoding;
 mod job;
 mod optimizer;
 
-pub use sluice_shared::sampling::{Cache, EosPolicy, Remasking, Sampling};
+pub use sluice_shared::sampling::{Cache, Drawing, EosPolicy, Remasking, Sampling};
 use sluice_shared::sampling::{STOP_BYTES_MAX, STOPS_MAX};
 
 pub use self::{
     decoding::{Caching, DecodingChoice, Dial, Growth, Speculation},
     job::{Compressing, Decompressing, How, Verifying},
-    optimizer::{Adjustment, Loading, Measuring, Planned, Planning, Samples, Subject},
+    optimizer::{Adjustment, Loading, Measuring, Planned, Planning, Restoring, Samples, Subject},
 };
 use crate::v1;
 
@@ -128,12 +128,12 @@ pub struct Generation {
     pub block_length: Option<u32>,
     /// Passes of the reference schedule, at least 1.
     pub steps: Option<u32>,
-    /// Finite, at least 0.
-    pub temperature: f64,
+    /// How tokens are chosen; every setting makes sense, and all is said where the reference's way was asked for.
+    pub drawing: Drawing,
     /// Finite, at least 0.
     pub guidance: f64,
-    /// How positions are ranked.
-    pub remasking: Remasking,
+    /// How positions are ranked; `None`: the model's to say.
+    pub remasking: Option<Remasking>,
     /// What EOS does; `None`: ends the text, but in an edit it is never chosen, since the words
     /// after the span would go with it.
     pub eos: Option<EosPolicy>,
@@ -141,8 +141,6 @@ pub struct Generation {
     pub pins: Vec<Pin>,
     /// How to decode.
     pub decoding: DecodingChoice,
-    /// What of a causal model's tokens may be drawn; every setting makes sense.
-    pub sampling: Sampling,
     /// Strings that end a causal model's text, none of them empty; few and short.
     pub stops: Vec<String>,
     /// Seed of all randomness.
@@ -173,10 +171,11 @@ impl TryFrom<v1::GenerateRequest> for Generation {
         use v1::generate_request::Input as WireInput;
 
         let remasking = match known("remasking", wire.remasking)? {
-            v1::Remasking::Random => Remasking::Random,
-            v1::Remasking::Margin => Remasking::Margin,
-            v1::Remasking::Entropy => Remasking::Entropy,
-            v1::Remasking::Unspecified | v1::Remasking::LowConfidence => Remasking::LowConfidence,
+            v1::Remasking::Unspecified => None,
+            v1::Remasking::LowConfidence => Some(Remasking::LowConfidence),
+            v1::Remasking::Random => Some(Remasking::Random),
+            v1::Remasking::Margin => Some(Remasking::Margin),
+            v1::Remasking::Entropy => Some(Remasking::Entropy),
         };
         let eos = match known("eos", wire.eos)? {
             v1::EosPolicy::Unspecified => None,
@@ -186,7 +185,7 @@ impl TryFrom<v1::GenerateRequest> for Generation {
         };
         let decoding = DecodingChoice::read(&wire)?;
         let length = at_least_one("length", wire.length)?;
-        let sampling = sampling(&wire)?;
+        let drawing = drawing(&wire)?;
         let prompt = |prompt| Input::Prompt { prompt, length };
         let input = match wire.input.ok_or_else(|| invalid("input", "is missing"))? {
             WireInput::Chat(chat) => prompt(Prompt::Chat(conversation(chat)?)),
@@ -206,13 +205,12 @@ impl TryFrom<v1::GenerateRequest> for Generation {
             input,
             block_length: at_least_one("block_length", wire.block_length)?,
             steps: at_least_one("steps", wire.steps)?,
-            temperature: not_negative("temperature", wire.temperature)?,
+            drawing,
             guidance: not_negative("guidance", wire.guidance)?,
             remasking,
             eos,
             pins: wire.pins.into_iter().map(pin).collect::<Result<_, _>>()?,
             decoding,
-            sampling,
             stops: stops(wire.stop)?,
             seed: wire.seed,
         })
@@ -248,16 +246,29 @@ impl TryFrom<v1::ScoreRequest> for Scoring {
     }
 }
 
-fn sampling(wire: &v1::GenerateRequest) -> Result<Sampling, InvalidField> {
-    let sampling = Sampling {
-        top_k: wire.top_k,
-        top_p: wire.top_p,
-        min_p: wire.min_p,
-        repetition_penalty: wire.repetition_penalty,
+fn drawing(wire: &v1::GenerateRequest) -> Result<Drawing, InvalidField> {
+    // Checked here, as guidance is, in words that fit both.
+    let temperature = wire.temperature;
+    not_negative("temperature", temperature)?;
+    let drawing = Drawing {
+        temperature,
+        sampling: Sampling {
+            top_k: wire.top_k,
+            top_p: wire.top_p,
+            min_p: wire.min_p,
+            repetition_penalty: wire.repetition_penalty,
+        },
     };
-    match sampling.problem() {
-        Some((field, problem)) => Err(invalid(field, problem)),
-        None => Ok(sampling),
+    if let Some((field, problem)) = drawing.sampling.problem() {
+        return Err(invalid(field, problem));
+    }
+    match (wire.greedy, temperature.filter(|hot| *hot > 0.0)) {
+        (true, Some(hot)) => {
+            let problem = format!("is {hot} beside greedy, which draws nothing");
+            Err(invalid("temperature", problem))
+        }
+        (true, None) => Ok(drawing.or(Drawing::greedy())),
+        (false, _) => Ok(drawing),
     }
 }
 
@@ -424,9 +435,31 @@ mod tests {
     #[test]
     fn defaults_are_the_documented_ones() {
         let checked = Generation::try_from(chat("hello")).unwrap();
-        assert_eq!(checked.temperature, 0.0);
+        assert_eq!(checked.drawing, Drawing::default());
         assert_eq!(checked.eos, None);
         assert_eq!(checked.decoding, DecodingChoice::default());
+    }
+
+    #[test]
+    fn greedy_says_all_that_is_not_said_beside_it() {
+        let request = v1::GenerateRequest {
+            greedy: true,
+            repetition_penalty: Some(1.2),
+            ..chat("hello")
+        };
+        let drawing = Generation::try_from(request).unwrap().drawing;
+        assert_eq!(drawing.sampling.repetition_penalty, Some(1.2));
+        let rest = Sampling {
+            repetition_penalty: Some(1.0),
+            ..drawing.sampling
+        };
+        assert_eq!(
+            Drawing {
+                sampling: rest,
+                ..drawing
+            },
+            Drawing::greedy()
+        );
     }
 
     #[test]
@@ -459,6 +492,10 @@ mod tests {
         assert_eq!(
             with(|r| r.top_p = Some(0.0)),
             "top_p: must be above 0 and at most 1, not 0"
+        );
+        assert_eq!(
+            with(|r| (r.greedy, r.temperature) = (true, Some(0.5))),
+            "temperature: is 0.5 beside greedy, which draws nothing"
         );
         assert_eq!(
             with(|r| r.stop = vec!["END".into(), String::new()]),

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use sluice_shared::units;
 
-use crate::v1::{LayerPlan, Plan, Slots, UnitPlan};
+use crate::v1::{LayerPlan, Plan, Slots, SwitchTime, UnitPlan};
 
 /// The plan in lines: what it is for, what it comes to, memory by kind, layers grouped where they are alike, notes.
 #[must_use]
@@ -18,7 +18,8 @@ pub fn lines(plan: &Plan) -> Vec<String> {
         counted(plan.requests, "request"),
     )];
     let mut fact = |name: &str, value: String| lines.push(format!("{name:<12} {value}"));
-    fact("peak", units::bytes(plan.peak_bytes));
+    let about = if plan.is_estimate { "about " } else { "" };
+    fact("peak", format!("{about}{}", units::bytes(plan.peak_bytes)));
     fact("pass", pass(plan));
     if let Some(first) = plan.first_pass_ms {
         let first = units::duration_ms(first);
@@ -28,6 +29,9 @@ pub fn lines(plan: &Plan) -> Vec<String> {
         );
     }
     fact("streamed", streamed(plan));
+    if let Some(time) = &plan.switch_time {
+        fact("switch", switch_time(time));
+    }
     for memory in &plan.memory {
         fact(&memory.kind, format!("{:>8}", units::bytes(memory.bytes)));
     }
@@ -63,9 +67,29 @@ fn pass(plan: &Plan) -> String {
         Some(format!("{name} {}", units::duration_ms(ms)))
     });
     let parts: Vec<_> = parts.collect();
-    match parts.len() {
+    let mut words = match parts.len() {
         0 | 1 => format!("about {}", units::duration_ms(total)),
         _ => format!("about {} ({})", units::duration_ms(total), parts.join(", ")),
+    };
+    if let Some(correction) = plan.pass_correction {
+        words += &format!("; corrected by passes to {correction:.2} times what was measured first");
+    }
+    words
+}
+
+/// How long a switch takes, and what of: `about 4.1 s to convert 210 M weights, up to 25 s while requests run`.
+#[must_use]
+pub fn switch_time(time: &SwitchTime) -> String {
+    let work = match (time.converted_weights, time.read_bytes) {
+        (0, 0) => return "nothing to convert or to read".to_owned(),
+        (0, bytes) => format!("to read {}", units::bytes(bytes)),
+        (weights, _) => format!("to convert {:.1} M weights", weights as f64 / 1e6),
+    };
+    let idle = units::duration_ms(time.idle_ms);
+    let busy = units::duration_ms(time.busy_ms);
+    match idle == busy {
+        true => format!("about {idle} {work}"),
+        false => format!("about {idle} {work}, up to {busy} while requests run"),
     }
 }
 
@@ -194,12 +218,21 @@ pub fn json(plan: &Plan) -> Value {
             "decoded_bytes": slots.decoded_bytes,
         },
         "pinned_bytes": plan.pinned_bytes,
+        "switch_time": plan.switch_time.as_ref().map(|time| json!({
+            "idle_ms": time.idle_ms,
+            "busy_ms": time.busy_ms,
+            "converted_weights": time.converted_weights,
+            "read_bytes": time.read_bytes,
+        })),
         "memory": memory.collect::<Vec<_>>(),
         "layers": plan.layers.iter().map(layer_json).collect::<Vec<_>>(),
         "is_lossless": plan.is_lossless,
         "is_loadable": plan.is_loadable,
         "not_loadable": plan.not_loadable,
+        "is_estimate": plan.is_estimate,
+        "same_as": plan.same_as,
         "notes": plan.notes,
+        "pass_correction": plan.pass_correction,
     })
 }
 
@@ -332,6 +365,30 @@ mod tests {
         let expected = "first pass   about 31.0 s, with nothing of the files in the system's cache";
         assert_eq!(lines(&plan)[3], expected);
         assert_eq!(json(&plan)["first_pass_ms"], 31_000.0);
+    }
+
+    #[test]
+    fn how_long_it_takes_to_get_there_is_told_where_it_is_known() {
+        let time = |converted_weights, busy_ms| SwitchTime {
+            idle_ms: 4100.0,
+            busy_ms,
+            converted_weights,
+            read_bytes: 3 << 30,
+        };
+        let plan = Plan {
+            switch_time: Some(time(210_000_000, 24_600.0)),
+            ..plan()
+        };
+        let expected =
+            "switch       about 4.1 s to convert 210.0 M weights, up to 24.6 s while requests run";
+        assert_eq!(lines(&plan)[4], expected);
+        assert_eq!(json(&plan)["switch_time"]["converted_weights"], 210_000_000);
+        assert_eq!(
+            switch_time(&time(0, 4100.0)),
+            "about 4.1 s to read 3.00 GiB"
+        );
+        let nothing = SwitchTime::default();
+        assert_eq!(switch_time(&nothing), "nothing to convert or to read");
     }
 
     #[test]

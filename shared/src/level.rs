@@ -192,9 +192,7 @@ impl Level {
             Self::Standard => {
                 "weights as in the checkpoint; what doesn't fit the budget is streamed"
             }
-            Self::Mild => {
-                "weights coded without loss, about 10.9 bits each; can be planned, not loaded yet"
-            }
+            Self::Mild => "weights compressed without loss, about 12 bits for each of bf16",
             Self::Moderate => "weights in 8 bits (q8_0)",
             Self::Aggressive => "weights in 4 bits (q4_k), the head in 6",
             Self::Auto => "the most faithful level that is not much slower than the fastest",
@@ -211,6 +209,19 @@ impl Level {
                 steps: 64,
             }),
             Self::Off | Self::Standard | Self::Mild | Self::Moderate | Self::Auto => None,
+        }
+    }
+
+    /// The levels that may take its place where it can't be had: none is less faithful, and the nearest comes first. `off`,
+    /// `standard` and `mild` are equally faithful; `off` is no way out, since it takes the most memory.
+    #[must_use]
+    pub fn substitutes(self) -> &'static [Self] {
+        match self {
+            Self::Off => &[Self::Standard, Self::Mild],
+            Self::Standard => &[Self::Mild],
+            Self::Mild | Self::Auto => &[Self::Standard],
+            Self::Moderate => &[Self::Mild, Self::Standard],
+            Self::Aggressive => &[Self::Moderate, Self::Mild, Self::Standard],
         }
     }
 

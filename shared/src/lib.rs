@@ -7,6 +7,7 @@ pub mod coding;
 pub mod decoding;
 pub mod dial;
 pub mod level;
+pub mod names;
 pub mod policy;
 pub mod rate;
 pub mod sampling;
@@ -22,6 +23,8 @@ pub mod exit {
     pub const USAGE: u8 = 64;
     /// The daemon could not be reached (`EX_UNAVAILABLE`).
     pub const UNREACHABLE: u8 = 69;
+    /// Ctrl-C ended it, as shells report a program that SIGINT killed (128 + 2).
+    pub const INTERRUPTED: u8 = 130;
     /// The configuration is wrong (`EX_CONFIG`); systemd does not restart on it.
     pub const CONFIG: u8 = 78;
 }

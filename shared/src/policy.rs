@@ -35,6 +35,20 @@ pub struct ParameterInfo {
     pub max: f64,
 }
 
+/// The name of an option that nearly all policies share; see [`PolicyChoice::apart`].
+pub const APART_NAME: &str = "apart";
+
+/// Where several positions are filled in one pass, none of them knows of the others. Where a word's place is uncertain by one
+/// or two, both places predict it, each for itself rightly, and it stands there twice. The published policies have no such
+/// rule, so it is off where nobody asks for it.
+const APART: ParameterInfo = ParameterInfo {
+    name: APART_NAME,
+    summary: "positions within which a pass commits no token twice, the end apart; 0: any",
+    default: 0.0,
+    min: 0.0,
+    max: 64.0,
+};
+
 /// All policies, the default first.
 pub const POLICIES: &[PolicyInfo] = &[
     PolicyInfo {
@@ -47,26 +61,32 @@ pub const POLICIES: &[PolicyInfo] = &[
     PolicyInfo {
         name: "threshold",
         summary: "every token at least this confident, and always the best (Fast-dLLM)",
-        parameters: &[ParameterInfo {
-            name: "t",
-            summary: "least confidence",
-            default: 0.9,
-            min: 0.0,
-            max: 1.0,
-        }],
+        parameters: &[
+            ParameterInfo {
+                name: "t",
+                summary: "least confidence",
+                default: 0.9,
+                min: 0.0,
+                max: 1.0,
+            },
+            APART,
+        ],
         exact: false,
         takes_back: false,
     },
     PolicyInfo {
         name: "factor",
         summary: "the most confident n while the n-th reaches 1 - f/(n+1) (Fast-dLLM)",
-        parameters: &[ParameterInfo {
-            name: "f",
-            summary: "larger commits more",
-            default: 1.0,
-            min: 0.0,
-            max: 1e6,
-        }],
+        parameters: &[
+            ParameterInfo {
+                name: "f",
+                summary: "larger commits more",
+                default: 1.0,
+                min: 0.0,
+                max: 1e6,
+            },
+            APART,
+        ],
         exact: false,
         takes_back: false,
     },
@@ -86,13 +106,16 @@ pub const POLICIES: &[PolicyInfo] = &[
     PolicyInfo {
         name: "margin",
         summary: "every token so much more probable than the next one, and always the best",
-        parameters: &[ParameterInfo {
-            name: "m",
-            summary: "least margin",
-            default: 0.8,
-            min: 0.0,
-            max: 1.0,
-        }],
+        parameters: &[
+            ParameterInfo {
+                name: "m",
+                summary: "least margin",
+                default: 0.8,
+                min: 0.0,
+                max: 1.0,
+            },
+            APART,
+        ],
         exact: false,
         takes_back: false,
     },
@@ -114,6 +137,7 @@ pub const POLICIES: &[PolicyInfo] = &[
                 min: 0.0,
                 max: 1.0,
             },
+            APART,
         ],
         exact: false,
         takes_back: false,
@@ -136,6 +160,7 @@ pub const POLICIES: &[PolicyInfo] = &[
                 min: 0.0,
                 max: 1.0,
             },
+            APART,
         ],
         exact: false,
         takes_back: false,
@@ -165,6 +190,7 @@ pub const POLICIES: &[PolicyInfo] = &[
                 min: 0.0,
                 max: 1024.0,
             },
+            APART,
         ],
         exact: false,
         takes_back: false,
@@ -172,13 +198,16 @@ pub const POLICIES: &[PolicyInfo] = &[
     PolicyInfo {
         name: "entropy",
         summary: "the most certain positions while their entropies fit a budget (EB-Sampler)",
-        parameters: &[ParameterInfo {
-            name: "gamma",
-            summary: "entropy that a pass may spend",
-            default: 0.1,
-            min: 0.0,
-            max: 1e3,
-        }],
+        parameters: &[
+            ParameterInfo {
+                name: "gamma",
+                summary: "entropy that a pass may spend",
+                default: 0.1,
+                min: 0.0,
+                max: 1e3,
+            },
+            APART,
+        ],
         exact: false,
         takes_back: false,
     },
@@ -207,6 +236,7 @@ pub const POLICIES: &[PolicyInfo] = &[
                 min: 1.0,
                 max: 64.0,
             },
+            APART,
         ],
         exact: false,
         takes_back: false,
@@ -243,6 +273,7 @@ pub const POLICIES: &[PolicyInfo] = &[
                 min: 0.0,
                 max: 10.0,
             },
+            APART,
         ],
         exact: false,
         takes_back: false,
@@ -293,7 +324,7 @@ pub struct PolicyChoice {
 }
 
 /// No policy of the registry has more parameters.
-const MAX_PARAMETERS: usize = 4;
+const MAX_PARAMETERS: usize = 5;
 
 impl PolicyChoice {
     /// Looks `name` up and checks `parameters`; those not given take their defaults.
@@ -349,13 +380,22 @@ impl PolicyChoice {
         self.info.name
     }
 
-    /// Names and values of the parameters, in the registry's order.
+    /// Names and values of the parameters, in the registry's order; an option that is off is none.
     pub fn parameters(&self) -> impl Iterator<Item = (&'static str, f64)> + '_ {
         self.info
             .parameters
             .iter()
             .zip(self.values)
             .map(|(parameter, value)| (parameter.name, value))
+            .filter(|&(name, value)| name != APART_NAME || value > 0.0)
+    }
+
+    /// How many positions apart equal tokens have to stand that one pass commits; 0: they may stand side by side.
+    #[must_use]
+    pub fn apart(&self) -> usize {
+        let mut parameters = self.parameters();
+        let apart = parameters.find(|&(name, _)| name == APART_NAME);
+        apart.map_or(0, |(_, positions)| positions as usize)
     }
 
     /// Value of the parameter at `index` in the registry's order.
@@ -457,11 +497,30 @@ mod tests {
 
     #[test]
     fn text_and_back() {
-        for text in ["reference", "threshold:t=0.9", "factor:f=0.5"] {
+        for text in [
+            "reference",
+            "threshold:t=0.9",
+            "factor:f=0.5",
+            "threshold:t=0.8,apart=2",
+        ] {
             assert_eq!(text.parse::<PolicyChoice>().unwrap().to_string(), text);
         }
         let default: PolicyChoice = "threshold".parse().unwrap();
         assert_eq!(default.to_string(), "threshold:t=0.9");
+    }
+
+    #[test]
+    fn an_option_is_told_only_where_it_is_on() {
+        let apart = |text: &str| text.parse::<PolicyChoice>().unwrap().apart();
+        assert_eq!(apart("factor:f=1,apart=3"), 3);
+        assert_eq!((apart("factor"), apart("reference")), (0, 0));
+        let off: PolicyChoice = "factor:f=1,apart=0".parse().unwrap();
+        assert_eq!(off.to_string(), "factor:f=1");
+        // What takes tokens back has a rule of its own for them, and the references have none.
+        for policy in POLICIES {
+            let has = (policy.parameters.iter()).any(|parameter| parameter.name == APART_NAME);
+            assert_eq!(has, !policy.exact && !policy.takes_back, "{}", policy.name);
+        }
     }
 
     #[test]

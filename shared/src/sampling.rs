@@ -43,7 +43,7 @@ pub enum Cache {
 /// What of a causal model's tokens may be drawn. Unset: all of them, as they are.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Sampling {
-    /// The most probable so many; at least 1.
+    /// The most probable so many; 0: all.
     pub top_k: Option<u32>,
     /// The most probable ones that have this much of the probability together; above 0, at most 1.
     pub top_p: Option<f64>,
@@ -54,6 +54,56 @@ pub struct Sampling {
     pub repetition_penalty: Option<f64>,
 }
 
+/// How tokens are chosen: what somebody says of it. Unset: somebody else's to say.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Drawing {
+    /// Scale of the noise; 0: the most probable token.
+    pub temperature: Option<f64>,
+    /// What may be drawn.
+    pub sampling: Sampling,
+}
+
+impl Drawing {
+    /// The most probable token each time, and nothing made less likely: all is said.
+    #[must_use]
+    pub fn greedy() -> Self {
+        Self {
+            temperature: Some(0.0),
+            sampling: Sampling {
+                top_k: Some(0),
+                top_p: Some(1.0),
+                min_p: Some(0.0),
+                repetition_penalty: Some(1.0),
+            },
+        }
+    }
+
+    /// What this says, and for the rest what the other does.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        let (this, that) = (self.sampling, other.sampling);
+        Self {
+            temperature: self.temperature.or(other.temperature),
+            sampling: Sampling {
+                top_k: this.top_k.or(that.top_k),
+                top_p: this.top_p.or(that.top_p),
+                min_p: this.min_p.or(that.min_p),
+                repetition_penalty: this.repetition_penalty.or(that.repetition_penalty),
+            },
+        }
+    }
+
+    /// The first setting that makes no sense, by its name, and what it must be.
+    #[must_use]
+    pub fn problem(&self) -> Option<(&'static str, String)> {
+        let temperature = self.temperature.and_then(temperature_problem);
+        let temperature = temperature.map(|problem| ("temperature", problem));
+        temperature.or_else(|| self.sampling.problem())
+    }
+}
+
+/// Greatest temperature: far beyond all use.
+pub const TEMPERATURE_MAX: f64 = 1000.0;
 /// Greatest repetition penalty: far beyond all use.
 pub const PENALTY_MAX: f64 = 100.0;
 /// Strings that end a text, at most.
@@ -61,7 +111,25 @@ pub const STOPS_MAX: usize = 16;
 /// Bytes of such a string, at most.
 pub const STOP_BYTES_MAX: usize = 256;
 
+/// What is wrong with a temperature, if anything.
+#[must_use]
+pub fn temperature_problem(temperature: f64) -> Option<String> {
+    let is_right = (0.0..=TEMPERATURE_MAX).contains(&temperature);
+    (!is_right).then(|| format!("must lie between 0 and {TEMPERATURE_MAX}, not {temperature}"))
+}
+
 impl Sampling {
+    /// The same without settings that have no effect.
+    #[must_use]
+    pub fn effective(self) -> Self {
+        Self {
+            top_k: self.top_k.filter(|k| *k > 0),
+            top_p: self.top_p.filter(|p| *p < 1.0),
+            min_p: self.min_p.filter(|p| *p > 0.0),
+            repetition_penalty: self.repetition_penalty.filter(|penalty| *penalty != 1.0),
+        }
+    }
+
     /// The first setting that makes no sense, by its name, and what it must be.
     #[must_use]
     pub fn problem(&self) -> Option<(&'static str, String)> {
@@ -72,9 +140,6 @@ impl Sampling {
         let penalty = self
             .repetition_penalty
             .filter(|penalty| !is_penalty(penalty));
-        if self.top_k == Some(0) {
-            return Some(("top_k", "must be at least 1, not 0".to_owned()));
-        }
         if let Some(found) = top_p {
             return Some((
                 "top_p",
@@ -98,19 +163,12 @@ mod tests {
         let name = |sampling: Sampling| sampling.problem().map(|(name, _)| name);
         assert_eq!(name(Sampling::default()), None);
         let all = Sampling {
-            top_k: Some(1),
+            top_k: Some(0),
             top_p: Some(1.0),
             min_p: Some(0.0),
             repetition_penalty: Some(0.5),
         };
         assert_eq!(name(all), None);
-        assert_eq!(
-            name(Sampling {
-                top_k: Some(0),
-                ..all
-            }),
-            Some("top_k")
-        );
         for wrong in [0.0, 1.1, f64::NAN] {
             let top_p = Some(wrong);
             assert_eq!(name(Sampling { top_p, ..all }), Some("top_p"));

@@ -8,7 +8,7 @@ mod look;
 use std::collections::{BTreeMap, btree_map::Entry};
 
 use sluice_proto::v1::{
-    BlockDone, CanvasToken, Done, Pass, Queued, Started, TokenState, generation_event::Kind,
+    BlockDone, CanvasToken, Done, PassDone, Queued, Started, TokenState, generation_event::Kind,
 };
 
 pub use layout::{MASK_MARK, Run, SPECIAL_MARK, runs, wrap, wrap_marked};
@@ -27,7 +27,7 @@ pub struct Canvas {
     /// Blocks without a mask, by index.
     pub blocks: BTreeMap<u32, Vec<CanvasToken>>,
     /// The latest picture of the open block.
-    pub pass: Option<Pass>,
+    pub pass: Option<PassDone>,
     /// What the daemon wanted the user to know.
     pub notices: Vec<String>,
     /// Set once it ended well.
@@ -49,7 +49,7 @@ impl Canvas {
                 };
             }
             Kind::Started(started) => self.started = Some(started),
-            Kind::Pass(pass) => {
+            Kind::PassDone(pass) => {
                 self.any_piece |= has_piece(&pass.tokens);
                 self.pass = Some(pass);
             }
@@ -200,7 +200,7 @@ mod tests {
             pinned: vec![pinned],
             ..Default::default()
         }));
-        canvas.apply(Kind::Pass(Pass {
+        canvas.apply(Kind::PassDone(PassDone {
             tokens: vec![token(TokenState::Committed, b"a")],
             ..Default::default()
         }));

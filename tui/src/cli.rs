@@ -5,6 +5,7 @@ mod help;
 mod jobs;
 mod library;
 mod plans;
+mod run;
 mod screen;
 
 use std::path::PathBuf;
@@ -21,18 +22,19 @@ use sluice_shared::{
 pub use bench::Bench;
 pub use jobs::{Compress, Decompress, Following, Jobs, JobsCommand, Verify};
 pub use library::{Inspect, Pull, Remove};
-pub use plans::{Budget, Fidelity, Levels, Plan, Restore, SetBudget, SetLevel, Wish};
+pub use plans::{Budget, Fidelity, Levels, Plan, Restore, RestoreTo, SetBudget, SetLevel, Wish};
+pub use run::{Chat, Choices, Run, Stop};
 pub use screen::{Colour, Screen};
 
 /// Talks to sluiced, which runs language models that are bigger than the graphics card.
 #[derive(Debug, Parser)]
 #[command(name = "sluice", version, after_help = help::PROGRAM, max_term_width = 100)]
 pub struct Cli {
-    /// The daemon's socket.
+    /// The daemon's socket, or http://127.0.0.1:PORT for one that was started with --listen.
     ///
     /// Else $SLUICE_SOCKET, else /run/sluice/sluice.sock if it exists, else
     /// $XDG_RUNTIME_DIR/sluice/sluice.sock, else a private folder under the temporary directory.
-    #[arg(long, global = true, value_name = "PATH")]
+    #[arg(long, global = true, value_name = "PATH|URL")]
     pub socket: Option<PathBuf>,
 
     /// When to use colour [default: auto]
@@ -51,6 +53,8 @@ pub struct Cli {
 /// What `sluice` can do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Answers with a model or talks with it: starts the daemon, downloads and loads as needed
+    Run(Run),
     /// Answers a prompt, or continues raw text or tokens
     Generate(Generate),
     /// Holds a conversation, turn by turn
@@ -63,14 +67,17 @@ pub enum Command {
     Bench(Bench),
     /// Shows the daemon, its memory, model and queue
     Status(Plain),
+    /// Shows the model in memory and the requests for it, in short
+    Ps(Plain),
     /// Lists models: loaded, on disk and on their way
-    #[command(visible_alias = "models")]
+    #[command(visible_aliases = ["ls", "models"])]
     List(Plain),
     /// Downloads a model from the hub
     Pull(Pull),
-    /// Deletes a downloaded model
+    /// Deletes a downloaded model, or forgets one that was used by its path
     Rm(Remove),
     /// Tells what a checkpoint is and what it would take, without loading it
+    #[command(visible_alias = "show")]
     Inspect(Inspect),
     /// Makes one coded file of a checkpoint: the same numbers in less space
     Compress(Compress),
@@ -84,6 +91,8 @@ pub enum Command {
     Load(Load),
     /// Lets the loaded model go and gives back its memory
     Unload(Plain),
+    /// Lets the loaded model go as unload does, or with --daemon ends the daemon
+    Stop(Stop),
     /// Tells what a level and a budget would lead to, before anything is loaded
     Plan(Plan),
     /// Changes how faithful the weights are, while requests run
@@ -92,7 +101,7 @@ pub enum Command {
     Fidelity(Fidelity),
     /// Changes how much memory they may take, while requests run
     Budget(SetBudget),
-    /// Goes back to the checkpoint's own weights
+    /// Goes back to the level and budget that the daemon was started or the model loaded with
     Restore(Restore),
     /// Lists requests that wait, run or ended recently
     Requests(Plain),
@@ -145,7 +154,7 @@ pub struct Generate {
 }
 
 /// How to decode; the daemon knows the defaults and the limits.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Clone, Default, Args)]
 pub struct Sampling {
     /// How much of the reference is given up for speed: exact, quality, balanced, fast or auto
     /// [default: the daemon's, which is exact unless it was told another]
@@ -157,7 +166,7 @@ pub struct Sampling {
 }
 
 /// How to decode, in detail. What is given takes the place of what the dial says.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Decoding")]
 pub struct Details {
     /// Positions decoded together, left to right [default: 32]
@@ -166,13 +175,16 @@ pub struct Details {
     /// Passes over the whole canvas, shared out over the blocks [default: one a position]
     #[arg(long, value_name = "N")]
     pub steps: Option<u32>,
-    /// Scale of the Gumbel noise; 0 takes the most probable token [default: 0]
+    /// Take the most probable token each time and make nothing less likely: the reference's way
+    #[arg(long, conflicts_with = "temperature")]
+    pub greedy: bool,
+    /// Scale of the Gumbel noise; 0 takes the most probable token [default: the model's, as `sluice inspect` tells]
     #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub temperature: Option<f64>,
     /// Weight of classifier-free guidance; 0 has none [default: 0]
     #[arg(long, value_name = "W", allow_negative_numbers = true)]
     pub guidance: Option<f64>,
-    /// How the masked positions of a pass are ranked [default: low_confidence]
+    /// How the masked positions of a pass are ranked [default: the model's, mostly low_confidence]
     #[arg(long, value_name = "HOW")]
     pub remasking: Option<Remasking>,
     /// What an end-of-sequence token does [default: stop; in an edit, suppress]
@@ -196,36 +208,21 @@ pub struct Details {
     /// Same seed, same text [default: drawn by the daemon, and reported]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
-    /// Causal models: draw from the N most probable tokens alone
+    /// Causal models: draw from the N most probable tokens alone; 0: from all [default: the model's]
     #[arg(long, value_name = "N")]
     pub top_k: Option<u32>,
-    /// Causal models: draw from the most probable tokens that have this much of the probability together
+    /// Causal models: draw from the most probable tokens that have this much of the probability together [default: the model's]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f64>,
-    /// Causal models: draw from tokens with at least this share of the most probable one's probability
+    /// Causal models: draw from tokens with at least this share of the most probable one's probability [default: the model's]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub min_p: Option<f64>,
-    /// Causal models: divide logits of tokens that stand before by this
+    /// Causal models: divide logits of tokens that stand before by this [default: the model's]
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub repetition_penalty: Option<f64>,
     /// Causal models: end the text where this would begin, or at the special token of this name; may be given more than once
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-}
-
-/// `sluice chat`.
-#[derive(Debug, Args)]
-#[command(after_long_help = help::decoding())]
-pub struct Chat {
-    /// Instructions that come before the conversation
-    #[arg(long, value_name = "TEXT")]
-    pub system: Option<String>,
-    /// Positions to fill in each answer [default: 128, or what the context leaves]
-    #[arg(long, value_name = "N")]
-    pub length: Option<u32>,
-    /// How to decode.
-    #[command(flatten)]
-    pub sampling: Sampling,
 }
 
 /// `sluice edit`.
@@ -304,18 +301,22 @@ pub struct Load {
     /// daemon's user must be able to read; requests that wait are refused. Where the budget has no room for
     /// both, the present model goes first. Left out: the model that ships inside the daemon
     pub model: Option<PathBuf>,
-    /// Load it at every start of the daemon, too, where its configuration names no model
+    /// Load it at every start of the daemon, too, unless that is started with --model or by `sluice run`
     #[arg(long)]
     pub default: bool,
     /// How faithful the weights are, and how much memory they may take, from here on.
     #[command(flatten)]
     pub wish: Wish,
+    /// Print each event as a JSON object on its own line; the last is "done"
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `sluice watch`.
 #[derive(Debug, Args)]
 pub struct Watch {
     /// The request, as `sluice requests` numbers it
+    #[arg(value_parser = parse_request_id)]
     pub id: u64,
     /// Print each event as a JSON object on its own line
     #[arg(long)]
@@ -340,7 +341,11 @@ pub struct Replay {
 #[derive(Debug, Args)]
 pub struct Cancel {
     /// The request, as `sluice requests` numbers it
+    #[arg(value_parser = parse_request_id)]
     pub id: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Spelling of [`v1::Remasking`].
@@ -389,6 +394,7 @@ impl Details {
         choice.write(request);
         request.block_length = self.block;
         request.steps = self.steps;
+        request.greedy = self.greedy;
         request.temperature = self.temperature;
         request.guidance = self.guidance;
         request.seed = self.seed;
@@ -413,6 +419,17 @@ impl Details {
             });
         }
     }
+}
+
+fn parse_request_id(text: &str) -> Result<u64, String> {
+    parse_id(text, "request", "sluice requests")
+}
+
+/// The number of something that a command lists.
+fn parse_id(text: &str, what: &str, list: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| {
+        format!("the number of a {what} is wanted, such as 3; `{list}` shows the numbers")
+    })
 }
 
 fn parse_pin(text: &str) -> Result<(u32, String), String> {
@@ -499,6 +516,14 @@ mod tests {
         assert!(usage_error(&["plan", "--budget", "much"]).contains("4GiB"));
         assert!(usage_error(&["budget", "-1"]).contains("-1"));
         assert!(usage_error(&["plan", "--model", "x", "--preset", "y"]).contains("cannot"));
+        assert!(usage_error(&["plan", "x", "--preset", "y"]).contains("cannot"));
+        assert!(usage_error(&["plan", "x", "--model", "y"]).contains("cannot"));
+        for id in ["abc", "-1", "1.5", "99999999999999999999"] {
+            assert!(usage_error(&["cancel", "--", id]).contains("`sluice requests` shows"));
+            assert!(usage_error(&["watch", "--", id]).contains("`sluice requests` shows"));
+            assert!(usage_error(&["jobs", "watch", "--", id]).contains("`sluice jobs` shows"));
+            assert!(usage_error(&["jobs", "cancel", "--", id]).contains("`sluice jobs` shows"));
+        }
         assert!(usage_error(&["edit", "x", "--replace", "x", "--span", "0..1"]).contains("cannot"));
     }
 

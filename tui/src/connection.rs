@@ -8,8 +8,9 @@ use std::{
 use sluice_proto::{
     client,
     v1::{
-        generation_service_client::GenerationServiceClient, job_service_client::JobServiceClient,
-        model_service_client::ModelServiceClient, optimizer_service_client::OptimizerServiceClient,
+        GetSnapshotRequest, Snapshot, generation_service_client::GenerationServiceClient,
+        job_service_client::JobServiceClient, model_service_client::ModelServiceClient,
+        optimizer_service_client::OptimizerServiceClient,
         telemetry_service_client::TelemetryServiceClient,
     },
 };
@@ -93,6 +94,19 @@ impl Daemon {
     pub fn telemetry(&self) -> TelemetryServiceClient<Channel> {
         TelemetryServiceClient::new(self.channel.clone())
             .max_decoding_message_size(client::MESSAGE_BYTES_MAX)
+    }
+
+    /// The present state of the daemon, once.
+    ///
+    /// # Errors
+    /// The daemon doesn't answer, or with nothing in it.
+    pub async fn snapshot(&self) -> Result<Snapshot, Failure> {
+        let answer = self.telemetry().get_snapshot(GetSnapshotRequest {}).await;
+        answer
+            .map_err(|status| self.failure(status))?
+            .into_inner()
+            .snapshot
+            .ok_or_else(|| Failure::new("the daemon's snapshot is empty"))
     }
 
     /// What a failed call means to the user.

@@ -14,16 +14,17 @@ use sluice_proto::{
     plan_table,
     v1::{
         BlockDone, CanvasToken, Card, Device, Done, FinishReason, Host, JobKind, JobState,
-        LoadProgress, Model, ModelOrigin, ModelShape, ModelState, Notice, Pass, Phases, Policy,
-        Queue, Queued, RequestKind, RequestState, RequestSummary, ScoreResult, Server, ServerState,
-        Snapshot, Started, TokenState, Totals, generation_event::Kind,
+        KeptWeights, LoadProgress, Model, ModelOrigin, ModelShape, ModelState, Notice, PassDone,
+        Phases, Policy, Queue, Queued, RequestKind, RequestState, RequestSummary, ResolvedSetting,
+        ScoreResult, Server, ServerState, Snapshot, Started, TokenState, Totals,
+        generation_event::Kind,
     },
 };
 
 pub use bench::bench;
 pub use jobs::{job, job_event};
-pub use library::{inspection, pull};
-pub use weights::{applying, fidelity};
+pub use library::{inspection, load, pull};
+pub use weights::{applying, equal_fidelity, fidelity, fidelity_measurement};
 use weights::{layer_state, measured, settings, switch, switch_target};
 
 /// One event of a generation.
@@ -32,7 +33,7 @@ pub fn event(kind: &Kind) -> Value {
     match kind {
         Kind::Queued(queued) => self::queued(queued),
         Kind::Started(started) => self::started(started),
-        Kind::Pass(pass) => self::pass(pass),
+        Kind::PassDone(pass) => self::pass(pass),
         Kind::BlockDone(block) => block_done(block),
         Kind::Notice(notice) => self::notice(notice),
         Kind::Done(done) => self::done(done),
@@ -72,6 +73,8 @@ fn started(started: &Started) -> Value {
         "window": started.window,
         "growth": started.growth,
         "speculation": started.speculation,
+        "sampling": started.sampling.iter().map(resolved).collect::<Vec<_>>(),
+        "seed_drawn": started.seed_drawn,
     })
 }
 
@@ -85,11 +88,11 @@ fn policy(policy: &Policy) -> Value {
     json!({"name": policy.name, "parameters": parameters})
 }
 
-fn pass(pass: &Pass) -> Value {
+fn pass(pass: &PassDone) -> Value {
     json!({
         "event": "pass",
         "request_id": pass.request_id,
-        "pass": pass.pass,
+        "pass": pass.passes,
         "block": pass.block,
         "pass_in_block": pass.pass_in_block,
         "tokens": tokens(&pass.tokens),
@@ -105,8 +108,9 @@ fn pass(pass: &Pass) -> Value {
         "waited_ms": pass.waited_ms,
         "streamed_bytes": pass.streamed_bytes,
         "requests": pass.requests,
+        "level": pass.level,
         "phases": pass.phases.as_ref().map(phases),
-        "switch": pass.switch.as_ref().map(switch),
+        "switch": pass.switching.as_ref().map(switch),
     })
 }
 
@@ -163,6 +167,8 @@ fn done(done: &Done) -> Value {
         "tokens": done.tokens,
         "text": done.text,
         "text_tokens": done.text_tokens,
+        "generated_tokens": done.generated_tokens,
+        "filled_positions": done.filled_positions,
         "passes": done.passes,
         "tokens_per_pass": tokens_per_pass(done),
         "ms": done.elapsed_ms,
@@ -172,13 +178,19 @@ fn done(done: &Done) -> Value {
         "pass_ms": done.pass_ms,
         "waited_ms": done.waited_ms,
         "phases": done.phases.as_ref().map(phases),
+        "cut": done.cut,
     })
 }
 
-/// Tokens of the text over passes; unknown where there was none.
+/// A setting, and whose word it is.
+fn resolved(setting: &ResolvedSetting) -> Value {
+    json!({"name": setting.name, "value": setting.value, "origin": setting.origin})
+}
+
+/// Positions that a pass filled on average; unknown where there was no pass.
 #[must_use]
 pub fn tokens_per_pass(done: &Done) -> Option<f64> {
-    (done.passes > 0).then(|| f64::from(done.text_tokens) / f64::from(done.passes))
+    (done.passes > 0).then(|| f64::from(done.filled_positions) / f64::from(done.passes))
 }
 
 /// The result of a scoring.
@@ -208,7 +220,7 @@ pub fn snapshot(snapshot: &Snapshot) -> Value {
         "requests": snapshot.requests.iter().map(request).collect::<Vec<_>>(),
         "totals": snapshot.totals.as_ref().map(totals),
         "plan": snapshot.plan.as_ref().map(plan_table::json),
-        "switch": snapshot.switch.as_ref().map(switch),
+        "switch": snapshot.switching.as_ref().map(switch),
         "switch_target": snapshot.switch_target.as_ref().map(switch_target),
         "epoch": snapshot.epoch,
         "measured": snapshot.measured.as_ref().map(measured),
@@ -221,7 +233,7 @@ pub fn snapshot(snapshot: &Snapshot) -> Value {
 fn server(server: &Server) -> Value {
     json!({
         "version": server.version,
-        "protocol": server.protocol,
+        "protocol": server.protocol_version,
         "pid": server.pid,
         "uptime_ms": server.uptime_ms,
         "state": server_state(server.state()),
@@ -283,6 +295,20 @@ fn host(host: &Host) -> Value {
         "available_bytes": host.available_bytes,
         "resident_bytes": host.resident_bytes,
         "resident_peak_bytes": host.resident_peak_bytes,
+        "resident_beyond_bytes": host.resident_beyond_bytes,
+        "resident_program_bytes": host.resident_program_bytes,
+    })
+}
+
+/// Weights that are kept of a model.
+#[must_use]
+pub fn kept(kept: &KeptWeights) -> Value {
+    json!({
+        "model": kept.model,
+        "path": kept.path,
+        "level": kept.level,
+        "bytes": kept.bytes,
+        "is_in_use": kept.is_in_use,
     })
 }
 
@@ -409,7 +435,7 @@ mod tests {
         let line = value.to_string();
         assert_eq!(
             line,
-            r#"{"event":"done","request_id":3,"finish_reason":"eos","tokens":[5,6],"text":null,"text_tokens":0,"passes":0,"tokens_per_pass":null,"ms":1.5,"peak_device_bytes":0,"seed":18446744073709551615,"exact":false,"pass_ms":0.0,"waited_ms":0.0,"phases":null}"#
+            r#"{"event":"done","request_id":3,"finish_reason":"eos","tokens":[5,6],"text":null,"text_tokens":0,"generated_tokens":0,"filled_positions":0,"passes":0,"tokens_per_pass":null,"ms":1.5,"peak_device_bytes":0,"seed":18446744073709551615,"exact":false,"pass_ms":0.0,"waited_ms":0.0,"phases":null,"cut":false}"#
         );
     }
 
@@ -421,7 +447,7 @@ mod tests {
             state: TokenState::Provisional.into(),
             ..Default::default()
         };
-        let value = event(&Kind::Pass(Pass {
+        let value = event(&Kind::PassDone(PassDone {
             tokens: vec![token],
             ..Default::default()
         }));

@@ -34,8 +34,13 @@ use output::{Failure, Out};
 
 /// Runs `sluice` with the given arguments, the program's name first.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<_> = arguments.into_iter().collect();
+    let json = wants_json(&arguments);
     let cli = match cli::Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
+        Err(error) if json && error.use_stderr() => {
+            return ExitCode::from(Failure::Usage(Box::new(error)).report(json));
+        }
         Err(error) => return ExitCode::from(report_usage(&error)),
     };
     // One thread is enough: the daemon does the work, this side waits and draws.
@@ -53,8 +58,14 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     ExitCode::from(match result {
         Ok(()) => exit::OK,
-        Err(failure) => failure.report(),
+        Err(failure) => failure.report(json),
     })
+}
+
+/// Whether a script reads the output, and so the errors, be they of the usage itself.
+fn wants_json(arguments: &[OsString]) -> bool {
+    let mut flags = arguments.iter().take_while(|argument| *argument != "--");
+    flags.any(|argument| argument == "--json")
 }
 
 /// Shows what clap has to say and gives the exit code: asked-for help is no error.

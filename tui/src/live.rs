@@ -189,7 +189,7 @@ fn size() -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{BlockDone, CanvasToken, Pass, TokenState, generation_event::Kind};
+    use sluice_proto::v1::{BlockDone, CanvasToken, PassDone, TokenState, generation_event::Kind};
 
     use super::*;
 
@@ -204,7 +204,7 @@ mod tests {
     }
 
     fn pass(block: u32, tokens: Vec<CanvasToken>) -> Kind {
-        Kind::Pass(Pass {
+        Kind::PassDone(PassDone {
             block,
             tokens,
             ..Default::default()

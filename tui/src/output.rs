@@ -6,6 +6,7 @@ use std::{
     path::Path,
 };
 
+use serde_json::{Value, json};
 use sluice_proto::client::{CallError, ConnectError};
 use sluice_shared::exit;
 use tonic::{Code, Status};
@@ -23,6 +24,8 @@ pub enum Failure {
         message: String,
         /// What to do about it.
         hint: Option<String>,
+        /// The daemon's stable name of the reason, such as `QUEUE_FULL`.
+        reason: Option<String>,
     },
     /// The command line asks for something that can't be; clap shows it with the usage.
     Usage(Box<clap::Error>),
@@ -37,6 +40,18 @@ impl Failure {
             code: exit::FAILURE,
             message: message.into(),
             hint: None,
+            reason: None,
+        }
+    }
+
+    /// Ctrl-C ended it; `rest` says what became of the work.
+    #[must_use]
+    pub fn interrupted(rest: &str) -> Self {
+        Self::Told {
+            code: exit::INTERRUPTED,
+            message: format!("interrupted; {rest}"),
+            hint: None,
+            reason: None,
         }
     }
 
@@ -49,6 +64,17 @@ impl Failure {
         self
     }
 
+    /// The same as the outcome of an interrupt, in the daemon's words.
+    #[must_use]
+    pub fn by_interrupt(mut self) -> Self {
+        if let Self::Told { code, .. } = &mut self
+            && *code == exit::FAILURE
+        {
+            *code = exit::INTERRUPTED;
+        }
+        self
+    }
+
     /// Nobody answers on the socket.
     #[must_use]
     pub fn unreachable(error: &ConnectError) -> Self {
@@ -56,6 +82,7 @@ impl Failure {
             code: exit::UNREACHABLE,
             message: error.to_string(),
             hint: Some(START_HINT.to_owned()),
+            reason: None,
         }
     }
 
@@ -71,6 +98,7 @@ impl Failure {
                 code: exit::UNREACHABLE,
                 message: format!("lost sluiced at {}: {cause}", socket.display()),
                 hint: Some(START_HINT.to_owned()),
+                reason: None,
             };
         }
         if call.is_older_daemon() {
@@ -88,6 +116,7 @@ impl Failure {
                 Code::DeadlineExceeded => Some("allow more time, or ask for fewer tokens".into()),
                 _ => None,
             }),
+            reason: call.reason,
         }
     }
 
@@ -101,10 +130,24 @@ impl Failure {
         }
     }
 
-    /// Writes the failure to standard error and returns its exit code.
+    /// The daemon's stable name of the reason, where the failure is the daemon's.
     #[must_use]
-    pub fn report(&self) -> u8 {
+    pub fn reason(&self) -> Option<&str> {
         match self {
+            Self::Told { reason, .. } => reason.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Writes the failure to standard error, for scripts as one JSON object on one line, and returns its exit code.
+    #[must_use]
+    pub fn report(&self, json: bool) -> u8 {
+        match self {
+            Self::PipeClosed => {}
+            _ if json => {
+                // Nothing is left to be done when even this can't be written.
+                let _ = writeln!(io::stderr(), "{}", self.to_json());
+            }
             Self::Told { message, hint, .. } => {
                 say(&format!("error: {message}"));
                 if let Some(hint) = hint {
@@ -114,14 +157,38 @@ impl Failure {
             Self::Usage(error) => {
                 let _ = error.print();
             }
-            Self::PipeClosed => {}
         }
         self.code()
     }
+
+    /// As scripts read it.
+    fn to_json(&self) -> Value {
+        let (message, hint) = match self {
+            Self::Told { message, hint, .. } => (message.clone(), hint.clone()),
+            Self::Usage(error) => usage_words(error),
+            Self::PipeClosed => (String::new(), None),
+        };
+        json!({
+            "error": message,
+            "hint": hint,
+            "reason": self.reason(),
+            "exit_code": self.code(),
+        })
+    }
+}
+
+/// What the parser says of wrong usage, and where help is.
+fn usage_words(error: &clap::Error) -> (String, Option<String>) {
+    let text = error.to_string();
+    let mut parts = text.trim().splitn(2, "\n\n");
+    let message = parts.next().unwrap_or_default();
+    let message = message.strip_prefix("error: ").unwrap_or(message);
+    let rest = parts.next().map(|rest| rest.trim().to_owned());
+    (message.to_owned(), rest)
 }
 
 /// How a daemon comes to life.
-pub const START_HINT: &str = "start it with `sluiced` (or `systemctl start sluice`), or name its socket with --socket or $SLUICE_SOCKET";
+pub const START_HINT: &str = "start it with `sluiced` (or `systemctl start sluice`), or with a model by `sluice run NAME`; or name its socket with --socket or $SLUICE_SOCKET";
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
@@ -290,6 +357,17 @@ mod tests {
         let failure = Failure::from_status(Status::unimplemented(""), Path::new("/s"));
         assert_eq!(failure.code(), exit::FAILURE);
         assert!(format!("{failure:?}").contains("older"));
+    }
+
+    #[test]
+    fn scripts_get_one_object() {
+        let failure = Failure::new("no\nroom").with_hint("make room");
+        assert_eq!(
+            failure.to_json().to_string(),
+            r#"{"error":"no\nroom","hint":"make room","reason":null,"exit_code":1}"#
+        );
+        let stopped = Failure::interrupted("the job goes on");
+        assert_eq!(stopped.code(), exit::INTERRUPTED);
     }
 
     #[test]

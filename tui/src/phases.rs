@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use sluice_proto::v1::{Done, Pass, Phases};
+use sluice_proto::v1::{Done, PassDone, Phases};
 
 /// The time of a pass, or of several.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -15,8 +15,8 @@ pub struct PassTime {
     pub phases: Option<Phases>,
 }
 
-impl From<&Pass> for PassTime {
-    fn from(pass: &Pass) -> Self {
+impl From<&PassDone> for PassTime {
+    fn from(pass: &PassDone) -> Self {
         Self {
             ms: pass.pass_ms,
             waited_ms: pass.waited_ms,

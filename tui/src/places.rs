@@ -1,6 +1,12 @@
 //! Where the user's files are, as the XDG Base Directory Specification says.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    ffi::OsString,
+    fs::DirBuilder,
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
 
 /// Our folder of what programs leave behind, by `$XDG_STATE_HOME` and `$HOME`; `None` where neither says.
 #[must_use]
@@ -12,6 +18,21 @@ pub fn state(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 #[must_use]
 pub fn settings(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     folder(variable, "XDG_CONFIG_HOME", ".config")
+}
+
+/// The home folder, by `$HOME`.
+#[must_use]
+pub fn home() -> Option<PathBuf> {
+    let path = std::env::var_os("HOME").map(PathBuf::from);
+    path.filter(|path| path.is_absolute())
+}
+
+/// Makes a folder, and those above it, that only their owner can enter, where they are not there yet.
+///
+/// # Errors
+/// Where that can't be.
+pub fn make_private(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
 fn folder(

@@ -31,7 +31,7 @@ pub fn streamed_from(plan: &Plan) -> Option<&str> {
 /// Where a switch leads, and how far it is: `to moderate, step 4 of 9`.
 #[must_use]
 pub fn switching(snapshot: &Snapshot) -> Option<String> {
-    let switch = snapshot.switch.as_ref()?;
+    let switch = snapshot.switching.as_ref()?;
     let mut words = String::new();
     if let Some(target) = &snapshot.switch_target {
         words += &format!("to {}", target.level);

@@ -9,7 +9,7 @@ use std::{
 };
 
 use prost::Message as _;
-use sluice_proto::v1::{BlockDone, Notice, Pass, generation_event::Kind};
+use sluice_proto::v1::{BlockDone, Notice, PassDone, generation_event::Kind};
 
 pub use file::{Runs, load, save};
 pub use heat::Cell;
@@ -56,9 +56,9 @@ impl Kept {
         size_of::<Self>() + self.row.bytes() + self.encoded.len()
     }
 
-    fn pass(&self) -> Option<Pass> {
+    fn pass(&self) -> Option<PassDone> {
         // It was encoded here, so there is no reason for it to fail.
-        Pass::decode(&*self.encoded).ok()
+        PassDone::decode(&*self.encoded).ok()
     }
 }
 
@@ -87,12 +87,12 @@ impl Recording {
                     self.has_gaps = earlier.has_gaps;
                 }
             }
-            Kind::Pass(pass) => self.keep(pass),
+            Kind::PassDone(pass) => self.keep(pass),
             Kind::BlockDone(done) => {
                 self.block_passes.entry(done.block).or_insert(done.passes);
             }
             Kind::Notice(notice) => {
-                let after = self.canvas.pass.as_ref().map_or(0, |pass| pass.pass);
+                let after = self.canvas.pass.as_ref().map_or(0, |pass| pass.passes);
                 self.notices.push((after, notice.clone()));
                 let excess = self.notices.len().saturating_sub(NOTICES_MAX);
                 self.notices.drain(..excess);
@@ -150,7 +150,7 @@ impl Recording {
         let kept = self.passes.get(index)?;
         let mut picture = self.canvas.before(kept.block);
         picture.notices = self.notices_before(kept.number);
-        picture.apply(Kind::Pass(kept.pass()?));
+        picture.apply(Kind::PassDone(kept.pass()?));
         Some(picture)
     }
 
@@ -176,7 +176,7 @@ impl Recording {
                 tell(self.block_done(block))?;
             }
             if let Some(pass) = kept.pass() {
-                tell(Kind::Pass(pass))?;
+                tell(Kind::PassDone(pass))?;
             }
         }
         let latest = self.canvas.pass.as_ref();
@@ -184,7 +184,7 @@ impl Recording {
             while let Some(block) = blocks.next_if(|block| *block < pass.block) {
                 tell(self.block_done(block))?;
             }
-            tell(Kind::Pass(pass.clone()))?;
+            tell(Kind::PassDone(pass.clone()))?;
         }
         for (_, notice) in notices {
             tell(Kind::Notice(notice.clone()))?;
@@ -199,15 +199,15 @@ impl Recording {
     }
 
     /// Keeps a pass, unless it lies too close to the last one.
-    fn keep(&mut self, pass: &Pass) {
+    fn keep(&mut self, pass: &PassDone) {
         let last = self.passes.last();
         let stride = 1_u32.checked_shl(self.halvings).unwrap_or(u32::MAX);
         let next = last.map_or(Some(0), |last| last.number.checked_add(stride));
-        if next.is_none_or(|next| pass.pass < next) {
+        if next.is_none_or(|next| pass.passes < next) {
             return;
         }
         let kept = Kept {
-            number: pass.pass,
+            number: pass.passes,
             block: pass.block,
             row: Row::of(&pass.tokens),
             encoded: pass.encode_to_vec().into(),
@@ -225,9 +225,9 @@ impl Recording {
         }
     }
 
-    fn is_after_kept(&self, pass: &Pass) -> bool {
+    fn is_after_kept(&self, pass: &PassDone) -> bool {
         let last = self.passes.last();
-        last.is_none_or(|last| pass.pass > last.number)
+        last.is_none_or(|last| pass.passes > last.number)
     }
 
     fn notices_before(&self, number: u32) -> Vec<String> {

@@ -2,13 +2,15 @@
 
 mod support;
 
-use std::{io::Read, time::Duration};
+use std::io::Read;
 
 use sluice_proto::v1::{
-    CanvasToken, Dial, Done, Notice, Pass, Phases, Queued, Started, TokenState,
+    CanvasToken, Dial, Done, Notice, PassDone, Phases, Queued, Started, TokenState,
     generate_request::Input, generation_event::Kind,
 };
-use support::{Fake, Step, code, eventually, run_with_input, sluice, stderr, stdout, story};
+use support::{
+    Fake, Step, code, eventually, interrupt, run_with_input, said, sluice, stderr, stdout, story,
+};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
@@ -23,7 +25,7 @@ fn a_pipe_gets_the_final_text_alone() {
 
 /// A pass after which so much of the text is final.
 fn pass(stable_text: &str) -> Step {
-    Step::Send(Kind::Pass(Pass {
+    Step::Send(Kind::PassDone(PassDone {
         stable_text: stable_text.into(),
         ..Default::default()
     }))
@@ -37,10 +39,8 @@ fn a_pipe_gets_the_text_as_far_as_it_is_final() {
     let pipe = child.stdout.as_mut().expect("a pipe");
     pipe.read_exact(&mut written).unwrap();
     assert_eq!(&written, b"once upon");
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!((code(&output), &*stdout(&output)), (1, "\n"));
+    let output = interrupt(child);
+    assert_eq!((code(&output), &*stdout(&output)), (130, "\n"));
 
     let done = |text: &str| {
         let text = Some(text.to_owned());
@@ -157,7 +157,7 @@ fn measured() -> Vec<Step> {
         ..Default::default()
     };
     let pass = |second| {
-        Step::Send(Kind::Pass(Pass {
+        Step::Send(Kind::PassDone(PassDone {
             tokens: vec![token(0, TokenState::Committed), token(1, second)],
             rows: 40,
             head_rows: 2,
@@ -245,7 +245,11 @@ fn a_bench_has_a_json_form_and_tells_what_went_wrong() {
     let refused = Step::Fail(Status::resource_exhausted("the queue is full"));
     let output = Fake::start(vec![refused]).output(&arguments);
     assert_eq!((code(&output), &*stdout(&output)), (1, ""));
-    assert_eq!(stderr(&output), "error: the queue is full\n");
+    let told = stderr(&output);
+    assert!(
+        told.starts_with("{\"error\":\"the queue is full\","),
+        "{told}"
+    );
     let output = sluice(&["--socket", "/nonexistent/s", "bench"]).output();
     assert_eq!(code(&output.unwrap()), 69);
     let output = run_with_input(fake.sluice(&["bench", "-"]), b"\n \n");
@@ -292,19 +296,31 @@ fn an_interrupt_cancels_the_request() {
         request_id: 7,
         ahead: 0,
     });
-    let fake = Fake::start(vec![Step::Send(queued), Step::Hang]);
-    let child = fake.sluice(&["generate", "hi"]).spawn().unwrap();
-    eventually("the request", || {
-        !fake.seen.lock().unwrap().generate.is_empty()
+    let notice = Kind::Notice(Notice {
+        request_id: 7,
+        text: "it begins".into(),
     });
+    let fake = Fake::start(vec![Step::Send(queued), Step::Send(notice), Step::Hang]);
+    let mut child = fake.sluice(&["generate", "hi"]).spawn().unwrap();
     // The first event has to arrive before its number is known.
-    std::thread::sleep(Duration::from_millis(200));
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(code(&output), 1);
+    said(child.stderr.as_mut().expect("a pipe"), "it begins");
+    let output = interrupt(child);
+    assert_eq!(code(&output), 130);
     assert!(stderr(&output).contains("cancelled"), "{}", stderr(&output));
     assert_eq!(fake.seen.lock().unwrap().cancelled, [7]);
+}
+
+#[test]
+fn an_interrupt_of_what_only_waits_has_its_exit_code_and_its_object() {
+    let fake = Fake::start(vec![Step::Hang]);
+    let child = fake.sluice(&["bench", "--json"]).spawn().unwrap();
+    eventually("the first request", || {
+        !fake.seen.lock().unwrap().generate.is_empty()
+    });
+    let output = interrupt(child);
+    assert_eq!((code(&output), &*stdout(&output)), (130, ""));
+    let told: serde_json::Value = serde_json::from_str(&stderr(&output)).expect("an object");
+    assert_eq!(told["exit_code"], 130);
 }
 
 #[test]
@@ -490,4 +506,40 @@ fn without_a_terminal_the_dashboard_is_the_status() {
     let absent = ["--socket", "/nonexistent/sluice.sock"];
     let output = sluice(&absent).output().unwrap();
     assert_eq!(code(&output), 69);
+}
+
+#[test]
+fn scripts_get_an_error_as_one_object() {
+    let hint = [("hint".to_owned(), "try later".to_owned())];
+    let details = ErrorDetails::with_error_info("QUEUE_FULL", "sluice", hint);
+    let status = Status::with_error_details(Code::ResourceExhausted, "the queue is full", details);
+    let fake = Fake::start(vec![Step::Fail(status)]);
+    let told = |output: &std::process::Output| -> serde_json::Value {
+        assert_eq!(stdout(output), "");
+        serde_json::from_str(&stderr(output)).expect("one object")
+    };
+    let output = fake.output(&["generate", "hi", "--json"]);
+    assert_eq!(
+        told(&output),
+        serde_json::json!({
+            "error": "the queue is full", "hint": "try later", "reason": "QUEUE_FULL", "exit_code": 1,
+        })
+    );
+    let output = fake.output(&["cancel", "--json", "abc"]);
+    let wrong = told(&output);
+    assert_eq!((code(&output), &wrong["exit_code"]), (64, &64.into()));
+    let words = wrong["error"].as_str().expect("words");
+    assert!(
+        words.contains("'abc'") && words.contains("`sluice requests`"),
+        "{words}"
+    );
+    let output = sluice(&["--socket", "/nonexistent/s", "load", "--json"]).output();
+    assert_eq!(told(&output.unwrap())["exit_code"], 69);
+}
+
+#[test]
+fn scripts_learn_whether_there_was_something_to_cancel() {
+    let fake = Fake::start(Vec::new());
+    let output = fake.output(&["cancel", "7", "--json"]);
+    assert_eq!(stdout(&output), "{\"request_id\":7,\"was_active\":true}\n");
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde_json::Value;
-use support::{code, sluice, stderr, stdout};
+use support::{code, eventually, sluice, stderr, stdout, terminal::Journey};
 
 /// Reading the embedded model takes a moment, more so beside other tests.
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -38,6 +38,7 @@ impl Daemon {
             .args(["--device", "cpu"])
             // The tester's own settings must not matter.
             .env("XDG_CONFIG_HOME", folder.path())
+            .env("XDG_DATA_HOME", folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -85,6 +86,76 @@ impl Drop for Daemon {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Waits until a page is the one that is marked among the names.
+fn expect_open(journey: &Journey, page: &str) {
+    journey.expect(page);
+    eventually(&format!("{page} open"), || {
+        let place = journey.find(page);
+        place.is_some_and(|(row, column)| journey.cell(row, column).inverse())
+    });
+}
+
+/// README: "`?` tells every key, `q` quits", then what it says of the pages, the prompt and the levels.
+#[test]
+fn the_first_minute_of_the_dashboard_is_as_the_readme_says() {
+    let daemon = Daemon::start();
+    let socket = daemon.socket.to_str().expect("UTF-8");
+    let mut journey = Journey::sized(sluice(&["--socket", socket]), 120, 40);
+    // It opens on the page: the first keys are keys.
+    journey.expect("connected");
+    journey.expect("demonstration model");
+    journey.expect("i or Enter writes a prompt");
+    journey.expect("Prompt · new conversation · context 0 of");
+    for page in [
+        "2 Memory",
+        "3 Canvas",
+        "4 Chat",
+        "5 Levels",
+        "6 Jobs",
+        "1 Overview",
+    ] {
+        journey.press(&page[..1]);
+        expect_open(&journey, page);
+    }
+    journey.press("?");
+    journey.expect("On every page");
+    journey.expect("write a prompt");
+    journey.press("?");
+    journey.expect_gone("On every page");
+    // A prompt and its answer.
+    journey.press("i");
+    journey.press("Tell me a story about a fox.\r");
+    journey.expect("Prompt · conversation 1, 1 answer");
+    journey.expect(" tokens");
+    journey.expect("Request 1");
+    journey.press("\t4");
+    expect_open(&journey, "4 Chat");
+    journey.expect("Tell me a story about a fox.");
+    journey.expect(" passes · ");
+    // Copied as `y` says.
+    journey.press("y");
+    journey.expect_written("\x1b]52;c;");
+    journey.expect("characters went to the terminal's clipboard");
+    // Another level.
+    journey.press("5");
+    expect_open(&journey, "5 Levels");
+    journey.expect("aggressive");
+    journey.press("jj\r");
+    journey.expect("Put level moderate in force?");
+    journey.press("y");
+    journey.expect("level moderate is in force after");
+    journey.press("1");
+    journey.expect("moderate, budget");
+    // One that comes later knows of the request.
+    let mut later = Journey::sized(sluice(&["--socket", socket]), 120, 40);
+    later.expect("1    done");
+    later.press("q");
+    assert!(later.end().success());
+    journey.press("q");
+    assert!(journey.end().success());
+    assert!(!journey.is_alternate());
 }
 
 #[test]
@@ -140,7 +211,6 @@ fn a_prompt_is_answered() {
     ]);
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     assert!(!stdout(&output).trim().is_empty());
-    assert_eq!(stderr(&output), "");
 
     let arguments = [
         "generate",
@@ -157,7 +227,9 @@ fn a_prompt_is_answered() {
         .as_str()
         .expect("the embedded model has a tokenizer");
     assert_eq!(format!("{text}\n"), stdout(&output), "same seed, same text");
-    assert_eq!(done["tokens"].as_array().expect("ids").len(), 32);
+    // How many there are is the model's to say.
+    let ids = |done: &Value| done["tokens"].as_array().expect("ids").len();
+    assert!((1..=32).contains(&ids(&done)), "{done}");
     for key in ["passes", "ms", "peak_device_bytes", "seed", "request_id"] {
         assert!(done[key].is_number(), "{key} in {done}");
     }
@@ -166,8 +238,8 @@ fn a_prompt_is_answered() {
         "{done}"
     );
 
-    let ids = daemon.done(&["generate", "--tokens", "5,6,7", "--length", "8", "--json"]);
-    assert_eq!(ids["tokens"].as_array().expect("ids").len(), 8);
+    let done = daemon.done(&["generate", "--tokens", "5,6,7", "--length", "8", "--json"]);
+    assert!((1..=8).contains(&ids(&done)), "{done}");
 }
 
 #[test]
@@ -302,17 +374,20 @@ fn levels_are_measured_on_the_sample_that_comes_with_the_model() {
         .lines()
         .filter_map(|line| line.split_whitespace().next())
         .collect();
-    assert_eq!(levels, ["level", "standard", "moderate", "aggressive", "8"]);
+    let names = ["level", "standard", "mild", "moderate", "aggressive", "8"];
+    assert_eq!(levels, names);
+    assert!(
+        table.contains("mild       weights with the same numbers as standard"),
+        "{table}"
+    );
     let json = daemon.run(&[&all[..], &["--json"]].concat());
     let rows: Vec<Value> = stdout(&json)
         .lines()
         .map(|line| serde_json::from_str(line).expect("an object"))
         .collect();
     let kl = |row: usize| rows[row]["mean_kl_nats"].as_f64().expect("a number");
-    assert!(kl(0) < 1e-9 && kl(1) > kl(0) && kl(2) > kl(1), "{rows:?}");
-    let mild = daemon.run(&[&arguments[..], &["--level", "mild"]].concat());
-    assert_eq!(code(&mild), 1);
-    assert!(stderr(&mild).contains("mild"), "{}", stderr(&mild));
+    assert_eq!(rows[1]["equal_to"], "standard");
+    assert!(kl(0) < 1e-9 && kl(2) > kl(0) && kl(3) > kl(2), "{rows:?}");
 }
 
 #[test]
@@ -349,7 +424,7 @@ fn a_level_is_planned_put_in_force_and_taken_back() {
     let restored = daemon.run(&["restore"]);
     assert_eq!(code(&restored), 0, "{}", stderr(&restored));
     assert!(
-        stdout(&restored).contains("moderate → off"),
+        stdout(&restored).contains("moderate → standard"),
         "{}",
         stdout(&restored)
     );

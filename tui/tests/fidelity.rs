@@ -35,6 +35,7 @@ fn all_levels_are_measured_on_one_text_with_the_same_masks() {
         "\
 level        mean KL  same top   source    level      peak   a pass
 standard    0.001250   98.75 %   1.5000   1.6250  3.00 GiB   620 ms
+mild       weights with the same numbers as standard: not measured again
 moderate    0.001250   98.75 %   1.5000   1.6250  3.00 GiB   620 ms
 aggressive  0.001250   98.75 %   1.5000   1.6250  3.00 GiB   620 ms
 3 samples, 1,234 tokens, seed 99; KL and bounds in nats a token, peak and pass as planned
@@ -118,10 +119,10 @@ fn a_level_that_can_not_be_loaded_costs_no_time() {
     let fake = Fake::start(vec![]);
     let (_folder, file) = stories();
     let file = file.to_str().unwrap();
-    let output = fake.output(&["fidelity", file, "--level", "all", "--level", "mild"]);
+    let output = fake.output(&["fidelity", file, "--level", "standard", "--level", "off"]);
     assert_eq!((code(&output), stdout(&output).as_str()), (1, ""));
     assert!(
-        stderr(&output).starts_with("error: level mild can only be planned\nhint: "),
+        stderr(&output).starts_with("error: level off can only be planned\n"),
         "{}",
         stderr(&output)
     );
@@ -139,4 +140,38 @@ fn a_measurement_without_a_result_is_a_failure() {
     let output = fake.output(&["fidelity", file.to_str().unwrap()]);
     assert_eq!((code(&output), stdout(&output).as_str()), (1, ""));
     assert!(stderr(&output).contains("without a result"));
+}
+
+#[test]
+fn what_was_measured_before_is_shown_without_measuring() {
+    let fake = Fake::start(vec![]);
+    let output = fake.output(&["fidelity", "--show"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert_eq!(
+        stdout(&output),
+        "nothing was measured since the daemon started\n"
+    );
+    let (_folder, file) = stories();
+    let measure = ["fidelity", file.to_str().unwrap(), "--level", "moderate"];
+    assert_eq!(code(&fake.output(&measure)), 0);
+    let output = fake.output(&["fidelity", "--show"]);
+    let text = stdout(&output);
+    let mut lines = text.lines();
+    let heading = lines.next().expect("a heading");
+    assert!(heading.starts_with("level        mean KL"), "{text}");
+    let row = lines.next().expect("a row");
+    assert!(
+        row.starts_with("moderate    0.001250   98.75 %   1,234"),
+        "{text}"
+    );
+    assert!(row.ends_with("  fake") && lines.next().is_none(), "{text}");
+    let output = fake.output(&["fidelity", "--show", "--json"]);
+    let row: Value = serde_json::from_str(&stdout(&output)).expect("an object");
+    assert_eq!(
+        (&row["model"], &row["level"]),
+        (&"fake".into(), &"moderate".into())
+    );
+    assert_eq!(fake.seen.lock().unwrap().measured.len(), 1);
+    let output = fake.output(&["fidelity", "--show", "--level", "all"]);
+    assert_eq!(code(&output), 64);
 }

@@ -6,14 +6,13 @@ use std::{
     os::unix::fs::symlink,
     path::Path,
     process::{Command, Output},
-    time::Duration,
 };
 
 use sluice_proto::v1::{
     Coder, Compressed, Decompressed, JobProgress, JobResult, Verified, compress_request::How,
     job_event::Kind, job_result,
 };
-use support::{Change, Fake, code, eventually, sluice, stderr, stdout};
+use support::{Change, Fake, code, eventually, interrupt, said, sluice, stderr, stdout};
 
 /// A daemon whose jobs come to this result, or to none until they are cancelled.
 fn working(result: Option<job_result::Kind>) -> Fake {
@@ -204,40 +203,28 @@ fn a_job_can_be_left_to_the_daemon() {
     assert!(fake.seen.lock().unwrap().jobs_cancelled.is_empty());
 }
 
-fn interrupted(fake: &Fake, arguments: &[&str], begun: impl Fn(&support::Seen) -> bool) -> Output {
-    let child = fake.sluice(arguments).spawn().unwrap();
-    eventually("the job", || begun(&fake.seen.lock().unwrap()));
-    // The first event has to have come, so that the id is known.
-    std::thread::sleep(Duration::from_millis(300));
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    child.wait_with_output().unwrap()
+/// Ctrl-C for a command that has told of its job, and so knows its id; how it ended, and what it said from there on.
+fn interrupted(fake: &Fake, arguments: &[&str]) -> Output {
+    let mut child = fake.sluice(arguments).spawn().unwrap();
+    said(child.stderr.as_mut().expect("a pipe"), "job 3: ");
+    interrupt(child)
 }
 
 #[test]
 fn an_interrupt_cancels_a_job_of_ones_own_and_leaves_others_alone() {
     let fake = working(None);
     let arguments = ["compress", "o/m", "-o", "m.sluice"];
-    let output = interrupted(&fake, &arguments, |seen| !seen.compressed.is_empty());
-    assert_eq!(code(&output), 1);
-    let told = stderr(&output);
-    assert!(
-        told.ends_with(
-            "cancelling the job\nerror: the job was cancelled; what is done is kept in /p\n"
-        ),
-        "{told}"
+    let output = interrupted(&fake, &arguments);
+    assert_eq!(code(&output), 130);
+    assert_eq!(
+        stderr(&output),
+        "cancelling the job\nerror: the job was cancelled; what is done is kept in /p\n"
     );
     assert_eq!(fake.seen.lock().unwrap().jobs_cancelled, [3]);
 
-    let output = interrupted(&fake, &["jobs", "watch", "3"], |seen| {
-        !seen.watched.is_empty()
-    });
-    assert_eq!(code(&output), 1);
-    let told = stderr(&output);
-    assert!(
-        told.ends_with("error: interrupted; the job goes on\n"),
-        "{told}"
-    );
+    let output = interrupted(&fake, &["jobs", "watch", "3"]);
+    assert_eq!(code(&output), 130);
+    assert_eq!(stderr(&output), "error: interrupted; the job goes on\n");
     assert_eq!(fake.seen.lock().unwrap().jobs_cancelled, [3]);
 }
 
@@ -249,8 +236,10 @@ fn an_interrupt_ends_the_wait_for_a_daemon_that_says_nothing() {
     };
     let fake = Fake::with_changes(Vec::new(), change);
     let arguments = ["verify", "m.sluice"];
-    let output = interrupted(&fake, &arguments, |seen| !seen.verified.is_empty());
-    assert_eq!(code(&output), 1);
+    let child = fake.sluice(&arguments).spawn().unwrap();
+    eventually("the job", || !fake.seen.lock().unwrap().verified.is_empty());
+    let output = interrupt(child);
+    assert_eq!(code(&output), 130);
     let told = stderr(&output);
     assert!(told.contains("has not confirmed"), "{told}");
 }

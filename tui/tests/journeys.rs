@@ -31,8 +31,8 @@ fn dashboard(fake: &Fake) -> Journey {
 fn expect_open(journey: &Journey, page: &str) {
     journey.expect(page);
     eventually(&format!("{page} open"), || {
-        let (row, column) = journey.find(page).expect("its name is always there");
-        journey.cell(row, column).inverse()
+        let place = journey.find(page);
+        place.is_some_and(|(row, column)| journey.cell(row, column).inverse())
     });
 }
 
@@ -58,7 +58,7 @@ fn a_daemon_that_comes_later_is_found() {
 fn what_was_written_and_seen_outlives_the_daemon() {
     let mut fake = Fake::start(story("once upon a time"));
     let mut journey = dashboard(&fake);
-    journey.press("hello\r");
+    journey.press("ihello\r");
     journey.expect("once upon a time");
     journey.press("a draft");
     journey.expect("a draft");
@@ -75,7 +75,7 @@ fn what_was_written_and_seen_outlives_the_daemon() {
 fn a_second_escape_cancels_the_own_request() {
     let fake = endless("once upon a time", Change::default());
     let mut journey = dashboard(&fake);
-    journey.press("hello\r");
+    journey.press("ihello\r");
     journey.expect("once");
     journey.press("\x1b");
     journey.expect("Esc again cancels");
@@ -95,7 +95,7 @@ fn the_level_changes_while_a_text_is_written() {
     };
     let fake = endless("once upon a time", change);
     let mut journey = dashboard(&fake);
-    journey.press("hello\r");
+    journey.press("ihello\r");
     journey.expect("once");
     journey.press("\t5");
     journey.expect("moderate");
@@ -117,7 +117,6 @@ fn the_level_changes_while_a_text_is_written() {
 fn every_page_opens_by_key_and_by_mouse() {
     let fake = Fake::start(vec![]);
     let mut journey = dashboard(&fake);
-    journey.press("\t");
     for page in PAGES.iter().rev() {
         journey.press(&page[..1]);
         expect_open(&journey, page);
@@ -134,7 +133,7 @@ fn every_page_opens_by_key_and_by_mouse() {
 fn a_screen_that_shrinks_and_grows_is_drawn_anew() {
     let fake = Fake::start(story("once upon a time"));
     let mut journey = dashboard(&fake);
-    journey.press("hello\r");
+    journey.press("ihello\r");
     journey.expect("once upon a time");
     journey.resize(30, 6);
     journey.expect("sluice needs 40x10");
@@ -144,5 +143,42 @@ fn a_screen_that_shrinks_and_grows_is_drawn_anew() {
     journey.resize(160, 50);
     journey.expect("6 Jobs");
     journey.expect("once upon a time");
+    quit(journey);
+}
+
+#[test]
+fn lists_have_what_ended_before_the_dashboard_was_opened() {
+    let fake = Fake::start(vec![]);
+    let mut journey = dashboard(&fake);
+    journey.press("6");
+    journey.expect("job 2: /models/m");
+    journey.expect("failed");
+    // Why, for the selected one.
+    journey.press("j");
+    journey.expect("it is gone");
+    quit(journey);
+}
+
+#[test]
+fn a_prompt_of_several_lines_is_typed_pasted_sent_and_its_answer_copied() {
+    let fake = Fake::start(story("once upon a time"));
+    let mut journey = dashboard(&fake);
+    // Ctrl-J, Alt-Enter and a paste in brackets.
+    journey.press("ione\ntwo\x1b\rthree");
+    journey.press("\x1b[200~ and\rfour\x1b[201~");
+    journey.expect("four");
+    journey.press("\r");
+    eventually("the request", || {
+        let seen = fake.seen.lock().unwrap();
+        seen.generate.iter().any(|request| {
+            let wanted = "one\ntwo\nthree and\nfour";
+            format!("{request:?}").contains(&format!("{wanted:?}"))
+        })
+    });
+    journey.expect("once upon a time");
+    journey.press("\ty");
+    journey.expect("16 characters went to the terminal's clipboard");
+    // "once upon a time" in base 64.
+    journey.expect_written("\x1b]52;c;b25jZSB1cG9uIGEgdGltZQ==");
     quit(journey);
 }

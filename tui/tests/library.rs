@@ -2,10 +2,8 @@
 
 mod support;
 
-use std::time::Duration;
-
 use sluice_proto::v1::{PullPlan, PullProgress, pull_model_response::Kind};
-use support::{Change, Fake, code, eventually, stderr, stdout};
+use support::{Change, Fake, code, interrupt, said, stderr, stdout};
 
 fn pulling(hangs: bool) -> Fake {
     let plan = PullPlan {
@@ -90,16 +88,11 @@ fn a_pull_for_scripts_is_a_line_an_event() {
 #[test]
 fn an_interrupt_cancels_the_download_that_the_daemon_makes_of_the_name() {
     let fake = pulling(true);
-    let child = fake.sluice(&["pull", "o/m"]).spawn().unwrap();
-    eventually("the download", || {
-        !fake.seen.lock().unwrap().pulled.is_empty()
-    });
+    let mut child = fake.sluice(&["pull", "o/m"]).spawn().unwrap();
     // The plan has to have come, so that the label is known.
-    std::thread::sleep(Duration::from_millis(300));
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(code(&output), 1);
+    said(child.stderr.as_mut().expect("a pipe"), "o/m:Q8_0: 3 files");
+    let output = interrupt(child);
+    assert_eq!(code(&output), 130);
     let told = stderr(&output);
     assert!(
         told.contains("error: interrupted; what came so far is kept"),
@@ -123,12 +116,17 @@ fn the_list_says_what_is_where_and_which_is_the_default() {
             "  NAME  STATE      FAMILY        PARAMETERS      SIZE  FORMAT       FROM",
             "  fake  loaded     ?                      ?         ?               demonstration model, inside sluiced",
             "* o/m   on disk    llada      1,500,000,000  3.00 GiB  safetensors  /models/o/m",
+            "",
+            "converted weights, 3.00 MiB of at most 32.0 GiB in /cache; `sluice rm --converted NAME` removes a model's",
+            "  tiny  moderate    3.00 MiB  in use",
         ]
     );
     let json: serde_json::Value =
         serde_json::from_str(&stdout(&fake.output(&["list", "--json"]))).unwrap();
     assert_eq!(json["models"][1]["origin"], "pulled");
     assert_eq!(json["models"][1]["is_default"], true);
+    assert_eq!(json["kept"][0]["level"], "moderate");
+    assert_eq!(json["kept_folder"], "/cache");
 }
 
 #[test]
@@ -136,6 +134,13 @@ fn models_are_removed_inspected_and_unloaded_by_name() {
     let fake = Fake::start(Vec::new());
     let output = fake.output(&["rm", "o/m", "--force"]);
     assert_eq!(stdout(&output), "removed o/m, 3.00 GiB freed\n");
+    let output = fake.output(&["rm", "o/m", "--json"]);
+    let removed: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(removed["freed_bytes"], 3_u64 << 30);
+    assert_eq!(removed["kept_path"], serde_json::Value::Null);
+    let output = fake.output(&["rm", "--converted", "tiny"]);
+    assert_eq!(stdout(&output), "no converted weights of tiny are kept\n");
+    assert!(fake.seen.lock().unwrap().removed[2].kept_only);
     let output = fake.output(&["unload"]);
     assert_eq!(
         stdout(&output),
@@ -156,6 +161,17 @@ fn models_are_removed_inspected_and_unloaded_by_name() {
     }
     assert!(!output.contains('\x1b'), "{output:?}");
     fake.output(&["inspect", "./src", "--json"]);
+    for arguments in [&["inspect", "o/odd"][..], &["inspect", "o/odd", "--json"]] {
+        let output = fake.output(arguments);
+        assert_eq!(code(&output), 1);
+        assert!(stdout(&output).contains("mild"), "what is known is told");
+        let told = stderr(&output);
+        assert!(
+            told.contains("it can't be loaded: its model_type 'odd'"),
+            "{told}"
+        );
+        assert!(!told.contains('\x1b'), "{told:?}");
+    }
     fake.output(&["load", "o/m", "--default"]);
     let seen = fake.seen.lock().unwrap();
     assert!(seen.removed[0].force);

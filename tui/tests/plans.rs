@@ -2,15 +2,10 @@
 
 mod support;
 
-use std::{
-    os::unix::fs::symlink,
-    path::Path,
-    process::{Child, Command, Output},
-    time::Duration,
-};
+use std::{os::unix::fs::symlink, path::Path, process::Command};
 
-use sluice_proto::v1::{PlanRequest, load_model_response, plan_request};
-use support::{Change, Fake, code, eventually, plan, stderr, stdout, switch};
+use sluice_proto::v1::{LoadProgress, Plan, PlanRequest, load_model_response, plan_request};
+use support::{Change, Fake, code, eventually, interrupt, plan, stderr, stdout, switch};
 
 #[test]
 fn a_load_takes_a_level_and_a_budget_and_tells_its_plan() {
@@ -30,15 +25,6 @@ fn a_load_takes_a_level_and_a_budget_and_tells_its_plan() {
     assert_eq!(loaded.budget_bytes, Some(4 << 30));
 }
 
-/// Ctrl-C for a program that has come as far as it will.
-fn interrupt(child: Child) -> Output {
-    // The first answer has to arrive before the interrupt means anything.
-    std::thread::sleep(Duration::from_millis(200));
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    child.wait_with_output().unwrap()
-}
-
 #[test]
 fn an_interrupt_cancels_a_load() {
     let change = Change {
@@ -49,12 +35,35 @@ fn an_interrupt_cancels_a_load() {
     let child = fake.sluice(&["load", "x"]).spawn().unwrap();
     eventually("the load", || !fake.seen.lock().unwrap().loaded.is_empty());
     let output = interrupt(child);
-    assert_eq!(code(&output), 1);
+    assert_eq!(code(&output), 130);
     assert_eq!(
         stderr(&output),
         "error: interrupted; the load was cancelled\n"
     );
     assert_eq!(fake.seen.lock().unwrap().loads_cancelled, 1);
+}
+
+#[test]
+fn a_load_for_scripts_is_a_line_an_event() {
+    let change = Change {
+        load: vec![
+            load_model_response::Kind::Plan(Plan::default()),
+            load_model_response::Kind::Notice("slow disk".into()),
+            load_model_response::Kind::Progress(LoadProgress::default()),
+        ],
+        ..Default::default()
+    };
+    let fake = Fake::with_changes(vec![], change);
+    let output = fake.output(&["load", "x", "--json"]);
+    assert_eq!((code(&output), &*stderr(&output)), (0, ""));
+    let lines: Vec<serde_json::Value> = stdout(&output)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("an object"))
+        .collect();
+    let events: Vec<_> = lines.iter().map(|line| line["event"].as_str()).collect();
+    let expected = ["plan", "notice", "progress", "done"].map(Some);
+    assert_eq!(events, expected);
+    assert_eq!(lines[3]["model"]["name"], "fake");
 }
 
 #[test]
@@ -70,7 +79,7 @@ fn an_interrupt_leaves_a_switch_alone_and_says_so() {
         !fake.seen.lock().unwrap().applied.is_empty()
     });
     let output = interrupt(child);
-    assert_eq!(code(&output), 1);
+    assert_eq!(code(&output), 130);
     assert!(
         stderr(&output).contains("error: interrupted; the switch goes on\nhint: "),
         "{}",
@@ -130,7 +139,9 @@ fn a_budget_and_its_default_and_a_restore_reach_the_daemon() {
     for arguments in [
         &["budget", "3GiB"][..],
         &["budget", "default"],
+        &["level", "mild", "--budget", "default"],
         &["restore"],
+        &["restore", "--to", "source"],
     ] {
         let output = fake.output(arguments);
         assert_eq!(code(&output), 0, "{arguments:?}: {}", stderr(&output));
@@ -141,8 +152,15 @@ fn a_budget_and_its_default_and_a_restore_reach_the_daemon() {
         .iter()
         .map(|request| (&request.level, request.budget_bytes, request.default_budget))
         .collect();
-    assert_eq!(asked, [(&None, Some(3 << 30), false), (&None, None, true)]);
-    assert_eq!(seen.restored, 1);
+    assert_eq!(
+        asked,
+        [
+            (&None, Some(3 << 30), false),
+            (&None, None, true),
+            (&Some("mild".to_owned()), None, true),
+        ]
+    );
+    assert_eq!(seen.restored, ["start", "source"]);
 }
 
 #[test]
@@ -168,8 +186,9 @@ fn a_plan_is_asked_for_as_it_was_written() {
         assert!(value[key].is_number(), "{key} in {value}");
     }
     assert!(value["layers"].is_array(), "{value}");
-    assert_eq!(code(&fake.output(&["plan"])), 0);
+    assert_eq!(code(&fake.output(&["plan", "--budget", "default"])), 0);
     assert_eq!(code(&fake.output(&["plan", "--model", "some/model"])), 0);
+    assert_eq!(code(&fake.output(&["plan", "./some/model"])), 0);
     let planned = &fake.seen.lock().unwrap().planned;
     let Some(plan_request::Model::Path(path)) = &planned[0].model else {
         panic!("{planned:?}");
@@ -185,7 +204,12 @@ fn a_plan_is_asked_for_as_it_was_written() {
         Some(plan_request::Model::Name("some/model".into()))
     );
     assert_eq!(planned[1].level.as_deref(), Some("mild"));
-    assert_eq!(planned[2], PlanRequest::default());
+    let default = PlanRequest {
+        default_budget: true,
+        ..PlanRequest::default()
+    };
+    assert_eq!(planned[2], default);
+    assert_eq!(planned[4].model, planned[0].model);
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn the_dashboard_sends_a_prompt_and_gives_the_terminal_back() {
     let fake = Fake::start(story("once"));
     let mut journey = Journey::start(fake.sluice(&[]));
     journey.expect("connected");
-    journey.press("hello\r");
+    journey.press("ihello\r");
     eventually("the request", || {
         !fake.seen.lock().unwrap().generate.is_empty()
     });
@@ -81,7 +81,7 @@ fn what_was_said_is_there_again_unless_it_is_private() {
     };
     let mut journey = start(&[]);
     journey.expect("connected");
-    journey.press("a first prompt\r");
+    journey.press("ia first prompt\r");
     journey.expect("once");
     journey.press("\x03");
     assert!(journey.end().success());
@@ -90,7 +90,7 @@ fn what_was_said_is_there_again_unless_it_is_private() {
 
     let mut journey = start(&["--private"]);
     journey.expect("connected");
-    journey.press("a secret\r");
+    journey.press("ia secret\r");
     journey.expect("once");
     journey.press("\x03");
     assert!(journey.end().success());
@@ -99,7 +99,9 @@ fn what_was_said_is_there_again_unless_it_is_private() {
 
     let mut journey = start(&[]);
     journey.expect("connected");
-    journey.press("\x1b[A");
+    // A new start is a new conversation; what was said and asked is there.
+    journey.expect("Prompt · new conversation");
+    journey.press("i\x1b[A");
     journey.expect("a first prompt");
     journey.press("\x03");
     assert!(journey.end().success());
@@ -151,7 +153,7 @@ fn the_dashboard_says_when_the_daemon_is_lost() {
     let fake = Fake::start(vec![Step::Die]);
     let mut journey = Journey::start(fake.sluice(&[]));
     journey.expect("connected");
-    journey.press("hello\r");
+    journey.press("ihello\r");
     journey.expect("lost:");
     journey.press("\x03");
     assert!(journey.end().success());
@@ -173,7 +175,7 @@ fn a_suspension_gives_the_terminal_back_and_takes_it_again() {
     let script = "\"$0\" \"$@\"; echo stopped; read go; fg; echo stopped again; read go; fg";
     let mut journey = Journey::start(in_shell(&["-mc", script], &fake));
     journey.expect("connected");
-    journey.press("draft\x1a");
+    journey.press("idraft\x1a");
     journey.expect("stopped");
     journey.expect_given_back();
     journey.press("\r");
@@ -197,7 +199,7 @@ fn what_was_started_together_is_stopped_together() {
     let outer = "sh -c \"$0\" \"$@\"; echo stopped; read go; fg";
     let mut journey = Journey::start(in_shell(&["-mc", outer, inner], &fake));
     journey.expect("connected");
-    journey.press("draft\x1a");
+    journey.press("idraft\x1a");
     journey.expect("stopped");
     journey.expect_given_back();
     assert!(!journey.screen().contains("after"));
@@ -213,7 +215,7 @@ fn control_z_is_nothing_where_nobody_could_continue() {
     let fake = Fake::start(vec![]);
     let mut journey = Journey::start(fake.sluice(&[]));
     journey.expect("connected");
-    journey.press("draft\x1a, and more");
+    journey.press("idraft\x1a, and more");
     journey.expect("draft, and more");
     journey.press("\x03");
     assert!(journey.end().success());
@@ -230,7 +232,7 @@ fn a_terminal_that_is_closed_ends_it_and_what_was_said_is_kept() {
         command.env("HOME", home.path());
         let mut journey = Journey::start(command);
         journey.expect("connected");
-        journey.press("a last prompt\r");
+        journey.press("ia last prompt\r");
         journey.expect("once");
         assert!(journey.hang_up().success());
         let kept = home.path().join(".local/state/sluice/dashboard.json");
@@ -293,19 +295,6 @@ fn a_replay_looks_as_flags_ask_and_needs_settings_only_for_a_screen() {
 }
 
 #[test]
-fn a_conversation_draws_its_answers_and_ends_with_control_d() {
-    let fake = Fake::start(story("well"));
-    let mut journey = Journey::start(fake.sluice(&["chat"]));
-    journey.expect("> ");
-    journey.press("hello\r");
-    journey.expect("1 passes · 1 tokens");
-    journey.press("/?\r");
-    journey.expect("/reset");
-    journey.press("\x04");
-    assert!(journey.end().success());
-}
-
-#[test]
 fn the_dashboard_switches_the_level() {
     let change = Change {
         apply: switch("moderate"),
@@ -314,7 +303,7 @@ fn the_dashboard_switches_the_level() {
     let fake = Fake::with_changes(vec![], change);
     let mut journey = Journey::start(fake.sluice(&[]));
     journey.expect("budget");
-    journey.press("\tl");
+    journey.press("l");
     journey.expect("STREAMED");
     eventually("a plan for each level", || {
         fake.seen.lock().unwrap().planned.len() == 6
@@ -346,7 +335,7 @@ fn the_dashboard_downloads_verifies_and_measures() {
     let fake = Fake::with_changes(vec![], change);
     let mut journey = Journey::start(fake.sluice(&[]));
     journey.expect("budget");
-    journey.press("\t6");
+    journey.press("6");
     journey.expect("PARAMETERS");
     journey.press("pa/b\r");
     eventually("a download", || {

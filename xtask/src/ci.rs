@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use crate::system::{cargo, has, root};
-use crate::{ptx, smollm2, units};
+use crate::{examples, ptx, smollm2, units};
 
 /// The version whose rules `deny.toml` is written for.
 const CARGO_DENY_VERSION: &str = "0.20.2";
@@ -29,13 +29,14 @@ pub(crate) enum Outcome {
 type Step = (&'static str, fn() -> io::Result<Outcome>);
 
 const TESTS: Step = ("test", tests);
-const CHECKS: [Step; 7] = [
+const CHECKS: [Step; 8] = [
     ("format", format),
     ("lints", lints),
     ("fuzz targets", fuzz_targets),
     ("docs", docs),
     ("licences", licences),
     ("unit files", units::check),
+    ("examples", examples::check),
     ("kernels", ptx::ci_step),
 ];
 
@@ -46,6 +47,13 @@ pub(crate) fn run(tests: Tests) -> ExitCode {
 
 pub(crate) fn run_units() -> ExitCode {
     steps([("unit files", units::check as fn() -> _)].into_iter())
+}
+
+/// With programs as they are now.
+pub(crate) fn run_examples() -> ExitCode {
+    let build: fn() -> io::Result<Outcome> =
+        || command(cargo().args(["build", "--workspace", "--bins"]));
+    steps([("build", build), ("examples", examples::check as _)].into_iter())
 }
 
 fn steps(steps: impl Iterator<Item = Step>) -> ExitCode {

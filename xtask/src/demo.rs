@@ -47,14 +47,9 @@ fn show(options: &[&str], prompt: &str) -> io::Result<u8> {
     }
 
     let folder = TemporaryFolder::new("demo")?;
-    let programs = Programs {
-        daemon: built("sluiced")?,
-        client: built("sluice")?,
-        socket: folder.path().join("sluice.sock"),
-        log: folder.path().join("log"),
-    };
+    let programs = Programs::in_folder(folder.path())?;
     eprintln!("starting sluiced on {} …", programs.socket.display());
-    let mut daemon = programs.start_daemon(folder.path())?;
+    let mut daemon = programs.start_daemon(folder.path(), &[])?;
     if let Err(error) = programs.wait_until_ready(&mut daemon, &interrupted) {
         let stopped = is_set(&interrupted);
         return if stopped { Ok(INTERRUPTED) } else { Err(error) };
@@ -77,16 +72,27 @@ fn show(options: &[&str], prompt: &str) -> io::Result<u8> {
     Ok(code)
 }
 
-struct Programs {
+/// A daemon of its own and its client, as they were built last.
+pub(crate) struct Programs {
     daemon: PathBuf,
     client: PathBuf,
-    socket: PathBuf,
+    pub(crate) socket: PathBuf,
     log: PathBuf,
 }
 
 impl Programs {
-    /// With nothing but defaults: the user's own configuration and variables stay out.
-    fn start_daemon(&self, folder: &Path) -> io::Result<Stopping> {
+    pub(crate) fn in_folder(folder: &Path) -> io::Result<Self> {
+        Ok(Self {
+            daemon: built("sluiced")?,
+            client: built("sluice")?,
+            socket: folder.join("sluice.sock"),
+            log: folder.join("log"),
+        })
+    }
+
+    /// With nothing but defaults and `options`: the user's own configuration, variables, models and what was remembered of them
+    /// stay out, and nothing is added to them.
+    pub(crate) fn start_daemon(&self, folder: &Path, options: &[&str]) -> io::Result<Stopping> {
         let config = folder.join("sluiced.toml");
         fs::write(&config, "")?;
         let log = File::create(&self.log)?;
@@ -103,6 +109,11 @@ impl Programs {
             .arg(&config)
             .arg("--socket")
             .arg(&self.socket)
+            .arg("--models")
+            .arg(folder.join("models"))
+            .arg("--cache")
+            .arg(folder.join("cache"))
+            .args(options)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -115,7 +126,11 @@ impl Programs {
         Ok(Stopping(child))
     }
 
-    fn wait_until_ready(&self, daemon: &mut Stopping, interrupted: &AtomicBool) -> io::Result<()> {
+    pub(crate) fn wait_until_ready(
+        &self,
+        daemon: &mut Stopping,
+        interrupted: &AtomicBool,
+    ) -> io::Result<()> {
         let fail = |problem: &str| {
             io::Error::other(format!("{problem}; its last words:\n{}", self.last_words()))
         };
@@ -166,7 +181,7 @@ impl Programs {
             .unwrap_or(1))
     }
 
-    fn client(&self) -> Command {
+    pub(crate) fn client(&self) -> Command {
         let mut command = Command::new(&self.client);
         command.arg("--socket").arg(&self.socket);
         command
@@ -187,9 +202,14 @@ impl Programs {
         )
     }
 
-    fn last_words(&self) -> String {
+    /// What the daemon printed and logged.
+    pub(crate) fn log(&self) -> String {
         let log = fs::read(&self.log).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
+        String::from_utf8_lossy(&log).into_owned()
+    }
+
+    fn last_words(&self) -> String {
+        let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n")
     }

@@ -2,6 +2,7 @@
 
 mod ci;
 mod demo;
+mod examples;
 mod model;
 mod pictures;
 mod ptx;
@@ -20,6 +21,7 @@ Usage: cargo xtask COMMAND
   model [--yardstick]    makes the demonstration model: training, judgement, model card; an hour or more
   pictures [NAME ...]    draws the pictures in docs/pictures: the client on a terminal, with a daemon of its own
   ci [--without-tests]   runs everything that CI runs, and stops at the first failure
+  examples               runs examples/ against a daemon of its own, with gRPC for Python and Node from their package indexes
   units                  checks the files in systemd/
   ptx [--check]          compiles the kernels for NVIDIA cards; --check compares with what is committed, and assembles
                          it for every kind of card
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         }
         ["ci"] => ci::run(ci::Tests::Run),
         ["ci", "--without-tests"] => ci::run(ci::Tests::Leave),
+        ["examples"] => ci::run_examples(),
         ["units"] => ci::run_units(),
         ["ptx"] => ptx::run(ptx::Mode::Write),
         ["ptx", "--check"] => ptx::run(ptx::Mode::Check),

@@ -90,13 +90,13 @@ fn units(checks: &mut Checks) -> io::Result<()> {
         .arg(folder.path().join("sluice.service"));
     checks.run(&mut security)?;
 
-    // The drop-in afterwards: the bound is for the unit as it is installed.
+    // The drop-ins afterwards: the bound is for the unit as it is installed.
     let drop_in = folder.path().join("sluice.service.d");
     fs::create_dir(&drop_in)?;
-    fs::copy(
-        root().join("systemd/sluice.service.d/pull.conf"),
-        drop_in.join("pull.conf"),
-    )?;
+    for name in ["listen.conf", "pull.conf"] {
+        let file = root().join("systemd/sluice.service.d").join(name);
+        fs::copy(file, drop_in.join(name))?;
+    }
     checks.run_silent(&mut verify)
 }
 

@@ -76,12 +76,28 @@ pub enum Unavailable {
         /// Whether the card's mode forbids any use, rather than a second one.
         prohibited: bool,
     },
+    /// The card works, and the model that it is for can't be had on it.
+    #[error("{name} can't compute {model}: {reason}")]
+    Unfit {
+        /// The card's.
+        name: String,
+        /// The model's.
+        model: String,
+        /// Why not.
+        reason: String,
+    },
     /// The driver is there and doesn't work.
     #[error(transparent)]
     Failed(#[from] CudaError),
 }
 
 impl Unavailable {
+    /// Whether there may be something to mend: not where there is no driver, or the user hides what there is.
+    #[must_use]
+    pub fn is_fault(&self) -> bool {
+        !matches!(self, Self::NoDriver { .. } | Self::Hidden { .. })
+    }
+
     /// What to do about it.
     #[must_use]
     pub fn hint(&self) -> &'static str {
@@ -111,6 +127,10 @@ impl Unavailable {
             } => "`nvidia-smi -c DEFAULT`, as root, lets the card work",
             Self::Busy { .. } => {
                 "end the other process, which `nvidia-smi` lists, or let both use the card with `nvidia-smi -c DEFAULT`, as root"
+            }
+            Self::Unfit { .. } => {
+                "load a smaller model, end other programs on the card, or raise --budget; then start sluiced again. \
+                 `--device cpu` says that the CPU is meant"
             }
             Self::Failed(cause) => match cause.code() {
                 code::STUB_LIBRARY => {

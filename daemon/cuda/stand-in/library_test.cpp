@@ -348,7 +348,8 @@ void kernel_reads_unmapped() {
     Card card;
     Range range;
     uint64_t to = card.allocate();
-    CHECK(card.convert(to, range.at(1), COUNT) == 0);
+    // One block: of several, any may come first.
+    CHECK(card.convert(to, range.at(1), 1) == 0);
     CHECK(cuMemUnmap(range.at(1), range.PIECE) == 0);
     card.wait();
 }
@@ -364,7 +365,8 @@ void second_allocation_fails() {
 void kernel_reads_far() {
     Card card;
     uint64_t from = card.allocate(), to = card.allocate(64 << 10);
-    CHECK(card.convert(to, from, 16 << 10) == 0);
+    // Its last block alone is outside: of several, any may come first.
+    CHECK(card.convert(to, from, (4096 / 4) + 1) == 0);
     card.wait();
 }
 

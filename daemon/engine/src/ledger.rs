@@ -13,7 +13,7 @@ use std::{
 };
 
 pub(crate) use self::pinned::PinnedEntry;
-use crate::error::EngineError;
+use crate::{error::EngineError, mapped::Mapped};
 
 /// What a reservation is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,9 +160,9 @@ impl Ledger {
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         let entry = self.reserve(kind, bytes)?;
         let held = if self.is_rehearsal() { 0 } else { len };
-        match bytemuck::allocation::try_zeroed_slice_box(held) {
-            Ok(data) => Ok(Buffer { data, entry }),
-            Err(()) => {
+        match Mapped::zeroed(held) {
+            Some(data) => Ok(Buffer { data, entry }),
+            None => {
                 drop(entry);
                 Err(self.refusal(kind, bytes))
             }
@@ -309,7 +309,8 @@ impl Drop for Entry {
 
 /// Memory that stands in the ledger for as long as it lives. One of a rehearsal is counted, and empty.
 pub struct Buffer<T> {
-    data: Box<[T]>,
+    // The system has it back before its entry goes.
+    data: Mapped<T>,
     entry: Entry,
 }
 
@@ -318,6 +319,13 @@ impl<T> Buffer<T> {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.entry.bytes
+    }
+}
+
+impl<T: bytemuck::Zeroable> Buffer<T> {
+    /// Gives its pages back until it is written to again: all is zero, and it stands in the ledger as before.
+    pub(crate) fn forget(&mut self) {
+        self.data.forget();
     }
 }
 

@@ -5,6 +5,7 @@
 
 pub mod checkpoint;
 pub mod format;
+pub mod mapped;
 pub mod page;
 pub mod text;
 

@@ -95,7 +95,7 @@ pub(crate) enum Command {
     LoadStep(LoadStep),
     Apply(Apply),
     /// With what is set to stop its passes, and those of all that join it.
-    Run(Job, Arc<AtomicBool>),
+    Run(Box<Job>, Arc<AtomicBool>),
     Stop,
 }
 
@@ -402,7 +402,7 @@ impl Queue {
             return Some(Command::Apply(apply));
         }
         let job = state.start()?;
-        Some(Command::Run(job, Arc::clone(&state.stop)))
+        Some(Command::Run(Box::new(job), Arc::clone(&state.stop)))
     }
 
     /// Ends everything: what runs is cancelled, what waits is told, nothing more is taken.

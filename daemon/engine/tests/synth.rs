@@ -89,7 +89,7 @@ fn check(shape: &Shape, element: Element) {
         assert_eq!(loaded.info.parameters, shape.parameters());
         if level == Level::Standard {
             assert_eq!(loaded.info.formats.len(), 1);
-            assert_eq!(loaded.info.formats[0].name(), element.name());
+            assert_eq!(loaded.info.formats[0], element.name());
         }
         generate(&engine, loaded.id, shape);
     }

@@ -1,11 +1,12 @@
 //! The configuration file: which one, and what may stand in it.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use sluice_shared::{
     dial::Dial,
     level::{Embedding, Kv, Level},
@@ -13,7 +14,7 @@ use sluice_shared::{
 
 use super::{
     AutoFactor, Budget, CacheLimit, Compute, ConfigError, Device, Environment, Filter, IdleUnload,
-    PinLimit, ReadLimit, values::from_text,
+    Listen, PinLimit, ReadLimit, values::from_text,
 };
 
 /// What a file may say.
@@ -22,6 +23,8 @@ use super::{
 pub(super) struct FileLayer {
     pub(super) model: Option<PathBuf>,
     pub(super) socket: Option<PathBuf>,
+    #[serde(default, deserialize_with = "from_text")]
+    pub(super) listen: Option<Listen>,
     pub(super) device: Option<Device>,
     #[serde(default, deserialize_with = "from_text")]
     pub(super) compute: Option<Compute>,
@@ -59,11 +62,7 @@ pub(super) fn read(
     flag: Option<&Path>,
     environment: &Environment,
 ) -> Result<Option<(PathBuf, FileLayer)>, ConfigError> {
-    let named = flag
-        .map(Path::to_owned)
-        .or_else(|| environment.variable("SLUICE_CONFIG").map(PathBuf::from));
-    if let Some(path) = named {
-        let path = environment.current_folder.join(path);
+    if let Some(path) = named(flag, environment) {
         return match bytes(&path)? {
             Some(bytes) => parse(path, bytes).map(Some),
             None => Err(ConfigError::Unreadable {
@@ -80,7 +79,15 @@ pub(super) fn read(
     Ok(None)
 }
 
-fn usual_places(environment: &Environment) -> impl Iterator<Item = PathBuf> {
+/// The file that somebody named.
+pub(super) fn named(flag: Option<&Path>, environment: &Environment) -> Option<PathBuf> {
+    let named = flag
+        .map(Path::to_owned)
+        .or_else(|| environment.variable("SLUICE_CONFIG").map(PathBuf::from));
+    named.map(|path| environment.current_folder.join(path))
+}
+
+pub(super) fn usual_places(environment: &Environment) -> impl Iterator<Item = PathBuf> {
     let user = match environment.variable("XDG_CONFIG_HOME") {
         Some(folder) => Some(PathBuf::from(folder)),
         None => environment
@@ -104,7 +111,26 @@ fn bytes(path: &Path) -> Result<Option<Vec<u8>>, ConfigError> {
     }
 }
 
-fn parse(path: PathBuf, bytes: Vec<u8>) -> Result<(PathBuf, FileLayer), ConfigError> {
+/// The bytes of a file that is there, and no larger than this.
+pub(super) fn bytes_up_to(path: &Path, max: u64) -> Result<Vec<u8>, ConfigError> {
+    let unreadable = |cause| ConfigError::Unreadable {
+        path: path.to_owned(),
+        cause,
+    };
+    let file = fs::File::open(path).map_err(unreadable)?;
+    let mut bytes = Vec::new();
+    let read = file.take(max + 1).read_to_end(&mut bytes);
+    if read.map_err(unreadable)? as u64 > max {
+        let problem = format!("it has more than {max} bytes");
+        return Err(unreadable(io::Error::other(problem)));
+    }
+    Ok(bytes)
+}
+
+pub(super) fn parse<T: DeserializeOwned>(
+    path: PathBuf,
+    bytes: Vec<u8>,
+) -> Result<(PathBuf, T), ConfigError> {
     let fault = |path, before: &[u8], problem| {
         let (line, column) = place(before);
         ConfigError::File {

@@ -148,6 +148,12 @@ impl Layers<'_> {
             file.socket.as_ref()
         });
         if let Some(Setting { value, source }) = found {
+            // The client takes such a name; here it would become a path below the current folder.
+            if value.to_string_lossy().contains("http:/") {
+                let problem = "a socket is a path, not an address".to_owned();
+                let hint = "open a port beside it with --listen 127.0.0.1:PORT";
+                return Err(wrong("socket", &source, problem, Some(hint)));
+            }
             let folder = Folder::Given;
             return Ok(set(
                 Address {

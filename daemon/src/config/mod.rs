@@ -4,10 +4,11 @@
 mod file;
 mod layers;
 pub mod limits;
+mod models;
 mod show;
 mod values;
 
-use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf};
+use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf, sync::Arc};
 
 use sluice_engine::PARALLEL_DEFAULT;
 use sluice_hub::Access;
@@ -17,8 +18,10 @@ use sluice_shared::{
 };
 
 use self::layers::Layers;
+pub use self::models::{ModelsFile, Table, Tables};
 pub use self::values::{
-    AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, PinLimit, ReadLimit,
+    AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, Listen, PinLimit,
+    ReadLimit,
 };
 use crate::cli::Arguments;
 
@@ -29,6 +32,8 @@ pub struct Config {
     pub model: Setting<Option<PathBuf>>,
     /// Where to listen, unless systemd hands a socket over.
     pub socket: Setting<Address>,
+    /// A port to listen on beside it.
+    pub listen: Setting<Listen>,
     /// Where to compute.
     pub device: Setting<Device>,
     /// What a card computes in.
@@ -53,7 +58,7 @@ pub struct Config {
     pub dial: Setting<Dial>,
     /// Folder for converted copies of checkpoints; `None`: nowhere.
     pub cache: Setting<Option<PathBuf>>,
-    /// Whether a converted copy is written even when nothing is streamed from it.
+    /// Whether converted weights are kept there even when nothing is streamed from them.
     pub keep_converted: Setting<bool>,
     /// Most bytes that converted copies take.
     pub cache_limit: Setting<CacheLimit>,
@@ -61,6 +66,8 @@ pub struct Config {
     pub models: Setting<Option<PathBuf>>,
     /// After how long without requests the model is let go.
     pub idle_unload: Setting<IdleUnload>,
+    /// What holds for single models.
+    pub model_settings: Arc<ModelsFile>,
     /// The hub that models come from, by the variables that its own programs know.
     pub hub: Access,
     /// Where those programs keep what they downloaded.
@@ -82,6 +89,14 @@ pub struct Setting<T> {
     pub value: T,
     /// Who set it.
     pub source: Source,
+}
+
+impl<T> Setting<T> {
+    /// One that nobody said anything of.
+    #[must_use]
+    pub fn built_in(value: T) -> Self {
+        layers::set(value, Source::Default)
+    }
 }
 
 /// A layer of the configuration.
@@ -225,9 +240,17 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
         environment,
         file: file::read(arguments.config.as_deref(), environment)?,
     };
+    let cache = layers.cache(arguments.cache.as_deref());
     let config = Config {
         model: layers.model(arguments.model.as_deref())?,
         socket: layers.socket(arguments.socket.as_deref())?,
+        listen: layers.value(
+            ("--listen", arguments.listen),
+            "listen",
+            "SLUICE_LISTEN",
+            |file| file.listen,
+            Listen::default(),
+        )?,
         device: layers.value(
             ("--device", arguments.device),
             "device",
@@ -304,14 +327,14 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             |file| file.dial,
             Dial::default(),
         )?,
-        cache: layers.cache(arguments.cache.as_deref()),
         keep_converted: layers.value(
             ("--keep-converted", arguments.keep_converted),
             "keep_converted",
             "SLUICE_KEEP_CONVERTED",
             |file| file.keep_converted,
-            false,
+            cache.value.is_some(),
         )?,
+        cache,
         cache_limit: layers.value(
             ("--cache-limit", arguments.cache_limit),
             "cache_limit",
@@ -325,8 +348,12 @@ pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Confi
             "idle_unload",
             "SLUICE_IDLE_UNLOAD",
             |file| file.idle_unload,
-            IdleUnload::default(),
+            match arguments.background {
+                Some(_) => IdleUnload::IN_BACKGROUND,
+                None => IdleUnload::default(),
+            },
         )?,
+        model_settings: Arc::new(ModelsFile::open(arguments.config.as_deref(), environment)?),
         hub: Access::from_variables(&|name| environment.variable(name).cloned()).map_err(
             |error| {
                 let source = Source::Variable("HF_ENDPOINT");

@@ -21,6 +21,8 @@ impl fmt::Display for Config {
         }
         let socket = quoted(&self.socket.value.path.to_string_lossy());
         key(f, "socket", &self.socket, &socket)?;
+        let listen = quoted(&self.listen.value.to_string());
+        key(f, "listen", &self.listen, &listen)?;
         key(
             f,
             "device",
@@ -69,7 +71,11 @@ impl fmt::Display for Config {
         key(f, "parallel", &self.parallel, &parallel)?;
         let drain = self.drain_seconds.value.to_string();
         key(f, "drain_seconds", &self.drain_seconds, &drain)?;
-        key(f, "log", &self.log, &quoted(&self.log.value.to_string()))
+        key(f, "log", &self.log, &quoted(&self.log.value.to_string()))?;
+        match self.model_settings.path() {
+            Some(path) => writeln!(f, "\n# Settings of single models: {}", path.display()),
+            None => Ok(()),
+        }
     }
 }
 

@@ -138,6 +138,23 @@ fn the_dial_is_exact_unless_somebody_says_otherwise() {
 }
 
 #[test]
+fn the_sample_shows_every_key() {
+    let fixture = Fixture::new().file("system.toml", "nonsense = 1\n");
+    let error = fixture.resolve(&[]).unwrap_err();
+    let (_, known) = error.split_once("expected one of ").expect("the keys");
+    let keys: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
+    assert!(keys.len() > 20, "{error}");
+    let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/../systemd/sluiced.toml");
+    let sample = std::fs::read_to_string(sample).unwrap();
+    for key in keys {
+        let shown = sample
+            .lines()
+            .any(|line| line.starts_with(&format!("#{key} = ")));
+        assert!(shown, "systemd/sluiced.toml lacks {key}");
+    }
+}
+
+#[test]
 fn a_wrong_value_names_its_layer() {
     let fixture = Fixture::new().variable("SLUICE_QUEUE", "many");
     let error = fixture.resolve(&[]).unwrap_err();
@@ -234,25 +251,26 @@ fn converted_copies_lie_where_caches_do() {
 }
 
 #[test]
-fn converted_copies_are_kept_when_a_layer_says_so_until_one_above_says_no() {
+fn converted_weights_are_kept_where_there_is_a_folder_unless_a_layer_says_no() {
     let kept = |fixture: &Fixture, line: &[&str]| fixture.resolve(line).unwrap().keep_converted;
     let flag = || Source::Flag("--keep-converted");
     let fixture = Fixture::new();
     let nowhere = fixture.resolve(&["--keep-converted"]).unwrap_err();
     assert!(nowhere.contains("there is no folder"), "{nowhere}");
-    let fixture = fixture.variable("HOME", "/home/me");
     assert_eq!(kept(&fixture, &[]), set(false, Source::Default));
-    assert_eq!(kept(&fixture, &["--keep-converted"]), set(true, flag()));
-
-    let fixture = fixture.file("system.toml", "keep_converted = true\n");
-    let system = Source::File(fixture.environment.system_file.clone());
-    assert_eq!(kept(&fixture, &[]), set(true, system));
+    let fixture = fixture.variable("HOME", "/home/me");
+    assert_eq!(kept(&fixture, &[]), set(true, Source::Default));
     let line = ["--keep-converted=false"];
     assert_eq!(kept(&fixture, &line), set(false, flag()));
 
-    let fixture = fixture.variable("SLUICE_KEEP_CONVERTED", "false");
+    let fixture = fixture.file("system.toml", "keep_converted = false\n");
+    let system = Source::File(fixture.environment.system_file.clone());
+    assert_eq!(kept(&fixture, &[]), set(false, system));
+    assert_eq!(kept(&fixture, &["--keep-converted"]), set(true, flag()));
+
+    let fixture = fixture.variable("SLUICE_KEEP_CONVERTED", "true");
     let variable = Source::Variable("SLUICE_KEEP_CONVERTED");
-    assert_eq!(kept(&fixture, &[]), set(false, variable));
+    assert_eq!(kept(&fixture, &[]), set(true, variable));
     let fixture = fixture.variable("SLUICE_KEEP_CONVERTED", "perhaps");
     let error = fixture.resolve(&[]).unwrap_err();
     assert!(
@@ -407,6 +425,51 @@ fn a_model_goes_after_a_time_that_is_named() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn a_port_is_opened_when_a_layer_names_one_and_only_on_the_loopback_interface() {
+    let fixture = Fixture::new();
+    let listen = |fixture: &Fixture, line: &[&str]| {
+        let config = fixture.resolve(line)?;
+        Ok::<_, String>(
+            config
+                .listen
+                .value
+                .address()
+                .map(|address| address.to_string()),
+        )
+    };
+    assert_eq!(listen(&fixture, &[]).unwrap(), None);
+    let named = |text| Some(str::to_owned(text));
+    let line = ["--listen", "[::1]:0"];
+    assert_eq!(listen(&fixture, &line).unwrap(), named("[::1]:0"));
+    let fixture = fixture.variable("SLUICE_LISTEN", "localhost:50051");
+    assert_eq!(listen(&fixture, &[]).unwrap(), named("127.0.0.1:50051"));
+    assert_eq!(listen(&fixture, &["--listen", "none"]).unwrap(), None);
+    let printed = fixture.resolve(&[]).unwrap().to_string();
+    let expected = "# $SLUICE_LISTEN\nlisten = \"127.0.0.1:50051\"\n";
+    assert!(printed.contains(expected), "{printed}");
+
+    for (text, problem) in [
+        ("0.0.0.0:1", "can be reached from other machines"),
+        ("[::ffff:10.0.0.1]:1", "can be reached from other machines"),
+        ("50051", "is no address with a port"),
+        ("127.0.0.1", "is no address with a port"),
+        ("127.0.0.1:65536", "is no address with a port"),
+    ] {
+        let fixture = Fixture::new().variable("SLUICE_LISTEN", text);
+        let error = listen(&fixture, &[]).unwrap_err();
+        assert!(error.contains(problem), "{text}: {error}");
+    }
+}
+
+#[test]
+fn a_socket_that_is_an_address_is_refused_with_what_to_do() {
+    let fixture = Fixture::new().variable("SLUICE_SOCKET", "http://127.0.0.1:50051");
+    let error = fixture.resolve(&[]).unwrap_err();
+    assert!(error.contains("a socket is a path"), "{error}");
+    assert!(error.contains("--listen 127.0.0.1:PORT"), "{error}");
 }
 
 #[test]

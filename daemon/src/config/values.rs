@@ -1,6 +1,6 @@
 //! Values of the configuration that are more than a number or a path.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use sluice_engine::device::{self, Number};
@@ -118,6 +118,12 @@ impl Budget {
     #[must_use]
     pub fn bytes(self) -> Option<u64> {
         self.0
+    }
+}
+
+impl From<Option<u64>> for Budget {
+    fn from(bytes: Option<u64>) -> Self {
+        Self(bytes)
     }
 }
 
@@ -240,11 +246,63 @@ impl fmt::Display for PinLimit {
     }
 }
 
+/// A port of the loopback interface to listen on beside the socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Listen(Option<SocketAddr>);
+
+impl Listen {
+    /// The address; `None`: the socket alone.
+    #[must_use]
+    pub fn address(self) -> Option<SocketAddr> {
+        self.0
+    }
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        let numeric = match text.strip_prefix("localhost:") {
+            Some(port) => format!("127.0.0.1:{port}"),
+            None => text.to_owned(),
+        };
+        let address: SocketAddr = numeric.parse().map_err(|_| {
+            format!(
+                "`{text}` is no address with a port; write 127.0.0.1:PORT or [::1]:PORT (port 0: any that is free), or none"
+            )
+        })?;
+        match address.ip().is_loopback() {
+            true => Ok(Self(Some(address))),
+            false => Err(format!(
+                "{address} can be reached from other machines, and sluiced doesn't ask who calls: listen on 127.0.0.1:{port}, and \
+                 come from elsewhere through a tunnel, such as `ssh -L {port}:127.0.0.1:{port} HOST`",
+                port = address.port()
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str("none"),
+            Some(address) => address.fmt(f),
+        }
+    }
+}
+
 /// After how long without requests the model is let go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IdleUnload(Option<Duration>);
 
 impl IdleUnload {
+    /// Where a daemon was started on the way to an answer: nobody thinks of it any more when the answers are over.
+    pub(super) const IN_BACKGROUND: Self = Self(Some(Duration::from_secs(15 * 60)));
+
     /// The time; `None`: never.
     #[must_use]
     pub fn after(self) -> Option<Duration> {
@@ -328,7 +386,7 @@ fn exactly(bytes: u64) -> String {
 }
 
 /// Reads from a file's string what is read from a flag's.
-pub(super) fn from_text<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
+pub(crate) fn from_text<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
     let text = String::deserialize(deserializer)?;

@@ -14,10 +14,17 @@ pub(super) fn of(failure: &Failure) -> Row {
         Failure::Name(_) => Row::invalid("INVALID_NAME", "name")
             .hint("write it as the hub does, such as GSAI-ML/LLaDA-8B-Instruct"),
         Failure::UnknownModel {
-            model, is_partial, ..
+            model,
+            is_partial,
+            near,
+            ..
         } => {
             let row = Row::new(Code::NotFound, "UNKNOWN_MODEL").figure("model", model);
             match is_partial {
+                false if !near.is_empty() && !model.contains('/') => row.hint(format!(
+                    "did you mean {}? `sluice list` shows what is here",
+                    near.join(", or ")
+                )),
                 true => row.hint(format!("`sluice pull {model}` goes on with the download")),
                 false if model.contains('/') => row.hint(format!(
                     "`sluice list` shows what is here; `sluice pull {model}` downloads it"

@@ -112,6 +112,14 @@ pub enum Failure {
     /// No plan within the budget has room for a request.
     #[error(transparent)]
     TooLargeForBudget(PlanError),
+    /// No plan of the model within the budget, on a card. Without one it might have room.
+    #[error("{card} can't compute it: {error}")]
+    TooLargeForCard {
+        /// The card's name.
+        card: String,
+        /// Why.
+        error: PlanError,
+    },
     /// Level and budget can't change, since no model is there to change with them.
     #[error("{0}; level and budget stay as they are")]
     NothingToChange(Box<Failure>),
@@ -137,6 +145,8 @@ pub enum Failure {
         is_partial: bool,
         /// The same with a label.
         alike: Vec<String>,
+        /// Names that may have been meant.
+        near: Vec<String>,
     },
     /// Models can't be downloaded anywhere.
     #[error("there is no folder to keep models in")]

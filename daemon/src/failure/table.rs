@@ -133,6 +133,12 @@ fn row(failure: &Failure) -> Row {
             code: Code::ResourceExhausted,
             ..plan(error)
         },
+        Failure::TooLargeForCard { card, error } => {
+            let row = plan(error);
+            let hint = row.hint.as_deref().unwrap_or_default();
+            let hint = format!("{hint}; or let the CPU compute it: sluiced --device cpu");
+            row.hint(hint).figure("card", card)
+        }
         Failure::NothingToChange(cause) => {
             let row = row(cause);
             match row.retry {
@@ -282,10 +288,14 @@ fn plan(error: &PlanError) -> Row {
             budget_bytes,
             least_bytes,
             level,
+            fitting,
             ..
         } => {
             let least = units::bytes_to_type(*least_bytes);
             let hint = match level {
+                _ if let Some((other, _)) = fitting => format!(
+                    "at least {least} works: --budget {least}; or choose what fits: --level {other}"
+                ),
                 Level::Off => format!(
                     "at least {least} works: sluice budget {least} (sluiced: --budget {least}); or stream what has no room: sluice level standard"
                 ),
@@ -298,11 +308,9 @@ fn plan(error: &PlanError) -> Row {
                 .figure("budget_bytes", budget_bytes)
                 .figure("least_bytes", least_bytes)
         }
-        PlanError::NotLoadable { .. } => Row::new(Code::FailedPrecondition, "NOT_LOADABLE_YET")
-            .hint(
-                "run sluice compress CHECKPOINT --output FILE.sluice and load that, or choose standard, which is as \
-                 faithful, or moderate, which is smaller",
-            ),
+        PlanError::NotCoded { .. } => Row::new(Code::FailedPrecondition, "NO_CACHE_FOLDER").hint(
+            "start sluiced with --cache DIR, or choose standard, which is as faithful, or moderate, which is smaller",
+        ),
         PlanError::CacheFormat { number, .. } => Row::new(Code::FailedPrecondition, "CACHE_FORMAT")
             .hint(format!(
                 "choose {number}, or auto; sluice level LEVEL --kv auto changes it"

@@ -53,6 +53,7 @@ fn name(failure: &Failure) -> &'static str {
         F::PathNotAbsolute { .. } => "path",
         F::UnknownPreset { .. } => "preset",
         F::TooLargeForBudget(_) => "too large for the budget",
+        F::TooLargeForCard { .. } => "too large for the card",
         F::NothingToChange(_) => "nothing to change",
         F::HeldForNextLoad => "held for the next load",
         F::Hub(error) => library::hub_name(error),
@@ -87,7 +88,7 @@ fn plan_name(error: &PlanError) -> &'static str {
     use PlanError as P;
     match error {
         P::BudgetTooSmall { .. } => "budget too small",
-        P::NotLoadable { .. } => "not loadable",
+        P::NotCoded { .. } => "not coded",
         P::CanvasTooLong { .. } => "canvas too long",
         P::CacheFormat { .. } => "cache format",
         P::Zero { .. } => "zero in a plan",
@@ -137,7 +138,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 134;
+const VARIANTS: usize = 135;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -213,7 +214,14 @@ async fn all() -> Vec<(Failure, Code)> {
             ResourceExhausted,
         ),
         (
-            engine(PlanError::NotLoadable { level: Level::Mild }.into()),
+            F::TooLargeForCard {
+                card: "RTX".to_owned(),
+                error: budget_too_small(Level::Standard),
+            },
+            FailedPrecondition,
+        ),
+        (
+            engine(PlanError::NotCoded { level: Level::Mild }.into()),
             FailedPrecondition,
         ),
         (
@@ -346,6 +354,7 @@ fn budget_too_small(level: Level) -> PlanError {
         least_bytes: (3 << 30) - 5,
         level,
         canvas: 64,
+        fitting: None,
     }
 }
 

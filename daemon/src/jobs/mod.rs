@@ -16,7 +16,7 @@ use sluice_proto::v1;
 use tokio::{sync::watch, task::spawn_blocking};
 use tonic::Status;
 
-use crate::{failure::Failure, registry::Changes};
+use crate::{allocator, failure::Failure, registry::Changes};
 
 /// Jobs that are remembered after their end.
 pub const ENDED_MAX: usize = 32;
@@ -112,7 +112,12 @@ impl Jobs {
         let (jobs, begun) = (self.clone(), job.clone());
         tokio::spawn(async move {
             let worker = begun.clone();
-            let result = spawn_blocking(move || work(&worker)).await;
+            let work = move || {
+                let result = work(&worker);
+                allocator::give_back();
+                result
+            };
+            let result = spawn_blocking(work).await;
             jobs.end(&begun, result.unwrap_or_else(|error| Err(error.into())));
         });
         Ok(job)
@@ -144,7 +149,13 @@ impl Jobs {
                 elapsed_ms: elapsed.as_secs_f64() * 1000.0,
             }),
         };
-        job.state.send_modify(|state| state.end = Some(end));
+        job.state.send_modify(|state| {
+            if end.state == v1::JobState::Done {
+                // Work tells of its progress now and then; its last word may not have been told.
+                state.progress.done_bytes = state.progress.total_bytes;
+            }
+            state.end = Some(end);
+        });
         self.changes.tell();
     }
 

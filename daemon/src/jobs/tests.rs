@@ -59,6 +59,31 @@ async fn those_that_ended_are_remembered_up_to_a_bound() {
 }
 
 #[tokio::test]
+async fn a_job_that_is_done_has_done_all_and_others_stay_where_they_were() {
+    let jobs = jobs();
+    let half = |job: &Job| {
+        let progress = v1::JobProgress {
+            done_bytes: 4_400_000,
+            total_bytes: 7_600_000,
+            ..Default::default()
+        };
+        job.state.send_modify(|state| state.progress = progress);
+    };
+    let done = jobs.begin(facts(), move |job| {
+        half(job);
+        Ok(verified())
+    });
+    jobs.idle().await;
+    let failed = jobs.begin(facts(), move |job| {
+        half(job);
+        Err(Failure::Cancelled)
+    });
+    jobs.idle().await;
+    let bytes = |job: Result<Arc<Job>, _>| job.unwrap().to_wire().progress.unwrap().done_bytes;
+    assert_eq!((bytes(done), bytes(failed)), (7_600_000, 4_400_000));
+}
+
+#[tokio::test]
 async fn a_job_that_panics_has_failed() {
     let jobs = jobs();
     let job = jobs.begin(facts(), |_| panic!("a bug")).unwrap();

@@ -2,9 +2,10 @@
 
 use std::{fs, path::Path};
 
-use super::{Library, facts::small_text};
+use super::{Library, Origin, facts::small_text};
 use crate::{
     failure::Failure,
+    keeping,
     models::{EMBEDDED_NAME, ModelName},
 };
 
@@ -34,26 +35,33 @@ impl Library {
         fs::create_dir_all(&path).map_err(|cause| Failure::Record { path, cause })
     }
 
-    /// Records a model; the embedded one needs no record.
+    /// Forgets which model was recorded.
+    ///
+    /// # Errors
+    /// When the record can't be deleted.
+    pub fn clear_default(&self) -> Result<(), Failure> {
+        let path = self.folder()?.join(FILE);
+        keeping::remove(&path).map_err(|cause| Failure::Record { path, cause })
+    }
+
+    /// Records a model.
     ///
     /// # Errors
     /// When there is no folder to record it in, or it can't be written.
     pub fn set_default(&self, model: &ModelName) -> Result<(), Failure> {
         let folder = self.folder()?;
-        let failed = |cause| Failure::Record {
-            path: folder.join(FILE),
-            cause,
-        };
         let text = match &model.path {
             None => EMBEDDED_NAME.to_owned(),
             Some(path) => match self.find(&model.name) {
-                Ok(entry) if entry.path == *path => model.name.clone(),
+                // A remembered path may be forgotten, and its name with it.
+                Ok(entry) if entry.path == *path && entry.origin != Origin::Path => {
+                    model.name.clone()
+                }
                 _ => path.to_string_lossy().into_owned(),
             },
         };
-        fs::create_dir_all(folder).map_err(failed)?;
-        let temporary = folder.join(format!("{FILE}.new"));
-        fs::write(&temporary, format!("{text}\n")).map_err(failed)?;
-        fs::rename(&temporary, folder.join(FILE)).map_err(failed)
+        let path = folder.join(FILE);
+        keeping::replace(&path, &format!("{text}\n"))
+            .map_err(|cause| Failure::Record { path, cause })
     }
 }

@@ -44,7 +44,7 @@ pub struct Entry {
 
 impl Entry {
     /// One that somebody put there.
-    fn new(name: String, path: PathBuf, folder: &Path, facts: Facts) -> Self {
+    pub(super) fn new(name: String, path: PathBuf, folder: &Path, facts: Facts) -> Self {
         Self {
             name,
             path,
@@ -68,6 +68,8 @@ pub enum Origin {
     Local,
     /// The hub's own programs downloaded it.
     HubCache,
+    /// Somebody loaded it by its path.
+    Path,
 }
 
 impl Origin {
@@ -76,6 +78,7 @@ impl Origin {
             Self::Pulled => v1::ModelOrigin::Pulled,
             Self::Local => v1::ModelOrigin::Local,
             Self::HubCache => v1::ModelOrigin::HubCache,
+            Self::Path => v1::ModelOrigin::Path,
         }
     }
 }
@@ -187,7 +190,7 @@ fn of_model_folder(folder: &Path, name: &str) -> Vec<Entry> {
 }
 
 /// The files of a folder that are models, in order, so that of a split GGUF the first comes first.
-fn files(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<_> = fs::read_dir(folder)
         .into_iter()
         .flatten()

@@ -11,14 +11,20 @@ use sluice_engine::{
         coded::{self, Container},
     },
     engine::Outline,
-    plan::{BLOCK_DEFAULT, Machine, Workload},
+    model::family::Family,
+    plan::{BLOCK_DEFAULT, Machine, Plan, Workload},
 };
 use sluice_hub::Manifest;
-use sluice_proto::v1;
+use sluice_proto::{model::Drawing, v1};
 use sluice_shared::{level::Level, units};
 
 use super::facts::{self, Group, small_text};
-use crate::{models::ModelName, translate};
+use crate::{
+    config::Table,
+    models::ModelName,
+    settings::{self, Origin, Subject},
+    translate,
+};
 
 /// Largest tokenizer that is looked into.
 const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
@@ -59,6 +65,7 @@ pub(crate) fn inspect(
     machine: Result<Machine, EngineError>,
     settings: Settings,
     budget_bytes: u64,
+    not_loadable: impl Fn(&Plan) -> Option<String>,
 ) -> v1::InspectModelResponse {
     let path = model.path.as_deref();
     let folder = path.map(|path| match path.is_file() {
@@ -109,11 +116,41 @@ pub(crate) fn inspect(
             bytes: group.bytes,
         })
         .collect();
-    match levels(model, machine, settings, budget_bytes) {
+    match levels(model, machine, settings, budget_bytes, not_loadable) {
         Ok(levels) => answer.levels = levels,
         Err(error) => answer.not_loadable = error.to_string(),
     }
     answer
+}
+
+/// How its tokens are chosen where nobody asks for anything; what its files say of that and makes no sense, is told as a
+/// fact. Nothing of a model that can't be read.
+pub(crate) fn sampling(model: &ModelName, answer: &mut v1::InspectModelResponse, table: &Table) {
+    let Ok(checkpoint) = Checkpoint::open(&model.source()) else {
+        return;
+    };
+    let Ok(config) = checkpoint.model() else {
+        return;
+    };
+    let has_template = |fact: &v1::Fact| fact.name == "chat template" && fact.value != "none";
+    let recommended = checkpoint.recommended();
+    let subject = Subject {
+        family: config.family.name(),
+        is_masked: config.mask.is_some(),
+        talks: config.family == Family::Llada || answer.facts.iter().any(has_template),
+        recommended: &recommended,
+    };
+    let sampler = subject.sampler(&Drawing::default(), table);
+    answer.settings.extend(sampler.told);
+    if let Some(system) = &table.system {
+        let system = settings::told("system", system, Origin::ModelFile);
+        answer.settings.push(system);
+    }
+    let problems = recommended.problems.into_iter();
+    answer.facts.extend(problems.map(|value| v1::Fact {
+        name: "warning".to_owned(),
+        value,
+    }));
 }
 
 /// What each level would take, where the engine knows such models.
@@ -122,6 +159,7 @@ fn levels(
     machine: Result<Machine, EngineError>,
     settings: Settings,
     budget_bytes: u64,
+    not_loadable: impl Fn(&Plan) -> Option<String>,
 ) -> Result<Vec<v1::LevelEstimate>, EngineError> {
     let outline = Outline::of_checkpoint(&model.source(), machine?)?;
     let canvas = sluice_engine::engine::default_canvas(outline.context_length());
@@ -136,10 +174,7 @@ fn levels(
                 peak_bytes: plan.peak_bytes(),
                 weight_bytes: plan.weight_bytes(),
                 fits: plan.peak_bytes() <= budget_bytes,
-                not_loadable: plan
-                    .check_loadable()
-                    .err()
-                    .map_or_else(String::new, |error| error.to_string()),
+                not_loadable: not_loadable(&plan).unwrap_or_default(),
             })
         })
         .collect()
@@ -405,6 +440,7 @@ mod tests {
             Err(EngineError::NoModel),
             Settings::default(),
             0,
+            |_| None,
         );
         let fact = |name: &str| {
             let found = answer.facts.iter().find(|fact| fact.name == name);
@@ -429,6 +465,7 @@ mod tests {
             Err(EngineError::NoModel),
             Settings::default(),
             0,
+            |_| None,
         );
         let fact = |name: &str| {
             let found = answer.facts.iter().find(|fact| fact.name == name);
@@ -436,7 +473,7 @@ mod tests {
         };
         assert_eq!(fact("family"), Some("llada"));
         assert_eq!(fact("chat template"), Some("there"));
-        assert!(matches!(&answer.tensors[..], [group] if group.parameters == 3_803_904));
+        assert!(matches!(&answer.tensors[..], [group] if group.parameters == 3_934_976));
     }
 
     #[test]

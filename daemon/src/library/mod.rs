@@ -6,17 +6,20 @@ mod entry;
 mod facts;
 mod inspect;
 mod pulls;
+mod remembered;
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard},
 };
 
 use sluice_hub::{Access, Lock, Manifest, PARTIAL};
 use sluice_proto::v1;
+use sluice_shared::names;
 
 use self::facts::SAFETENSORS;
-pub(crate) use self::inspect::inspect;
+pub(crate) use self::inspect::{inspect, sampling};
 pub use self::{
     entry::{Entry, Origin},
     pulls::{PullStage, PullState, Pulls},
@@ -35,6 +38,17 @@ pub struct Library {
     hub_cache: Option<PathBuf>,
     /// How the hub is reached.
     access: Access,
+    /// Held while the list of remembered paths is written.
+    writing: Mutex<()>,
+}
+
+/// What became of a model that was to be removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Removed {
+    /// So many bytes were deleted.
+    Deleted(u64),
+    /// It was loaded by this path, and is the user's own: it is listed no more, and its files stay.
+    Forgotten(PathBuf),
 }
 
 impl Library {
@@ -45,7 +59,12 @@ impl Library {
             folder,
             hub_cache,
             access,
+            writing: Mutex::default(),
         }
+    }
+
+    fn writing(&self) -> MutexGuard<'_, ()> {
+        self.writing.lock().expect("nothing panics under this lock")
     }
 
     /// How the hub is reached.
@@ -77,16 +96,20 @@ impl Library {
                 entries.push(entry);
             }
         }
+        self.add_remembered(&mut entries);
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         entries
     }
 
-    /// The model of a name, whole. Upper and lower case are as good where only one model is meant.
+    /// The model of a name, whole. Upper and lower case are as good where only one model is meant, and a short name is
+    /// as good as the one that it stands for.
     ///
     /// # Errors
     /// When there is none.
     pub fn find(&self, name: &str) -> Result<Entry, Failure> {
         let entries = self.entries();
+        let is_listed = entries.iter().any(|entry| entry.name == name);
+        let name = names::full(name).filter(|_| !is_listed).unwrap_or(name);
         let is_whole = |entry: &&Entry| !entry.is_partial;
         let exact = entries
             .iter()
@@ -130,23 +153,42 @@ impl Library {
     pub fn model(&self, name: &str) -> Result<ModelName, Failure> {
         match name {
             EMBEDDED_NAME => Ok(ModelName::embedded()),
-            name => self.find(name).map(|entry| entry.model()),
+            name => match self.find(name) {
+                Err(_) if name == names::DEMONSTRATION => Ok(ModelName::embedded()),
+                found => found.map(|entry| entry.model()),
+            },
         }
     }
 
-    /// Deletes a model that was downloaded, or what there is of one, and returns the bytes of it. What the hub did not
-    /// send stays, and its folder then too.
+    /// The name that the list has for a name or path as somebody says it.
+    #[must_use]
+    pub fn listed_name(&self, name: &str) -> String {
+        let entries = self.entries();
+        let is_meant = |entry: &&Entry| entry.name == name || entry.path == Path::new(name);
+        match (entries.iter().find(is_meant), names::full(name)) {
+            (Some(entry), _) => entry.name.clone(),
+            (None, full) => full.unwrap_or(name).to_owned(),
+        }
+    }
+
+    /// Deletes a model that was downloaded, or what there is of one. What the hub did not send stays, and its folder then
+    /// too. One that was loaded by its path is forgotten.
     ///
     /// # Errors
     /// When it is not ours, or can't be deleted.
-    pub fn remove(&self, name: &str) -> Result<u64, Failure> {
+    pub fn remove(&self, name: &str) -> Result<Removed, Failure> {
         let entries = self.entries();
         let Some(entry) = entries.iter().find(|entry| entry.name == name) else {
             return Err(match name {
-                EMBEDDED_NAME => Failure::Embedded,
+                EMBEDDED_NAME | names::DEMONSTRATION => Failure::Embedded,
                 name => self.unknown(name, &entries),
             });
         };
+        if entry.origin == Origin::Path {
+            self.forget(&entry.path)?;
+            self.drop_default(entry)?;
+            return Ok(Removed::Forgotten(entry.path.clone()));
+        }
         let failed = |cause: io::Error| Failure::Remove {
             path: entry.folder.clone(),
             cause,
@@ -161,7 +203,7 @@ impl Library {
         };
         if entry.is_partial {
             fs::remove_dir_all(&entry.folder).map_err(failed)?;
-            return Ok(entry.disk_bytes);
+            return Ok(Removed::Deleted(entry.disk_bytes));
         }
         let Some(manifest) = manifest else {
             return Err(Failure::NotOurs {
@@ -183,14 +225,18 @@ impl Library {
         {
             let _ = fs::remove_dir(owner);
         }
-        if self
-            .default()
-            .is_some_and(|default| default.path.as_ref() == Some(&entry.path))
-        {
-            self.set_default(&ModelName::embedded())?;
-        }
+        self.drop_default(entry)?;
         drop(lock);
-        Ok(manifest.bytes())
+        Ok(Removed::Deleted(manifest.bytes()))
+    }
+
+    /// Where a model that goes was the default, the embedded one takes its place.
+    fn drop_default(&self, entry: &Entry) -> Result<(), Failure> {
+        let default = self.default();
+        match default.is_some_and(|default| default.path.as_ref() == Some(&entry.path)) {
+            true => self.clear_default(),
+            false => Ok(()),
+        }
     }
 
     fn unknown(&self, name: &str, entries: &[Entry]) -> Failure {
@@ -205,6 +251,7 @@ impl Library {
             model: name.chars().take(200).collect(),
             is_partial,
             alike: labelled.map(|entry| entry.name.clone()).collect(),
+            near: names::near(name, entries.iter().map(|entry| entry.name.as_str())),
         }
     }
 }

@@ -121,7 +121,7 @@ fn removing_takes_what_was_brought_and_nothing_else() {
     );
     assert!(model.join("config.json").exists());
     drop(lock);
-    assert_eq!(library.remove("o/m").unwrap(), 4);
+    assert_eq!(library.remove("o/m").unwrap(), Removed::Deleted(4));
     assert_eq!(fs::read(model.join("notes.txt")).unwrap(), b"mine");
     assert!(!model.join("config.json").exists());
     assert!(matches!(
@@ -152,8 +152,8 @@ fn a_model_beside_one_that_was_brought_is_not_ours() {
     assert!(matches!(removed, Err(Failure::NotOurs { .. })));
     assert!(model.join("model.safetensors").exists());
     assert_eq!(library.find("o/m").unwrap().origin, Origin::Pulled);
-    assert_eq!(library.remove("o/m").unwrap(), 4);
-    assert_eq!(library.remove("o/l:Q8_0").unwrap(), 2);
+    assert_eq!(library.remove("o/m").unwrap(), Removed::Deleted(4));
+    assert_eq!(library.remove("o/l:Q8_0").unwrap(), Removed::Deleted(2));
     for kept in [
         model.join("mine-Q8_0.gguf"),
         labelled.join("a-mine-Q8_0.gguf"),
@@ -230,4 +230,96 @@ fn the_default_is_a_name_or_a_path_that_is_still_there() {
         nowhere.set_default(&ModelName::embedded()),
         Err(Failure::NoModelsFolder)
     ));
+}
+
+#[test]
+fn a_model_used_by_its_path_stays_listed_until_it_is_gone_or_forgotten() {
+    let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let library = library(folder.path());
+    let place = |name: &str| elsewhere.path().join(name);
+    for name in ["mine", "other/mine", "gone"] {
+        let config = br#"{"model_type":"llada"}"#;
+        put(&place(name), "config.json", config);
+        put(&place(name), "model.safetensors", b"not a header");
+    }
+    put(elsewhere.path(), "m-Q8_0.gguf", b"GGUF");
+    put(&folder.path().join("pulled"), "config.json", b"{}");
+    put(&folder.path().join("pulled"), "model.safetensors", b"");
+    for name in ["mine", "other/mine", "gone", "m-Q8_0.gguf", "mine"] {
+        library.remember(&place(name)).unwrap();
+    }
+    // What the library has anyway needs no second line.
+    library.remember(&folder.path().join("pulled")).unwrap();
+    fs::remove_dir_all(place("gone")).unwrap();
+    let other = place("other/mine").to_string_lossy().into_owned();
+    let mut expected = vec![
+        other.clone(),
+        "m-Q8_0".into(),
+        "mine".into(),
+        "pulled".into(),
+    ];
+    expected.sort();
+    assert_eq!(names(&library), expected);
+    let found = library.find("mine").unwrap();
+    assert_eq!((found.origin, &found.path), (Origin::Path, &place("mine")));
+    assert_eq!((found.disk_bytes, &*found.family), (12, "llada"));
+    assert_eq!(library.find(&other).unwrap().path, place("other/mine"));
+
+    // Its owner's files stay.
+    let listed = library.listed_name(&place("mine").to_string_lossy());
+    assert_eq!(
+        library.remove(&listed).unwrap(),
+        Removed::Forgotten(place("mine"))
+    );
+    assert!(place("mine/model.safetensors").exists());
+    assert_eq!(names(&library), ["m-Q8_0", "mine", "pulled"]);
+    assert_eq!(library.find("mine").unwrap().path, place("other/mine"));
+}
+
+#[test]
+fn no_more_paths_are_remembered_than_a_bound() {
+    let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let library = library(folder.path());
+    for number in 0..remembered::PATHS_MAX + 3 {
+        let name = format!("m{number:03}.gguf");
+        put(elsewhere.path(), &name, b"GGUF");
+        library.remember(&elsewhere.path().join(name)).unwrap();
+    }
+    let names = names(&library);
+    assert_eq!(names.len(), remembered::PATHS_MAX);
+    assert_eq!(names[0], "m003");
+}
+
+#[test]
+fn short_names_and_near_ones_lead_to_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = library(folder.path());
+    put(
+        &folder.path().join("GSAI-ML/LLaDA-8B-Instruct"),
+        "config.json",
+        b"{}",
+    );
+    put(
+        &folder.path().join("GSAI-ML/LLaDA-8B-Instruct"),
+        "model.safetensors",
+        b"",
+    );
+    assert_eq!(
+        library.find("llada").unwrap().name,
+        "GSAI-ML/LLaDA-8B-Instruct"
+    );
+    assert_eq!(library.listed_name("LLaDA"), "GSAI-ML/LLaDA-8B-Instruct");
+    assert_eq!(library.model("demo").unwrap(), ModelName::embedded());
+    let unknown = library.find("llado").unwrap_err();
+    let status = tonic::Status::from(unknown);
+    let call = sluice_proto::client::CallError::from(status);
+    let hint = call.hint.unwrap();
+    assert!(hint.starts_with("did you mean llada"), "{hint}");
+    let absent = tonic::Status::from(library.find("smollm2").unwrap_err());
+    let hint = sluice_proto::client::CallError::from(absent).hint.unwrap();
+    assert!(hint.contains("sluice pull"), "{hint}");
+    // A model of one's own comes before the table.
+    put(&folder.path().join("llada"), "config.json", b"{}");
+    put(&folder.path().join("llada"), "model.safetensors", b"");
+    assert_eq!(library.find("llada").unwrap().name, "llada");
 }

@@ -5,6 +5,8 @@ use std::sync::LazyLock;
 use sluice_engine::checkpoint::{Checkpoint, Source};
 use sluice_proto::v1;
 
+use crate::allocator;
+
 /// Its name.
 pub const EMBEDDED_NAME: &str = "sluice-demo";
 
@@ -46,6 +48,13 @@ static FACTS: LazyLock<Facts> = LazyLock::new(|| {
         parameters,
     }
 });
+
+/// Lets go of its weights' pages, which a load has copied from.
+pub(super) fn forget() {
+    for (_, bytes) in FILES {
+        allocator::forget(bytes);
+    }
+}
 
 /// Adds what is known of it without loading it.
 pub(super) fn described(model: v1::Model) -> v1::Model {

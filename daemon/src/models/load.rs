@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Instant};
 
-use sluice_engine::{EngineError, LoadEvent, LoadedModel};
+use sluice_engine::{EngineError, LoadEvent, LoadedModel, plan::PlanError};
 use sluice_proto::v1;
 use sluice_shared::units;
 use tokio::sync::watch;
 
-use super::{AskedBy, ModelName, Models, Serving};
-use crate::{failure::Failure, translate};
+use super::{AskedBy, ModelName, Models, Serving, Start, embedded};
+use crate::{allocator, failure::Failure, translate};
 
 /// How far a load is: a full picture, so that the latest is enough.
 #[derive(Debug, Clone)]
@@ -34,13 +34,21 @@ pub enum LoadStage {
     Failed(tonic::Status),
 }
 
+/// What is known of a load when it begins.
+pub(super) struct About {
+    pub(super) name: ModelName,
+    pub(super) asked_by: AskedBy,
+    /// Slept when this began, and does so again if it fails.
+    pub(super) asleep: Option<ModelName>,
+    pub(super) start: Start,
+    /// What computes, where that is a card.
+    pub(super) card: Option<String>,
+}
+
 /// Carries the engine's word on one load to all who ask.
 pub(super) struct Report {
     models: Arc<Models>,
-    name: ModelName,
-    asked_by: AskedBy,
-    /// Slept when this began, and does so again if it fails.
-    asleep: Option<ModelName>,
+    about: About,
     state: watch::Sender<LoadState>,
     begun: Instant,
     ended: bool,
@@ -49,20 +57,17 @@ pub(super) struct Report {
 impl Report {
     pub(super) fn new(
         models: Arc<Models>,
-        name: ModelName,
-        asked_by: AskedBy,
-        asleep: Option<ModelName>,
+        about: About,
+        notice: Option<String>,
     ) -> (Self, watch::Receiver<LoadState>) {
         let (state, receiver) = watch::channel(LoadState {
             plan: None,
-            notices: Vec::new(),
+            notices: notice.into_iter().collect(),
             stage: LoadStage::Reading(v1::LoadProgress::default()),
         });
         let report = Self {
             models,
-            name,
-            asked_by,
-            asleep,
+            about,
             state,
             begun: Instant::now(),
             ended: false,
@@ -74,18 +79,24 @@ impl Report {
         match event {
             LoadEvent::Planned(plan) => {
                 tracing::info!(
-                    model = self.name.name,
+                    model = self.about.name.name,
                     level = plan.level.name(),
                     peak = units::bytes(plan.peak_bytes()),
                     streamed = units::bytes(plan.streamed_bytes()),
                     "planned"
                 );
-                let plan = translate::plan::plan(&plan, &self.name.name);
-                self.state
-                    .send_modify(|state| state.plan = Some(Arc::new(plan)));
+                let busy = translate::plan::busy(&plan);
+                if let Some(notice) = &busy {
+                    tracing::info!(model = self.about.name.name, notice, "while loading");
+                }
+                let plan = translate::plan::plan(&plan, &self.about.name.name);
+                self.state.send_modify(|state| {
+                    state.notices.extend(busy);
+                    state.plan = Some(Arc::new(plan));
+                });
             }
             LoadEvent::Notice(text) => {
-                tracing::warn!(model = self.name.name, notice = text, "while loading");
+                tracing::warn!(model = self.about.name.name, notice = text, "while loading");
                 self.state.send_modify(|state| state.notices.push(text));
             }
             LoadEvent::Converting {
@@ -103,11 +114,22 @@ impl Report {
                     loaded_bytes,
                     total_bytes,
                 };
-                self.models.lock().loading = Some((self.name.clone(), progress));
+                self.models.lock().loading = Some((self.about.name.clone(), progress));
                 self.go_to(LoadStage::Reading(progress));
             }
             LoadEvent::Finished(Ok(loaded)) => self.succeed(loaded),
-            LoadEvent::Finished(Err(error)) => self.fail(&error.into()),
+            LoadEvent::Finished(Err(error)) => self.fail(&self.refused(error)),
+        }
+    }
+
+    /// What the card has no room for, the CPU may have room for.
+    fn refused(&self, error: EngineError) -> Failure {
+        match (error, &self.about.card) {
+            (EngineError::Plan(error @ PlanError::BudgetTooSmall { .. }), Some(card)) => {
+                let card = card.clone();
+                Failure::TooLargeForCard { card, error }
+            }
+            (error, _) => error.into(),
         }
     }
 
@@ -119,13 +141,23 @@ impl Report {
     fn succeed(&mut self, loaded: Arc<LoadedModel>) {
         self.ended = true;
         tracing::info!(
-            model = self.name.name,
+            model = self.about.name.name,
             weights = units::bytes(loaded.info.weight_bytes),
             took = units::duration_ms(self.begun.elapsed().as_secs_f64() * 1000.0),
             "model ready"
         );
-        let name = self.name.clone();
-        let serving = Serving { name, loaded };
+        for problem in &loaded.recommended.problems {
+            tracing::warn!(model = self.about.name.name, problem, "while loading");
+        }
+        let problems = loaded.recommended.problems.clone();
+        self.state
+            .send_modify(|state| state.notices.extend(problems));
+        let name = self.about.name.clone();
+        let serving = Serving {
+            name,
+            loaded,
+            start: self.about.start,
+        };
         let wire = serving.to_wire();
         let before = {
             let mut known = self.models.lock();
@@ -134,17 +166,19 @@ impl Report {
             known.failed = None;
             known.serving.replace(serving)
         };
-        // Its weights are freed outside the lock.
+        // What is left of it is freed outside the lock.
         drop(before);
+        embedded::forget();
+        allocator::give_back();
         self.go_to(LoadStage::Ready(Box::new(wire)));
     }
 
     fn fail(&mut self, failure: &Failure) {
         self.ended = true;
-        let model = &self.name.name;
+        let model = &self.about.name.name;
         // Somebody wanted it so; it says nothing of the model.
         let was_cancelled = matches!(failure, Failure::Engine(EngineError::LoadCancelled));
-        match self.asked_by {
+        match self.about.asked_by {
             _ if was_cancelled => tracing::info!(model, "load cancelled"),
             AskedBy::Configuration => {
                 tracing::error!(model, reason = %failure, "the model can't be loaded");
@@ -158,11 +192,12 @@ impl Report {
             known.loading = None;
             known.is_waking = false;
             // The next request tries again: what was in the way may be gone by then.
-            known.asleep = self.asleep.take();
+            known.asleep = self.about.asleep.take();
             if !was_cancelled {
-                known.failed = Some((self.name.clone(), failure.to_string()));
+                known.failed = Some((self.about.name.clone(), failure.to_string()));
             }
         }
+        allocator::give_back();
         self.go_to(LoadStage::Failed(failure.into()));
     }
 }

@@ -9,19 +9,27 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
-use sluice_engine::{Engine, EngineError, LoadedModel, checkpoint::Source, text::Text};
+use sluice_engine::{
+    Engine, EngineError, LoadedModel, Settings as EngineSettings, checkpoint::Source,
+    model::family::Family, text::Text,
+};
 use sluice_proto::v1;
 use sluice_shared::level::Level;
 use tokio::sync::watch;
 
-use self::load::Report;
+use self::load::{About, Report};
 pub use self::{
     embedded::EMBEDDED_NAME,
     load::{LoadStage, LoadState},
     rest::Reason,
 };
 
-use crate::{failure::Failure, registry::Changes};
+use crate::{
+    config::Budget,
+    failure::Failure,
+    registry::Changes,
+    settings::{Choice, LoadSettings, Settings},
+};
 
 /// Which model is meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,6 +103,38 @@ pub struct Serving {
     pub name: ModelName,
     /// What the engine holds.
     pub loaded: Arc<LoadedModel>,
+    /// What goes back leads to.
+    pub start: Start,
+}
+
+/// Where `restore` leads: to what the model was loaded with, but for what was only remembered from before.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Start {
+    /// What the load asked for itself.
+    pub asked: Choice,
+    level: Option<Level>,
+    budget: Option<Budget>,
+}
+
+impl Start {
+    fn new(asked: Choice, holds: LoadSettings, unremembered: LoadSettings) -> Self {
+        let (level, budget) = (unremembered.level.value, unremembered.budget.value);
+        Self {
+            asked,
+            level: (holds.level.value != level).then_some(level),
+            budget: (holds.budget.value != budget).then_some(budget),
+        }
+    }
+
+    /// What the model was loaded with, but for what was remembered.
+    #[must_use]
+    pub fn instead_of(self, loaded: EngineSettings) -> EngineSettings {
+        EngineSettings {
+            level: self.level.unwrap_or(loaded.level),
+            budget_bytes: self.budget.map_or(loaded.budget_bytes, Budget::bytes),
+            ..loaded
+        }
+    }
 }
 
 impl Serving {
@@ -111,15 +151,23 @@ impl Serving {
             })
     }
 
+    /// Whether it takes part in conversations: it has a chat template, or is LLaDA, whose template is known and was published
+    /// after some of its checkpoints.
+    #[must_use]
+    pub fn talks(&self) -> bool {
+        let text = self.loaded.text.as_ref();
+        let is_llada = self.loaded.info.family == Family::Llada.name();
+        text.is_some_and(|text| is_llada || text.has_chat_template())
+    }
+
     fn to_wire(&self) -> v1::Model {
         let info = &self.loaded.info;
-        let formats = info.formats.iter();
         v1::Model {
             shape: Some(v1::ModelShape {
                 family: info.family.to_owned(),
                 parameters: info.parameters,
                 weight_bytes: info.weight_bytes,
-                formats: formats.map(|format| format.name().to_owned()).collect(),
+                formats: info.formats.clone(),
                 layers: info.layers as u32,
                 width: info.width as u32,
                 heads: info.heads as u32,
@@ -142,20 +190,17 @@ impl Serving {
 pub struct Request {
     /// Which model.
     pub name: ModelName,
-    /// The level, if it is to change.
-    pub level: Option<Level>,
-    /// The budget, if it is to change.
-    pub budget_bytes: Option<u64>,
+    /// What is asked for; what it leaves out, [`Settings`] say.
+    pub asked: Choice,
 }
 
 impl Request {
-    /// A model with the settings as they are.
+    /// A model with the settings that it has where nobody asks for others.
     #[must_use]
     pub fn of(name: ModelName) -> Self {
         Self {
             name,
-            level: None,
-            budget_bytes: None,
+            asked: Choice::default(),
         }
     }
 }
@@ -176,6 +221,8 @@ pub struct Models {
     /// Asked whether it still holds what serves.
     engine: Weak<Engine>,
     known: Mutex<Known>,
+    /// What each is loaded with.
+    settings: Arc<Settings>,
     changes: Changes,
 }
 
@@ -192,13 +239,32 @@ struct Known {
     asleep: Option<ModelName>,
 }
 
+/// A model that is being loaded, and how that goes.
+pub struct Coming {
+    /// As people say it.
+    pub model: String,
+    /// How far it is.
+    pub states: watch::Receiver<LoadState>,
+}
+
+impl Known {
+    fn coming(&self) -> Option<Coming> {
+        let (name, _) = self.loading.as_ref()?;
+        Some(Coming {
+            model: name.name.clone(),
+            states: self.states.clone()?,
+        })
+    }
+}
+
 impl Models {
     /// None yet.
     #[must_use]
-    pub fn new(engine: Weak<Engine>, changes: Changes) -> Self {
+    pub fn new(engine: Weak<Engine>, settings: Arc<Settings>, changes: Changes) -> Self {
         Self {
             engine,
             known: Mutex::default(),
+            settings,
             changes,
         }
     }
@@ -287,11 +353,11 @@ impl Models {
         request: Request,
         asked_by: AskedBy,
     ) -> Result<watch::Receiver<LoadState>, Failure> {
-        let Request {
-            name,
-            level,
-            budget_bytes,
-        } = request;
+        let Request { name, asked } = request;
+        let holds = self.settings.for_load(&name, &asked);
+        let start = Start::new(asked, holds, self.settings.unremembered(&name, &asked));
+        let card = engine.device().gpu().map(|gpu| gpu.name().to_owned());
+        let problem = self.settings.problem();
         let ((mut report, source), receiver) = {
             let mut known = self.lock();
             if let Some((other, _)) = &known.loading {
@@ -303,14 +369,21 @@ impl Models {
             let asleep = known.asleep.take();
             known.is_waking = asked_by == AskedBy::Request;
             let source = name.source();
-            let (report, receiver) = Report::new(self.clone(), name, asked_by, asleep);
+            let about = About {
+                name,
+                asked_by,
+                asleep,
+                start,
+                card,
+            };
+            let (report, receiver) = Report::new(self.clone(), about, problem);
             known.states = Some(receiver.clone());
             ((report, source), receiver)
         };
         self.changes.tell();
         let mut settings = engine.settings();
-        settings.level = level.unwrap_or(settings.level);
-        settings.budget_bytes = budget_bytes.or(settings.budget_bytes);
+        settings.level = holds.level.value;
+        settings.budget_bytes = holds.budget.value.bytes();
         engine.load(source, settings, Box::new(move |event| report.take(event)));
         Ok(receiver)
     }
@@ -320,6 +393,29 @@ impl Models {
         let is_loading = self.lock().loading.is_some();
         engine.cancel_loads();
         is_loading
+    }
+
+    /// A load that goes as a test says, and says nothing to the engine.
+    #[cfg(test)]
+    pub(crate) fn load_by_hand(&self, name: ModelName) -> watch::Sender<LoadState> {
+        let reading = LoadState {
+            plan: None,
+            notices: Vec::new(),
+            stage: LoadStage::Reading(v1::LoadProgress::default()),
+        };
+        let (sender, receiver) = watch::channel(reading);
+        let mut known = self.lock();
+        known.loading = Some((name, v1::LoadProgress::default()));
+        known.states = Some(receiver);
+        sender
+    }
+
+    /// Its end.
+    #[cfg(test)]
+    pub(crate) fn end_by_hand(&self, load: &watch::Sender<LoadState>) {
+        self.lock().loading = None;
+        let stage = LoadStage::Ready(Box::default());
+        load.send_modify(|state| state.stage = stage);
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -364,7 +460,7 @@ mod tests {
 
     #[test]
     fn while_one_loads_callers_are_told_to_come_back() {
-        let models = Models::new(Weak::new(), Changes::default());
+        let models = Models::new(Weak::new(), Arc::default(), Changes::default());
         let progress = v1::LoadProgress {
             loaded_bytes: 1,
             total_bytes: 2,
@@ -387,11 +483,12 @@ mod tests {
             ..Default::default()
         };
         let engine = Arc::new(Engine::start(options).unwrap());
-        let models = Arc::new(Models::new(Arc::downgrade(&engine), Changes::default()));
+        let engine_of = Arc::downgrade(&engine);
+        let models = Arc::new(Models::new(engine_of, Arc::default(), Changes::default()));
         let name = ModelName::at(Path::new("/nowhere/m"));
         models.lock().asleep = Some(name.clone());
         for _ in 0..2 {
-            let mut states = models.wake(&engine).unwrap().expect("it sleeps");
+            let mut states = models.coming(&engine).unwrap().expect("it sleeps").states;
             let is_over = |state: &LoadState| matches!(state.stage, LoadStage::Failed(_));
             states.wait_for(is_over).await.unwrap();
             assert!(models.is_asleep());
@@ -416,13 +513,13 @@ mod tests {
 
     #[test]
     fn without_a_model_the_embedded_one_is_available() {
-        let models = Models::new(Weak::new(), Changes::default());
+        let models = Models::new(Weak::new(), Arc::default(), Changes::default());
         let list = models.list();
         assert_eq!(list.len(), 1);
         assert_eq!(list[0].name, EMBEDDED_NAME);
         assert_eq!(list[0].state(), v1::ModelState::Available);
         assert_eq!(list[0].family, "llada");
-        assert_eq!(list[0].parameters, Some(3_803_904));
+        assert_eq!(list[0].parameters, Some(3_934_976));
         assert!(list[0].disk_bytes > 7_000_000);
         assert!(models.present().is_none());
         assert!(models.serving().is_err());

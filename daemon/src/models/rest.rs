@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use sluice_engine::Engine;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
-use super::{AskedBy, LoadState, ModelName, Models, Request};
-use crate::failure::Failure;
+use super::{AskedBy, Coming, ModelName, Models, Request};
+use crate::{allocator, failure::Failure, settings::Choice};
 
 /// Why a model goes, and so what becomes of the next request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +76,7 @@ impl Models {
         };
         // Freed outside the lock.
         drop(before);
+        allocator::give_back();
         self.changes.tell();
         // One whose place another has taken is gone as well.
         Ok(name.filter(|_| went || reason == Reason::Asked))
@@ -88,34 +89,37 @@ impl Models {
         known.is_waking || (known.asleep.is_some() && self.serving_of(&known).is_none())
     }
 
-    /// Has a model that was let go for want of requests loaded again, or joins who does. `None`: there is nothing to
-    /// wait for.
+    /// What a request waits for while no model serves: the load that is under way, or that of a model that was let go for
+    /// want of requests, which this begins. `None`: there is nothing to wait for.
     ///
     /// # Errors
-    /// When another model is being loaded.
-    pub fn wake(
-        self: &Arc<Self>,
-        engine: &Engine,
-    ) -> Result<Option<watch::Receiver<LoadState>>, Failure> {
-        let name = {
+    /// When another load was begun in this very moment.
+    pub fn coming(self: &Arc<Self>, engine: &Engine) -> Result<Option<Coming>, Failure> {
+        let asleep = {
             let known = self.lock();
-            if known.is_waking {
-                return Ok(known.states.clone());
+            if self.serving_of(&known).is_some() {
+                return Ok(None);
             }
-            match self.serving_of(&known) {
-                Some(_) => None,
-                None => known.asleep.clone(),
+            if let Some(coming) = known.coming() {
+                return Ok(Some(coming));
             }
+            known.asleep.clone()
         };
-        let Some(name) = name else { return Ok(None) };
+        let Some(name) = asleep else { return Ok(None) };
         let model = name.name.clone();
-        match self.load(engine, Request::of(name), AskedBy::Request) {
+        // As it was when it went, whatever was said since of later loads.
+        let was = engine.settings();
+        let asked = Choice {
+            level: Some(was.level),
+            budget: Some(was.budget_bytes.into()),
+        };
+        match self.load(engine, Request { name, asked }, AskedBy::Request) {
             Ok(states) => {
                 tracing::info!(model, "a request wakes the model");
-                Ok(Some(states))
+                Ok(Some(Coming { model, states }))
             }
             // Another request was quicker.
-            Err(Failure::LoadInProgress { .. }) => Ok(self.lock().states.clone()),
+            Err(Failure::LoadInProgress { .. }) => Ok(self.lock().coming()),
             Err(failure) => Err(failure),
         }
     }

@@ -6,15 +6,25 @@ mod dial;
 mod samples;
 
 use sluice_engine::{
-    EngineError, Generate, RequestError, Score, Slot, Work, model::family::Family,
+    EngineError, Generate, RequestError, Score, Slot, Work, decode::policy::policy,
+    model::family::Family,
 };
-use sluice_proto::model::{
-    Dial, EosPolicy, Generation, Input, InvalidField, PinContent, Prompt, Scoring, Turn,
+use sluice_proto::{
+    model::{
+        Dial, EosPolicy, Generation, Input, InvalidField, PinContent, Prompt, Remasking, Role,
+        Scoring, Turn,
+    },
+    v1,
 };
 use sluice_shared::{decoding::Decoding, policy::PolicyChoice};
 
 pub use self::samples::measuring;
-use crate::{failure::Failure, models::Serving};
+use crate::{
+    config::Table,
+    failure::Failure,
+    models::Serving,
+    settings::{self, Origin, Subject},
+};
 
 /// Text in one request, in bytes: several times any context, and tokenized in under a second.
 pub const TEXT_BYTES_MAX: usize = 1 << 20;
@@ -35,10 +45,15 @@ pub struct Prepared {
     pub work: Generate,
     /// The dial that it was made with; none is for causal models.
     pub dial: Option<Dial>,
+    /// How tokens are chosen, the system prompt where it is the model's own, and who said so.
+    pub told: Vec<v1::ResolvedSetting>,
+    /// Chance has a part in it, with a seed that nobody asked for.
+    pub seed_drawn: bool,
 }
 
 /// Turns a checked request into the engine's. Tokenizing takes time: not for async code.
 ///
+/// Where it leaves out how tokens are chosen, or begins no conversation with instructions, the model's `table` counts.
 /// Where the request names no dial, `default_dial` is meant. `is_bus_bound` tells of a request whether it can be done
 /// and its passes wait for streamed weights longer than they compute; only some dials ask.
 ///
@@ -47,6 +62,7 @@ pub struct Prepared {
 pub fn generation(
     request: Generation,
     serving: &Serving,
+    table: &Table,
     default_dial: Dial,
     is_bus_bound: impl Fn(&Work) -> bool,
 ) -> Result<Prepared, Failure> {
@@ -59,10 +75,11 @@ pub fn generation(
         }
     };
     check_size(&request)?;
+    let mut told = Vec::new();
     let is_edit = matches!(request.input, Input::Edit { .. });
     let (prompt, canvas) = match request.input {
         Input::Prompt { prompt, length } => {
-            let prompt = prompt_ids(prompt, serving)?;
+            let prompt = prompt_ids(with_system(prompt, table, &mut told), serving)?;
             let length = match length {
                 Some(length) => length as usize,
                 None => LENGTH_DEFAULT
@@ -90,7 +107,7 @@ pub fn generation(
                     return Err(empty("text", "there is nothing to edit").into());
                 }
                 [] => Vec::new(),
-                turns => chat_ids(serving, turns)?,
+                turns => chat_ids(serving, &begun(turns.to_vec(), table, &mut told))?,
             };
             let tokens = tokenizer.encode_with_spans(&text)?;
             let span_length = span_length.map(|length| length as usize);
@@ -101,6 +118,13 @@ pub fn generation(
         }
     };
     let masked = canvas.iter().filter(|slot| **slot == Slot::Masked).count();
+    let sampler = Subject {
+        family: info.family,
+        is_masked: info.mask.is_some(),
+        talks: serving.talks(),
+        recommended: &serving.loaded.recommended,
+    }
+    .sampler(&request.drawing, table);
     let mut work = Generate {
         model: serving.loaded.id,
         prompt,
@@ -110,9 +134,9 @@ pub fn generation(
         ),
         steps: request.steps.map_or(masked.max(1), |steps| steps as usize),
         canvas,
-        temperature: request.temperature,
+        temperature: sampler.temperature,
         guidance: request.guidance,
-        remasking: request.remasking,
+        remasking: request.remasking.unwrap_or_default(),
         eos: request.eos.unwrap_or(if is_edit {
             EosPolicy::Suppress
         } else {
@@ -120,7 +144,7 @@ pub fn generation(
         }),
         policy: PolicyChoice::default(),
         decoding: Decoding::default(),
-        sampling: request.sampling,
+        sampling: sampler.sampling,
         stops: request.stops.into_iter().map(String::into_bytes).collect(),
         seed: request.seed.map_or_else(draw_seed, Ok)?,
     };
@@ -131,7 +155,17 @@ pub fn generation(
         default_dial,
         is_bus_bound,
     );
+    told.splice(0..0, sampler.told);
+    // A policy that ranks positions itself takes no other ranking.
+    let is_open = policy(&work.policy).needs().ranking.is_none();
+    if let (None, Some(ranking), true) = (request.remasking, sampler.ranking, is_open) {
+        work.remasking = ranking;
+        told.push(settings::told("remasking", "entropy", Origin::BuiltIn));
+    }
+    let draws = work.temperature > 0.0 || work.remasking == Remasking::Random;
     Ok(Prepared {
+        told,
+        seed_drawn: draws && request.seed.is_none(),
         work,
         dial: info.mask.map(|_| dial),
     })
@@ -175,6 +209,27 @@ fn prompt_ids(prompt: Prompt, serving: &Serving) -> Result<Vec<u32>, Failure> {
     Ok(ids)
 }
 
+fn with_system(prompt: Prompt, table: &Table, told: &mut Vec<v1::ResolvedSetting>) -> Prompt {
+    match prompt {
+        Prompt::Chat(turns) => Prompt::Chat(begun(turns, table, told)),
+        prompt => prompt,
+    }
+}
+
+/// The turns behind the model's own instructions, unless they begin with others.
+fn begun(mut turns: Vec<Turn>, table: &Table, told: &mut Vec<v1::ResolvedSetting>) -> Vec<Turn> {
+    let has_its_own = turns.first().is_some_and(|turn| turn.role == Role::System);
+    if let (false, Some(system)) = (has_its_own, &table.system) {
+        told.push(settings::told("system", system, Origin::ModelFile));
+        let turn = Turn {
+            role: Role::System,
+            content: system.clone(),
+        };
+        turns.insert(0, turn);
+    }
+    turns
+}
+
 /// Text as it stands, behind what the tokenizer puts before every text. LLaDA's puts nothing there.
 fn raw_ids(serving: &Serving, raw: &str) -> Result<Vec<u32>, Failure> {
     let text = serving.text()?;
@@ -185,14 +240,13 @@ fn raw_ids(serving: &Serving, raw: &str) -> Result<Vec<u32>, Failure> {
     }
 }
 
-/// Its template is known, and was published after some of its checkpoints.
 fn is_llada(serving: &Serving) -> bool {
     serving.loaded.info.family == Family::Llada.name()
 }
 
 fn chat_ids(serving: &Serving, turns: &[Turn]) -> Result<Vec<u32>, Failure> {
     let text = serving.text()?;
-    if !is_llada(serving) && !text.has_chat_template() {
+    if !serving.talks() {
         return Err(Failure::NoChatTemplate {
             model: serving.name.name.clone(),
         });
@@ -325,11 +379,12 @@ fn turns_bytes(turns: &[Turn]) -> usize {
 
 /// A seed that nobody asked for: any will do, as long as the user is told.
 fn draw_seed() -> Result<u64, Failure> {
-    let mut bytes = [0; 8];
+    // Half of what a seed can be: people type it again.
+    let mut bytes = [0; 4];
     // So few bytes come whole.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|errno| Failure::NoSeed(errno.into()))?;
-    Ok(u64::from_le_bytes(bytes))
+    Ok(u32::from_le_bytes(bytes).into())
 }
 
 #[cfg(test)]

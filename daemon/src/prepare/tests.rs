@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use sluice_engine::{
     LoadedModel, ModelId,
+    checkpoint::Recommended,
     model::{ModelInfo, family::Mask},
     text::Text,
 };
 use sluice_proto::v1;
 
 use super::*;
-use crate::models::ModelName;
+use crate::models::{ModelName, Start};
 
 pub(super) const CONTEXT: usize = 200;
 
@@ -45,7 +46,9 @@ pub(crate) fn serving(with_text: bool) -> Serving {
             id: ModelId(1),
             info,
             text: with_text.then(|| Arc::new(text.unwrap())),
+            recommended: Recommended::default(),
         }),
+        start: Start::default(),
     }
 }
 
@@ -63,7 +66,7 @@ fn prepared(request: v1::GenerateRequest) -> Result<Generate, Failure> {
 
 fn generate(request: v1::GenerateRequest, serving: &Serving) -> Result<Prepared, Failure> {
     let checked = Generation::try_from(request).unwrap();
-    generation(checked, serving, Dial::Fast, |_| false)
+    generation(checked, serving, &Table::default(), Dial::Fast, |_| false)
 }
 
 fn edit(text: &str, span: std::ops::Range<usize>) -> v1::GenerateRequest {
@@ -182,6 +185,7 @@ fn a_causal_model_knows_no_dial() {
         id: ModelId(1),
         info,
         text: causal.loaded.text.clone(),
+        recommended: Recommended::default(),
     });
     let with = |dial: v1::Dial| {
         let mut request = tokens(2);
@@ -190,11 +194,43 @@ fn a_causal_model_knows_no_dial() {
     };
     // The daemon's own is for other models.
     for dial in [v1::Dial::Unspecified, v1::Dial::Exact] {
-        let Prepared { work, dial } = with(dial).unwrap();
+        let Prepared { work, dial, .. } = with(dial).unwrap();
         assert!(dial.is_none() && work.decoding.is_exact() && work.policy.info().exact);
     }
     for dial in [v1::Dial::Fast, v1::Dial::Auto] {
         let message = with(dial).unwrap_err().to_string();
         assert!(message.contains("dial"), "{message}");
     }
+}
+
+#[test]
+fn the_models_own_instructions_come_before_a_conversation_without_any() {
+    let serving = serving(true);
+    let with = |system: Option<&str>, roles: &[&str]| {
+        let message = |role: &&str| v1::Message {
+            role: (*role).to_owned(),
+            content: "Be kind.".to_owned(),
+        };
+        let chat = v1::Chat {
+            messages: roles.iter().map(message).collect(),
+        };
+        let request = v1::GenerateRequest {
+            input: Some(v1::generate_request::Input::Chat(chat)),
+            length: Some(8),
+            ..Default::default()
+        };
+        let table = Table {
+            system: system.map(str::to_owned),
+            ..Table::default()
+        };
+        let checked = Generation::try_from(request).unwrap();
+        let prepared = generation(checked, &serving, &table, Dial::Exact, |_| false).unwrap();
+        let told = prepared.told.iter().any(|told| told.name == "system");
+        (prepared.work.prompt, told)
+    };
+    let (given, is_told) = with(None, &["system", "user"]);
+    assert!(!is_told);
+    assert_eq!(with(Some("Be kind."), &["user"]), (given.clone(), true));
+    // The request's own go before them.
+    assert_eq!(with(Some("Be rude."), &["system", "user"]), (given, false));
 }

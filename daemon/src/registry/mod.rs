@@ -107,8 +107,8 @@ pub struct Registry {
 #[derive(Default)]
 struct Known {
     records: BTreeMap<u64, Arc<Record>>,
-    /// Those that ended, the earliest first.
-    ended: VecDeque<u64>,
+    /// Those that ended, the earliest first, with the bytes that each was counted with.
+    ended: VecDeque<(u64, usize)>,
     ended_bytes: usize,
 }
 
@@ -129,6 +129,13 @@ impl Registry {
     pub fn create(&self, facts: Facts) -> Arc<Record> {
         let id = self.last_id.fetch_add(1, Ordering::Relaxed) + 1;
         Arc::new(Record::new(id, facts))
+    }
+
+    /// It waits for a model, behind so many: listed, though the engine has not heard of it.
+    pub fn expect(&self, record: &Arc<Record>, ahead: usize) {
+        record.queued(ahead);
+        self.lock().records.insert(record.id(), record.clone());
+        self.changes.tell();
     }
 
     /// The engine took it; it may have ended already.
@@ -201,18 +208,20 @@ impl Known {
     /// those beyond the bounds. Who reads a forgotten one still reads it to its end.
     fn settle(&mut self, record: &Arc<Record>) {
         let id = record.id();
-        if !record.has_ended() || !self.records.contains_key(&id) || self.ended.contains(&id) {
+        let is_settled = self.ended.iter().any(|(ended, _)| *ended == id);
+        if !record.has_ended() || !self.records.contains_key(&id) || is_settled {
             return;
         }
-        self.ended.push_back(id);
-        self.ended_bytes += record.bytes();
+        // A quick engine ends it before it is told how many are ahead: what it holds may still change.
+        let bytes = record.bytes();
+        self.ended.push_back((id, bytes));
+        self.ended_bytes += bytes;
         while self.ended.len() > ENDED_MAX || self.ended_bytes > ENDED_BYTES_MAX {
-            let Some(earliest) = self.ended.pop_front() else {
+            let Some((earliest, bytes)) = self.ended.pop_front() else {
                 break;
             };
-            if let Some(forgotten) = self.records.remove(&earliest) {
-                self.ended_bytes -= forgotten.bytes();
-            }
+            self.records.remove(&earliest);
+            self.ended_bytes -= bytes;
         }
     }
 }

@@ -2,7 +2,7 @@
 //! pace. Writing never waits for them.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
@@ -10,6 +10,7 @@ use prost::Message;
 use sluice_engine::{Engine, engine::Ticket};
 use sluice_proto::v1::{self, generation_event::Kind};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 /// Notices that a request keeps; later ones are dropped.
@@ -58,7 +59,7 @@ impl From<v1::measure_fidelity_response::Kind> for Item {
     }
 }
 
-/// What never changes about a request.
+/// What a request asks for; it never changes once it was made for a model.
 #[derive(Debug, Clone, Copy)]
 pub struct Facts {
     /// What it is.
@@ -69,6 +70,19 @@ pub struct Facts {
     pub length: usize,
     /// Blocks of the canvas; 0 for all but generations.
     pub blocks: usize,
+}
+
+impl Facts {
+    /// Of a request that waits for its model, whose tokenizer alone tells more.
+    #[must_use]
+    pub fn unknown(kind: v1::RequestKind) -> Self {
+        Self {
+            kind,
+            prompt_tokens: 0,
+            length: 0,
+            blocks: 0,
+        }
+    }
 }
 
 /// How a request ended.
@@ -92,19 +106,26 @@ pub(super) struct Progress {
 #[derive(Debug)]
 pub struct Record {
     id: u64,
-    facts: Facts,
+    kind: v1::RequestKind,
     made: Instant,
-    ticket: OnceLock<Ticket>,
+    /// Set when nobody wants it any more and the engine has not heard of it.
+    unwanted: CancellationToken,
     state: Mutex<State>,
     version: watch::Sender<()>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    facts: Facts,
+    /// Its place with the engine, once it has one.
+    ticket: Option<Ticket>,
+    /// The engine gave it back, since its model went before its turn.
+    is_given_back: bool,
     /// Blocks + notices + 3 at most.
     small: Vec<Arc<Item>>,
     notices: usize,
     picture: Option<Picture>,
+    pictures: u64,
     progress: Progress,
     started: Option<Instant>,
     ended: Option<(Instant, Ending)>,
@@ -130,33 +151,88 @@ impl Record {
             // Holds the first place until the engine has said how many are ahead; a quick
             // engine starts before that.
             small: vec![Arc::new(Kind::Queued(queued).into())],
-            ..State::default()
+            facts,
+            ticket: None,
+            is_given_back: false,
+            notices: 0,
+            picture: None,
+            pictures: 0,
+            progress: Progress::default(),
+            started: None,
+            ended: None,
         };
         Self {
             id,
-            facts,
+            kind: facts.kind,
             made: Instant::now(),
-            ticket: OnceLock::new(),
+            unwanted: CancellationToken::new(),
             state: Mutex::new(state),
             version: watch::Sender::new(()),
         }
     }
 
     pub(super) fn admitted(&self, ticket: Ticket) {
+        self.queued(ticket.ahead);
+        self.lock().ticket = Some(ticket);
+        self.version.send_replace(());
+    }
+
+    /// It waits behind so many.
+    pub(super) fn queued(&self, ahead: usize) {
         let queued = v1::Queued {
             request_id: self.id,
-            ahead: ticket.ahead as u32,
+            ahead: ahead as u32,
         };
         self.lock().small[0] = Arc::new(Kind::Queued(queued).into());
-        // Admitted once only.
-        let _ = self.ticket.set(ticket);
-        self.version.send_replace(());
+    }
+
+    /// What it asks for, once it was made for a model.
+    pub fn describe(&self, facts: Facts) {
+        let mut state = self.lock();
+        state.facts = facts;
+        // Its model is there: who joins late needs not hear how that came.
+        state.picture = None;
     }
 
     /// The engine took it.
     #[must_use]
     pub fn is_admitted(&self) -> bool {
-        self.ticket.get().is_some()
+        self.lock().ticket.is_some()
+    }
+
+    /// The engine has begun with it.
+    #[must_use]
+    pub fn has_started(&self) -> bool {
+        self.lock().started.is_some()
+    }
+
+    /// The engine won't begin with it, since its model is gone. Whoever stays by it finds it another.
+    pub fn give_back(&self) {
+        let mut state = self.lock();
+        state.is_given_back = true;
+        self.tell(state);
+    }
+
+    /// Waits until it is known whether the engine has given it back; false once it runs or is over. From then on it is as if
+    /// the engine had never had it.
+    pub async fn is_given_back(&self) -> bool {
+        let mut version = self.version.subscribe();
+        loop {
+            {
+                let mut state = self.lock();
+                if std::mem::take(&mut state.is_given_back) {
+                    state.ticket = None;
+                    return true;
+                }
+                if state.started.is_some() || state.ended.is_some() {
+                    return false;
+                }
+            }
+            // The sender lives in `self`, so `changed` can't fail.
+            if version.changed().await.is_err() {
+                return false;
+            }
+        }
     }
 
     /// Its number, from 1.
@@ -168,7 +244,7 @@ impl Record {
     /// What it is.
     #[must_use]
     pub fn kind(&self) -> v1::RequestKind {
-        self.facts.kind
+        self.kind
     }
 
     /// The engine begins with it.
@@ -184,9 +260,18 @@ impl Record {
         let mut state = self.lock();
         state.progress.passes = passes;
         state.progress.committed = committed;
-        let number = state.picture.as_ref().map_or(0, |before| before.number) + 1;
+        self.show(state, item);
+    }
+
+    /// How far the model is that it waits for.
+    pub fn waits_for(&self, loading: v1::Loading) {
+        self.show(self.lock(), Kind::Loading(loading).into());
+    }
+
+    fn show(&self, mut state: MutexGuard<'_, State>, item: Item) {
+        state.pictures += 1;
         state.picture = Some(Picture {
-            number,
+            number: state.pictures,
             after: state.small.len(),
             item: Arc::new(item),
         });
@@ -204,7 +289,7 @@ impl Record {
     /// Tells its readers something; of a talkative daemon they hear the first notices only.
     pub fn notice(&self, text: &str) {
         let mut state = self.lock();
-        let generates = self.facts.kind == v1::RequestKind::Generate;
+        let generates = self.kind == v1::RequestKind::Generate;
         if !generates || state.ended.is_some() || state.notices == NOTICES_MAX {
             return;
         }
@@ -231,13 +316,29 @@ impl Record {
         self.lock().ended.is_some()
     }
 
-    /// Stops it within a pass; false when it had ended.
+    /// Stops it within a pass, or at once while it waits for a model; false when it had ended.
     pub fn cancel(&self, engine: &Engine) -> bool {
         let active = !self.has_ended();
-        if let (true, Some(&ticket)) = (active, self.ticket.get()) {
-            engine.cancel(ticket);
+        if active {
+            self.unwanted.cancel();
+            // Not under the lock: one that waits with the engine ends on this thread.
+            let ticket = self.lock().ticket;
+            if let Some(ticket) = ticket {
+                engine.cancel(ticket);
+            }
         }
         active
+    }
+
+    /// Whether somebody has cancelled it.
+    #[must_use]
+    pub fn is_unwanted(&self) -> bool {
+        self.unwanted.is_cancelled()
+    }
+
+    /// Returns once somebody has cancelled it.
+    pub async fn unwanted(&self) {
+        self.unwanted.cancelled().await;
     }
 
     /// Bytes that its events hold, as the wire counts.
@@ -271,11 +372,11 @@ impl Record {
             .filter(|_| wire_state == v1::RequestState::Failed);
         v1::RequestSummary {
             request_id: self.id,
-            kind: self.facts.kind.into(),
+            kind: self.kind.into(),
             state: wire_state.into(),
-            prompt_tokens: self.facts.prompt_tokens as u32,
-            length: self.facts.length as u32,
-            blocks: self.facts.blocks as u32,
+            prompt_tokens: state.facts.prompt_tokens as u32,
+            length: state.facts.length as u32,
+            blocks: state.facts.blocks as u32,
             blocks_done: state.progress.blocks_done as u32,
             passes: state.progress.passes as u32,
             committed: state.progress.committed as u32,

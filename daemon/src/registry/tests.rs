@@ -21,11 +21,11 @@ fn admitted(registry: &Registry) -> Arc<Record> {
 }
 
 fn pass(number: u32) -> Item {
-    let pass = v1::Pass {
-        pass: number,
+    let pass = v1::PassDone {
+        passes: number,
         ..Default::default()
     };
-    Kind::Pass(pass).into()
+    Kind::PassDone(pass).into()
 }
 
 fn block(block: u32) -> Item {
@@ -55,7 +55,7 @@ async fn read(reader: &mut Reader) -> String {
             Ok(Some(Ok(item))) => match &*item {
                 Item::Generation(event) => match event.kind.as_ref().unwrap() {
                     Kind::Queued(queued) => format!("queued-{}", queued.ahead),
-                    Kind::Pass(pass) => format!("pass-{}", pass.pass),
+                    Kind::PassDone(pass) => format!("pass-{}", pass.passes),
                     Kind::BlockDone(block) => format!("block-{}", block.block),
                     Kind::Notice(notice) => notice.text.clone(),
                     other => format!("{other:?}"),
@@ -156,6 +156,23 @@ fn a_request_that_ends_before_it_is_admitted_is_settled() {
         let record = registry.create(facts());
         registry.end(&record, None, done());
         registry.admit(&record, Ticket { id: 1, ahead: 0 });
+    }
+    assert_eq!(registry.all().len(), ENDED_MAX);
+}
+
+#[test]
+fn what_is_counted_of_a_request_is_what_it_is_counted_out_with() {
+    let registry = Registry::new(Changes::default());
+    for _ in 0..2 * ENDED_MAX {
+        let record = registry.create(facts());
+        registry.expect(&record, 0);
+        registry.end(&record, None, done());
+        // Told late how many are ahead, which takes more bytes to say.
+        let ticket = Ticket {
+            id: 1,
+            ahead: 1 << 20,
+        };
+        registry.admit(&record, ticket);
     }
     assert_eq!(registry.all().len(), ENDED_MAX);
 }

@@ -14,7 +14,6 @@ use super::{
     Daemon,
     deadline::Deadline,
     requests::{self, Answers},
-    waking,
 };
 use crate::{
     failure::Failure,
@@ -39,25 +38,18 @@ impl GenerationService for Service {
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let deadline = Deadline::of(request.metadata());
         let message = request.into_inner();
-        let daemon = self.0.clone();
         self.0.check_open()?;
-        let wanted = self.0.want();
-        let waking = self.0.models.wake(&self.0.engine)?;
-        let begun = waking.clone();
-        let request = async move {
-            // Held since it was asked for, however long the model takes to come.
-            let _wanted = wanted;
-            let admission = daemon.admit_awake(begun, || daemon.admit_generation(message.clone()));
-            let answers = requests::run(&daemon, deadline, admission, |item| {
-                let event = generation_event(item);
-                event.map(|event| v1::GenerateResponse { event: Some(event) })
-            });
-            Ok(answers.await?.into_inner())
+        let check = Generation::try_from(message.clone()).map(drop);
+        let make = move |daemon: Arc<Daemon>, waited| {
+            let message = message.clone();
+            async move { daemon.admit_generation(message, waited).await }
         };
-        Ok(Response::new(match waking {
-            Some(states) => waking::answers(&self.0, states, deadline, request),
-            None => request.await?,
-        }))
+        let kind = v1::RequestKind::Generate;
+        requests::run(&self.0, deadline, (kind, check), make, |item| {
+            let event = generation_event(item);
+            event.map(|event| v1::GenerateResponse { event: Some(event) })
+        })
+        .await
     }
 
     async fn score(
@@ -66,10 +58,14 @@ impl GenerationService for Service {
     ) -> Result<Response<Self::ScoreStream>, Status> {
         let deadline = Deadline::of(request.metadata());
         let message = request.into_inner();
-        let admission = self
-            .0
-            .admit_awake(None, || self.0.admit_scoring(message.clone()));
-        requests::run(&self.0, deadline, admission, |item| match item {
+        self.0.check_open()?;
+        let check = Scoring::try_from(message.clone()).map(drop);
+        let make = move |daemon: Arc<Daemon>, waited| {
+            let message = message.clone();
+            async move { daemon.admit_scoring(message, waited).await }
+        };
+        let kind = v1::RequestKind::Score;
+        requests::run(&self.0, deadline, (kind, check), make, |item| match item {
             Item::Score(response) => Some(*response),
             // Queued, which estimates have no message for.
             Item::Generation(_) | Item::Fidelity(_) => None,
@@ -125,12 +121,18 @@ impl Daemon {
         self.requests.find(id).ok_or(Failure::UnknownRequest { id })
     }
 
-    async fn admit_generation(&self, message: v1::GenerateRequest) -> Result<Arc<Record>, Failure> {
+    async fn admit_generation(
+        &self,
+        message: v1::GenerateRequest,
+        waited: Option<Arc<Record>>,
+    ) -> Result<Arc<Record>, Failure> {
         self.check_open()?;
         let checked = Generation::try_from(message)?;
         let serving = self.models.serving()?;
         let engine = self.engine.clone();
         let dial = self.dial;
+        let settings = self.settings.clone();
+        let problem = self.settings.problem();
         let ((prepared, expected), serving) = self
             .prepare(serving, move |serving| {
                 let streams = streams(&engine);
@@ -142,20 +144,25 @@ impl Daemon {
                     let pass = plan.and_then(|plan| plan.pass);
                     pass.is_some_and(|pass| pass.waits())
                 };
-                let prepared = prepare::generation(checked, serving, dial, is_bus_bound)?;
+                let table = settings.table(&serving.name);
+                let prepared = prepare::generation(checked, serving, &table, dial, is_bus_bound)?;
                 let asked = Work::Generate(prepared.work.clone());
                 let expected = expected(&engine, &asked, serving)?;
                 Ok((prepared, expected))
             })
             .await?;
         let work = &prepared.work;
-        let record = self.requests.create(Facts {
+        let facts = Facts {
             kind: v1::RequestKind::Generate,
             prompt_tokens: work.prompt.len(),
             length: work.canvas.len(),
             // A block length of 0 never gets past the checks.
             blocks: work.canvas.len().div_ceil(work.block_length),
-        });
+        };
+        let record = self.record(waited, facts);
+        if let Some(problem) = problem {
+            record.notice(&problem);
+        }
         let requests = self.requests.clone();
         let engine = Arc::downgrade(&self.engine);
         let sink = translate::generation(
@@ -169,19 +176,24 @@ impl Daemon {
         self.submit(record, Work::Generate(prepared.work), sink)
     }
 
-    async fn admit_scoring(&self, message: v1::ScoreRequest) -> Result<Arc<Record>, Failure> {
+    async fn admit_scoring(
+        &self,
+        message: v1::ScoreRequest,
+        waited: Option<Arc<Record>>,
+    ) -> Result<Arc<Record>, Failure> {
         self.check_open()?;
         let checked = Scoring::try_from(message)?;
         let serving = self.models.serving()?;
         let (work, _) = self
             .prepare(serving, move |serving| prepare::scoring(checked, serving))
             .await?;
-        let record = self.requests.create(Facts {
+        let facts = Facts {
             kind: v1::RequestKind::Score,
             prompt_tokens: work.prompt.len(),
             length: work.answer.len(),
             blocks: 0,
-        });
+        };
+        let record = self.record(waited, facts);
         let facts = v1::ScoreResult {
             answer_tokens: work.answer.len() as u32,
             draws: work.draws as u32,

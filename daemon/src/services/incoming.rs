@@ -1,63 +1,146 @@
 //! Accepting connections, a bounded number at a time.
 
+mod authority;
+mod hpack;
+mod local;
+mod opening;
+
 use std::{
     io,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use futures_util::stream::{self, Stream};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{UnixListener, UnixStream},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore},
 };
-use tonic::transport::server::{Connected, UdsConnectInfo};
+use tonic::transport::server::Connected;
+
+use authority::Authorities;
+pub(super) use local::LocalNames;
+use opening::Opening;
 
 /// Pause after the system refused to accept, most likely for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Bytes taken from a connection at once.
+const READ_BYTES: usize = 8 << 10;
+
+/// Where connections come from.
+#[derive(Debug)]
+pub struct Listeners {
+    /// The Unix socket, which is always there.
+    pub unix: UnixListener,
+    /// A port of the loopback interface, where one was asked for.
+    pub tcp: Option<TcpListener>,
+}
+
+/// The way a call came; stands among its extensions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    Unix,
+    Tcp,
+}
 
 /// Connections as they come; with `max` of them open, the next waits in the system's backlog.
 pub(super) fn connections(
-    listener: UnixListener,
+    listeners: Listeners,
     max: usize,
 ) -> impl Stream<Item = io::Result<Connection>> {
     let places = Arc::new(Semaphore::new(max));
-    stream::unfold((listener, places), |(listener, places)| async {
+    stream::unfold((listeners, places), |(listeners, places)| async {
         let place = places.clone().acquire_owned().await;
         let place = place.expect("the semaphore is never closed");
         let stream = loop {
-            match listener.accept().await {
-                Ok((stream, _)) => break stream,
+            match accept(&listeners).await {
+                Ok(stream) => break stream,
                 Err(error) => {
                     tracing::warn!(%error, "can't accept a connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
         };
-        let connection = Connection {
-            stream,
-            _place: place,
-        };
-        Some((Ok(connection), (listener, places)))
+        Some((Ok(Connection::new(stream, place)), (listeners, places)))
     })
+}
+
+async fn accept(listeners: &Listeners) -> io::Result<Wire> {
+    let tcp = async {
+        match &listeners.tcp {
+            Some(tcp) => tcp.accept().await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        accepted = listeners.unix.accept() => accepted.map(|(stream, _)| Wire::Unix(stream)),
+        accepted = tcp => {
+            let (stream, _) = accepted?;
+            // A pass's event is small, and the next comes when it comes.
+            stream.set_nodelay(true)?;
+            Ok(Wire::Tcp(stream))
+        }
+    }
 }
 
 /// A connection that gives its place back when it ends.
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: UnixStream,
+    wire: Wire,
+    opening: Opening,
+    /// Only where authorities say nothing.
+    authorities: Option<Authorities>,
+    /// What was taken from the wire and not handed on yet, from `handed` on.
+    taken: Vec<u8>,
+    handed: usize,
     _place: OwnedSemaphorePermit,
 }
 
-impl Connected for Connection {
-    type ConnectInfo = UdsConnectInfo;
+#[derive(Debug)]
+enum Wire {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
 
-    fn connect_info(&self) -> UdsConnectInfo {
-        self.stream.connect_info()
+impl Connection {
+    fn new(wire: Wire, place: OwnedSemaphorePermit) -> Self {
+        let authorities = match wire {
+            Wire::Unix(_) => Some(Authorities::new()),
+            Wire::Tcp(_) => None,
+        };
+        Self {
+            wire,
+            opening: Opening::default(),
+            authorities,
+            taken: Vec::new(),
+            handed: 0,
+            _place: place,
+        }
     }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Way;
+
+    fn connect_info(&self) -> Way {
+        match self.wire {
+            Wire::Unix(_) => Way::Unix,
+            Wire::Tcp(_) => Way::Tcp,
+        }
+    }
+}
+
+/// The same call on whichever wire it is.
+macro_rules! on_wire {
+    ($connection:ident, $stream:ident => $call:expr) => {
+        match &mut $connection.wire {
+            Wire::Unix($stream) => $call,
+            Wire::Tcp($stream) => $call,
+        }
+    };
 }
 
 impl AsyncRead for Connection {
@@ -66,7 +149,29 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        let own = &mut *self;
+        // What is taken may be held back whole, until the rest of a frame comes.
+        while own.handed == own.taken.len() {
+            let mut bytes = [0; READ_BYTES];
+            let mut read = ReadBuf::new(&mut bytes);
+            ready!(on_wire!(own, stream => Pin::new(stream).poll_read(cx, &mut read)))?;
+            let came = read.filled();
+            if came.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            own.opening.see(came);
+            own.taken.clear();
+            own.handed = 0;
+            match &mut own.authorities {
+                Some(authorities) => authorities.feed(came, &mut own.taken),
+                None => own.taken.extend_from_slice(came),
+            }
+        }
+        let left = &own.taken[own.handed..];
+        let count = left.len().min(buf.remaining());
+        buf.put_slice(&left[..count]);
+        own.handed += count;
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -76,15 +181,15 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        on_wire!(self, stream => Pin::new(stream).poll_write(cx, buf))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        on_wire!(self, stream => Pin::new(stream).poll_flush(cx))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        on_wire!(self, stream => Pin::new(stream).poll_shutdown(cx))
     }
 
     fn poll_write_vectored(
@@ -92,10 +197,13 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        on_wire!(self, stream => Pin::new(stream).poll_write_vectored(cx, bufs))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        match &self.wire {
+            Wire::Unix(stream) => stream.is_write_vectored(),
+            Wire::Tcp(stream) => stream.is_write_vectored(),
+        }
     }
 }

@@ -2,12 +2,17 @@
 
 use std::{path::Path, sync::Arc};
 
+use sluice_engine::{
+    Settings,
+    checkpoint::{self, KeptWeights},
+    plan::Plan,
+};
 use sluice_hub::{Name, Pull, Token};
 use sluice_proto::{
     model::{InvalidField, Subject},
     v1::{self, pull_model_response::Kind},
 };
-use sluice_shared::units;
+use sluice_shared::{names, units};
 use tokio::{sync::watch, task::spawn_blocking};
 
 use super::{
@@ -17,11 +22,40 @@ use super::{
 };
 use crate::{
     failure::Failure,
-    library::{self, PullStage, PullState},
-    models::{LoadStage, LoadState, ModelName, Reason},
+    library::{self, Entry, PullStage, PullState, Removed},
+    models::{EMBEDDED_NAME, LoadStage, LoadState, ModelName, Reason},
+    settings::Choice,
+    translate,
 };
 
 impl Daemon {
+    /// All models, and the weights that are kept of them. Reads folders: not for async code.
+    pub(super) fn list(&self) -> v1::ListModelsResponse {
+        let models = self.all_models();
+        let Some((folder, bytes_max)) = self.engine.kept_folder() else {
+            return v1::ListModelsResponse {
+                models,
+                ..Default::default()
+            };
+        };
+        let entries = self.library.entries();
+        let kept = checkpoint::kept_weights(folder).into_iter();
+        let kept = kept.map(|kept| v1::KeptWeights {
+            model: kept_name(&kept, &entries),
+            path: (kept.checkpoint.as_ref())
+                .map_or_else(String::new, |path| path.to_string_lossy().into_owned()),
+            level: kept.level.name().to_owned(),
+            bytes: kept.bytes,
+            is_in_use: kept.is_in_use,
+        });
+        v1::ListModelsResponse {
+            models,
+            kept: kept.collect(),
+            kept_folder: folder.to_string_lossy().into_owned(),
+            kept_bytes_max: bytes_max,
+        }
+    }
+
     /// All models: present ones first, then those on their way and on disk. Reads folders: not for async code.
     pub(super) fn all_models(&self) -> Vec<v1::Model> {
         let mut models = self.models.list();
@@ -100,7 +134,8 @@ impl Daemon {
         asked: v1::PullModelRequest,
     ) -> Result<Answers<v1::PullModelResponse>, Failure> {
         let given = |text: String| Some(text).filter(|text| !text.is_empty());
-        let name: Name = asked.name.parse()?;
+        let named = names::full(&asked.name).unwrap_or(&asked.name);
+        let name: Name = named.parse()?;
         if name.label().is_some() && !asked.file.is_empty() {
             let problem = "is given beside a label; one of the two is taken".to_owned();
             return Err(InvalidField {
@@ -134,7 +169,9 @@ impl Daemon {
         self: &Arc<Self>,
         name: String,
         force: bool,
-    ) -> Result<u64, Failure> {
+    ) -> Result<v1::RemoveModelResponse, Failure> {
+        let library = self.library.clone();
+        let name = spawn_blocking(move || library.listed_name(&name)).await?;
         let is_pulling = self.pulls.list().iter().any(|model| model.name == name);
         if is_pulling {
             return Err(Failure::ModelInUse { model: name });
@@ -148,15 +185,73 @@ impl Daemon {
             }
             self.models.unload(&self.engine, Reason::Asked).await?;
         }
-        let (library, asked) = (self.library.clone(), name.clone());
-        let freed = spawn_blocking(move || library.remove(&asked)).await??;
-        tracing::info!(
-            model = name,
-            freed = units::bytes(freed),
-            "removed for a client"
-        );
+        let (daemon, asked) = (self.clone(), name.clone());
+        let removed = spawn_blocking(move || {
+            let found = daemon.library.find(&asked).ok();
+            let removed = daemon.library.remove(&asked)?;
+            // What was converted of it is of no use to anybody.
+            let is_of_it = |kept: &KeptWeights| match (&found, &kept.checkpoint) {
+                (Some(entry), Some(path)) => path.starts_with(&entry.path) || *path == entry.folder,
+                _ => false,
+            };
+            let kept = daemon.remove_kept_where(is_of_it);
+            Ok::<_, Failure>(match removed {
+                Removed::Deleted(bytes) => v1::RemoveModelResponse {
+                    freed_bytes: bytes + kept.freed_bytes,
+                    ..kept
+                },
+                Removed::Forgotten(path) => v1::RemoveModelResponse {
+                    kept_path: path.to_string_lossy().into_owned(),
+                    ..kept
+                },
+            })
+        });
+        let removed = removed.await??;
+        self.told_of_removal(&name, &removed);
+        Ok(removed)
+    }
+
+    /// Removes the weights that were converted of a model and kept.
+    pub(super) async fn remove_kept(
+        self: &Arc<Self>,
+        name: String,
+    ) -> Result<v1::RemoveModelResponse, Failure> {
+        let (daemon, asked) = (self.clone(), name.clone());
+        let removed = spawn_blocking(move || {
+            let entries = daemon.library.entries();
+            // Those of a model that is gone are still called by its name.
+            let meant = daemon.library.model(&asked);
+            let asked = meant.map_or(asked, |model| model.name);
+            daemon.remove_kept_where(|kept| {
+                kept_name(kept, &entries) == asked
+                    || kept.checkpoint.as_deref() == Some(Path::new(&asked))
+            })
+        });
+        let removed = removed.await?;
+        self.told_of_removal(&name, &removed);
+        Ok(removed)
+    }
+
+    fn remove_kept_where(
+        &self,
+        is_meant: impl Fn(&KeptWeights) -> bool,
+    ) -> v1::RemoveModelResponse {
+        let Some((folder, _)) = self.engine.kept_folder() else {
+            return v1::RemoveModelResponse::default();
+        };
+        let removed = checkpoint::remove_kept(folder, is_meant);
+        v1::RemoveModelResponse {
+            freed_bytes: removed.bytes,
+            kept_removed: removed.files as u32,
+            kept_in_use: removed.left as u32,
+            ..Default::default()
+        }
+    }
+
+    fn told_of_removal(&self, model: &str, removed: &v1::RemoveModelResponse) {
+        let freed = units::bytes(removed.freed_bytes);
+        tracing::info!(model, freed, "removed for a client");
         self.changes.tell();
-        Ok(freed)
     }
 
     pub(super) async fn inspect(
@@ -172,7 +267,7 @@ impl Daemon {
             if let Some(path) = path {
                 // A path that leads nowhere is the caller's mistake, not a fact of a model.
                 std::fs::metadata(path).map_err(|cause| {
-                    Failure::from(sluice_engine::checkpoint::CheckpointError::Io {
+                    Failure::from(checkpoint::CheckpointError::Io {
                         path: path.to_owned(),
                         cause,
                     })
@@ -183,12 +278,27 @@ impl Daemon {
                 .into_iter()
                 .find(|known| Path::new(&known.path) == path.unwrap_or(Path::new("")));
             let wire = known.unwrap_or_else(|| model.to_wire(v1::ModelState::Available));
-            let settings = daemon.engine.settings();
+            let holds = daemon.settings.for_load(&model, &Choice::default());
+            let settings = Settings {
+                level: holds.level.value,
+                budget_bytes: holds.budget.value.bytes(),
+                ..daemon.engine.settings()
+            };
             let budget = settings
                 .budget_bytes
                 .unwrap_or_else(|| daemon.engine.budget_default());
             let machine = daemon.engine.machine();
-            let answer = library::inspect(&model, wire, machine, settings, budget);
+            let not_loadable = |plan: &Plan| translate::plan::not_loadable(plan, &daemon.engine);
+            let mut answer =
+                library::inspect(&model, wire, machine, settings, budget, not_loadable);
+            answer.settings = holds.to_wire();
+            library::sampling(&model, &mut answer, &daemon.settings.table(&model));
+            answer
+                .facts
+                .extend(daemon.settings.problem().map(|value| v1::Fact {
+                    name: "warning".to_owned(),
+                    value,
+                }));
             drop(place);
             Ok(answer)
         });
@@ -196,21 +306,74 @@ impl Daemon {
     }
 }
 
-/// Writes down which model is the default, once it was loaded.
-pub(super) async fn record(
+/// What a list calls the model that weights were kept of.
+fn kept_name(kept: &KeptWeights, entries: &[Entry]) -> String {
+    let Some(path) = &kept.checkpoint else {
+        return match &*kept.model {
+            // As the engine calls what lies inside the program.
+            "embedded" => EMBEDDED_NAME.to_owned(),
+            model => model.to_owned(),
+        };
+    };
+    let mut whole = entries.iter().filter(|entry| !entry.is_partial);
+    let known = whole.find(|entry| entry.path == *path || entry.folder == *path);
+    known.map_or_else(|| kept.model.clone(), |entry| entry.name.clone())
+}
+
+/// Writes down where a model lies that was loaded by its path, once it has come to a good end.
+pub(crate) async fn remember_path(
     daemon: Arc<Daemon>,
     name: ModelName,
-    mut states: watch::Receiver<LoadState>,
+    states: watch::Receiver<LoadState>,
 ) {
+    if is_loaded(states).await {
+        drop(spawn_blocking(move || write_path(&daemon, &name)));
+    }
+}
+
+fn write_path(daemon: &Daemon, name: &ModelName) {
+    if let Some(path) = &name.path
+        && let Err(failure) = daemon.library.remember(path)
+    {
+        // Only the list is poorer for it.
+        tracing::info!(reason = %failure, "the model's path can't be written down");
+    }
+}
+
+/// Whether a load came to a good end; waits for it.
+async fn is_loaded(mut states: watch::Receiver<LoadState>) -> bool {
     let is_over =
         |state: &LoadState| matches!(state.stage, LoadStage::Ready(_) | LoadStage::Failed(_));
-    let is_ready = match states.wait_for(is_over).await {
+    match states.wait_for(is_over).await {
         Ok(state) => matches!(state.stage, LoadStage::Ready(_)),
         Err(_) => false,
-    };
-    if is_ready {
-        let recorded = spawn_blocking(move || daemon.library.set_default(&name)).await;
-        if let Err(failure) = recorded.unwrap_or_else(|error| Err(error.into())) {
+    }
+}
+
+/// What is written down of a load, once it has come to a good end.
+pub(super) struct Record {
+    pub(super) daemon: Arc<Daemon>,
+    pub(super) name: ModelName,
+    /// What was asked for, which holds the next time, too.
+    pub(super) choice: Choice,
+    /// Whether the model is to be loaded at every start.
+    pub(super) make_default: bool,
+}
+
+impl Record {
+    pub(super) async fn once_loaded(self, states: watch::Receiver<LoadState>) {
+        if is_loaded(states).await {
+            // Whoever comes next waits until it is written.
+            drop(spawn_blocking(move || self.write()).await);
+        }
+    }
+
+    fn write(&self) {
+        write_path(&self.daemon, &self.name);
+        self.daemon.settings.remember(&self.name, &self.choice);
+        if self.make_default
+            && let Err(failure) = self.daemon.library.set_default(&self.name)
+        {
             tracing::error!(reason = %failure, "the default model can't be written down");
         }
     }

@@ -9,19 +9,23 @@ mod job;
 mod library;
 mod model;
 mod optimizer;
+mod recording;
 mod requests;
 mod telemetry;
-mod waking;
+mod waiting;
+
+pub(crate) use self::library::remember_path;
 
 use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Instant,
 };
 
+pub use incoming::Listeners;
 use sluice_engine::Engine;
 use sluice_proto::{
     FILE_DESCRIPTOR_SET,
@@ -33,7 +37,7 @@ use sluice_proto::{
     },
 };
 use sluice_shared::dial::Dial;
-use tokio::{net::UnixListener, sync::Semaphore};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic_health::{ServingStatus, server::HealthReporter};
@@ -43,8 +47,10 @@ use crate::{
     failure::Failure,
     jobs::Jobs,
     library::{Library, Pulls},
+    measurements::Measurements,
     models::Models,
     registry::{Changes, Registry},
+    settings::Settings,
     telemetry::{CardFigures, HostFacts},
 };
 
@@ -75,6 +81,8 @@ pub struct Daemon {
     pub jobs: Arc<Jobs>,
     /// Requests.
     pub requests: Arc<Registry>,
+    /// Fidelity that was measured.
+    pub measurements: Measurements,
     /// Told whenever one of the two changes.
     pub changes: Changes,
     /// Where the change of the plan under way leads.
@@ -83,6 +91,8 @@ pub struct Daemon {
     pub closing: CancellationToken,
     /// Where clients find it.
     pub socket: PathBuf,
+    /// What holds for each model, and who said so.
+    pub settings: Arc<Settings>,
     /// How much requests give up for speed that say nothing of it.
     pub dial: Dial,
     /// When it started.
@@ -91,9 +101,11 @@ pub struct Daemon {
     pub host: HostFacts,
     /// What the card said a moment ago.
     pub card: CardFigures,
-    draining: AtomicBool,
+    draining: CancellationToken,
     preparing: Arc<Semaphore>,
     wanted: Arc<AtomicUsize>,
+    line: waiting::Line,
+    recording: recording::Recording,
 }
 
 /// Somebody is about to use the model.
@@ -112,12 +124,20 @@ impl Drop for Wanted {
 impl Daemon {
     /// A daemon around an engine, without a model.
     #[must_use]
-    pub fn new(engine: Arc<Engine>, library: Library, socket: PathBuf, dial: Dial) -> Self {
+    pub fn new(
+        engine: Arc<Engine>,
+        library: Library,
+        settings: Settings,
+        socket: PathBuf,
+        dial: Dial,
+    ) -> Self {
         let changes = Changes::default();
         let closing = CancellationToken::new();
         let library = Arc::new(library);
         let pulls = Pulls::new(library.clone(), changes.clone(), closing.clone());
-        let models = Models::new(Arc::downgrade(&engine), changes.clone());
+        let settings = Arc::new(settings);
+        let engine_of = Arc::downgrade(&engine);
+        let models = Models::new(engine_of, settings.clone(), changes.clone());
         Self {
             engine,
             models: Arc::new(models),
@@ -125,30 +145,34 @@ impl Daemon {
             pulls: Arc::new(pulls),
             jobs: Arc::new(Jobs::new(changes.clone())),
             requests: Arc::new(Registry::new(changes.clone())),
+            measurements: Measurements::new(changes.clone()),
             changes,
             switch_target: Target::default(),
             closing,
             socket,
+            settings,
             dial,
             started: Instant::now(),
             host: HostFacts::new(),
             card: CardFigures::default(),
-            draining: AtomicBool::new(false),
+            draining: CancellationToken::new(),
             preparing: Arc::new(Semaphore::new(PREPARING_MAX)),
             wanted: Arc::default(),
+            line: waiting::Line::default(),
+            recording: recording::Recording::default(),
         }
     }
 
     /// From now on nothing new is taken.
     pub fn drain(&self) {
-        self.draining.store(true, Ordering::Release);
+        self.draining.cancel();
         self.changes.tell();
     }
 
     /// Whether it is shutting down.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        self.draining.is_cancelled()
     }
 
     /// Keeps the model from being let go for want of requests while one is on its way.
@@ -165,6 +189,16 @@ impl Daemon {
         self.wanted.load(Ordering::Acquire) > 0
     }
 
+    /// Requests that wait for a model to load.
+    pub(crate) fn waiting_for_model(&self) -> usize {
+        self.line.len()
+    }
+
+    /// Returns once all is written down that was asked for and has come to an end.
+    pub(crate) async fn is_recorded(&self) {
+        self.recording.is_done().await;
+    }
+
     fn check_open(&self) -> Result<(), Failure> {
         if self.is_draining() {
             return Err(Failure::Draining);
@@ -179,14 +213,15 @@ impl Daemon {
 /// When the transport fails.
 pub async fn serve(
     daemon: Arc<Daemon>,
-    listener: UnixListener,
+    listeners: Listeners,
 ) -> Result<(), tonic::transport::Error> {
     let (reporter, health) = tonic_health::server::health_reporter();
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()
-        .expect("both descriptor sets were made by our own build");
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let made_here = "both descriptor sets were made by our own build";
     report_health(&reporter, &daemon).await;
     tokio::spawn(follow_health(reporter, daemon.clone()));
 
@@ -200,6 +235,7 @@ pub async fn serve(
         .max_concurrent_streams(STREAMS_MAX)
         .concurrency_limit_per_connection(CALLS_READ_MAX)
         .http2_max_header_list_size(HEADER_BYTES_MAX)
+        .layer(incoming::LocalNames)
         .add_service(
             generation
                 .max_decoding_message_size(REQUEST_BYTES_MAX)
@@ -210,9 +246,11 @@ pub async fn serve(
         .add_service(optimizer.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(telemetry.max_decoding_message_size(REQUEST_BYTES_MAX))
         .add_service(health)
-        .add_service(reflection)
+        .add_service(reflection().build_v1().expect(made_here))
+        // Which tools ask for that were not changed since 2023.
+        .add_service(reflection().build_v1alpha().expect(made_here))
         .serve_with_incoming_shutdown(
-            incoming::connections(listener, CONNECTIONS_MAX),
+            incoming::connections(listeners, CONNECTIONS_MAX),
             closing.cancelled_owned(),
         )
         .await

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     failure::Failure,
     models::{self, AskedBy, LoadStage, LoadState},
+    settings::Choice,
 };
 
 /// The service; clones share the daemon.
@@ -32,9 +33,8 @@ impl ModelService for Service {
         _: Request<v1::ListModelsRequest>,
     ) -> Result<Response<v1::ListModelsResponse>, Status> {
         let daemon = self.0.clone();
-        let models = tokio::task::spawn_blocking(move || daemon.all_models()).await;
-        let models = models.map_err(Failure::from)?;
-        Ok(Response::new(v1::ListModelsResponse { models }))
+        let list = tokio::task::spawn_blocking(move || daemon.list()).await;
+        Ok(Response::new(list.map_err(Failure::from)?))
     }
 
     async fn load_model(
@@ -45,21 +45,27 @@ impl ModelService for Service {
         let asked = Loading::try_from(request.into_inner()).map_err(Failure::from)?;
         let request = models::Request {
             name: self.0.subject(asked.subject).await?,
-            level: asked.level,
-            budget_bytes: asked.budget_bytes,
+            asked: Choice {
+                level: asked.level,
+                budget: asked.budget_bytes.map(Into::into),
+            },
         };
         tracing::info!(model = request.name.name, "loading a model for a client");
         if asked.make_default {
             self.0.library.check_default()?;
         }
-        let name = request.name.clone();
+        let (name, choice) = (request.name.clone(), request.asked);
         let states = self
             .0
             .models
             .load(&self.0.engine, request, AskedBy::Client)?;
-        if asked.make_default {
-            tokio::spawn(library::record(self.0.clone(), name, states.clone()));
-        }
+        let record = library::Record {
+            daemon: self.0.clone(),
+            name,
+            choice,
+            make_default: asked.make_default,
+        };
+        self.0.recording.then(record.once_loaded(states.clone()));
         let mut told = Told::default();
         let answers = follow(states, &self.0.closing, move |state| told.news(state));
         Ok(Response::new(answers))
@@ -102,9 +108,16 @@ impl ModelService for Service {
         &self,
         request: Request<v1::RemoveModelRequest>,
     ) -> Result<Response<v1::RemoveModelResponse>, Status> {
-        let v1::RemoveModelRequest { name, force } = request.into_inner();
-        let freed_bytes = self.0.remove(name, force).await?;
-        Ok(Response::new(v1::RemoveModelResponse { freed_bytes }))
+        let v1::RemoveModelRequest {
+            name,
+            force,
+            kept_only,
+        } = request.into_inner();
+        let removed = match kept_only {
+            true => self.0.remove_kept(name).await?,
+            false => self.0.remove(name, force).await?,
+        };
+        Ok(Response::new(removed))
     }
 
     async fn inspect_model(

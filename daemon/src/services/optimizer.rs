@@ -4,13 +4,16 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
 use sluice_engine::{
-    Change, EngineError, Work, engine::Outline, model::shape::Preset, plan::PlanError,
+    Change, EngineError, Settings, Work, engine::Outline, model::shape::Preset, plan::PlanError,
 };
 use sluice_proto::{
-    model::{Adjustment, Measuring, Planned, Planning},
+    model::{Adjustment, Measuring, Planned, Planning, Restoring},
     v1::{self, apply_response::Kind, optimizer_service_server::OptimizerService},
 };
-use sluice_shared::level::{Choices, Embedding, Level};
+use sluice_shared::{
+    level::{Choices, Embedding, Kv, Level},
+    units,
+};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
@@ -22,9 +25,11 @@ use super::{
 use crate::{
     applies::{self, Applied, ApplyState},
     failure::Failure,
+    measurements::Measurement,
     models::{ModelName, Serving},
     prepare,
     registry::{Facts, Item, Record},
+    settings::Choice,
     translate,
 };
 
@@ -61,22 +66,32 @@ impl OptimizerService for Service {
             auto_factor: asked.auto_factor,
             kv: asked.kv,
         };
-        Ok(Response::new(begin(&self.0, change)?))
+        Ok(Response::new(begin(&self.0, change, Afterwards::Remember)?))
     }
 
     async fn restore(
         &self,
-        _: Request<v1::RestoreRequest>,
+        request: Request<v1::RestoreRequest>,
     ) -> Result<Response<Self::RestoreStream>, Status> {
         self.0.check_open()?;
+        let to = Restoring::try_from(request.into_inner()).map_err(Failure::from)?;
         changeable(&self.0)?;
-        let level = blocking(&self.0, Daemon::most_faithful).await?;
-        let change = Change {
-            level: Some(level),
-            embedding: Some(Embedding::Auto),
-            ..Change::default()
+        let (change, afterwards) = match to {
+            Restoring::Start => {
+                let change = blocking(&self.0, Daemon::as_it_started).await?;
+                let start = self.0.models.serving()?.start;
+                (change, Afterwards::AsItStarted(start.asked))
+            }
+            Restoring::Source => {
+                let change = Change {
+                    level: Some(blocking(&self.0, Daemon::most_faithful).await?),
+                    embedding: Some(Embedding::Auto),
+                    ..Change::default()
+                };
+                (change, Afterwards::Remember)
+            }
         };
-        Ok(Response::new(begin(&self.0, change)?))
+        Ok(Response::new(begin(&self.0, change, afterwards)?))
     }
 
     async fn measure_fidelity(
@@ -85,15 +100,28 @@ impl OptimizerService for Service {
     ) -> Result<Response<Self::MeasureFidelityStream>, Status> {
         let deadline = Deadline::of(request.metadata());
         let message = request.into_inner();
-        let admission = self
-            .0
-            .admit_awake(None, || self.0.admit_measurement(message.clone()));
-        requests::run(&self.0, deadline, admission, |item| match item {
+        self.0.check_open()?;
+        let check = Measuring::try_from(message.clone()).map(drop);
+        let make = move |daemon: Arc<Daemon>, waited| {
+            let message = message.clone();
+            async move { daemon.admit_measurement(message, waited).await }
+        };
+        let kind = v1::RequestKind::Fidelity;
+        requests::run(&self.0, deadline, (kind, check), make, |item| match item {
             Item::Fidelity(response) => Some(response.clone()),
             // Queued, which measurements have no message for.
             Item::Generation(_) | Item::Score(_) => None,
         })
         .await
+    }
+
+    async fn list_fidelity(
+        &self,
+        _: Request<v1::ListFidelityRequest>,
+    ) -> Result<Response<v1::ListFidelityResponse>, Status> {
+        Ok(Response::new(v1::ListFidelityResponse {
+            measurements: self.0.measurements.all(),
+        }))
     }
 }
 
@@ -117,28 +145,28 @@ impl Daemon {
     async fn admit_measurement(
         &self,
         message: v1::MeasureFidelityRequest,
+        waited: Option<Arc<Record>>,
     ) -> Result<Arc<Record>, Failure> {
         self.check_open()?;
         let checked = Measuring::try_from(message)?;
         let serving = self.models.serving()?;
-        let (work, _) = self
+        let (work, serving) = self
             .prepare(serving, move |serving| prepare::measuring(checked, serving))
             .await?;
-        let record = self.requests.create(Facts {
+        let facts = Facts {
             kind: v1::RequestKind::Fidelity,
             prompt_tokens: 0,
             length: work.samples.iter().map(Vec::len).sum(),
             blocks: 0,
-        });
-        let facts = v1::FidelityResult {
-            seed: work.seed,
-            ..Default::default()
         };
-        let sink = translate::figures::figures(self.requests.clone(), record.clone(), facts);
+        let record = self.record(waited, facts);
+        let measurement = Measurement::new(self.measurements.clone(), &serving, &work);
+        let sink = translate::figures::figures(self.requests.clone(), record.clone(), measurement);
         self.submit(record, Work::Compare(work), sink)
     }
 
     fn plan(&self, asked: Planning) -> Result<v1::Plan, Failure> {
+        let mut settings = self.engine.settings();
         let (name, outline) = match &asked.model {
             Planned::Loaded => return self.plan_loaded(&asked),
             Planned::Preset(name) => {
@@ -146,14 +174,11 @@ impl Daemon {
                 let machine = self.engine.machine()?;
                 (name.clone(), Outline::of_preset(preset, machine))
             }
-            Planned::Path(path) => self.outline(self.at(path.clone())?)?,
-            Planned::Name(name) => self.outline(self.library.model(name)?)?,
+            Planned::Path(path) => self.outline(self.at(path.clone())?, &mut settings)?,
+            Planned::Name(name) => self.outline(self.library.model(name)?, &mut settings)?,
         };
-        let settings = self.engine.settings();
-        let budget_bytes = asked
-            .budget_bytes
-            .or(settings.budget_bytes)
-            .unwrap_or_else(|| self.engine.budget_default());
+        let budget_bytes = asked.budget_bytes.unwrap_or(settings.budget_bytes);
+        let budget_bytes = budget_bytes.unwrap_or_else(|| self.engine.budget_default());
         let workload = translate::plan::workload(&asked, outline.context_length())?;
         let level = asked.level.unwrap_or(settings.level);
         let choices = Choices {
@@ -163,12 +188,24 @@ impl Daemon {
             ..Choices::from(level)
         };
         let plan = outline.plan(choices, budget_bytes, workload)?;
-        Ok(translate::plan::plan(&plan, &name))
+        let not_loadable = translate::plan::not_loadable(&plan, &self.engine);
+        Ok(v1::Plan {
+            is_loadable: not_loadable.is_none(),
+            not_loadable: not_loadable.unwrap_or_default(),
+            ..translate::plan::plan(&plan, &name)
+        })
     }
 
-    /// A model on disk as plans see it.
-    fn outline(&self, model: ModelName) -> Result<(String, Outline), Failure> {
+    /// A model on disk as plans see it, and the settings that it would be loaded with.
+    fn outline(
+        &self,
+        model: ModelName,
+        settings: &mut Settings,
+    ) -> Result<(String, Outline), Failure> {
         let machine = self.engine.machine()?;
+        let holds = self.settings.for_load(&model, &Choice::default());
+        settings.level = holds.level.value;
+        settings.budget_bytes = holds.budget.value.bytes();
         let outline = Outline::of_checkpoint(&model.source(), machine)?;
         Ok((model.name, outline))
     }
@@ -179,13 +216,38 @@ impl Daemon {
         let workload = translate::plan::workload(asked, context_length)?;
         let change = Change {
             level: asked.level,
-            budget_bytes: asked.budget_bytes.map(Some),
+            budget_bytes: asked.budget_bytes,
             embedding: asked.embedding,
             auto_factor: asked.auto_factor,
             kv: asked.kv,
         };
         let plan = self.engine.plan(&change, workload)?;
-        Ok(translate::plan::plan(&plan, &serving.name.name))
+        let time = self.engine.switch_time(&plan);
+        Ok(v1::Plan {
+            switch_time: time.map(translate::plan::switch_time),
+            ..translate::plan::plan(&plan, &serving.name.name)
+        })
+    }
+
+    /// Back to what the present model was loaded with, but for what was remembered, as it is the next time.
+    fn as_it_started(&self) -> Result<Change, Failure> {
+        let serving = self.models.serving()?;
+        let loaded = self.engine.loaded_with().ok_or(EngineError::NoModel)?;
+        let in_force = self.engine.in_force().ok_or(EngineError::NoModel)?;
+        let before = serving.start.instead_of(loaded);
+        let to = |level| Change {
+            level: Some(level),
+            budget_bytes: Some(before.budget_bytes),
+            embedding: Some(before.embedding),
+            auto_factor: Some(before.auto_factor),
+            kv: Some(before.kv),
+        };
+        // As a load does, where the level can't be had on this machine.
+        let levels = [before.level].into_iter();
+        let mut levels = levels.chain(before.level.substitutes().iter().copied());
+        let workload = in_force.plan.workload;
+        let fits = levels.find(|level| self.engine.plan(&to(*level), workload).is_ok());
+        Ok(to(fits.unwrap_or(before.level)))
     }
 
     /// The level of the checkpoint's own weights that the budget has room for.
@@ -217,9 +279,60 @@ fn changeable(daemon: &Daemon) -> Result<Serving, Failure> {
     serving.map_err(|failure| Failure::NothingToChange(Box::new(failure)))
 }
 
-fn begin(daemon: &Arc<Daemon>, change: Change) -> Result<Answers<v1::ApplyResponse>, Status> {
+/// What becomes of a change that is in force, for later loads of the model.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Afterwards {
+    /// They have it, too.
+    Remember,
+    /// They have what the load of the present one asked for, if anything.
+    AsItStarted(Choice),
+}
+
+/// Writes down what was asked for, once it is in force, or held for the next load of the model.
+async fn record(
+    daemon: Arc<Daemon>,
+    model: ModelName,
+    change: Change,
+    afterwards: Afterwards,
+    mut states: watch::Receiver<ApplyState>,
+) {
+    let is_in_force = match states.wait_for(|state| state.end.is_some()).await {
+        Ok(state) => matches!(state.end, Some(Ok(_))),
+        Err(_) => return,
+    };
+    // What was in force is written down even if another change has followed, whose turn comes next.
+    let settings = daemon.engine.settings();
+    if !is_in_force && settings.with(&change) != settings {
+        return;
+    }
+    let write = move || match afterwards {
+        Afterwards::Remember => daemon.settings.remember(&model, &Choice::from(&change)),
+        Afterwards::AsItStarted(asked) => {
+            daemon.settings.forget(&model);
+            daemon.settings.remember(&model, &asked);
+        }
+    };
+    // Whoever comes next waits until it is written.
+    drop(tokio::task::spawn_blocking(write).await);
+}
+
+fn begin(
+    daemon: &Arc<Daemon>,
+    change: Change,
+    afterwards: Afterwards,
+) -> Result<Answers<v1::ApplyResponse>, Status> {
     let serving = changeable(daemon)?;
-    tracing::info!(?change, "a client asks for another plan");
+    let model = serving.name.clone();
+    tracing::info!(
+        level = change.level.map(Level::name),
+        budget = change
+            .budget_bytes
+            .map(|bytes| bytes.map_or_else(|| "default".to_owned(), units::bytes)),
+        embedding = change.embedding.map(Embedding::name),
+        auto_factor = change.auto_factor,
+        kv = change.kv.map(Kv::name),
+        "a client asks for another plan"
+    );
     let states = applies::apply(
         &daemon.engine,
         change,
@@ -227,6 +340,13 @@ fn begin(daemon: &Arc<Daemon>, change: Change) -> Result<Answers<v1::ApplyRespon
         daemon.changes.clone(),
         daemon.switch_target.clone(),
     );
+    daemon.recording.then(record(
+        daemon.clone(),
+        model,
+        change,
+        afterwards,
+        states.clone(),
+    ));
     let told = Told {
         daemon: daemon.clone(),
         states,

@@ -11,25 +11,42 @@ use futures_util::{
     stream::{self, Stream},
 };
 use sluice_engine::{Work, event::Sink};
+use sluice_proto::{model::InvalidField, v1};
 use tonic::{Response, Status};
 
-use super::{Daemon, deadline::Deadline};
+use super::{
+    Daemon,
+    deadline::Deadline,
+    waiting::{self, Admit},
+};
 use crate::{
     failure::Failure,
     models::Serving,
-    registry::{Item, Reader, Record},
+    registry::{Facts, Item, Reader, Record},
 };
 
 /// What a request's caller gets.
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Admits a request and answers with its items, as far as `answer` has a message for them.
-pub(super) async fn run<T: Send + 'static>(
+/// Admits a request, or lets it wait for a model that loads, and answers with its items, as far as `answer` has a message for
+/// them. What breaks a rule for any model is known before there is one, and refused at once.
+pub(super) async fn run<T, F>(
     daemon: &Arc<Daemon>,
     deadline: Option<Deadline>,
-    admission: impl Future<Output = Result<Arc<Record>, Failure>>,
+    (kind, check): (v1::RequestKind, Result<(), InvalidField>),
+    make: impl Fn(Arc<Daemon>, Option<Arc<Record>>) -> F + Send + Sync + 'static,
     answer: fn(&Item) -> Option<T>,
-) -> Result<Response<Answers<T>>, Status> {
+) -> Result<Response<Answers<T>>, Status>
+where
+    T: Send + 'static,
+    F: Future<Output = Result<Arc<Record>, Failure>> + Send + 'static,
+{
+    let maker = daemon.clone();
+    let make: Admit = Box::new(move |record| Box::pin(make(maker.clone(), record)));
+    let admission = async {
+        check?;
+        waiting::admit(daemon, kind, make).await
+    };
     let admitted = Deadline::limit(deadline, admission).await;
     let record = admitted.map_err(|failure| {
         // Counted on its way to the caller.
@@ -63,6 +80,17 @@ impl Daemon {
             Ok((work, serving))
         })
         .await?
+    }
+
+    /// The record of a request that was prepared: the one that stood in line for its model, or else a new one.
+    pub(super) fn record(&self, waited: Option<Arc<Record>>, facts: Facts) -> Arc<Record> {
+        match waited {
+            Some(record) => {
+                record.describe(facts);
+                record
+            }
+            None => self.requests.create(facts),
+        }
     }
 
     /// Hands a prepared request to the engine.

@@ -92,6 +92,8 @@ mod tests {
             disk_s: 0.0,
             reader_s: 0.0,
             cold_s: None,
+            correction: 1.0,
+            others_share: 0.0,
         }
     }
 

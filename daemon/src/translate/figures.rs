@@ -8,7 +8,7 @@ use sluice_engine::{
 };
 use sluice_proto::v1::{self, measure_fidelity_response, score_response};
 
-use super::{Home, of_request};
+use super::Home;
 use crate::{
     failure::Failure,
     registry::{Item, Record, Registry},
@@ -138,7 +138,7 @@ impl<F: Figures> Translator<F> {
                 Ok(item) => self.home.end_with(v1::RequestState::Done, item),
                 Err(other) => self.home.fail(&Failure::WrongOutcome(Box::new(other))),
             },
-            Event::Finished(Err(error)) => self.home.fail(&of_request(error)),
+            Event::Finished(Err(error)) => self.home.refuse(error),
         }
     }
 }

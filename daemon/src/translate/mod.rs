@@ -42,15 +42,17 @@ pub fn generation(
     expected: Option<Plan>,
 ) -> Sink {
     let work = &prepared.work;
+    let pinned = work.canvas.iter().filter(|slot| **slot != Slot::Masked);
+    let pinned = pinned.count();
     let mut translator = Generation {
         advised: Advised::of(work, &serving.loaded.info),
         expected,
         engine,
+        full: full(&serving, work),
         saw_lossy: false,
         took: Took::default(),
-        committed: (work.canvas.iter())
-            .filter(|slot| **slot != Slot::Masked)
-            .count(),
+        committed: pinned,
+        pinned,
         home: Home::new(registry, record),
         stable: Stable::new(&serving, work),
         started: started(&serving, prepared),
@@ -73,6 +75,7 @@ fn of_request(error: EngineError) -> Failure {
 struct Home {
     registry: Arc<Registry>,
     record: Arc<Record>,
+    /// Nothing more is written to the record from here.
     ended: bool,
 }
 
@@ -99,7 +102,11 @@ impl Home {
             (v1::RequestState::Failed, Some(failure)) => {
                 tracing::warn!(request = self.id(), reason = %failure, "request failed");
             }
-            _ => tracing::info!(request = self.id(), state = ?state, "request ended"),
+            _ => tracing::info!(
+                request = self.id(),
+                state = state_name(state),
+                "request ended"
+            ),
         }
         let status = failure.map(Into::into);
         self.registry
@@ -109,6 +116,24 @@ impl Home {
     fn fail(&mut self, failure: &Failure) {
         self.end(v1::RequestState::Failed, None, Some(failure));
     }
+
+    /// The engine did not come to an end of it. One whose model went before its turn is not over: another model may take it.
+    fn refuse(&mut self, error: EngineError) {
+        let is_gone = matches!(error, EngineError::NoModel | EngineError::ModelReplaced);
+        if is_gone && !self.record.has_started() {
+            self.ended = true;
+            self.record.give_back();
+            return self.registry.touched();
+        }
+        self.fail(&of_request(error));
+    }
+}
+
+/// As people read it: "done", "cancelled".
+fn state_name(state: v1::RequestState) -> String {
+    let name = state.as_str_name();
+    let name = name.strip_prefix("REQUEST_STATE_").unwrap_or(name);
+    name.to_lowercase()
 }
 
 impl Drop for Home {
@@ -135,6 +160,10 @@ struct Generation {
     engine: Weak<Engine>,
     /// Positions that were committed before the next pass, pinned ones included.
     committed: usize,
+    /// Of those, the pinned ones.
+    pinned: usize,
+    /// What filling the canvas to its end means: how it ended, and whether the text is cut there.
+    full: (v1::FinishReason, bool),
     /// A pass met other weights than the checkpoint's own.
     saw_lossy: bool,
     took: Took,
@@ -181,7 +210,7 @@ impl Generation {
             Event::Finished(Ok(Outcome::Generated(generated))) => self.done(generated),
             Event::Finished(Ok(Outcome::Cancelled)) => self.cancelled_waiting(),
             Event::Finished(Ok(other)) => self.home.fail(&Failure::WrongOutcome(Box::new(other))),
-            Event::Finished(Err(error)) => self.home.fail(&of_request(error)),
+            Event::Finished(Err(error)) => self.home.refuse(error),
         }
     }
 
@@ -215,9 +244,9 @@ impl Generation {
         let committed = report.committed.saturating_sub(self.committed);
         self.committed = report.committed;
         self.home.registry.totals().pass(committed as u64);
-        let pass = v1::Pass {
+        let pass = v1::PassDone {
             request_id: self.home.id(),
-            pass: report.pass as u32,
+            passes: report.pass as u32,
             block: report.block as u32,
             pass_in_block: report.pass_in_block as u32,
             tokens: canvas_tokens(&report.positions, &self.serving),
@@ -234,16 +263,23 @@ impl Generation {
             streamed_bytes: report.cost.streamed_bytes,
             requests: report.cost.requests as u32,
             phases: report.cost.phases.map(phases),
-            switch: report
+            level: self.level_in_force(),
+            switching: report
                 .cost
                 .weights
                 .switch
                 .map(|(done, steps)| plan::switch(SwitchState { done, steps })),
         };
-        let item = Kind::Pass(pass).into();
+        let item = Kind::PassDone(pass).into();
         self.home
             .record
             .picture(item, report.pass, report.committed);
+    }
+
+    fn level_in_force(&self) -> String {
+        let engine = self.engine.upgrade();
+        let level = engine.and_then(|engine| engine.level_in_force());
+        level.map_or_else(String::new, |level| level.name().to_owned())
     }
 
     fn block_done(&mut self, block: usize, passes: usize, positions: &[Position]) {
@@ -260,7 +296,7 @@ impl Generation {
 
     fn done(&mut self, generated: Generated) {
         let (finish, state) = match generated.finish {
-            Finish::Length => (v1::FinishReason::Length, v1::RequestState::Done),
+            Finish::Length => (self.full.0, v1::RequestState::Done),
             Finish::Eos => (v1::FinishReason::Eos, v1::RequestState::Done),
             Finish::Stop => (v1::FinishReason::Stop, v1::RequestState::Done),
             Finish::Cancelled => (v1::FinishReason::Cancelled, v1::RequestState::Cancelled),
@@ -268,6 +304,7 @@ impl Generation {
         self.stable.take_all(&generated.tokens, &self.serving);
         let done = v1::Done {
             finish_reason: finish.into(),
+            cut: generated.finish == Finish::Length && self.full.1,
             tokens: generated.tokens,
             passes: generated.passes as u32,
             elapsed_ms: ms(generated.elapsed),
@@ -292,6 +329,13 @@ impl Generation {
             .end_with(v1::RequestState::Cancelled, Kind::Done(done).into());
     }
 
+    /// Tokens of the text that were fixed from the start.
+    fn pinned_in_text(&self) -> usize {
+        let pinned = self.started.pinned.iter();
+        let is_in_text = |token: &&v1::CanvasToken| (token.position as usize) < self.stable.tokens;
+        pinned.filter(is_in_text).count()
+    }
+
     fn done_so_far(&self, finish: Finish) -> v1::Done {
         let has_text = self.serving.loaded.text.is_some();
         let bytes = match finish {
@@ -302,6 +346,8 @@ impl Generation {
             request_id: self.home.id(),
             text: has_text.then(|| String::from_utf8_lossy(bytes).into_owned()),
             text_tokens: self.stable.tokens as u32,
+            generated_tokens: (self.stable.tokens - self.pinned_in_text()) as u32,
+            filled_positions: self.committed.saturating_sub(self.pinned) as u32,
             seed: self.started.seed,
             exact: self.started.exact,
             pass_ms: ms(self.took.time),
@@ -401,6 +447,16 @@ impl Stable {
     }
 }
 
+/// How a text ends that fills the canvas, and whether it is cut: where an end token would have ended it, it had more to say.
+fn full(serving: &Serving, work: &Generate) -> (v1::FinishReason, bool) {
+    let positions = work.prompt.len() + work.canvas.len();
+    let reason = match positions >= serving.loaded.info.context_length {
+        true => v1::FinishReason::Context,
+        false => v1::FinishReason::Length,
+    };
+    (reason, work.eos == EosPolicy::Stop)
+}
+
 fn started(serving: &Serving, prepared: &Prepared) -> v1::Started {
     let work = &prepared.work;
     let pinned = work.canvas.iter().enumerate().filter_map(|(index, slot)| {
@@ -426,6 +482,8 @@ fn started(serving: &Serving, prepared: &Prepared) -> v1::Started {
         model: serving.name.name.clone(),
         pinned: pinned.collect(),
         exact: work.policy.info().exact,
+        sampling: prepared.told.clone(),
+        seed_drawn: prepared.seed_drawn,
         prompt_text: text.map_or_else(Vec::new, |text| text.decode_with_specials(&work.prompt)),
         ..Default::default()
     };

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use sluice_engine::{
-    EngineError,
+    Engine, EngineError,
+    device::BUSY_SHARE,
     engine::{Measured, SwitchState, default_canvas},
-    plan::{PassTime, Plan, PlanError, Storage, TensorPlan, Tier, UnitPlan, Workload},
+    plan::{PassTime, Plan, PlanError, Storage, SwitchTime, TensorPlan, Tier, UnitPlan, Workload},
     residency::{Part, Unit, UnitState},
 };
 use sluice_proto::{model::Planning, v1};
@@ -15,7 +16,6 @@ use crate::failure::Failure;
 /// A plan for the model of this name.
 #[must_use]
 pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
-    let not_loadable = plan.check_loadable().err();
     let pass_ms =
         |seconds: fn(&PassTime) -> f64| plan.pass.as_ref().map(|pass| seconds(pass) * 1000.0);
     let memory = plan.bytes_by_kind().into_iter();
@@ -50,11 +50,35 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
             .map(|(name, units)| v1::LayerPlan { name, units })
             .collect(),
         is_lossless: is_lossless(plan),
-        is_loadable: not_loadable.is_none(),
-        not_loadable: not_loadable.map_or_else(String::new, |error| error.to_string()),
+        is_loadable: true,
+        not_loadable: String::new(),
         notes: notes(plan),
         kv: plan.working.cache.map(|format| format.name().to_owned()),
         pinned_bytes: plan.pinned_bytes,
+        is_estimate: plan.is_estimate(),
+        same_as: (plan.same_as.iter())
+            .map(|level| level.name().to_owned())
+            .collect(),
+        pass_correction: plan.pass.as_ref().and_then(correction),
+        switch_time: None,
+    }
+}
+
+/// Why a model can be planned so, but not loaded: what is to be coded first has no place.
+#[must_use]
+pub fn not_loadable(plan: &Plan, engine: &Engine) -> Option<String> {
+    let has_place = !plan.is_estimate() || engine.kept_folder().is_some();
+    (!has_place).then(|| PlanError::NotCoded { level: plan.level }.to_string())
+}
+
+/// How long it takes to get to a plan.
+#[must_use]
+pub fn switch_time(time: SwitchTime) -> v1::SwitchTime {
+    v1::SwitchTime {
+        idle_ms: time.idle_s * 1000.0,
+        busy_ms: time.busy_s * 1000.0,
+        converted_weights: time.converted,
+        read_bytes: time.read_bytes,
     }
 }
 
@@ -72,7 +96,6 @@ pub fn is_lossless(plan: &Plan) -> bool {
             format == tensor.source && tensor.coded.is_none_or(|coding| coding.is_lossless())
         }
         Storage::Coded(coding) => coding.is_lossless(),
-        Storage::Lossless => true,
     };
     plan.units.iter().flat_map(|unit| &unit.tensors).all(is_own)
 }
@@ -185,7 +208,55 @@ fn notes(plan: &Plan) -> Vec<String> {
     let unknown = (plan.pass.is_none() && reads_disk).then(|| {
         "the time of a pass is unknown: there is no file to measure the disk's rate on".to_owned()
     });
-    exceptions.chain(unknown).collect()
+    let estimate = plan.is_estimate().then(|| {
+        "about as much: a sample of the weights tells what they take once they are coded, which the first time needs".to_owned()
+    });
+    exceptions
+        .chain(unknown)
+        .chain(busy(plan))
+        .chain(estimate)
+        .chain(same(plan))
+        .collect()
+}
+
+/// Which levels change nothing for this model, and why.
+fn same(plan: &Plan) -> Option<String> {
+    let (last, others) = plan.same_as.split_last()?;
+    let mut tensors: Vec<&TensorPlan> = plan.units.iter().flat_map(|unit| &unit.tensors).collect();
+    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.numbers()));
+    // The embedding is in nobody's way: no level changes it.
+    let largest = tensors.iter().find(|tensor| tensor.part != Part::Embedding);
+    let stored = largest.map(|tensor| match tensor.coded {
+        Some(coding) => Storage::Coded(coding).name(),
+        None => tensor.source.name(),
+    });
+    let mut names = last.name().to_owned();
+    if !others.is_empty() {
+        let others: Vec<&str> = others.iter().map(|level| level.name()).collect();
+        names = format!("{} and {names}", others.join(", "));
+    }
+    let stored = stored.unwrap_or("they are");
+    Some(format!(
+        "this file's weights are stored as {stored}: {names} would change nothing, their weights are those of {}",
+        plan.level
+    ))
+}
+
+/// What to know of a time that was predicted from rates of a busy machine, and that nothing has corrected yet.
+#[must_use]
+pub fn busy(plan: &Plan) -> Option<String> {
+    let pass = plan.pass.filter(|pass| correction(pass).is_none())?;
+    (pass.others_share >= BUSY_SHARE).then(|| {
+        format!(
+            "other programs had {:.0} % of the processors while this machine's speed was measured; passes will correct the times",
+            pass.others_share * 100.0
+        )
+    })
+}
+
+/// How many times as long as the rates say a pass is, where passes have shown that.
+fn correction(pass: &PassTime) -> Option<f64> {
+    Some(pass.correction).filter(|correction| *correction != 1.0)
 }
 
 fn part_name(part: Part) -> &'static str {
@@ -259,8 +330,9 @@ mod tests {
         assert_eq!(wire.notes, ["q4_k -> bf16: down, rows of 5634"]);
         assert!(!wire.is_lossless);
         let wire = planned("llada-8b", Level::Mild, u64::MAX, u64::MAX);
-        assert!(!wire.is_loadable && wire.is_lossless);
-        assert!(wire.not_loadable.contains("level mild can be planned"));
+        assert!(wire.is_estimate && wire.is_lossless);
+        assert!(wire.notes[0].contains("sample"), "{:?}", wire.notes);
+        assert!(wire.same_as.is_empty());
         let wire = planned("llada-8b", Level::Standard, 4 << 30, 0);
         assert!(wire.notes[0].contains("unknown"), "{:?}", wire.notes);
     }
@@ -274,6 +346,8 @@ mod tests {
             disk_s: 0.0,
             reader_s: 0.0,
             cold_s: None,
+            correction: 1.0,
+            others_share: 0.0,
         };
         assert_eq!(first_pass_ms(pass), None, "not known");
         pass.cold_s = Some(2.5);
@@ -282,6 +356,36 @@ mod tests {
         assert_eq!(first_pass_ms(pass), Some(9000.0));
         (pass.disk_s, pass.reader_s) = (4.0, 4.0);
         assert_eq!(first_pass_ms(pass), Some(13000.0), "one thread reads both");
+    }
+
+    #[test]
+    fn a_machine_that_was_busy_is_said_to_be_one_until_passes_have_corrected_it() {
+        let machine = Machine::unmeasured(Profile::cpu(2), u64::MAX);
+        let outline = Outline::of_preset(Preset::find("llada-1b").unwrap(), machine);
+        let mut plan = outline
+            .plan(Level::Standard, u64::MAX, Workload::default())
+            .unwrap();
+        let mut told = |correction, others_share| {
+            plan.pass = Some(PassTime {
+                compute_s: 2.0,
+                copy_s: 0.0,
+                copies_beside: false,
+                disk_s: 0.0,
+                reader_s: 0.0,
+                cold_s: None,
+                correction,
+                others_share,
+            });
+            let wire = super::plan(&plan, "m");
+            (wire.notes, wire.pass_correction)
+        };
+        assert_eq!(told(1.0, 0.05), (vec![], None));
+        let (notes, _) = told(1.0, 0.45);
+        assert!(
+            notes[0].starts_with("other programs had 45 % of the processors"),
+            "{notes:?}"
+        );
+        assert_eq!(told(2.4, 0.45), (vec![], Some(2.4)));
     }
 
     #[test]

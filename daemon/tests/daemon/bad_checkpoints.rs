@@ -175,5 +175,11 @@ async fn a_daemon_whose_model_fails_says_why_and_takes_another() {
         .await
         .list_models(v1::ListModelsRequest {})
         .await;
-    assert_eq!(list.unwrap().into_inner().models.len(), 1);
+    let listed = list.unwrap().into_inner().models;
+    let names: Vec<_> = listed.iter().map(|model| model.name.as_str()).collect();
+    assert_eq!(
+        names.len(),
+        2,
+        "the embedded one, and what was loaded by its path: {names:?}"
+    );
 }

@@ -2,7 +2,10 @@
 
 use std::{fs, path::Path};
 
-use sluice_proto::v1::{self, ModelState};
+use sluice_proto::{
+    client::CallError,
+    v1::{self, ModelState},
+};
 use sluice_shared::exit;
 use tempfile::TempDir;
 use tokio::process::Command;
@@ -403,6 +406,61 @@ async fn a_card_that_can_not_be_used_is_done_without_and_said_where_none_was_ask
     for refusal in &REFUSALS {
         is_done_without(libraries, refusal).await;
     }
+}
+
+#[tokio::test]
+async fn a_model_that_a_card_has_no_room_for_is_computed_by_the_cpu_unless_the_card_was_asked_for()
+{
+    let Some(libraries) = stand_in::build() else {
+        return;
+    };
+    // What the card's driver takes counts there, and not on the CPU.
+    let arguments = ["--budget", "64MiB"];
+    let on_card = [&arguments[..], &["--device", "cuda:0"]].concat();
+    let folder = TempDir::new().unwrap();
+    let socket = folder.path().join("s");
+    let mut command = command(folder.path(), libraries, &[]);
+    command.arg("--socket").arg(&socket).args(&on_card);
+    let daemon = Daemon::spawn(folder, socket, command).await;
+    let model = daemon.model_state(ModelState::Failed).await;
+    assert!(model.error.contains("is too small"), "{}", model.error);
+    drop(daemon);
+
+    let auto = [&arguments[..], &["--device", "auto"]].concat();
+    let daemon = start(libraries, &[], &auto).await;
+    let device = daemon.snapshot().await.device.unwrap();
+    assert_eq!((device.kind.as_str(), &device.card), ("cpu", &None));
+    let no_card = device.no_card.expect("the reason");
+    assert!(
+        no_card
+            .reason
+            .contains("can't compute sluice-demo: a budget of 64.0 MiB")
+    );
+    assert!(no_card.hint.contains("raise --budget"), "{}", no_card.hint);
+    let log = daemon.log();
+    let warned = log.matches("no card can be used, the CPU computes").count();
+    assert_eq!(warned, 1, "{log}");
+    generate(&daemon, chat("Tell me a story.")).await.unwrap();
+    drop(daemon);
+
+    // One that is loaded later finds the card taken.
+    let daemon = start(libraries, &[], &["--device", "auto"]).await;
+    assert_eq!(daemon.snapshot().await.device.unwrap().kind, "cuda");
+    let load = v1::LoadModelRequest {
+        budget_bytes: Some(64 << 20),
+        ..Default::default()
+    };
+    let mut models = daemon.models().await;
+    let mut loaded = models.load_model(load).await.unwrap().into_inner();
+    let error = loop {
+        match within("the load", loaded.message()).await {
+            Ok(answer) => assert!(answer.is_some(), "it is refused"),
+            Err(status) => break CallError::from(status),
+        }
+    };
+    assert_eq!(error.reason.as_deref(), Some("BUDGET_TOO_SMALL"));
+    assert!(error.message.contains("can't compute it"), "{error}");
+    assert!(error.hint.unwrap().contains("sluiced --device cpu"));
 }
 
 #[tokio::test]

@@ -60,7 +60,9 @@ async fn text_grows_in_whole_characters_and_ends_before_a_stop() {
     assert_eq!(started.prompt_text, b"user: Tell me a story.\nassistant:");
     let mut stable: &[u8] = b"";
     for event in &events {
-        let Kind::Pass(pass) = event else { continue };
+        let Kind::PassDone(pass) = event else {
+            continue;
+        };
         let next = &pass.stable_text;
         assert!(next.starts_with(stable) && !is_cut(next));
         stable = next;
@@ -81,7 +83,9 @@ async fn text_grows_in_whole_characters_and_ends_before_a_stop() {
     assert_eq!(stopped.finish_reason(), v1::FinishReason::Stop);
     assert_eq!(stopped.text.as_deref(), whole.split(&stop).next());
     for event in &events {
-        let Kind::Pass(pass) = event else { continue };
+        let Kind::PassDone(pass) = event else {
+            continue;
+        };
         let shown = String::from_utf8_lossy(&pass.stable_text);
         assert!(stopped.text.as_ref().unwrap().starts_with(&*shown));
     }
@@ -96,7 +100,7 @@ async fn keys_and_values_that_are_rounded_make_no_exact_answer() {
         let told: Vec<_> = (events.iter())
             .filter_map(|event| match event {
                 Kind::Started(started) => Some(started.exact),
-                Kind::Pass(pass) => Some(pass.exact),
+                Kind::PassDone(pass) => Some(pass.exact),
                 Kind::Done(done) => Some(done.exact),
                 _ => None,
             })
@@ -218,4 +222,119 @@ async fn keys_and_values_are_planned() {
     assert_eq!(cache("f32").await, numbers * 4);
     assert_eq!(cache("auto").await, numbers * 2);
     assert_eq!(cache("q8_0").await, numbers / 32 * 34);
+}
+
+fn started(events: &[Kind]) -> &v1::Started {
+    let found = events.iter().find_map(|event| match event {
+        Kind::Started(started) => Some(started),
+        _ => None,
+    });
+    found.expect("a request that runs starts")
+}
+
+/// How tokens are chosen, as people read it.
+fn told(started: &v1::Started) -> Vec<String> {
+    let line = |setting: &v1::ResolvedSetting| {
+        format!("{} {} ({})", setting.name, setting.value, setting.origin)
+    };
+    started.sampling.iter().map(line).collect()
+}
+
+#[tokio::test]
+async fn a_chat_model_is_drawn_from_and_its_seed_gives_the_answer_again() {
+    let folder = checkpoints::writer();
+    let daemon = Daemon::with_model(&folder.path().join("writer"), &[]).await;
+    let ask = |seed: Option<u64>, greedy: bool| v1::GenerateRequest {
+        length: Some(40),
+        seed,
+        greedy,
+        ..chat("Tell me a story.")
+    };
+    let first = generate(&daemon, ask(None, false)).await.unwrap();
+    let start = started(&first);
+    assert_eq!(
+        told(start),
+        [
+            "temperature 0.7 (built-in)",
+            "top_p 0.9 (built-in)",
+            "repetition_penalty 1.1 (built-in)"
+        ]
+    );
+    assert!(start.seed_drawn);
+    let again = generate(&daemon, ask(Some(start.seed), false))
+        .await
+        .unwrap();
+    assert!(!started(&again).seed_drawn);
+    assert_eq!(done(&again).tokens, done(&first).tokens);
+    let other = generate(&daemon, ask(None, false)).await.unwrap();
+    assert_ne!(done(&other).tokens, done(&first).tokens);
+
+    let greedy = generate(&daemon, ask(None, true)).await.unwrap();
+    assert_eq!(told(started(&greedy)), ["temperature 0 (request)"]);
+    assert!(!started(&greedy).seed_drawn);
+    let again = generate(&daemon, ask(None, true)).await.unwrap();
+    assert_eq!(done(&again).tokens, done(&greedy).tokens);
+}
+
+#[tokio::test]
+async fn a_checkpoints_own_advice_is_taken_as_far_as_it_makes_sense() {
+    let folder = checkpoints::writer();
+    let model = folder.path().join("writer");
+    let advice = r#"{"temperature": 0.4, "top_k": 30, "top_p": 7, "min_p": "some"}"#;
+    fs::write(model.join("generation_config.json"), advice).unwrap();
+    let daemon = Daemon::with_model(&model, &[]).await;
+    let request = v1::GenerateRequest {
+        length: Some(4),
+        ..chat("Tell me a story.")
+    };
+    let events = generate(&daemon, request).await.unwrap();
+    let place = "(generation_config.json)";
+    assert_eq!(
+        told(started(&events)),
+        [
+            format!("temperature 0.4 {place}"),
+            format!("top_k 30 {place}")
+        ]
+    );
+    let log = daemon.log();
+    assert!(
+        log.contains("top_p must be above 0 and at most 1, not 7; it is passed over"),
+        "{log}"
+    );
+    let request = v1::InspectModelRequest {
+        path: model.to_str().unwrap().to_owned(),
+        ..Default::default()
+    };
+    let answer = daemon.models().await.inspect_model(request).await;
+    let answer = answer.unwrap().into_inner();
+    let warnings = answer.facts.iter().filter(|fact| fact.name == "warning");
+    let warnings: Vec<_> = warnings.map(|fact| fact.value.as_str()).collect();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    let found = |name: &str| answer.settings.iter().find(|setting| setting.name == name);
+    assert_eq!(found("top_k").unwrap().origin, "generation_config.json");
+}
+
+#[tokio::test]
+async fn an_answer_that_was_cut_says_so_and_why() {
+    let folder = checkpoints::writer();
+    let daemon = Daemon::with_model(&folder.path().join("writer"), &[]).await;
+    let ended = async |request: v1::GenerateRequest| {
+        let events = generate(&daemon, request).await.unwrap();
+        let done = done(&events);
+        (done.finish_reason(), done.cut)
+    };
+    let short = tokens(&[5, 6, 7], 4);
+    assert_eq!(ended(short.clone()).await, (v1::FinishReason::Length, true));
+    // A context of 512.
+    let long = v1::GenerateRequest {
+        length: None,
+        ..tokens(&[5; 500], 0)
+    };
+    assert_eq!(ended(long).await, (v1::FinishReason::Context, true));
+    // Who wants no end has what was asked for.
+    let endless = v1::GenerateRequest {
+        eos: v1::EosPolicy::Suppress.into(),
+        ..short
+    };
+    assert_eq!(ended(endless).await, (v1::FinishReason::Length, false));
 }

@@ -50,6 +50,7 @@ async fn the_same_seed_gives_the_same_tokens() {
     let run = async |seed| {
         let request = v1::GenerateRequest {
             temperature: Some(1.0),
+            greedy: false,
             seed,
             ..tokens(&[1, 2, 3], 32)
         };
@@ -90,7 +91,9 @@ async fn the_embedded_model_answers_in_words() {
     let text = done.text.clone().unwrap();
     let mut stable: &[u8] = b"";
     for event in &events {
-        let Kind::Pass(pass) = event else { continue };
+        let Kind::PassDone(pass) = event else {
+            continue;
+        };
         let next = &pass.stable_text;
         assert!(next.starts_with(stable));
         stable = next;
@@ -126,12 +129,11 @@ async fn pinned_words_stay() {
     assert_eq!(pieces, b" red kite");
 }
 
-#[tokio::test]
-async fn an_edit_changes_its_span_alone() {
-    let daemon = Daemon::embedded().await;
+/// A text of which one word is written anew.
+fn edit() -> v1::GenerateRequest {
     let text = "Mia went to the lake with a blue boat. Then she went home.";
     let start = text.find("blue").unwrap();
-    let request = v1::GenerateRequest {
+    v1::GenerateRequest {
         input: Some(v1::generate_request::Input::Edit(v1::Edit {
             text: text.to_owned(),
             span_start_bytes: start as u32,
@@ -140,8 +142,37 @@ async fn an_edit_changes_its_span_alone() {
         })),
         seed: Some(1),
         ..Default::default()
+    }
+}
+
+#[tokio::test]
+async fn what_passes_wrote_is_counted_apart_from_what_was_given() {
+    let daemon = Daemon::embedded().await;
+    let events = generate(&daemon, edit()).await.unwrap();
+    let edited = done(&events);
+    assert!(edited.text_tokens > 8, "{edited:?}");
+    assert!(edited.generated_tokens < 4, "{edited:?}");
+    // One position a pass is the reference's schedule.
+    assert_eq!(edited.filled_positions, edited.generated_tokens);
+    assert_eq!(edited.passes, edited.filled_positions);
+
+    let request = v1::GenerateRequest {
+        length: Some(64),
+        seed: Some(1),
+        ..chat("Tell me a story about a fox.")
     };
     let events = generate(&daemon, request).await.unwrap();
+    let answer = done(&events);
+    assert_eq!(answer.generated_tokens, answer.text_tokens);
+    // Those behind the end of the text were filled, too.
+    assert!(answer.filled_positions >= answer.generated_tokens);
+    assert_eq!(answer.passes, answer.filled_positions);
+}
+
+#[tokio::test]
+async fn an_edit_changes_its_span_alone() {
+    let daemon = Daemon::embedded().await;
+    let events = generate(&daemon, edit()).await.unwrap();
     let edited = done(&events).text.clone().unwrap();
     assert!(
         edited.starts_with("Mia went to the lake with a"),

@@ -216,7 +216,7 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
     let model = answer.model.unwrap();
     assert_eq!(
         (model.family.as_str(), model.parameters),
-        ("llada", Some(3_803_904))
+        ("llada", Some(3_934_976))
     );
     assert_eq!(
         (model.file_format.as_str(), model.disk_bytes),
@@ -231,7 +231,7 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
         .collect();
     assert_eq!(schemes, ["plain", "huffman", "rate"]);
     let numbers: u64 = coded.schemes.iter().map(|sum| sum.numbers).sum();
-    assert_eq!(numbers, 3_803_904);
+    assert_eq!(numbers, 3_934_976);
     let is_kept = |tensor: &&v1::CodedTensor| tensor.name.contains(".0.");
     assert!(
         coded

@@ -46,11 +46,12 @@ async fn apply(daemon: &Daemon, request: v1::ApplyRequest) -> Result<Vec<Kind>, 
 }
 
 async fn restore(daemon: &Daemon) -> Result<Vec<Kind>, CallError> {
-    let answer = daemon
-        .optimizer()
-        .await
-        .restore(v1::RestoreRequest {})
-        .await?;
+    restore_to(daemon, "").await
+}
+
+async fn restore_to(daemon: &Daemon, to: &str) -> Result<Vec<Kind>, CallError> {
+    let request = v1::RestoreRequest { to: to.to_owned() };
+    let answer = daemon.optimizer().await.restore(request).await?;
     all(answer.into_inner()).await
 }
 
@@ -173,7 +174,7 @@ async fn plans_that_can_not_be_are_explained() {
         let error = plan(&daemon, request).await.unwrap_err();
         assert_eq!((error.code, error.reason.as_deref()), (code, Some(reason)));
     }
-    // What can't be loaded yet can be planned.
+    // What it takes to be coded is estimated.
     let mild = v1::PlanRequest {
         model: Some(v1::plan_request::Model::Preset("llada-8b".to_owned())),
         level: Some("mild".to_owned()),
@@ -181,13 +182,90 @@ async fn plans_that_can_not_be_are_explained() {
         ..asked
     };
     let mild = plan(&daemon, mild).await.unwrap();
-    assert!(!mild.is_loadable && mild.not_loadable.contains("not loaded"));
+    assert!(mild.is_loadable && mild.is_estimate && mild.is_lossless);
+}
 
-    let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny-bf16"), &[]).await;
-    let error = apply(&daemon, level("mild")).await.unwrap_err();
-    assert_eq!(error.code, Code::FailedPrecondition);
-    assert_eq!(error.reason.as_deref(), Some("NOT_LOADABLE_YET"));
-    assert_eq!(daemon.snapshot().await.settings.unwrap().level, "standard");
+#[tokio::test]
+async fn restore_goes_back_to_what_the_model_was_loaded_with() {
+    let daemon = slow(&["--level", "moderate"]).await;
+    let before = daemon.snapshot().await.settings.unwrap();
+    assert_eq!(before.level, "moderate");
+    assert_eq!(before.loaded_with.as_ref().unwrap().level, "moderate");
+    let aggressive = v1::ApplyRequest {
+        budget_bytes: Some(1 << 30),
+        embedding: Some("device".to_owned()),
+        ..level("aggressive")
+    };
+    apply(&daemon, aggressive).await.unwrap();
+    let changed = daemon.snapshot().await.settings.unwrap();
+    assert_eq!(changed.loaded_with, before.loaded_with);
+    let kinds = restore(&daemon).await.unwrap();
+    assert_eq!(applied(&kinds).plan.as_ref().unwrap().level, "moderate");
+    assert_eq!(daemon.snapshot().await.settings.unwrap(), before);
+
+    let kinds = restore_to(&daemon, "source").await.unwrap();
+    assert_eq!(applied(&kinds).plan.as_ref().unwrap().level, "off");
+    let error = restore_to(&daemon, "off").await.unwrap_err();
+    assert_eq!(error.code, Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_is_said() {
+    let cache = tempfile::TempDir::new().unwrap();
+    let cache = format!("--cache={}", cache.path().display());
+    let daemon = slow(&[&cache]).await;
+    let request = || tokens(&[1, 2, 3], 16);
+    let expected = done(&generate(&daemon, request()).await.unwrap()).clone();
+    for name in ["mild", "aggressive", "auto", "off", "mild", "standard"] {
+        let kinds = apply(&daemon, level(name)).await.unwrap();
+        let plan = applied(&kinds).plan.as_ref().unwrap();
+        assert!(!plan.is_estimate && (name == "auto" || plan.level == name));
+        let found = done(&generate(&daemon, request()).await.unwrap()).clone();
+        assert_eq!(found.exact, plan.is_lossless, "{name}");
+        if plan.is_lossless {
+            assert_eq!(found.tokens, expected.tokens, "{name}");
+        }
+    }
+
+    // After `--level mild` a plain folder is loaded as well.
+    apply(&daemon, level("mild")).await.unwrap();
+    load(&daemon, slow_checkpoint()).await.unwrap();
+    assert_eq!(daemon.snapshot().await.plan.unwrap().level, "mild");
+    // And one that `off` has no room for, by another name of the same fidelity.
+    let less = streaming_budget(&daemon).await;
+    let off = v1::LoadModelRequest {
+        level: Some("off".to_owned()),
+        budget_bytes: Some(less),
+        ..slow_checkpoint()
+    };
+    let kinds = load(&daemon, off).await.unwrap();
+    let notices = kinds.iter().filter_map(|kind| match kind {
+        load_model_response::Kind::Notice(notice) => Some(notice.as_str()),
+        _ => None,
+    });
+    // Beside it may stand that other programs were busy while rates were measured.
+    let notices: Vec<_> = notices.collect();
+    let substitutions = notices
+        .iter()
+        .filter(|notice| notice.contains("takes the place of off"));
+    assert_eq!(substitutions.count(), 1, "{notices:?}");
+    let settings = daemon.snapshot().await.settings.unwrap();
+    let substitution = settings.substitution.unwrap();
+    assert_eq!(
+        (substitution.asked.as_str(), &substitution.taken),
+        ("off", &settings.level)
+    );
+    assert!(daemon.log().contains("takes the place of off"));
+
+    // The default budget is had back by its name.
+    let all = v1::LoadModelRequest {
+        level: Some("standard".to_owned()),
+        default_budget: true,
+        ..slow_checkpoint()
+    };
+    load(&daemon, all).await.unwrap();
+    let settings = daemon.snapshot().await.settings.unwrap();
+    assert!(settings.is_default_budget && settings.substitution.is_none());
 }
 
 #[tokio::test]
@@ -214,7 +292,7 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
     assert_eq!(last.tokens, expected);
     assert!(last.exact, "streaming changes no weight");
     let streamed = events.iter().any(|event| match event {
-        generation_event::Kind::Pass(pass) => pass.streamed_bytes > 0,
+        generation_event::Kind::PassDone(pass) => pass.streamed_bytes > 0,
         _ => false,
     });
     assert!(streamed);
@@ -274,7 +352,7 @@ async fn passes_tell_where_their_time_went() {
         let events = generate(&daemon, tokens(&[1, 2, 3], 16)).await.unwrap();
         let (mut seen_ms, mut copy_ms) = (0.0, 0.0);
         for event in &events {
-            if let generation_event::Kind::Pass(pass) = event {
+            if let generation_event::Kind::PassDone(pass) = event {
                 seen_ms += pass.pass_ms;
                 copy_ms += took(pass.pass_ms, pass.waited_ms, pass.phases.as_ref()).copy_ms;
             }
@@ -322,7 +400,7 @@ async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
 
     let kinds = restore(&daemon).await.unwrap();
     let restored = applied(&kinds);
-    assert_eq!(restored.plan.as_ref().unwrap().level, "off");
+    assert_eq!(restored.plan.as_ref().unwrap().level, "standard");
     assert!(restored.device_bytes > aggressive.device_bytes);
     let again = generate(&daemon, request()).await.unwrap();
     assert_eq!(done(&again).tokens, expected.tokens);
@@ -387,7 +465,7 @@ async fn restore_streams_where_there_is_no_room_for_all() {
     let daemon = slow(&[]).await;
     let less = streaming_budget(&daemon).await;
     apply(&daemon, budget(less)).await.unwrap();
-    let kinds = restore(&daemon).await.unwrap();
+    let kinds = restore_to(&daemon, "source").await.unwrap();
     let plan = applied(&kinds).plan.as_ref().unwrap();
     assert_eq!(plan.level, "standard");
     assert!(plan.streamed_bytes_per_pass > 0 && plan.is_lossless);

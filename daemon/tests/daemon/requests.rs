@@ -168,7 +168,7 @@ async fn a_late_joiner_gets_what_it_missed() {
     assert!(
         matches!(
             &kinds[..],
-            [Kind::Queued(_), Kind::Started(_), Kind::Pass(_)]
+            [Kind::Queued(_), Kind::Started(_), Kind::PassDone(_)]
         ),
         "{kinds:?}"
     );
@@ -194,7 +194,7 @@ async fn a_late_joiner_gets_what_it_missed() {
     assert_eq!(
         kinds
             .iter()
-            .filter(|kind| matches!(kind, Kind::Pass(_)))
+            .filter(|kind| matches!(kind, Kind::PassDone(_)))
             .count(),
         1
     );

@@ -76,13 +76,42 @@ async fn reflection_lists_the_services() {
 }
 
 #[tokio::test]
+async fn reflection_answers_tools_that_ask_in_its_older_version() {
+    use tonic_reflection::pb::v1alpha;
+
+    let daemon = Daemon::start(&[""; 0]).await;
+    let mut client =
+        v1alpha::server_reflection_client::ServerReflectionClient::new(daemon.channel().await);
+    let question = v1alpha::ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(
+            v1alpha::server_reflection_request::MessageRequest::FileContainingSymbol(
+                "sluice.v1.GenerationService".to_owned(),
+            ),
+        ),
+    };
+    let answers = client
+        .server_reflection_info(tokio_stream::once(question))
+        .await;
+    let answer = answers.unwrap().into_inner().next().await.unwrap().unwrap();
+    let answer = answer.message_response.unwrap();
+    assert!(
+        matches!(
+            answer,
+            v1alpha::server_reflection_response::MessageResponse::FileDescriptorResponse(_)
+        ),
+        "{answer:?}"
+    );
+}
+
+#[tokio::test]
 async fn snapshots_tell_what_is_held_and_done() {
     let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &["--threads", "1"]).await;
     generate(&daemon, tokens(&[1, 2], 32)).await.unwrap();
     let snapshot = daemon.snapshot().await;
     let server = snapshot.server.unwrap();
     assert_eq!(server.state(), v1::ServerState::Ready);
-    assert_eq!(server.protocol, sluice_proto::PROTOCOL);
+    assert_eq!(server.protocol_version, sluice_proto::PROTOCOL);
     assert_eq!(server.socket, daemon.socket.to_str().unwrap());
     let device = snapshot.device.unwrap();
     assert_eq!((device.kind.as_str(), device.threads), ("cpu", 1));

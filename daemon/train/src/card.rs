@@ -119,9 +119,9 @@ fn making(facts: &Facts) -> String {
     --judgement judge.json --curve curve.json --samples {samples}{yardstick}
 ```
 
-Tokenizer, text, masks and initial weights all follow from the seed, and so do the requests by which it is judged; there
-is no other source of data. The number of threads does not change the training.
+{origin}
 ",
+        origin = origin(&facts.run.progress),
         prompts = judged.prompts,
         seed = judged.seed,
         length = judged.length,
@@ -132,6 +132,29 @@ is no other source of data. The number of threads does not change the training.
         curve_block = curve.block_length,
         samples = facts.run.samples,
     )
+}
+
+/// What decides the weights besides the commands.
+fn origin(progress: &Progress) -> String {
+    let mut text = match &progress.began_with {
+        None => "Tokenizer, text, masks and initial weights all follow from the seed, and so do the requests by which it is \
+judged; there
+is no other source of data."
+            .to_owned(),
+        Some(weights) => format!(
+            "`BEFORE` is the model before this one, with the weights {weights}: made in the same way from a seed alone, as its \
+card
+says in the project's history. Text and masks follow from the seed, and so do the requests by which it is judged; there
+is no other source of data."
+        ),
+    };
+    text += match progress.seconds_planned {
+        None => " The number of threads does not change the training.",
+        Some(_) => {
+            " How many steps fit the time is up to the machine, so that the same command gives other weights elsewhere."
+        }
+    };
+    text
 }
 
 /// The command with everything that decides the weights, also where it is the default: defaults change.
@@ -146,22 +169,29 @@ fn train_command(program: &str, output: &str, run: &Run) -> String {
         Objective::Diffusion => "",
         Objective::Autoregressive => " --objective autoregressive",
     };
+    let until = match progress.seconds_planned {
+        Some(seconds) => format!("--seconds {seconds}"),
+        None => format!("--steps {}", progress.steps_planned),
+    };
+    // Of another model comes the shape, too.
+    let shape = match &progress.began_with {
+        Some(_) => format!(" --from BEFORE --vocabulary {vocabulary}"),
+        None => format!(
+            " --vocabulary {vocabulary} --layers {} --width {} --mlp {} --heads {}",
+            config.n_layers, config.d_model, config.mlp_hidden_size, config.n_heads
+        ),
+    };
     format!(
-        "{program} train --output {output}{objective} --seed {} --steps {} \\
+        "{program} train --output {output}{objective} --seed {} {until} \\
     --learning-rate {} --warm-up-steps {} --exercise-steps {} --length-warm-up-steps {} \\
-    --parts {} --part-tokens {} --vocabulary {vocabulary} --layers {} --width {} --mlp {} --heads {}\n",
+    --parts {} --part-tokens {}{shape}\n",
         batch.seed,
-        progress.steps_planned,
         progress.learning_rate,
         progress.warm_up_steps,
         batch.exercise_steps,
         batch.length_warm_up_steps,
         batch.parts,
         batch.part_tokens,
-        config.n_layers,
-        config.d_model,
-        config.mlp_hidden_size,
-        config.n_heads,
     )
 }
 
@@ -170,7 +200,11 @@ fn data() -> String {
 
 All text comes from the generator in `daemon/train/src/corpus.rs`: a dozen plots told with a few hundred words, about
 names, things, places and helpers from its lists, and the ways to ask for them. A quarter of the names are from a list
-of seldom ones, so that a name has to be copied from the request and cannot be known by heart.
+of seldom ones, so that a name has to be copied from the request and cannot be known by heart; six in a hundred have no
+token of their own and are copied in pieces. Whom a story brings in unasked lives where it happens: each place has two
+children and two animals of its own.
+
+The tokenizer has the words of this language as they are, one token each, and byte-level BPE for all others.
 
 About one story in sixteen is held out. A hash of plot, hero and main thing decides, so no story about the same three
 is in both halves, in whatever words; plots, words and names as such are shared. Everything below is measured with
@@ -188,7 +222,7 @@ fn training(facts: &Facts) -> String {
         train_seconds,
         ..
     } = facts.run.progress;
-    let planned = if step == steps_planned {
+    let planned = if step == steps_planned || facts.run.progress.seconds_planned.is_some() {
         String::new()
     } else {
         format!(" of {steps_planned} planned")
@@ -260,6 +294,7 @@ The engine of Sluice answers the first {prompts} held-out requests of seed {seed
 - *no stranger*: it names nobody who does not belong there. The rule finds fault with about one in a hundred right
   stories; the last row says with how many of these.
 - *sentences whole, all whole*: the language can produce the sentence; all sentences of the answer.
+- *flawless*: all sentences are whole, and it names all whom it should and nobody else.
 - *stops*: it ends before its canvas is full.
 - *right*: it is the expected answer, letter by letter. Of summaries there are several, and of missing sentences often,
   so nothing can reach 100 % there; of answers to questions there is hardly another one.

@@ -40,6 +40,12 @@ pub struct Progress {
     pub tokens: u64,
     /// Time spent in steps, in seconds.
     pub train_seconds: f64,
+    /// Time planned, in seconds, if it and not the number of steps decides the learning rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds_planned: Option<u64>,
+    /// The fingerprint of the weights with which the run began, if it began with those of another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began_with: Option<String>,
 }
 
 /// Writes the checkpoint; there is always a whole one.

@@ -36,6 +36,7 @@ pub struct ModelConfig {
     /// The longest canvas the model is meant for.
     pub max_sequence_length: usize,
     /// Whether attention looks back only: not LLaDA, but the yardstick beside it.
+    #[serde(default)]
     pub causal: bool,
 }
 

@@ -1,14 +1,25 @@
-//! From a checkpoint to a folder that reads like any LLaDA model: configuration, BF16 weights, tokenizer. The model
-//! card is written once the model has been judged.
+//! From a checkpoint to a folder that reads like any LLaDA model (configuration, BF16 weights, tokenizer), and back to a
+//! model to train on. The model card is written once the model has been judged.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use candle_core::Device;
 use half::bf16;
-use safetensors::{Dtype, tensor::TensorView};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 
-use crate::{file, model::Model, vocabulary::Vocabulary};
+use crate::{
+    config::{EMBEDDING, HEAD, ModelConfig},
+    file,
+    model::Model,
+    vocabulary::Vocabulary,
+};
+
+const CONFIG_NAME: &str = "config.json";
+
+/// The name of the tokenizer, in the folder and in that of a run.
+pub const TOKENIZER_NAME: &str = "tokenizer.json";
 
 /// The name of the weights in the folder.
 pub const WEIGHTS_NAME: &str = "model.safetensors";
@@ -19,7 +30,7 @@ pub fn export(folder: &Path, model: &Model, vocabulary: &Vocabulary) -> Result<(
     let config = model
         .config
         .to_llada_json(vocabulary.mask_id, vocabulary.end_id);
-    write_json(&folder.join("config.json"), &config)?;
+    write_json(&folder.join(CONFIG_NAME), &config)?;
     write_json(
         &folder.join("tokenizer_config.json"),
         &vocabulary.config_json(),
@@ -28,13 +39,77 @@ pub fn export(folder: &Path, model: &Model, vocabulary: &Vocabulary) -> Result<(
         &folder.join("generation_config.json"),
         &vocabulary.generation_json(),
     )?;
-    vocabulary.save(&folder.join("tokenizer.json"))?;
+    vocabulary.save(&folder.join(TOKENIZER_NAME))?;
     file::replace(&folder.join(WEIGHTS_NAME), weights(model)?)
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {
     let text = serde_json::to_string_pretty(value)? + "\n";
     std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
+}
+
+/// The model of a folder that [`export`] wrote, which must have this shape but for its vocabulary. A token that it lacks begins as
+/// the mean of those that it writes instead.
+pub fn read(
+    folder: &Path,
+    config: &ModelConfig,
+    vocabulary: &Vocabulary,
+    device: &Device,
+) -> Result<Model> {
+    let found = read_config(folder)?;
+    let mut fitting = config.clone();
+    fitting.vocab_size = found.vocab_size;
+    ensure!(
+        found == fitting,
+        "the model in {} has another shape: {found:?}",
+        folder.display()
+    );
+    let path = folder.join(WEIGHTS_NAME);
+    let file = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+    let tensors = SafeTensors::deserialize(&file)
+        .with_context(|| format!("understand {}", path.display()))?;
+    let mut weights: BTreeMap<String, Vec<f32>> = BTreeMap::new();
+    for (name, _) in found.tensors() {
+        let view = tensors
+            .tensor(&name)
+            .with_context(|| format!("find {name}"))?;
+        ensure!(view.dtype() == Dtype::BF16, "{name} is not in BF16");
+        let values = view
+            .data()
+            .chunks_exact(2)
+            .map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32());
+        weights.insert(name, values.collect());
+    }
+    let before = Vocabulary::load(&folder.join(TOKENIZER_NAME))?;
+    let same = vocabulary.in_terms_of(&before)?;
+    for name in [EMBEDDING, HEAD] {
+        let rows = weights
+            .get_mut(name)
+            .context("the shape lists no such tensor")?;
+        *rows = carried(rows, &same, config.d_model, config.vocab_size);
+    }
+    Model::from_weights(config.clone(), weights, device)
+}
+
+/// So many rows, of which the first are each the mean of those that a list names, and the others zero.
+fn carried(rows: &[f32], same: &[Vec<u32>], width: usize, count: usize) -> Vec<f32> {
+    let mut carried = vec![0.0; count * width];
+    for (row, from) in carried.chunks_exact_mut(width).zip(same) {
+        for id in from {
+            let from_row = &rows[*id as usize * width..][..width];
+            for (value, add) in row.iter_mut().zip(from_row) {
+                *value += add / from.len() as f32;
+            }
+        }
+    }
+    carried
+}
+
+/// The shape of the model of a folder.
+pub fn read_config(folder: &Path) -> Result<ModelConfig> {
+    let path = folder.join(CONFIG_NAME);
+    let text = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+    serde_json::from_slice(&text).with_context(|| format!("understand {}", path.display()))
 }
 
 /// The weights file of a model; the same weights always give the same bytes.

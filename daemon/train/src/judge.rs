@@ -8,15 +8,17 @@ pub mod command;
 pub mod curve;
 pub mod gap;
 pub mod rate;
+pub mod repeats;
 pub mod report;
 pub mod session;
+pub mod ways;
 
 use std::{fmt, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use sluice_engine::Slot;
-use sluice_shared::policy::PolicyChoice;
+use sluice_shared::{decoding::Decoding, policy::PolicyChoice};
 
 use self::{
     answer::Verdict,
@@ -110,6 +112,12 @@ pub struct Scores {
     pub sentences_whole: Rate,
     /// Answers of which all sentences are whole.
     pub answers_whole: Rate,
+    /// Answers of which all sentences are whole, and which name all that they should and nobody else.
+    #[serde(default)]
+    pub flawless: Rate,
+    /// How often tokens are followed by the same tokens again; see [`repeats::repeats`].
+    #[serde(default)]
+    pub repeats: usize,
     /// Answers that end before their canvas is full.
     pub stops: Rate,
     /// Answers to questions, gap sentences and summaries that are the expected one. For questions there is hardly
@@ -329,6 +337,7 @@ impl Settings {
             block_length,
             steps,
             policy: self.schedule.policy()?,
+            decoding: Decoding::default(),
         })
     }
 
@@ -371,6 +380,7 @@ impl Scores {
     /// Adds an answer and what it took.
     fn add_filled(&mut self, verdict: &Verdict, filled: &Filled) {
         self.add(verdict, filled.stopped);
+        self.repeats += repeats::repeats(&filled.tokens);
         self.effort.add(filled);
     }
 
@@ -382,8 +392,17 @@ impl Scores {
         self.sentences_whole
             .add_many(verdict.sentences_whole, verdict.sentences);
         self.answers_whole.add(verdict.is_whole());
+        self.flawless.add(verdict.is_flawless());
         self.stops.add(stopped);
         self.right.add_if_some(verdict.right);
+    }
+}
+
+impl Scores {
+    /// How often tokens are followed by the same tokens again, for each hundred tokens.
+    #[must_use]
+    pub fn repeats_per_hundred(&self) -> f64 {
+        100.0 * self.repeats as f64 / self.effort.tokens.max(1) as f64
     }
 }
 

@@ -83,6 +83,9 @@ enum Command {
     },
 }
 
+/// Entries of the demonstration model's tokenizer.
+const VOCABULARY: usize = 1280;
+
 #[derive(Args)]
 struct TrainArguments {
     /// Where tokenizer, checkpoint and log live.
@@ -94,9 +97,17 @@ struct TrainArguments {
     /// What the network is trained for.
     #[arg(long, value_enum, default_value_t = Objective::Diffusion)]
     objective: Objective,
+    /// The folder of an exported model to train on, with its shape and, unless the size of another is given, its tokenizer; a fresh
+    /// optimizer.
+    #[arg(long, conflicts_with_all = ["layers", "width", "mlp", "heads"])]
+    from: Option<PathBuf>,
     /// Steps in all; the learning rate falls towards the last.
     #[arg(long, default_value_t = 16000)]
     steps: u64,
+    /// Seconds in steps after which the run ends, and towards which the learning rate falls, instead of a number of
+    /// steps. What comes out then depends on how fast the machine is.
+    #[arg(long, conflicts_with = "steps")]
+    seconds: Option<u64>,
     /// Parts of a step, each computed by one thread.
     #[arg(long, default_value_t = 2)]
     parts: usize,
@@ -115,9 +126,9 @@ struct TrainArguments {
     /// Steps in which words are to be said again, before the stories.
     #[arg(long, default_value_t = 400)]
     exercise_steps: u64,
-    /// Entries of the tokenizer, special tokens included.
-    #[arg(long, default_value_t = 1024)]
-    vocabulary: usize,
+    /// Entries of the tokenizer, special tokens included; 1280 if left out.
+    #[arg(long)]
+    vocabulary: Option<usize>,
     /// Blocks of the network.
     #[arg(long, default_value_t = 5)]
     layers: usize,
@@ -251,18 +262,37 @@ fn train(arguments: TrainArguments, threads: usize) -> Result<()> {
     let tokenizer = tokenizer_path(&output);
     let vocabulary = if tokenizer.exists() {
         Vocabulary::load(&tokenizer)?
+    } else if let (Some(folder), None) = (&arguments.from, arguments.vocabulary) {
+        let vocabulary = Vocabulary::load(&tokenizer_path(folder))?;
+        vocabulary.save(&tokenizer)?;
+        vocabulary
     } else {
-        let vocabulary = Vocabulary::train(arguments.seed, arguments.vocabulary, TRAINING_SAMPLES)?;
+        let vocabulary = Vocabulary::train(
+            arguments.seed,
+            arguments.vocabulary.unwrap_or(VOCABULARY),
+            TRAINING_SAMPLES,
+        )?;
         vocabulary.save(&tokenizer)?;
         vocabulary
     };
+    let demonstration = ModelConfig::demonstration(vocabulary.len().next_multiple_of(256));
+    let shape = if let Some(folder) = &arguments.from {
+        ModelConfig {
+            vocab_size: demonstration.vocab_size,
+            ..export::read_config(folder)?
+        }
+    } else {
+        ModelConfig {
+            d_model: arguments.width,
+            n_heads: arguments.heads,
+            n_layers: arguments.layers,
+            mlp_hidden_size: arguments.mlp,
+            ..demonstration
+        }
+    };
     let config = ModelConfig {
-        d_model: arguments.width,
-        n_heads: arguments.heads,
-        n_layers: arguments.layers,
-        mlp_hidden_size: arguments.mlp,
         causal: arguments.objective == Objective::Autoregressive,
-        ..ModelConfig::demonstration(vocabulary.len().next_multiple_of(256))
+        ..shape
     };
     println!(
         "{} tokens, {:.2} M parameters",
@@ -280,7 +310,12 @@ fn train(arguments: TrainArguments, threads: usize) -> Result<()> {
             length_warm_up_steps: arguments.length_warm_up_steps,
             exercise_steps: arguments.exercise_steps,
         },
-        steps: arguments.steps,
+        steps: match arguments.seconds {
+            Some(_) => u64::MAX,
+            None => arguments.steps,
+        },
+        seconds: arguments.seconds,
+        from: arguments.from,
         learning_rate: arguments.learning_rate,
         warm_up_steps: arguments.warm_up_steps,
         threads,
@@ -299,5 +334,5 @@ fn train(arguments: TrainArguments, threads: usize) -> Result<()> {
 }
 
 fn tokenizer_path(folder: &Path) -> PathBuf {
-    folder.join("tokenizer.json")
+    folder.join(export::TOKENIZER_NAME)
 }

@@ -28,10 +28,10 @@ pub enum Objective {
 }
 
 /// Rows masked like a block being decoded, and rows masked like a gap being filled; the others are masked anywhere.
-const BLOCK_CHANCE: f64 = 0.35;
+const BLOCK_CHANCE: f64 = 0.6;
 const GAP_CHANCE: f64 = 0.15;
 /// Lengths of the windows of block rows.
-const BLOCK_LENGTHS: [usize; 4] = [16, 32, 32, 64];
+const BLOCK_LENGTHS: [usize; 4] = [32, 32, 32, 64];
 /// What a padding token after the end of the turn counts.
 const PADDING_WEIGHT: f32 = 0.1;
 

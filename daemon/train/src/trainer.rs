@@ -17,7 +17,8 @@ use crate::{
     batch::{Batch, BatchOptions},
     checkpoint::{self, Progress},
     config::ModelConfig,
-    gradient,
+    export, gradient,
+    judge::fingerprint,
     likelihood::{self, LikelihoodOptions},
     loader::Loader,
     log::{Entry, Log},
@@ -36,6 +37,10 @@ pub struct TrainOptions {
     pub batch: BatchOptions,
     /// The step the learning rate falls towards.
     pub steps: u64,
+    /// Time in steps, in seconds, towards which the learning rate falls instead.
+    pub seconds: Option<u64>,
+    /// The folder of an exported model to begin with, instead of random weights.
+    pub from: Option<PathBuf>,
     /// The highest learning rate.
     pub learning_rate: f64,
     /// Steps until the learning rate is highest.
@@ -127,6 +132,8 @@ impl Trainer {
             step: 0,
             tokens: 0,
             train_seconds: 0.0,
+            seconds_planned: options.seconds,
+            began_with: options.from.as_deref().map(fingerprint).transpose()?,
         };
         let (model, optimizer, progress) =
             if let Some((model, optimizer, found)) = checkpoint::load(&options.output, device)? {
@@ -142,8 +149,11 @@ impl Trainer {
                 );
                 (model, optimizer, found)
             } else {
-                let model =
-                    Model::random(fresh.config.clone(), batch.seed, vocabulary.mask_id, device)?;
+                let model = if let Some(folder) = &options.from {
+                    export::read(folder, &fresh.config, &vocabulary, device)?
+                } else {
+                    Model::random(fresh.config.clone(), batch.seed, vocabulary.mask_id, device)?
+                };
                 let optimizer = Optimizer::new(OptimizerOptions::default(), model.variables())?;
                 (model, optimizer, fresh)
             };
@@ -176,7 +186,7 @@ impl Trainer {
             "the loss is no longer a number at step {}",
             self.progress.step
         );
-        let rate = learning_rate(&self.options, self.progress.step);
+        let rate = learning_rate(&self.options, &self.progress);
         let gradient_norm = self
             .optimizer
             .step(self.model.variables(), &gradients, rate)?;
@@ -221,7 +231,10 @@ impl Trainer {
         let mut saved = Instant::now();
         let mut reported = Instant::now();
         let mut window = Window::default();
-        while self.progress.step < last && !stop.load(Ordering::Relaxed) {
+        while self.progress.step < last
+            && done(&self.options, &self.progress) < 1.0
+            && !stop.load(Ordering::Relaxed)
+        {
             window.add(&self.step()?);
             let step = self.progress.step;
             if step.is_multiple_of(self.options.report_steps) {
@@ -266,36 +279,54 @@ impl Trainer {
             loss: window.loss / window.steps,
             held_out,
             gradient_norm: window.gradient_norm / window.steps,
-            learning_rate: learning_rate(&self.options, progress.step - 1),
+            learning_rate: learning_rate(&self.options, progress),
             tokens_per_second: window.tokens as f64 / elapsed.as_secs_f64(),
             data_wait: window.data_wait.as_secs_f64() / elapsed.as_secs_f64(),
             train_seconds: progress.train_seconds,
         };
         self.log.write(&entry)?;
-        let steps_left = self.options.steps.saturating_sub(progress.step) as f64;
+        let (planned, seconds_left) = match self.options.seconds {
+            Some(seconds) => {
+                let left = seconds as f64 - progress.train_seconds;
+                (format!("of {seconds} s"), left)
+            }
+            None => {
+                let left = self.options.steps.saturating_sub(progress.step) as f64;
+                let seconds = left * elapsed.as_secs_f64() / window.steps;
+                (format!("of {}", self.options.steps), seconds)
+            }
+        };
         let held_out = entry
             .held_out
             .map(|nats| format!("  held-out {nats:.3}"))
             .unwrap_or_default();
         println!(
-            "step {} of {}  loss {:.3}{held_out}  norm {:.2}  rate {:.5}  {:.0} tokens/s  {:.2} M tokens  {:.0} min left",
+            "step {} {planned}  loss {:.3}{held_out}  norm {:.2}  rate {:.5}  {:.0} tokens/s  {:.2} M tokens  {:.0} min left",
             entry.step,
-            self.options.steps,
             entry.loss,
             entry.gradient_norm,
             entry.learning_rate,
             entry.tokens_per_second,
             entry.tokens as f64 / 1e6,
-            steps_left * elapsed.as_secs_f64() / window.steps / 60.0,
+            seconds_left / 60.0,
         );
         Ok(())
     }
 }
 
+/// How much of a run is over, from 0 to 1: of its steps, or of its time.
+fn done(options: &TrainOptions, progress: &Progress) -> f64 {
+    let done = match options.seconds {
+        Some(seconds) => progress.train_seconds / seconds.max(1) as f64,
+        None => progress.step as f64 / options.steps.max(1) as f64,
+    };
+    done.min(1.0)
+}
+
 /// Linear warm-up, then half a cosine down to a fiftieth.
-fn learning_rate(options: &TrainOptions, step: u64) -> f64 {
-    let warm = (step + 1) as f64 / options.warm_up_steps.max(1) as f64;
-    let done = (step as f64 / options.steps.max(1) as f64).min(1.0);
-    let fallen = 0.02 + 0.98 * 0.5 * (1.0 + (std::f64::consts::PI * done).cos());
+fn learning_rate(options: &TrainOptions, progress: &Progress) -> f64 {
+    let warm = (progress.step + 1) as f64 / options.warm_up_steps.max(1) as f64;
+    let turn = std::f64::consts::PI * done(options, progress);
+    let fallen = 0.02 + 0.98 * 0.5 * (1.0 + turn.cos());
     options.learning_rate * warm.min(1.0) * fallen
 }

@@ -1,11 +1,12 @@
 //! The byte-level BPE tokenizer: trained on generated text, with LLaDA's special tokens after the learned ones.
 
-use std::path::Path;
+use std::{collections::HashMap, path::Path};
 
 use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use tokenizers::{
-    AddedToken, Tokenizer, TokenizerBuilder,
+    AddedToken, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer,
+    TokenizerBuilder,
     models::bpe::{BPE, BpeTrainer},
     normalizers::NormalizerWrapper,
     pre_tokenizers::byte_level::ByteLevel,
@@ -29,6 +30,11 @@ const CHAT_TEMPLATE: &str = "{% set loop_messages = messages %}{% for message in
 {% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}\
 {{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}";
 
+/// Bytes, each of which is a token.
+const ALPHABET: usize = 256;
+/// Merges, for what is no word of the language.
+const MERGES: usize = 96;
+
 /// How many generated samples the tokenizer of the demonstration model is trained on.
 pub const TRAINING_SAMPLES: u64 = 20_000;
 
@@ -44,7 +50,10 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    /// Learns a vocabulary of the given size, special tokens included, from samples of a seed.
+    /// Learns a vocabulary of the given size, special tokens included, from samples of a seed: byte-level BPE for any text,
+    /// and the words of the language that come up most as they are, without merges that lead to them. A word that is one token
+    /// keeps its place whatever it is; where names are longer than others, a model that commits what follows first leaves too
+    /// little room for them.
     pub fn train(seed: u64, size: usize, samples: u64) -> Result<Self> {
         let mut tokenizer = TokenizerBuilder::new()
             .with_model(BPE::default())
@@ -55,22 +64,29 @@ impl Vocabulary {
             .build()
             .map_err(|error| anyhow!("assemble tokenizer: {error}"))?;
         let mut trainer = BpeTrainer::builder()
-            .vocab_size(size - SPECIAL_TOKENS.len())
+            .vocab_size((ALPHABET + MERGES).min(size - SPECIAL_TOKENS.len()))
             .show_progress(false)
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .build();
-        let text = (0..samples).flat_map(|number| {
-            let sample = corpus::sample(Split::Train, seed, number);
-            let messages = sample.messages.into_iter().map(|message| message.content);
-            ["user", "assistant", "\n\n"]
-                .map(str::to_owned)
-                .into_iter()
-                .chain(messages)
-                .chain([sample.answer])
-        });
+        let mut counts: HashMap<String, usize> = HashMap::new();
+        let text: Vec<String> = (0..samples)
+            .flat_map(|number| {
+                let sample = corpus::sample(Split::Train, seed, number);
+                let messages = sample.messages.into_iter().map(|message| message.content);
+                ["user", "assistant", "\n\n"]
+                    .map(str::to_owned)
+                    .into_iter()
+                    .chain(messages)
+                    .chain([sample.answer])
+            })
+            .collect();
+        for text in &text {
+            count_words(text, &mut counts)?;
+        }
         tokenizer
-            .train(&mut trainer, text)
+            .train(&mut trainer, text.into_iter())
             .map_err(|error| anyhow!("train tokenizer: {error}"))?;
+        let mut tokenizer = with_words(tokenizer.into(), counts, size - SPECIAL_TOKENS.len())?;
         let special = SPECIAL_TOKENS.map(|token| AddedToken::from(token, true));
         tokenizer
             .add_special_tokens(special)
@@ -123,6 +139,19 @@ impl Vocabulary {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// For each token of this vocabulary, the tokens of another one that say the same.
+    pub fn in_terms_of(&self, other: &Self) -> Result<Vec<Vec<u32>>> {
+        let ids = 0..self.len() as u32;
+        ids.map(|id| {
+            let token = self.tokenizer.id_to_token(id).context("a token")?;
+            match other.tokenizer.token_to_id(&token) {
+                Some(same) => Ok(vec![same]),
+                None => other.encode(&self.decode(&[id])?),
+            }
+        })
+        .collect()
     }
 
     /// The ids of a text; special tokens written in it become themselves.
@@ -195,6 +224,43 @@ impl Vocabulary {
             "pad_token_id": self.end_id,
         })
     }
+}
+
+/// Counts what the tokenizer takes for words, as it writes them.
+fn count_words(text: &str, counts: &mut HashMap<String, usize>) -> Result<()> {
+    let mut words = PreTokenizedString::from(text);
+    byte_level()
+        .pre_tokenize(&mut words)
+        .map_err(|error| anyhow!("find words: {error}"))?;
+    let words = words.get_splits(OffsetReferential::Original, OffsetType::Byte);
+    for (word, _, _) in words {
+        *counts.entry(word.to_owned()).or_default() += 1;
+    }
+    Ok(())
+}
+
+/// Adds the words that come up most until there are so many tokens. Words that are tokens are no longer split.
+fn with_words(
+    tokenizer: Tokenizer,
+    counts: HashMap<String, usize>,
+    size: usize,
+) -> Result<Tokenizer> {
+    let json = tokenizer
+        .to_string(false)
+        .map_err(|error| anyhow!("write tokenizer: {error}"))?;
+    let mut json: Value = serde_json::from_str(&json)?;
+    let model = &mut json["model"];
+    model["ignore_merges"] = json!(true);
+    let vocabulary = model["vocab"].as_object_mut().context("a vocabulary")?;
+    let mut words: Vec<_> = counts.into_iter().collect();
+    words.sort_by(|(left, many), (right, more)| more.cmp(many).then_with(|| left.cmp(right)));
+    for (word, _) in words {
+        let id = vocabulary.len();
+        if id < size {
+            vocabulary.entry(word).or_insert_with(|| json!(id));
+        }
+    }
+    Tokenizer::from_bytes(serde_json::to_vec(&json)?).map_err(|error| anyhow!("add words: {error}"))
 }
 
 fn byte_level() -> ByteLevel {

@@ -8,7 +8,7 @@ use std::{
 
 use sluice_train::{
     corpus::{self, Split},
-    judge::{Judgement, curve::Curve, session::Session},
+    judge::{Judgement, curve::Curve, session::Session, ways::Ways},
     vocabulary::Vocabulary,
 };
 
@@ -108,6 +108,13 @@ fn a_model_is_judged_by_the_engine_and_described() {
         passes(3) < passes(0),
         "eight tokens a pass take fewer passes than one"
     );
+
+    let ways = ["--prompts", "2", "--way", "fast", "--way", "reference dual"];
+    let ways = run(folder, &[&FEW[..], &ways].concat());
+    let ways: Ways = serde_json::from_slice(&ways).expect("read ways");
+    assert_eq!(ways.rows[1].way, "reference dual");
+    assert!(ways.rows.iter().all(|row| row.scores.answers == 2));
+    assert_eq!(ways.right_answers.answers_whole.hits, 2);
 
     let judgement = serde_json::to_vec(&judgement).expect("write judgement");
     fs::write(folder.join("judge.json"), judgement).expect("write");

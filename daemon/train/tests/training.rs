@@ -62,6 +62,8 @@ fn options(folder: &Path) -> TrainOptions {
             exercise_steps: 0,
         },
         steps: 60,
+        seconds: None,
+        from: None,
         learning_rate: 0.004,
         warm_up_steps: 5,
         threads: 2,
@@ -116,6 +118,52 @@ fn a_resumed_run_takes_the_steps_the_first_would_have_taken() {
     assert_eq!(resumed.progress.step, 5);
     assert_eq!(steps(&mut resumed, 3), expected);
     assert_eq!(resumed.optimizer.means, first.optimizer.means);
+}
+
+#[test]
+fn a_run_begins_with_an_exported_model() {
+    let [before, exported, after, fresh] = [(); 4].map(|()| tempfile::tempdir().expect("folder"));
+    let mut first = open(options(before.path()));
+    steps(&mut first, 40);
+    let learned = first.optimizer.averaged(&first.model).expect("average");
+    export::export(exported.path(), &learned, &vocabulary()).expect("export");
+    assert_eq!(
+        export::read_config(exported.path()).expect("shape"),
+        micro()
+    );
+
+    let mut on = open(TrainOptions {
+        from: Some(exported.path().to_owned()),
+        ..options(after.path())
+    });
+
+    let weights = |model: &Model| export::weights(model).expect("weights");
+    assert_eq!(weights(&on.model), weights(&learned));
+    assert!(on.progress.began_with.is_some());
+    let mean = |losses: Vec<f64>| losses.iter().sum::<f64>() / losses.len() as f64;
+    let afresh = mean(steps(&mut open(options(fresh.path())), 4));
+    let on = mean(steps(&mut on, 4));
+    assert!(on < 0.95 * afresh, "{on}, and afresh {afresh}");
+}
+
+#[test]
+fn a_run_by_the_clock_ends_when_its_time_is_over() {
+    let folder = tempfile::tempdir().expect("folder");
+    let never = AtomicBool::new(false);
+    let mut timed = open(TrainOptions {
+        seconds: Some(3600),
+        steps: u64::MAX,
+        report_steps: 1,
+        ..options(folder.path())
+    });
+    timed.progress.train_seconds = 3_599.999;
+
+    timed.run(&never).expect("run");
+
+    assert_eq!(timed.progress.step, 1, "one step takes what is left");
+    let entry = &log::read(folder.path()).expect("log")[0];
+    // Warm-up is over in five steps; the schedule has fallen to a fiftieth.
+    assert!(entry.learning_rate < 0.03 * 0.004, "{entry:?}");
 }
 
 #[test]

@@ -9,21 +9,20 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::UnixStream,
     time::{Instant, Sleep, sleep},
 };
 
 /// A stream that rests after it was read empty. A daemon that tells a thousand things a second wakes whoever reads each of
 /// them a thousand times; to read what gathered in the meantime costs a fraction.
-pub(super) struct Gathered {
-    inner: UnixStream,
+pub(super) struct Gathered<T> {
+    inner: T,
     rest: Duration,
     until: Pin<Box<Sleep>>,
 }
 
-impl Gathered {
+impl<T> Gathered<T> {
     /// `rest` is what an answer may come later for it.
-    pub(super) fn new(inner: UnixStream, rest: Duration) -> Self {
+    pub(super) fn new(inner: T, rest: Duration) -> Self {
         Self {
             inner,
             rest,
@@ -32,7 +31,7 @@ impl Gathered {
     }
 }
 
-impl AsyncRead for Gathered {
+impl<T: AsyncRead + Unpin> AsyncRead for Gathered<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -51,7 +50,7 @@ impl AsyncRead for Gathered {
     }
 }
 
-impl AsyncWrite for Gathered {
+impl<T: AsyncWrite + Unpin> AsyncWrite for Gathered<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -83,7 +82,10 @@ impl AsyncWrite for Gathered {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::UnixStream,
+    };
 
     use super::*;
 

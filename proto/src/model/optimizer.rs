@@ -30,8 +30,8 @@ pub struct Planning {
     pub model: Planned,
     /// At which level; `None`: that of the settings.
     pub level: Option<Level>,
-    /// Most bytes of the device's memory, at least 1; `None`: those of the settings.
-    pub budget_bytes: Option<u64>,
+    /// Most bytes of the device's memory, at least 1; `None`: those of the settings; `Some(None)`: the default ones.
+    pub budget_bytes: Option<Option<u64>>,
     /// Positions of a canvas, at least 1.
     pub canvas: Option<u32>,
     /// Positions decoded together, at least 1.
@@ -92,8 +92,32 @@ pub struct Loading {
     pub make_default: bool,
     /// The level from here on; `None`: stays.
     pub level: Option<Level>,
-    /// The budget from here on, at least 1; `None`: stays.
-    pub budget_bytes: Option<u64>,
+    /// The budget from here on, at least 1; `None`: stays; `Some(None)`: the default one.
+    pub budget_bytes: Option<Option<u64>>,
+}
+
+/// A checked [`v1::RestoreRequest`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Restoring {
+    /// To what the daemon was started or the model loaded with.
+    Start,
+    /// To the checkpoint's own weights.
+    Source,
+}
+
+impl TryFrom<v1::RestoreRequest> for Restoring {
+    type Error = InvalidField;
+
+    fn try_from(wire: v1::RestoreRequest) -> Result<Self, InvalidField> {
+        match &wire.to[..] {
+            "" | "start" => Ok(Self::Start),
+            "source" => Ok(Self::Source),
+            other => {
+                let problem = format!("{other:?} is neither \"start\" nor \"source\"");
+                Err(invalid("to", problem))
+            }
+        }
+    }
 }
 
 /// Which model is meant.
@@ -128,7 +152,7 @@ impl TryFrom<v1::PlanRequest> for Planning {
                 Some(Model::Name(name)) => Planned::Name(name),
             },
             level: level(wire.level)?,
-            budget_bytes: budget(wire.budget_bytes)?,
+            budget_bytes: budget_or_default(wire.budget_bytes, wire.default_budget)?,
             canvas,
             block: at_least_one("block", wire.block)?,
             requests,
@@ -143,18 +167,9 @@ impl TryFrom<v1::ApplyRequest> for Adjustment {
     type Error = InvalidField;
 
     fn try_from(wire: v1::ApplyRequest) -> Result<Self, InvalidField> {
-        let budget_bytes = match (budget(wire.budget_bytes)?, wire.default_budget) {
-            (Some(_), true) => {
-                let problem = "a budget is given and the default one asked for";
-                return Err(invalid("default_budget", problem));
-            }
-            (Some(bytes), false) => Some(Some(bytes)),
-            (None, true) => Some(None),
-            (None, false) => None,
-        };
         let adjustment = Self {
             level: level(wire.level)?,
-            budget_bytes,
+            budget_bytes: budget_or_default(wire.budget_bytes, wire.default_budget)?,
             embedding: embedding(wire.embedding)?,
             auto_factor: auto_factor(wire.auto_factor)?,
             kv: kv(wire.kv)?,
@@ -214,7 +229,7 @@ impl TryFrom<v1::LoadModelRequest> for Loading {
             subject: Subject::new(wire.name, wire.path)?,
             make_default: wire.make_default,
             level: level(wire.level)?,
-            budget_bytes: budget(wire.budget_bytes)?,
+            budget_bytes: budget_or_default(wire.budget_bytes, wire.default_budget)?,
         })
     }
 }
@@ -234,6 +249,22 @@ impl Subject {
                 "is given beside a path; one of the two is taken",
             )),
         }
+    }
+}
+
+/// A budget to come; `Some(None)`: the default one.
+fn budget_or_default(
+    bytes: Option<u64>,
+    is_default: bool,
+) -> Result<Option<Option<u64>>, InvalidField> {
+    match (budget(bytes)?, is_default) {
+        (Some(_), true) => {
+            let problem = "a budget is given and the default one asked for";
+            Err(invalid("default_budget", problem))
+        }
+        (Some(bytes), false) => Ok(Some(Some(bytes))),
+        (None, true) => Ok(Some(None)),
+        (None, false) => Ok(None),
     }
 }
 
@@ -344,6 +375,24 @@ mod tests {
         for bytes in [0, u64::MAX] {
             assert_eq!(load(None, Some(bytes)).unwrap_err().field, "budget_bytes");
         }
+        let default = |budget_bytes| {
+            Loading::try_from(v1::LoadModelRequest {
+                budget_bytes,
+                default_budget: true,
+                ..Default::default()
+            })
+        };
+        assert_eq!(default(None).unwrap().budget_bytes, Some(None));
+        assert_eq!(default(Some(1)).unwrap_err().field, "default_budget");
+    }
+
+    #[test]
+    fn restoring_leads_to_one_of_two_places() {
+        let restore = |to: &str| Restoring::try_from(v1::RestoreRequest { to: to.to_owned() });
+        assert_eq!(restore(""), Ok(Restoring::Start));
+        assert_eq!(restore("start"), Ok(Restoring::Start));
+        assert_eq!(restore("source"), Ok(Restoring::Source));
+        assert_eq!(restore("off").unwrap_err().field, "to");
     }
 
     #[test]

@@ -149,9 +149,9 @@ impl Service {
     fn pass(&self, passes: u32) -> Kind {
         let committed = self.committed(passes);
         let block = committed / BLOCK;
-        Kind::Pass(Pass {
+        Kind::PassDone(PassDone {
             request_id: REQUEST_ID,
-            pass: passes,
+            passes,
             block,
             pass_in_block: passes,
             tokens: self.block(block, committed, passes),
@@ -242,7 +242,7 @@ impl Service {
         Snapshot {
             server: Some(Server {
                 version: "0.1.0".into(),
-                protocol: sluice_proto::PROTOCOL,
+                protocol_version: sluice_proto::PROTOCOL,
                 pid: 1,
                 uptime_ms: u64::from(passes) * 2,
                 state: ServerState::Ready.into(),
@@ -271,6 +271,7 @@ impl Service {
                 available_bytes: Some((16 << 30) - (u64::from(passes % 100) << 20)),
                 resident_bytes: Some(4 << 30),
                 resident_peak_bytes: Some(5 << 30),
+                ..Default::default()
             }),
             model: Some(model()),
             queue: Some(Queue {
@@ -486,5 +487,12 @@ impl OptimizerService for Service {
         _: Request<MeasureFidelityRequest>,
     ) -> Answers<MeasureFidelityResponse> {
         Err(Status::unimplemented(""))
+    }
+
+    async fn list_fidelity(
+        &self,
+        _: Request<ListFidelityRequest>,
+    ) -> Result<Response<ListFidelityResponse>, Status> {
+        Ok(Response::new(ListFidelityResponse::default()))
     }
 }

@@ -88,8 +88,6 @@ fn measure(options: &Options, (columns, rows): (u16, u16), length: u32, page: ch
         .env_remove("NO_COLOR");
     let mut journey = Journey::sized(client, columns, rows);
     journey.expect("connected");
-    // Out of the prompt, which a dashboard begins with.
-    journey.press("\t");
     journey.press(&page.to_string());
     std::thread::sleep(WARM_UP);
 

@@ -29,7 +29,7 @@ pub(crate) enum Move {
 
 use Move::{Pause, Press, Wait};
 
-/// Where most scenes begin: the prompt of the overview.
+/// Where most scenes begin: the overview.
 const READY: Move = Wait("demonstration model");
 const STORY: &str = "Tell me a story about Mia and a lost kite.\r";
 /// One that is at its end when the picture is taken, so that graphs and lists have something to show.
@@ -39,6 +39,7 @@ const EARLIER_ENDED: Move = Wait("4/4");
 const UNDER_WAY: Move = Wait("1/4");
 /// Some of the block's words are guessed.
 const MOMENT: Move = Pause(200);
+const INTO_PROMPT: &str = "i";
 const OUT_OF_PROMPT: &str = "\t";
 
 pub(crate) const SCENES: &[Scene] = &[
@@ -50,6 +51,7 @@ pub(crate) const SCENES: &[Scene] = &[
         colour: true,
         moves: &[
             READY,
+            Press(INTO_PROMPT),
             Press(EARLIER_STORY),
             EARLIER_ENDED,
             Press(STORY),
@@ -63,7 +65,7 @@ pub(crate) const SCENES: &[Scene] = &[
         size: (80, 24),
         palette: &LIGHT,
         colour: true,
-        moves: &[READY, Press(STORY), UNDER_WAY, MOMENT],
+        moves: &[READY, Press(INTO_PROMPT), Press(STORY), UNDER_WAY, MOMENT],
     },
     Scene {
         name: "overview-tiny",
@@ -71,7 +73,13 @@ pub(crate) const SCENES: &[Scene] = &[
         size: (40, 12),
         palette: &DARK,
         colour: true,
-        moves: &[Wait("connected"), Press(STORY), UNDER_WAY, MOMENT],
+        moves: &[
+            Wait("connected"),
+            Press(INTO_PROMPT),
+            Press(STORY),
+            UNDER_WAY,
+            MOMENT,
+        ],
     },
     Scene {
         name: "overview-plain",
@@ -79,7 +87,7 @@ pub(crate) const SCENES: &[Scene] = &[
         size: (100, 30),
         palette: &LIGHT,
         colour: false,
-        moves: &[READY, Press(STORY), UNDER_WAY, MOMENT],
+        moves: &[READY, Press(INTO_PROMPT), Press(STORY), UNDER_WAY, MOMENT],
     },
     Scene {
         name: "memory",
@@ -89,6 +97,7 @@ pub(crate) const SCENES: &[Scene] = &[
         colour: true,
         moves: &[
             READY,
+            Press(INTO_PROMPT),
             Press(EARLIER_STORY),
             EARLIER_ENDED,
             Press(STORY),
@@ -106,6 +115,7 @@ pub(crate) const SCENES: &[Scene] = &[
         colour: true,
         moves: &[
             READY,
+            Press(INTO_PROMPT),
             Press(STORY),
             Wait("1/4"),
             Press(OUT_OF_PROMPT),
@@ -121,7 +131,6 @@ pub(crate) const SCENES: &[Scene] = &[
         colour: true,
         moves: &[
             READY,
-            Press(OUT_OF_PROMPT),
             Press("4i"),
             Press(STORY),
             // Its figures stand above an answer that is whole.
@@ -140,7 +149,6 @@ pub(crate) const SCENES: &[Scene] = &[
         colour: true,
         moves: &[
             READY,
-            Press(OUT_OF_PROMPT),
             Press("5"),
             Wait("aggressive"),
             Press("jjm"),
@@ -156,7 +164,6 @@ pub(crate) const SCENES: &[Scene] = &[
         colour: true,
         moves: &[
             READY,
-            Press(OUT_OF_PROMPT),
             Press("5"),
             Wait("aggressive"),
             Press("jjm"),

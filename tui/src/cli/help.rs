@@ -3,16 +3,19 @@
 use sluice_shared::{
     dial::{DIALS, Dial, DialInfo},
     level::Level,
-    policy::POLICIES,
+    names::SHORT_NAMES,
+    policy::{APART_NAME, POLICIES, ParameterInfo, PolicyInfo},
 };
 
 pub(super) const PROGRAM: &str = "\
 Without a command, `sluice` opens the dashboard.
 
 Examples:
+  sluice run demo
+  sluice run smollm2 \"Why is the sky blue?\"
   sluice generate \"Tell me a story.\"
   sluice generate --json --seed 1 \"Tell me a story.\" | tail -n 1
-  sluice edit \"The cat sat on the mat.\" --replace \"cat sat\"
+  sluice edit \"One sunny day, Mia took her red kite to the park.\" --replace \"red kite\"
   sluice chat
   sluice status
   sluice pull GSAI-ML/LLaDA-8B-Instruct
@@ -22,7 +25,9 @@ Examples:
   sluice fidelity stories.txt --level all
   sluice bench --dial exact,balanced,fast
 
-Exit codes: 0 done, 1 failed, 64 wrong usage, 69 the daemon can't be reached.
+Exit codes: 0 done, 1 failed, 64 wrong usage, 69 the daemon can't be reached, 130 Ctrl-C ended it. With --json,
+what fails is one object on the last line of standard error: error, hint, reason (the daemon's, such as QUEUE_FULL) and
+exit_code; standard output has results alone.
 NO_COLOR, set and not empty, turns colour off.
 
 The dashboard reads $XDG_CONFIG_HOME/sluice/client.toml (else ~/.config/sluice/client.toml): theme = \"dark\",
@@ -39,7 +44,8 @@ Examples:
   sluice load GSAI-ML/LLaDA-8B-Instruct --default
   sluice load ~/models/LLaDA-8B-Instruct --level moderate --budget 4GiB
 
-Ctrl-C cancels the load.";
+Ctrl-C cancels the load. With --json each line is an object whose \"event\" is plan, conversion, progress, notice or
+done.";
 
 pub(super) const REPLAY: &str = "\
 Examples:
@@ -68,17 +74,30 @@ hub; the daemon's own is read as the hub's programs do. HF_ENDPOINT and HF_HUB_O
 With --json each line is an object whose \"event\" is plan, progress, notice or done.";
 
 pub(super) const REMOVE: &str = "\
-Example:
+Examples:
   sluice rm GSAI-ML/LLaDA-8B-Instruct
+  sluice rm --converted llada-8b
 
+A model that was used by its path is only listed no more; its files are yours and stay.
 Only what `sluice pull` brought is deleted, or what there is of it. A model in the cache of the hub's own
 programs, or that somebody put beside the others, stays; the demonstration model is a part of sluiced.";
+
+pub(super) const STOP: &str = "\
+Examples:
+  sluice stop
+  sluice stop smollm2
+  sluice stop --daemon
+
+The next `sluice run`, or `sluice load`, brings a model back. A daemon that `sluice run` started goes on until
+`sluice stop --daemon`, and holds no model after 15 minutes without requests.";
 
 pub(super) const INSPECT: &str = "\
 Examples:
   sluice inspect GSAI-ML/LLaDA-8B-Instruct
   sluice inspect ~/models/LLaDA-8B-Instruct --json
-  sluice inspect llada-8b.sluice";
+  sluice inspect llada-8b.sluice
+
+The exit code is 1 where the checkpoint can't be loaded; the reason is told.";
 
 pub(super) const COMPRESS: &str = "\
 Examples:
@@ -126,7 +145,9 @@ The predicted effect comes first, the measured one last. Ctrl-C stops the watchi
 With --json each line is an object whose \"event\" is planned, conversion, switch, notice or applied.";
 
 pub(super) const SWITCH: &str = "\
-Restores level off, or standard where the budget has no room for all weights.
+Goes back to the level, the budget and all else that the daemon was started with, or the model that is loaded
+was loaded with. `--to source` goes to the checkpoint's own weights: level off, or standard where the
+budget has no room for all of them.
 
 The predicted effect comes first, the measured one last. Ctrl-C stops the watching, not the switch.
 With --json each line is an object whose \"event\" is planned, conversion, switch, notice or applied.";
@@ -137,9 +158,9 @@ pub(super) fn plan() -> String {
 Examples:
   sluice plan --level moderate
   sluice plan --preset llada-8b --level mild --budget 4GiB --canvas 512
-  sluice plan --model ~/models/LLaDA-8B-Instruct --budget 6GiB --json
+  sluice plan ~/models/LLaDA-8B-Instruct --budget 6GiB --json
 
-Without --model or --preset the plan is for the loaded model. It is for the device that the daemon
+Without a model or --preset the plan is for the loaded model. It is for the device that the daemon
 computes on. Where no daemon runs, `sluiced plan` makes it, for the first card that can be used, else
 the CPU; its --device and --compute choose another.
 
@@ -192,8 +213,9 @@ measurement; what was in force is again afterwards.
 
 {}
 
-With --json: level, samples, rows, mean_kl_nats, top_agreement (0 to 1), source_bound_nats,
-level_bound_nats, seed, ms, request_id, peak_bytes, pass_ms.",
+With --json: level, equal_to, samples, rows, mean_kl_nats, top_agreement (0 to 1), source_bound_nats,
+level_bound_nats, seed, ms, request_id, peak_bytes, pass_ms. A level whose weights have the numbers of
+one that was measured names that in equal_to, and its figures are null.",
         levels()
     )
 }
@@ -234,8 +256,8 @@ pub(super) fn edit() -> String {
     format!(
         "\
 Examples:
-  sluice edit \"The cat sat on the mat.\" --replace \"cat sat\"
-  sluice edit \"The cat sat on the mat.\" --span 4..7 --tokens 3
+  sluice edit \"One sunny day, Mia took her red kite to the park.\" --replace \"red kite\"
+  sluice edit \"One sunny day, Mia took her red kite to the park.\" --span 4..9 --tokens 1
   sluice edit - --replace \"TODO\" --prompt \"Write a haiku.\" < draft.txt
 
 {}",
@@ -284,6 +306,52 @@ waited_share, phases_ms_per_pass (wait, decode, multiply, attention, head, other
 beside them), bottleneck (bound, share, words), rows_per_pass, head_rows_per_pass, peak_device_bytes,
 first_text_ms, same_tokens.",
         decoding()
+    )
+}
+
+pub(super) fn chat() -> String {
+    format!(
+        "\
+On a terminal, lines are edited (arrows, Ctrl-A, Ctrl-E, Ctrl-R, Tab for commands) and remembered in
+$XDG_STATE_HOME/sluice/chat_history (else ~/.local/state/sluice/chat_history), unless --private says not to; a line that
+begins with a blank is not. A line that ends with \\ goes on in the next one, and so does a text between \"\"\" and \"\"\".
+Ctrl-C stops an answer; twice at the prompt, or Ctrl-D, it ends the conversation. /help lists the commands: /system,
+/model, /set, /retry, /save, /reset, /quit. In a pipe, each line is a turn, and the answers alone come out.
+
+{}",
+        decoding()
+    )
+}
+
+pub(super) fn run() -> String {
+    let mut names = String::new();
+    for row in SHORT_NAMES {
+        names += &format!("\n  {:<14} {}", row.short, row.full);
+    }
+    format!(
+        "\
+Examples:
+  sluice run demo
+  sluice run smollm2 \"Why is the sky blue?\"
+  sluice run llada --level moderate --budget 8GiB
+  sluice run ~/models/LLaDA-8B-Instruct.Q4_K_M.gguf
+  git diff | sluice run qwen2.5 --system \"Write a commit message for this diff.\"
+  cat notes.txt | sluice run smollm2 \"Summarise this:\"
+
+A pipe beside a PROMPT is not waited for if it brings nothing within 2 seconds; with `-` behind the words it is. In a loop that
+reads from a file, `< /dev/null` leaves the rest of the file to the loop.
+
+Where no daemon answers, `sluiced` is started in the background, with the same socket; two at once come to share one.
+It goes on until `sluice stop --daemon`, holds no model after 15 minutes without requests (its configuration may say
+otherwise), and logs to $XDG_STATE_HOME/sluice/sluiced.log (else ~/.local/state/sluice/sluiced.log), up to 4 MiB.
+A model that is not here is downloaded: its size is said first, Ctrl-C stops that, and the same command goes on with it.
+It is loaded in the present model's place. Then PROMPT is answered, or on a terminal a conversation begins, as with
+`sluice chat`: see `sluice chat --help`.
+
+Short names, which other commands take, too:
+  demo           the small demonstration model inside sluiced{names}
+
+With --json each line of the answer is an object, as of `sluice generate`."
     )
 }
 
@@ -344,14 +412,30 @@ fn policies() -> String {
     for policy in POLICIES {
         let exact = if policy.exact { "; exact" } else { "" };
         help += &format!("\n  {:<12} {}{exact}", policy.name, policy.summary);
-        for parameter in policy.parameters {
-            help += &format!(
-                "\n    {:<10} {}, {} to {} [default: {}]",
-                parameter.name, parameter.summary, parameter.min, parameter.max, parameter.default
-            );
+        let own = policy.parameters.iter();
+        for parameter in own.filter(|parameter| parameter.name != APART_NAME) {
+            help += &line(parameter);
         }
     }
+    let has_no_option = |policy: &&PolicyInfo| {
+        let mut names = policy.parameters.iter().map(|parameter| parameter.name);
+        !names.any(|name| name == APART_NAME)
+    };
+    let without: Vec<&str> = (POLICIES.iter().filter(has_no_option))
+        .map(|policy| policy.name)
+        .collect();
+    help += &format!("\n  and with each but {}:", without.join(", "));
+    let mut all = POLICIES.iter().flat_map(|policy| policy.parameters);
+    let option = all.find(|parameter| parameter.name == APART_NAME);
+    help += &option.map(line).unwrap_or_default();
     help
+}
+
+fn line(parameter: &ParameterInfo) -> String {
+    format!(
+        "\n    {:<10} {}, {} to {} [default: {}]",
+        parameter.name, parameter.summary, parameter.min, parameter.max, parameter.default
+    )
 }
 
 #[cfg(test)]
@@ -373,6 +457,11 @@ mod tests {
             assert!(help.contains(row.summary), "{help}");
         }
         assert!(help.contains(&flags(Dial::Fast.info())), "{help}");
+        assert_eq!(help.matches("\n    apart ").count(), 1, "{help}");
+        assert!(
+            help.contains("and with each but reference, dream, revoke:"),
+            "{help}"
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@ use clap::{
 };
 use sluice_shared::coding::{Coder, coded_file, parse_bits, parse_pattern, parse_tile};
 
-use super::help;
+use super::{help, parse_id};
 
 /// `sluice compress`.
 #[derive(Debug, Args)]
@@ -104,6 +104,7 @@ pub enum JobsCommand {
     /// Follows a job, whoever began it
     Watch {
         /// The job, as `sluice jobs` numbers it
+        #[arg(value_parser = parse_job_id)]
         id: u64,
         /// Print each event as a JSON object on its own line; the last is "done"
         #[arg(long)]
@@ -112,6 +113,14 @@ pub enum JobsCommand {
     /// Stops a job, and tells what is left of it
     Cancel {
         /// The job, as `sluice jobs` numbers it
+        #[arg(value_parser = parse_job_id)]
         id: u64,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
     },
+}
+
+fn parse_job_id(text: &str) -> Result<u64, String> {
+    parse_id(text, "job", "sluice jobs")
 }

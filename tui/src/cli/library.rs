@@ -10,7 +10,7 @@ use super::help;
 #[derive(Debug, Args)]
 #[command(after_long_help = help::PULL)]
 pub struct Pull {
-    /// The model as the hub calls it, OWNER/NAME; of a repository with several GGUF files, OWNER/NAME:LABEL,
+    /// The model as the hub calls it, OWNER/NAME, or a short name such as smollm2; of a repository with several GGUF files, OWNER/NAME:LABEL,
     /// such as :Q4_K_M
     pub name: String,
     /// In a label's place, the GGUF file by its name
@@ -33,6 +33,12 @@ pub struct Remove {
     /// Unload it first, where it is loaded
     #[arg(long)]
     pub force: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Only the weights that were converted of it and kept, of any model that `sluice list` shows some of
+    #[arg(long, conflicts_with = "force")]
+    pub converted: bool,
 }
 
 /// `sluice inspect`.

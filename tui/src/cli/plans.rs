@@ -1,6 +1,6 @@
 //! The commands that ask for plans, put them in force and measure them.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use clap::Args;
 use sluice_shared::{
@@ -14,9 +14,19 @@ use super::help;
 #[derive(Debug, Args)]
 #[command(after_long_help = help::plan())]
 pub struct Plan {
-    /// A model as `sluice list` calls it, or a checkpoint's folder, .gguf or .sluice file; only its headers are read
-    #[arg(long, value_name = "NAME|DIR", conflicts_with = "preset")]
+    /// A model as `sluice list` calls it, or a checkpoint's folder, .gguf or .sluice file; only its headers are read.
+    /// Left out, and no --preset: the loaded model
+    #[arg(value_name = "NAME|DIR", conflicts_with_all = ["preset", "model_flag"])]
     pub model: Option<PathBuf>,
+    /// The same as a flag
+    #[arg(
+        long = "model",
+        id = "model_flag",
+        value_name = "NAME|DIR",
+        conflicts_with = "preset",
+        hide_short_help = true
+    )]
+    pub model_flag: Option<PathBuf>,
     /// A published shape, such as llada-8b; needs no weights
     #[arg(long, value_name = "NAME")]
     pub preset: Option<String>,
@@ -44,9 +54,10 @@ pub struct Wish {
     /// the daemon's]
     #[arg(long, value_name = "LEVEL")]
     pub level: Option<Level>,
-    /// Most memory of the device, such as 4GiB [default: the daemon's]
-    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
-    pub budget: Option<u64>,
+    /// Most memory of the device, such as 4GiB, or `default` for what was free when the daemon started, less a margin
+    /// [default: the daemon's]
+    #[arg(long, value_name = "BYTES|default", value_parser = parse_budget)]
+    pub budget: Option<Budget>,
 }
 
 /// What may be chosen beside a level.
@@ -71,9 +82,9 @@ pub struct Knobs {
 pub struct SetLevel {
     /// off, standard, mild, moderate, aggressive or auto
     pub level: Level,
-    /// Another budget along with it, such as 4GiB
-    #[arg(long, value_name = "BYTES", value_parser = units::parse_bytes)]
-    pub budget: Option<u64>,
+    /// Another budget along with it, such as 4GiB, or `default`
+    #[arg(long, value_name = "BYTES|default", value_parser = parse_budget)]
+    pub budget: Option<Budget>,
     /// What may be chosen beside it.
     #[command(flatten)]
     pub knobs: Knobs,
@@ -99,6 +110,10 @@ pub struct SetBudget {
 #[derive(Debug, Args)]
 #[command(after_long_help = help::SWITCH)]
 pub struct Restore {
+    /// What to go back to: `start`, what the daemon was started or the model loaded with (level, budget and all else); or
+    /// `source`, the checkpoint's own weights
+    #[arg(long, value_name = "PLACE", value_enum, default_value_t = RestoreTo::Start)]
+    pub to: RestoreTo,
     /// Print each event as a JSON object on its own line; the last is "applied"
     #[arg(long)]
     pub json: bool,
@@ -120,9 +135,21 @@ pub struct Fidelity {
     /// Seed of the masks [default: drawn by the daemon, and reported]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
+    /// Measure nothing: list what was measured before, by whichever client
+    #[arg(long, conflicts_with_all = ["file", "levels", "samples", "seed"])]
+    pub show: bool,
     /// Print each level's result as a JSON object on its own line
     #[arg(long)]
     pub json: bool,
+}
+
+/// What `sluice restore` goes back to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum RestoreTo {
+    /// What the daemon was started or the model loaded with.
+    Start,
+    /// The checkpoint's own weights.
+    Source,
 }
 
 /// Which levels are meant.
@@ -141,6 +168,26 @@ pub enum Budget {
     Default,
     /// This many bytes.
     Bytes(u64),
+}
+
+impl Budget {
+    /// The bytes, where they are given.
+    #[must_use]
+    pub fn bytes(self) -> Option<u64> {
+        match self {
+            Self::Default => None,
+            Self::Bytes(bytes) => Some(bytes),
+        }
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Bytes(bytes) => bytes.fmt(f),
+        }
+    }
 }
 
 fn parse_levels(text: &str) -> Result<Levels, String> {

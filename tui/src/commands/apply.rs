@@ -1,6 +1,7 @@
 //! `sluice level`, `sluice budget` and `sluice restore`: another plan for the loaded model, while requests run.
 
 use futures_util::StreamExt;
+use sluice_proto::plan_table;
 use sluice_proto::v1::{
     Applied, ApplyPlanned, ApplyRequest, ApplyResponse, Plan, RestoreRequest, apply_response::Kind,
 };
@@ -10,12 +11,43 @@ use tonic::{Response, Status, Streaming};
 
 use super::{advance::bar, follow::interrupts};
 use crate::{
-    cli::{Budget, SetBudget, SetLevel},
+    cli::{Budget, Restore, RestoreTo, SetBudget, SetLevel, Wish},
     connection::Daemon,
     json,
     output::{Failure, Out, Progress, dim},
     plans,
 };
+
+/// How a change is told.
+#[derive(Clone, Copy)]
+enum Manner {
+    /// Each event as an object, for scripts.
+    Json,
+    /// In words, as what was asked for.
+    Words,
+    /// In words, beside something else that was asked for.
+    Aside,
+}
+
+impl Manner {
+    fn of(json: bool) -> Self {
+        match json {
+            true => Self::Json,
+            false => Self::Words,
+        }
+    }
+}
+
+/// Puts what is wished for in force, on the way to something else.
+pub(super) async fn wish(daemon: &Daemon, wish: &Wish, out: &mut Out) -> Result<(), Failure> {
+    let request = ApplyRequest {
+        level: wish.level.map(|level| level.name().to_owned()),
+        budget_bytes: wish.budget.and_then(Budget::bytes),
+        default_budget: wish.budget == Some(Budget::Default),
+        ..Default::default()
+    };
+    apply(daemon, request, Manner::Aside, out).await
+}
 
 /// Puts another level in force.
 pub(super) async fn level(
@@ -25,13 +57,13 @@ pub(super) async fn level(
 ) -> Result<(), Failure> {
     let request = ApplyRequest {
         level: Some(arguments.level.name().to_owned()),
-        budget_bytes: arguments.budget,
+        budget_bytes: arguments.budget.and_then(Budget::bytes),
+        default_budget: arguments.budget == Some(Budget::Default),
         embedding: arguments.knobs.embedding.map(|place| place.to_string()),
         auto_factor: arguments.knobs.auto_factor,
         kv: arguments.knobs.kv.map(|kv| kv.to_string()),
-        ..Default::default()
     };
-    apply(daemon, request, arguments.json, out).await
+    apply(daemon, request, Manner::of(arguments.json), out).await
 }
 
 /// Puts another budget in force.
@@ -45,24 +77,42 @@ pub(super) async fn budget(
         Budget::Default => request.default_budget = true,
         Budget::Bytes(bytes) => request.budget_bytes = Some(bytes),
     }
-    apply(daemon, request, arguments.json, out).await
+    apply(daemon, request, Manner::of(arguments.json), out).await
 }
 
-/// Goes back to the checkpoint's own weights.
-pub(super) async fn restore(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
+/// Goes back to what the model was loaded with, or to the checkpoint's own weights.
+pub(super) async fn restore(
+    daemon: &Daemon,
+    arguments: &Restore,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let request = RestoreRequest {
+        to: match arguments.to {
+            RestoreTo::Start => "start",
+            RestoreTo::Source => "source",
+        }
+        .to_owned(),
+    };
     let mut interrupts = interrupts()?;
     let mut client = daemon.optimizer();
     let answer = tokio::select! {
-        answer = client.restore(RestoreRequest {}) => answer,
+        answer = client.restore(request) => answer,
         _ = interrupts.recv() => return Err(interrupted()),
     };
-    follow(daemon, answer, json, out, &mut interrupts).await
+    follow(
+        daemon,
+        answer,
+        Manner::of(arguments.json),
+        out,
+        &mut interrupts,
+    )
+    .await
 }
 
 async fn apply(
     daemon: &Daemon,
     request: ApplyRequest,
-    json: bool,
+    manner: Manner,
     out: &mut Out,
 ) -> Result<(), Failure> {
     let mut interrupts = interrupts()?;
@@ -71,14 +121,14 @@ async fn apply(
         answer = client.apply(request) => answer,
         _ = interrupts.recv() => return Err(interrupted()),
     };
-    follow(daemon, answer, json, out, &mut interrupts).await
+    follow(daemon, answer, manner, out, &mut interrupts).await
 }
 
 /// Shows a change until it is in force. An interrupt ends the watching, not the change.
 async fn follow(
     daemon: &Daemon,
     answer: Result<Response<Streaming<ApplyResponse>>, Status>,
-    json: bool,
+    manner: Manner,
     out: &mut Out,
     interrupts: &mut Signal,
 ) -> Result<(), Failure> {
@@ -97,10 +147,13 @@ async fn follow(
         let Some(kind) = answer.map_err(|status| daemon.failure(status))?.kind else {
             continue;
         };
-        if json {
-            out.line(&json::applying(&kind).to_string())?;
-        } else {
-            show(&kind, &mut progress, out)?;
+        match manner {
+            Manner::Json => out.line(&json::applying(&kind).to_string())?,
+            Manner::Words => show(&kind, &mut progress, |line| out.line(line))?,
+            Manner::Aside => show(&kind, &mut progress, |line| {
+                dim(line);
+                Ok(())
+            })?,
         }
         if matches!(kind, Kind::Applied(_)) {
             return Ok(());
@@ -108,11 +161,15 @@ async fn follow(
     }
 }
 
-fn show(kind: &Kind, progress: &mut Progress, out: &mut Out) -> Result<(), Failure> {
+fn show(
+    kind: &Kind,
+    progress: &mut Progress,
+    mut tell: impl FnMut(&str) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     match kind {
         Kind::Planned(planned) => {
             for line in prediction(planned) {
-                out.line(&line)?;
+                tell(&line)?;
             }
         }
         Kind::Conversion(conversion) => progress.show(&format!(
@@ -133,14 +190,14 @@ fn show(kind: &Kind, progress: &mut Progress, out: &mut Out) -> Result<(), Failu
         }
         Kind::Applied(applied) => {
             progress.clear();
-            out.line(&measurement(applied))?;
+            tell(&measurement(applied))?;
         }
     }
     Ok(())
 }
 
 fn interrupted() -> Failure {
-    Failure::new("interrupted; the switch goes on")
+    Failure::interrupted("the switch goes on")
         .with_hint("`sluice status` shows how far it is, `sluice restore` takes it back")
 }
 
@@ -154,13 +211,18 @@ fn prediction(planned: &ApplyPlanned) -> Vec<String> {
         let change = from.map_or(to.clone(), |from| format!("{from} → {to}"));
         format!("{name:<9} {change}{remark}")
     };
-    vec![
+    let mut lines = vec![
         line("level", |plan| plan.level.clone(), ""),
         line("budget", |plan| units::bytes(plan.budget_bytes), ""),
         line("peak", |plan| units::bytes(plan.peak_bytes), ", predicted"),
         line("a pass", plans::pass_time, ", predicted"),
         line("streamed", plans::streamed, ""),
-    ]
+    ];
+    if let Some(time) = &after.switch_time {
+        lines.push(format!("{:<9} {}", "switch", plan_table::switch_time(time)));
+    }
+    lines.extend(after.notes.iter().map(|note| format!("note: {note}")));
+    lines
 }
 
 fn measurement(applied: &Applied) -> String {
@@ -174,6 +236,8 @@ fn measurement(applied: &Applied) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sluice_proto::v1::SwitchTime;
+
     use super::*;
 
     #[test]
@@ -191,6 +255,12 @@ mod tests {
             peak_bytes: 3 << 30,
             pass_ms: None,
             streamed_bytes_per_pass: 0,
+            switch_time: Some(SwitchTime {
+                idle_ms: 4100.0,
+                busy_ms: 24_600.0,
+                converted_weights: 210_000_000,
+                read_bytes: 1 << 30,
+            }),
             ..before.clone()
         };
         let lines = prediction(&ApplyPlanned {
@@ -206,6 +276,7 @@ mod tests {
                 "peak      4.00 GiB → 3.00 GiB, predicted",
                 "a pass    1.8 s → unknown, predicted",
                 "streamed  2.00 GiB a pass → nothing",
+                "switch    about 4.1 s to convert 210.0 M weights, up to 24.6 s while requests run",
             ]
         );
     }

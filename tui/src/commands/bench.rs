@@ -12,7 +12,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use sluice_proto::{
     client::CallError,
     v1::{
-        Chat, Done, GenerateRequest, GetSnapshotRequest, Pass, Started, TokenIds, TokenState,
+        Chat, Done, GenerateRequest, GetSnapshotRequest, PassDone, Started, TokenIds, TokenState,
         generate_request::Input, generation_event::Kind,
     },
 };
@@ -21,7 +21,7 @@ use tonic::Status;
 
 pub use self::figures::Figures;
 use self::figures::{Answer, PassFigures};
-use super::{input, message};
+use super::{input, message, until_interrupted};
 use crate::{
     cli::Bench,
     connection::Daemon,
@@ -45,10 +45,19 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// Measures each position of the dial and prints its row as soon as it is known.
 pub(super) async fn run(socket: PathBuf, arguments: &Bench, out: &mut Out) -> Result<(), Failure> {
     let inputs = inputs(arguments)?;
+    until_interrupted(rows(socket, arguments, &inputs, out)).await
+}
+
+async fn rows(
+    socket: PathBuf,
+    arguments: &Bench,
+    inputs: &[Input],
+    out: &mut Out,
+) -> Result<(), Failure> {
     let daemon = Daemon::connect(socket).await?;
     let mut first = None;
     for dial in dials(arguments) {
-        let requests = requests(arguments, &inputs, dial);
+        let requests = requests(arguments, inputs, dial);
         let name = dial.map_or("the daemon's dial", Dial::name);
         let warmup = requests.iter().cycle().take(arguments.warmup as usize);
         let board = Board::new(format!("{name}, warming up"), arguments.warmup as usize);
@@ -134,6 +143,8 @@ fn requests(arguments: &Bench, inputs: &[Input], dial: Option<Dial>) -> Vec<Gene
             ..Default::default()
         };
         arguments.details.apply(dial, &mut request);
+        // Rows are compared: chance has no part in them unless it is asked for.
+        request.greedy = request.temperature.is_none();
         request.seed = Some(seed.wrapping_add(number));
         request
     };
@@ -178,7 +189,7 @@ async fn one(daemon: &Daemon, request: GenerateRequest, board: &Board) -> Result
         let event = answer.map_err(|status| daemon.failure(status))?.event;
         match event.and_then(|event| event.kind) {
             Some(Kind::Started(event)) => started = event,
-            Some(Kind::Pass(pass)) => {
+            Some(Kind::PassDone(pass)) => {
                 if first_ms.is_none() && has_begun(&pass) {
                     first_ms = Some(since());
                 }
@@ -219,7 +230,7 @@ fn answered(started: Started, done: Done, passes: Vec<PassFigures>, first_ms: f6
 }
 
 /// Whether the first position of the answer is certain. Not told by text: there may be no tokenizer.
-fn has_begun(pass: &Pass) -> bool {
+fn has_begun(pass: &PassDone) -> bool {
     let first = pass.tokens.first().filter(|token| token.position == 0);
     pass.block > 0 || first.is_some_and(|token| token.state() == TokenState::Committed)
 }

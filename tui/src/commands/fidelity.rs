@@ -1,15 +1,18 @@
 //! `sluice fidelity`: how close levels come to the checkpoint's own weights.
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use futures_util::StreamExt;
 use sluice_proto::v1::{
-    FidelityResult, MeasureFidelityRequest, Plan, PlanRequest, Texts,
-    measure_fidelity_request::Samples, measure_fidelity_response::Kind,
+    FidelityMeasurement, FidelityResult, ListFidelityRequest, MeasureFidelityRequest, Plan,
+    PlanRequest, Texts, measure_fidelity_request::Samples, measure_fidelity_response::Kind,
 };
 use sluice_shared::{level::Level, units};
 
-use super::input;
+use super::{input, until_interrupted};
 use crate::{
     cli::{Fidelity, Levels},
     connection::Daemon,
@@ -19,8 +22,13 @@ use crate::{
     text::sanitise_line,
 };
 
-/// What `all` means: `off` has the weights of `standard`, and `mild` can't be loaded yet.
-const ALL: [Level; 3] = [Level::Standard, Level::Moderate, Level::Aggressive];
+/// What `all` means: `off` has the weights of `standard`.
+const ALL: [Level; 4] = [
+    Level::Standard,
+    Level::Mild,
+    Level::Moderate,
+    Level::Aggressive,
+];
 
 /// Measures the levels, one after another, and prints each as soon as it is known.
 pub(super) async fn run(
@@ -28,10 +36,22 @@ pub(super) async fn run(
     arguments: &Fidelity,
     out: &mut Out,
 ) -> Result<(), Failure> {
+    if arguments.show {
+        return until_interrupted(show(socket, arguments.json, out)).await;
+    }
     let (text, name) = input::file(arguments.file.as_deref())?;
     if text.trim().is_empty() {
         return Err(Failure::new(format!("{name} holds no text")));
     }
+    until_interrupted(all(socket, arguments, text, out)).await
+}
+
+async fn all(
+    socket: PathBuf,
+    arguments: &Fidelity,
+    text: String,
+    out: &mut Out,
+) -> Result<(), Failure> {
     let daemon = Daemon::connect(socket).await?;
     let mut rows = Vec::new();
     // A level that can't be had is told before minutes are spent on the others.
@@ -45,11 +65,23 @@ pub(super) async fn run(
         max_samples: arguments.samples,
     };
     let mut last = None;
+    let mut measured: Vec<Plan> = Vec::new();
     for (level, plan) in rows {
+        if let Some(equal) = measured
+            .iter()
+            .find(|known| has_equal_weights(known, &plan))
+        {
+            match arguments.json {
+                true => out.line(&json::equal_fidelity(&plan, &equal.level).to_string())?,
+                false => out.line(&equal_row(&plan, &equal.level))?,
+            }
+            continue;
+        }
         request.level = level.map(|level| level.name().to_owned());
         let result = measure(&daemon, request.clone(), &plan.level).await?;
         // The same masks for all.
         request.seed = Some(result.seed);
+        measured.push(plan.clone());
         if arguments.json {
             out.line(&json::fidelity(&result, &plan).to_string())?;
             continue;
@@ -64,6 +96,53 @@ pub(super) async fn run(
         Some(result) => out.line(&footer(&result)),
         None => Ok(()),
     }
+}
+
+/// Lists what was measured before, the latest first.
+async fn show(socket: PathBuf, as_json: bool, out: &mut Out) -> Result<(), Failure> {
+    let daemon = Daemon::connect(socket).await?;
+    let answer = daemon
+        .optimizer()
+        .list_fidelity(ListFidelityRequest {})
+        .await;
+    let answer = answer.map_err(|status| daemon.failure(status))?;
+    let measurements = answer.into_inner().measurements;
+    if measurements.is_empty() && !as_json {
+        return out.line("nothing was measured since the daemon started");
+    }
+    for (index, measurement) in measurements.iter().rev().enumerate() {
+        if as_json {
+            out.line(&json::fidelity_measurement(measurement).to_string())?;
+            continue;
+        }
+        if index == 0 {
+            out.line(&kept_line([
+                "level", "mean KL", "same top", "tokens", "ago", "model",
+            ]))?;
+        }
+        out.line(&kept_row(measurement))?;
+    }
+    Ok(())
+}
+
+fn kept_row(measurement: &FidelityMeasurement) -> String {
+    let result = measurement.result.clone().unwrap_or_default();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_s = now.map_or(0, |now| now.as_secs());
+    let ago_s = now_s.saturating_sub(measurement.measured_at_s);
+    kept_line([
+        &sanitise_line(&result.level),
+        &format!("{:.6}", result.mean_kl_nats.max(0.0)),
+        &format!("{:.2} %", result.top_agreement * 100.0),
+        &units::count(result.rows.into()),
+        &units::duration_ms(ago_s as f64 * 1000.0),
+        &sanitise_line(&measurement.model),
+    ])
+}
+
+fn kept_line(cells: [&str; 6]) -> String {
+    let [level, mean_kl, same_top, tokens, ago, model] = cells;
+    format!("{level:<10} {mean_kl:>9} {same_top:>9} {tokens:>7} {ago:>10}  {model}")
 }
 
 /// The levels without repetition; `None`: the one in force.
@@ -97,11 +176,10 @@ async fn plan(daemon: &Daemon, level: Option<Level>) -> Result<Plan, Failure> {
         .into_inner()
         .plan
         .ok_or_else(|| Failure::new("the daemon's answer has no plan"))?;
-    if !plan.is_loadable {
-        return Err(Failure::new(plan.not_loadable)
-            .with_hint("`--level all` measures those that can be loaded"));
+    match plan.is_loadable {
+        true => Ok(plan),
+        false => Err(Failure::new(plan.not_loadable)),
     }
-    Ok(plan)
 }
 
 async fn measure(
@@ -126,6 +204,21 @@ async fn measure(
     }
     progress.clear();
     result.ok_or_else(|| Failure::new("the daemon ended the stream without a result"))
+}
+
+/// Whether both compute with the same numbers, however they are kept.
+fn has_equal_weights(one: &Plan, other: &Plan) -> bool {
+    let is_same = one.level == other.level || one.same_as.contains(&other.level);
+    is_same || one.is_lossless && other.is_lossless
+}
+
+fn equal_row(plan: &Plan, equal: &str) -> String {
+    let level = sanitise_line(&plan.level);
+    let weights = match plan.same_as.iter().any(|level| level == equal) {
+        true => "the very same weights as",
+        false => "weights with the same numbers as",
+    };
+    format!("{level:<10} {weights} {equal}: not measured again")
 }
 
 fn header() -> String {
@@ -175,8 +268,35 @@ mod tests {
             Levels::All,
             Levels::One(Level::Moderate),
         ];
-        let expected = [Level::Moderate, Level::Standard, Level::Aggressive];
+        let expected = [
+            Level::Moderate,
+            Level::Standard,
+            Level::Mild,
+            Level::Aggressive,
+        ];
         assert_eq!(levels(&asked), expected.map(Some));
+    }
+
+    #[test]
+    fn a_level_with_the_numbers_of_another_is_not_measured_again() {
+        let plan = |level: &str, is_lossless, same_as: &[&str]| Plan {
+            level: level.into(),
+            is_lossless,
+            same_as: same_as.iter().map(|&level| level.into()).collect(),
+            ..Default::default()
+        };
+        let standard = plan("standard", true, &["moderate"]);
+        assert!(has_equal_weights(&standard, &plan("mild", true, &[])));
+        let moderate = plan("moderate", true, &["standard"]);
+        assert!(has_equal_weights(&standard, &moderate));
+        assert!(!has_equal_weights(
+            &standard,
+            &plan("aggressive", false, &[])
+        ));
+        assert_eq!(
+            equal_row(&moderate, "standard"),
+            "moderate   the very same weights as standard: not measured again"
+        );
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
     CancelRequestRequest, Done, FinishReason, GenerateRequest, GenerationEvent, ListModelsRequest,
-    Loading, WatchRequestRequest, generation_event::Kind,
+    Loading, Started, WatchRequestRequest, generation_event::Kind,
 };
 use sluice_shared::units;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -22,7 +22,13 @@ use crate::{
 
 /// How long an interrupted client waits for the daemon to confirm the cancellation; its going
 /// away cancels the request too.
-const CANCEL_WAIT: Duration = Duration::from_millis(500);
+const CANCEL_WAIT: Duration = Duration::from_secs(5);
+
+/// A request that came to its end.
+pub(super) struct Ended {
+    pub(super) started: Option<Started>,
+    pub(super) done: Done,
+}
 
 /// Runs a request of our own and shows it.
 pub(super) async fn generate(
@@ -33,8 +39,11 @@ pub(super) async fn generate(
 ) -> Result<(), Failure> {
     let mut interrupts = interrupts()?;
     match run(daemon, request, json, out, &mut interrupts).await? {
-        Some(_) => Ok(()),
-        None => Err(Failure::new("interrupted; the request was cancelled")),
+        Some(ended) => {
+            ended.note(json);
+            Ok(())
+        }
+        None => Err(Failure::interrupted("the request was cancelled")),
     }
 }
 
@@ -45,7 +54,7 @@ pub(super) async fn run(
     json: bool,
     out: &mut Out,
     interrupts: &mut Signal,
-) -> Result<Option<Done>, Failure> {
+) -> Result<Option<Ended>, Failure> {
     let mut client = daemon.generation();
     let answer = tokio::select! {
         answer = client.generate(request) => answer,
@@ -55,17 +64,20 @@ pub(super) async fn run(
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     let events = stream.map(|answer| answer.map(|answer| answer.event));
-    let (done, request_id) = show(daemon, events, json, out, interrupts).await?;
-    if let (None, Some(request_id)) = (&done, request_id) {
+    let (ended, request_id) = show(daemon, events, json, out, interrupts).await?;
+    if let (None, Some(request_id)) = (&ended, request_id) {
         let cancel = client.cancel_request(CancelRequestRequest { request_id });
         // Whether it was confirmed or not, the dropped stream ends the request.
-        let _ = tokio::time::timeout(CANCEL_WAIT, cancel).await;
+        tokio::select! {
+            _ = tokio::time::timeout(CANCEL_WAIT, cancel) => {}
+            _ = interrupts.recv() => {}
+        }
     }
-    match done {
-        Some(done) if done.finish_reason() == FinishReason::Cancelled => {
+    match ended {
+        Some(ended) if ended.done.finish_reason() == FinishReason::Cancelled => {
             Err(Failure::new("the request was cancelled"))
         }
-        done => Ok(done),
+        ended => Ok(ended),
     }
 }
 
@@ -84,8 +96,11 @@ pub(super) async fn watch(
         .into_inner();
     let events = stream.map(|answer| answer.map(|answer| answer.event));
     match show(daemon, events, json, out, &mut interrupts).await? {
-        (Some(_), _) => Ok(()),
-        (None, _) => Err(Failure::new("interrupted; the request goes on")),
+        (Some(ended), _) => {
+            ended.note(json);
+            Ok(())
+        }
+        (None, _) => Err(Failure::interrupted("the request goes on")),
     }
 }
 
@@ -95,14 +110,14 @@ pub(super) fn interrupts() -> Result<Signal, Failure> {
         .map_err(|error| Failure::new(format!("listen for interrupts: {error}")))
 }
 
-/// Shows events until the last; without a `Done` the user interrupted.
+/// Shows events until the last; without an end the user interrupted.
 async fn show(
     daemon: &Daemon,
     mut events: impl Stream<Item = Result<Option<GenerationEvent>, Status>> + Unpin,
     json: bool,
     out: &mut Out,
     interrupts: &mut Signal,
-) -> Result<(Option<Done>, Option<u64>), Failure> {
+) -> Result<(Option<Ended>, Option<u64>), Failure> {
     let mut canvas = Canvas::default();
     let mut waiting = Progress::new();
     let mut view = View::new(json, out);
@@ -127,7 +142,7 @@ async fn show(
             continue;
         };
         match &kind {
-            Kind::Loading(loading) if !json => waiting.show(&awaking(loading)),
+            Kind::Loading(loading) if !json => waiting.show(&coming(loading)),
             _ => waiting.clear(),
         }
         if json {
@@ -140,11 +155,13 @@ async fn show(
                 dim(&line);
             }
         }
-        let is_picture = matches!(kind, Kind::Pass(_) | Kind::Notice(_));
+        let is_picture = matches!(kind, Kind::PassDone(_) | Kind::Notice(_));
         canvas.apply(kind);
         if let Some(done) = canvas.done.clone() {
             finish(daemon, &canvas, &done, view, out).await?;
-            return Ok((Some(done), canvas.queued.map(|queued| queued.request_id)));
+            let request_id = canvas.queued.map(|queued| queued.request_id);
+            let started = canvas.started;
+            return Ok((Some(Ended { started, done }), request_id));
         }
         match &mut view {
             View::Live(live) if is_picture => live.draw(&canvas, out)?,
@@ -159,10 +176,13 @@ async fn show(
     Ok((None, canvas.queued.map(|queued| queued.request_id)))
 }
 
-/// A model that was let go comes back.
-fn awaking(loading: &Loading) -> String {
+/// The model that a request waits for.
+fn coming(loading: &Loading) -> String {
+    if loading.total_bytes == 0 {
+        return format!("waiting for {} to load", loading.model);
+    }
     format!(
-        "loading {} again {} {} of {}",
+        "waiting for {} to load {} {} of {}",
         loading.model,
         bar(loading.loaded_bytes, loading.total_bytes),
         units::bytes(loading.loaded_bytes),
@@ -253,7 +273,9 @@ async fn finish(
     };
     let mut live = match view {
         View::Json => return Ok(()),
-        View::Plain(plain) => return plain.finish(&text, out),
+        View::Plain(plain) => {
+            return plain.finish(&text, out);
+        }
         View::Live(live) => live,
     };
     live.finish(&text, out)?;
@@ -265,19 +287,56 @@ async fn finish(
     Ok(())
 }
 
+impl Ended {
+    /// Tells what there is to know of an answer beside its text, unless a script reads it.
+    pub(super) fn note(&self, json: bool) {
+        if !json {
+            self.notes().iter().for_each(|note| dim(note));
+        }
+    }
+
+    /// Where it was cut, and how to have it again.
+    fn notes(&self) -> Vec<String> {
+        let Some(started) = &self.started else {
+            return Vec::new();
+        };
+        let mut notes = Vec::new();
+        if self.done.cut && self.done.finish_reason() == FinishReason::Context {
+            let taken = u64::from(started.prompt_tokens) + u64::from(started.length);
+            let context = units::count(taken);
+            notes.push(format!(
+                "cut where the context of {context} tokens is full; a shorter prompt leaves more room"
+            ));
+        } else if self.done.cut {
+            // How much more there is room for, only the daemon knows.
+            notes.push(format!(
+                "cut at --length {}; a greater one allows more",
+                started.length
+            ));
+        }
+        if started.seed_drawn {
+            let seed = started.seed;
+            notes.push(format!(
+                "drawn with seed {seed}; --seed {seed} gives the same answer again"
+            ));
+        }
+        notes
+    }
+}
+
 /// What a finished request took, in one line.
 fn summary(done: &Done) -> String {
     let mut line = format!(
         "{} passes · {} tokens · {}",
         units::count(done.passes.into()),
-        units::count(done.text_tokens.into()),
+        units::count(done.generated_tokens.into()),
         units::duration_ms(done.elapsed_ms),
     );
     if let Some(each) = json::tokens_per_pass(done) {
         line += &format!(" · {each:.2} tokens a pass");
     }
-    if done.elapsed_ms > 0.0 && done.text_tokens > 0 {
-        let rate = f64::from(done.text_tokens) / done.elapsed_ms * 1000.0;
+    if done.elapsed_ms > 0.0 && done.generated_tokens > 0 {
+        let rate = f64::from(done.generated_tokens) / done.elapsed_ms * 1000.0;
         line += &format!(" · {rate:.1} tokens/s");
     }
     line
@@ -300,10 +359,44 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_cut_and_a_drawn_seed_are_told() {
+        let started = Started {
+            prompt_tokens: 24,
+            length: 1000,
+            seed: 7,
+            seed_drawn: true,
+            ..Default::default()
+        };
+        let told = |finish_reason: FinishReason, cut: bool| {
+            let done = Done {
+                finish_reason: finish_reason.into(),
+                cut,
+                ..Default::default()
+            };
+            let started = Some(started.clone());
+            Ended { started, done }.notes().join("|")
+        };
+        let seed = "drawn with seed 7; --seed 7 gives the same answer again";
+        assert_eq!(told(FinishReason::Eos, false), seed);
+        // As an edit ends, which fills its span.
+        assert_eq!(told(FinishReason::Length, false), seed);
+        let cut = told(FinishReason::Length, true);
+        let expected = "cut at --length 1000; a greater one allows more";
+        assert_eq!(cut, format!("{expected}|{seed}"));
+        let full = told(FinishReason::Context, true);
+        assert!(
+            full.starts_with("cut where the context of 1,024 tokens is full"),
+            "{full}"
+        );
+    }
+
+    #[test]
     fn the_summary_counts_tokens_of_the_text() {
         let done = Done {
             passes: 64,
-            text_tokens: 100,
+            text_tokens: 130,
+            generated_tokens: 100,
+            filled_positions: 100,
             elapsed_ms: 4000.0,
             ..Default::default()
         };

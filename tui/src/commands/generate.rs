@@ -141,6 +141,7 @@ mod tests {
         assert_eq!(request.speculation.unwrap().branches, Some(2));
         assert_eq!(request.seed, Some(9));
         assert_eq!((request.top_k, request.top_p), (Some(40), Some(0.9)));
+        assert!(!request.greedy && parsed(&["hi", "--greedy"]).greedy);
         assert_eq!(request.min_p, Some(0.05));
         assert_eq!(request.repetition_penalty, Some(1.1));
         assert_eq!(request.stop, ["END", "\n\n"]);

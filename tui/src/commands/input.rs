@@ -2,25 +2,59 @@
 
 use std::{fs::File, io::Read, path::Path};
 
-use crate::output::Failure;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{FileType, fstat},
+};
+
+use crate::output::{Failure, dim};
 
 /// Most bytes read of a text: far more than any context holds, and all that the daemon takes.
 pub(super) const INPUT_BYTES_MAX: usize = 1 << 20;
 
 pub(super) const STANDARD_INPUT: &str = "standard input";
+/// What stands for it among arguments.
+pub(super) const STDIN: &str = "-";
+/// How long a pipe that nobody asked to be read may take to bring its first byte, or to end: many a program starts others with
+/// one that stays open and empty.
+const PIPE_WAIT: Timespec = Timespec {
+    tv_sec: 2,
+    tv_nsec: 0,
+};
 
 /// The argument, or what standard input holds where it is `-`.
 pub(super) fn text(argument: &str) -> Result<String, Failure> {
-    if argument == "-" {
+    if argument == STDIN {
         read(std::io::stdin().lock(), STANDARD_INPUT)
     } else {
         Ok(argument.to_owned())
     }
 }
 
+/// What a file or a pipe brings beside words that say what to do with it; nothing where standard input is something else, such as
+/// a terminal.
+pub(super) fn beside_words() -> Result<String, Failure> {
+    let stdin = std::io::stdin();
+    let kind = fstat(&stdin).map(|facts| FileType::from_raw_mode(facts.st_mode));
+    match kind {
+        Ok(FileType::RegularFile) => {}
+        Ok(FileType::Fifo | FileType::Socket) => {
+            let mut wanted = [PollFd::new(&stdin, PollFlags::IN)];
+            if poll(&mut wanted, Some(&PIPE_WAIT)) == Ok(0) {
+                dim(
+                    "note: nothing came through standard input; `-` behind the prompt waits for it, `< /dev/null` doesn't",
+                );
+                return Ok(String::new());
+            }
+        }
+        Ok(_) | Err(_) => return Ok(String::new()),
+    }
+    read(stdin.lock(), STANDARD_INPUT)
+}
+
 /// What a file holds, or standard input where there is none or it is `-`; with the name that messages call it by.
 pub(super) fn file(path: Option<&Path>) -> Result<(String, String), Failure> {
-    let (text, name) = match path.filter(|path| *path != Path::new("-")) {
+    let (text, name) = match path.filter(|path| *path != Path::new(STDIN)) {
         None => (
             read(std::io::stdin().lock(), STANDARD_INPUT),
             STANDARD_INPUT.to_owned(),

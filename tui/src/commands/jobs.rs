@@ -29,7 +29,7 @@ use super::{
     library::{Subject, subject},
     load::absolute,
     offline::{self, flag},
-    usage,
+    until_interrupted, usage,
 };
 use crate::{
     cli::{Compress, Decompress, Following, Jobs, JobsCommand, Verify},
@@ -149,19 +149,27 @@ pub(super) async fn verify(
 pub(super) async fn jobs(socket: PathBuf, arguments: &Jobs, out: &mut Out) -> Result<(), Failure> {
     let daemon = Daemon::connect(socket).await?;
     match arguments.command {
-        None => list(&daemon, arguments.json, out).await,
+        None => until_interrupted(list(&daemon, arguments.json, out)).await,
         Some(JobsCommand::Watch { id, json }) => watch(&daemon, id, json, out).await,
-        Some(JobsCommand::Cancel { id }) => cancel(&daemon, id, out).await,
+        Some(JobsCommand::Cancel { id, json }) => {
+            until_interrupted(cancel(&daemon, id, json, out)).await
+        }
     }
 }
 
 /// Stops a job and waits for its end, so that another can begin.
-async fn cancel(daemon: &Daemon, job_id: u64, out: &mut Out) -> Result<(), Failure> {
+async fn cancel(daemon: &Daemon, job_id: u64, json: bool, out: &mut Out) -> Result<(), Failure> {
+    let mut tell = |was_running: bool, state: &str, line: String| match json {
+        true => out.line(
+            &json!({"job_id": job_id, "was_running": was_running, "state": state}).to_string(),
+        ),
+        false => out.line(&sanitise_line(&line)),
+    };
     let request = CancelJobRequest { job_id };
     let answer = daemon.jobs().cancel_job(request).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
     if !answer.into_inner().was_running {
-        return out.line(&format!("job {job_id} had already ended"));
+        return tell(false, "ended", format!("job {job_id} had already ended"));
     }
     let end = tokio::time::timeout(END_WAIT, ended(daemon, job_id)).await;
     let end = end.map_err(|_| {
@@ -173,11 +181,16 @@ async fn cancel(daemon: &Daemon, job_id: u64, out: &mut Out) -> Result<(), Failu
         ))
     })?;
     match end {
-        Ok(()) => out.line(&format!("job {job_id} was done before it could be stopped")),
-        Err(status) if status.code() == Code::Cancelled => out.line(&sanitise_line(&format!(
-            "job {job_id}: {}",
-            status.message()
-        ))),
+        Ok(()) => tell(
+            true,
+            "done",
+            format!("job {job_id} was done before it could be stopped"),
+        ),
+        Err(status) if status.code() == Code::Cancelled => tell(
+            true,
+            "cancelled",
+            format!("job {job_id}: {}", status.message()),
+        ),
         Err(status) => Err(daemon.failure(status)),
     }
 }
@@ -280,7 +293,7 @@ async fn watch(daemon: &Daemon, job_id: u64, json: bool, out: &mut Out) -> Resul
     let mut shown = Shown::new(json, false);
     tokio::select! {
         end = shown.rest(daemon, stream, out) => end,
-        _ = interrupts.recv() => Err(Failure::new("interrupted; the job goes on")),
+        _ = interrupts.recv() => Err(Failure::interrupted("the job goes on")),
     }
 }
 
@@ -320,7 +333,7 @@ async fn follow_own(
         let answer = tokio::time::timeout(CANCEL_WAIT, call).await;
         let answer = answer.map_err(|_| unconfirmed())?;
         answer.map_err(|status| daemon.failure(status))?;
-        end.await
+        end.await.map_err(Failure::by_interrupt)
     };
     tokio::select! {
         end = cancelled => end,
@@ -329,7 +342,7 @@ async fn follow_own(
 }
 
 fn unconfirmed() -> Failure {
-    Failure::new("interrupted; the daemon has not confirmed the end of the job")
+    Failure::interrupted("the daemon has not confirmed the end of the job")
         .with_hint("`sluice jobs` shows whether it still goes on")
 }
 

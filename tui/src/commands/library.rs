@@ -6,8 +6,8 @@ use serde_json::json;
 use sluice_proto::{
     coded_table,
     v1::{
-        InspectModelRequest, InspectModelResponse, RemoveModelRequest, UnloadModelRequest,
-        UnloadModelResponse,
+        InspectModelRequest, InspectModelResponse, RemoveModelRequest, RemoveModelResponse,
+        UnloadModelRequest, UnloadModelResponse,
     },
 };
 use sluice_shared::{coding::is_coded_file, units};
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// What an argument means.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Subject {
     /// A folder or a file, absolute.
     Path(String),
@@ -52,14 +52,42 @@ pub(super) async fn remove(
     let request = RemoveModelRequest {
         name: arguments.name.clone(),
         force: arguments.force,
+        kept_only: arguments.converted,
     };
     let answer = daemon.models().remove_model(request).await;
-    let freed = answer
+    let removed = answer
         .map_err(|status| daemon.failure(status))?
-        .into_inner()
-        .freed_bytes;
-    let line = format!("removed {}, {} freed", arguments.name, units::bytes(freed));
-    out.line(&sanitise_line(&line))
+        .into_inner();
+    if arguments.json {
+        let kept_path = (!removed.kept_path.is_empty()).then_some(&removed.kept_path);
+        let value = json!({
+            "name": arguments.name,
+            "freed_bytes": removed.freed_bytes,
+            "kept_path": kept_path,
+            "kept_removed": removed.kept_removed,
+            "kept_in_use": removed.kept_in_use,
+        });
+        return out.line(&value.to_string());
+    }
+    out.line(&sanitise_line(&removal(arguments, &removed)))
+}
+
+fn removal(arguments: &Remove, removed: &RemoveModelResponse) -> String {
+    let (name, freed) = (&arguments.name, units::bytes(removed.freed_bytes));
+    let in_use = match removed.kept_in_use {
+        0 => String::new(),
+        count => {
+            format!("; {count} in use stay: `sluice level off` or `sluice unload` lets them go")
+        }
+    };
+    let path = &removed.kept_path;
+    match (arguments.converted, removed.kept_removed) {
+        (true, 0) if removed.kept_in_use == 0 => format!("no converted weights of {name} are kept"),
+        (true, _) => format!("removed converted weights of {name}, {freed} freed{in_use}"),
+        (false, _) if !path.is_empty() => format!("forgot {name}; its files stay in {path}"),
+        (false, 0) => format!("removed {name}, {freed} freed{in_use}"),
+        (false, _) => format!("removed {name} and what was converted of it, {freed} freed{in_use}"),
+    }
 }
 
 /// Lets the loaded model go.
@@ -122,12 +150,19 @@ pub(super) async fn inspect(
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     if arguments.json {
-        return out.line(&json::inspection(&facts).to_string());
+        out.line(&json::inspection(&facts).to_string())?;
+    } else {
+        for line in lines(&facts) {
+            out.line(&sanitise_line(&line))?;
+        }
     }
-    for line in lines(&facts) {
-        out.line(&sanitise_line(&line))?;
+    match facts.not_loadable.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "it can't be loaded: {}",
+            sanitise_line(&facts.not_loadable)
+        ))),
     }
-    Ok(())
 }
 
 fn lines(facts: &InspectModelResponse) -> Vec<String> {
@@ -148,6 +183,13 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
     }
     for fact in &facts.facts {
         lines.push(format!("  {:<16} {}", fact.name, fact.value));
+    }
+    if !facts.settings.is_empty() {
+        lines.push("settings, and who said so".to_owned());
+    }
+    for setting in &facts.settings {
+        let (value, origin) = (&setting.value, &setting.origin);
+        lines.push(format!("  {:<18} {value} ({origin})", setting.name));
     }
     if !facts.tensors.is_empty() {
         lines.push("tensors".to_owned());
@@ -176,9 +218,6 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
             units::bytes(level.peak_bytes),
             units::bytes(level.weight_bytes)
         ));
-    }
-    if !facts.not_loadable.is_empty() {
-        lines.push(format!("can't be loaded: {}", facts.not_loadable));
     }
     if let Some(coded) = &facts.coded {
         lines.push(String::new());

@@ -20,8 +20,9 @@ use super::{
     models::describe,
 };
 use crate::{
-    cli::Load,
+    cli::{Budget, Load, Wish},
     connection::Daemon,
+    json,
     output::{Failure, Out, Progress, dim},
     plans,
 };
@@ -36,35 +37,62 @@ pub(super) async fn run(socket: PathBuf, arguments: &Load, out: &mut Out) -> Res
         Some(Subject::Name(name)) => (name, String::new()),
         Some(Subject::Path(path)) => (String::new(), path),
     };
-    let request = LoadModelRequest {
-        name,
-        path,
-        make_default: arguments.default,
-        level: arguments.wish.level.map(|level| level.name().to_owned()),
-        budget_bytes: arguments.wish.budget,
-    };
+    let request = request(name, path, arguments.default, &arguments.wish);
     let daemon = Daemon::connect(socket).await?;
     let mut interrupts = interrupts()?;
+    let model = model(&daemon, request, arguments.json, &mut interrupts, out).await?;
+    match arguments.json {
+        true => Ok(()),
+        false => out.line(&format!("loaded {}", describe(&model))),
+    }
+}
+
+/// What a load asks the daemon for.
+pub(super) fn request(
+    name: String,
+    path: String,
+    make_default: bool,
+    wish: &Wish,
+) -> LoadModelRequest {
+    LoadModelRequest {
+        name,
+        path,
+        make_default,
+        level: wish.level.map(|level| level.name().to_owned()),
+        budget_bytes: wish.budget.and_then(Budget::bytes),
+        default_budget: wish.budget == Some(Budget::Default),
+    }
+}
+
+/// Loads a model, and shows how far that is.
+pub(super) async fn model(
+    daemon: &Daemon,
+    request: LoadModelRequest,
+    json: bool,
+    interrupts: &mut Signal,
+    out: &mut Out,
+) -> Result<Model, Failure> {
     let mut client = daemon.models();
     let answer = tokio::select! {
         answer = client.load_model(request) => answer,
         _ = interrupts.recv() => {
-            cancel(&daemon).await?;
+            cancel(daemon).await?;
             return Err(cancelled());
         }
     };
     let stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
-    let model = follow(&daemon, stream, &mut interrupts).await?;
-    out.line(&format!("loaded {}", describe(&model)))
+    follow(daemon, stream, json, interrupts, out).await
 }
 
 /// Shows a load until the model is there. An interrupt cancels it; what became of that, the stream tells.
 async fn follow(
     daemon: &Daemon,
     mut stream: Streaming<LoadModelResponse>,
+    json: bool,
     interrupts: &mut Signal,
+    out: &mut Out,
 ) -> Result<Model, Failure> {
     let mut progress = Progress::new();
     let mut model = None;
@@ -90,7 +118,12 @@ async fn follow(
             Some(Err(status)) => return Err(daemon.failure(status)),
             None => break,
         };
+        if let (true, Some(kind)) = (json, &kind) {
+            out.line(&json::load(kind).to_string())?;
+        }
         match kind {
+            Some(Kind::Model(loaded)) => model = Some(loaded),
+            _ if json => {}
             Some(Kind::Plan(plan)) => {
                 progress.clear();
                 dim(&prediction(&plan));
@@ -111,7 +144,6 @@ async fn follow(
                 progress.clear();
                 dim(&format!("note: {text}"));
             }
-            Some(Kind::Model(loaded)) => model = Some(loaded),
             None => {}
         }
     }
@@ -128,11 +160,11 @@ async fn cancel(daemon: &Daemon) -> Result<(), Failure> {
 }
 
 fn cancelled() -> Failure {
-    Failure::new("interrupted; the load was cancelled")
+    Failure::interrupted("the load was cancelled")
 }
 
 fn unconfirmed() -> Failure {
-    Failure::new("interrupted; the daemon has not confirmed the end of the load")
+    Failure::interrupted("the daemon has not confirmed the end of the load")
         .with_hint("`sluice status` shows whether it still loads")
 }
 

@@ -2,6 +2,7 @@
 
 mod advance;
 mod apply;
+mod background;
 mod bench;
 mod chat;
 mod edit;
@@ -15,9 +16,12 @@ mod load;
 mod models;
 mod offline;
 mod plan;
+mod present;
+mod ps;
 mod pull;
 mod replay;
 mod requests;
+mod run;
 mod score;
 mod status;
 
@@ -41,7 +45,8 @@ use crate::{
 /// # Errors
 /// What [`Failure`] lists.
 pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
-    let socket = connection::socket(cli.socket.as_deref());
+    let flag = cli.socket.as_deref();
+    let socket = connection::socket(flag);
     let colour = cli.color.unwrap_or_default();
     out.set_colour(colour.is_allowed(variable));
     // Arguments that don't depend on the daemon are judged before it is looked for.
@@ -49,8 +54,11 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
         None => {
             if !out.is_terminal() || !std::io::stdin().is_terminal() {
                 // Whoever reads a pipe wants the figures, once.
-                let daemon = Daemon::connect(socket).await?;
-                return status::run(&daemon, false, out).await;
+                return until_interrupted(async {
+                    let daemon = Daemon::connect(socket).await?;
+                    status::run(&daemon, false, out).await
+                })
+                .await;
             }
             dashboard::run(setup(socket, &cli.screen, colour)?).await
         }
@@ -59,7 +67,15 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             let daemon = Daemon::connect(socket).await?;
             follow::generate(&daemon, request, arguments.json, out).await
         }
-        Some(Command::Chat(arguments)) => chat::run(socket, &arguments, out).await,
+        Some(Command::Run(arguments)) => {
+            let private = arguments.private || cli.screen.private;
+            run::run(socket, flag, arguments, private, out).await
+        }
+        Some(Command::Chat(arguments)) => {
+            let private = arguments.private || cli.screen.private;
+            let daemon = Daemon::connect(socket).await?;
+            chat::run(daemon, &arguments, private, out).await
+        }
         Some(Command::Edit(arguments)) => {
             let request = edit::request(&arguments)?;
             let daemon = Daemon::connect(socket).await?;
@@ -68,26 +84,54 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
         Some(Command::Score(arguments)) => score::run(socket, arguments, out).await,
         Some(Command::Bench(arguments)) => bench::run(socket, &arguments, out).await,
         Some(Command::Status(arguments)) => {
-            let daemon = Daemon::connect(socket).await?;
-            status::run(&daemon, arguments.json, out).await
+            until_interrupted(async {
+                let daemon = Daemon::connect(socket).await?;
+                status::run(&daemon, arguments.json, out).await
+            })
+            .await
+        }
+        Some(Command::Ps(arguments)) => {
+            until_interrupted(async {
+                let daemon = Daemon::connect(socket).await?;
+                ps::run(&daemon, arguments.json, out).await
+            })
+            .await
         }
         Some(Command::List(arguments)) => {
-            let daemon = Daemon::connect(socket).await?;
-            models::run(&daemon, arguments.json, out).await
+            until_interrupted(async {
+                let daemon = Daemon::connect(socket).await?;
+                models::run(&daemon, arguments.json, out).await
+            })
+            .await
         }
         Some(Command::Pull(arguments)) => pull::run(socket, &arguments, out).await,
-        Some(Command::Rm(arguments)) => library::remove(socket, &arguments, out).await,
-        Some(Command::Inspect(arguments)) => library::inspect(socket, &arguments, out).await,
+        Some(Command::Rm(arguments)) => {
+            until_interrupted(library::remove(socket, &arguments, out)).await
+        }
+        Some(Command::Inspect(arguments)) => {
+            until_interrupted(library::inspect(socket, &arguments, out)).await
+        }
         Some(Command::Compress(arguments)) => jobs::compress(socket, &arguments, out).await,
         Some(Command::Decompress(arguments)) => jobs::decompress(socket, &arguments, out).await,
         Some(Command::Verify(arguments)) => jobs::verify(socket, &arguments, out).await,
         Some(Command::Jobs(arguments)) => jobs::jobs(socket, &arguments, out).await,
         Some(Command::Load(arguments)) => load::run(socket, &arguments, out).await,
         Some(Command::Unload(arguments)) => {
-            let daemon = Daemon::connect(socket).await?;
-            library::unload(&daemon, arguments.json, out).await
+            until_interrupted(async {
+                let daemon = Daemon::connect(socket).await?;
+                library::unload(&daemon, arguments.json, out).await
+            })
+            .await
         }
-        Some(Command::Plan(arguments)) => plan::run(socket, &arguments, out).await,
+        Some(Command::Stop(arguments)) if arguments.daemon => {
+            background::end(socket, arguments.json, out).await
+        }
+        Some(Command::Stop(arguments)) => {
+            until_interrupted(ps::stop(socket, &arguments, out)).await
+        }
+        Some(Command::Plan(arguments)) => {
+            until_interrupted(plan::run(socket, &arguments, out)).await
+        }
         Some(Command::Level(arguments)) => {
             let daemon = Daemon::connect(socket).await?;
             apply::level(&daemon, &arguments, out).await
@@ -98,12 +142,15 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
         }
         Some(Command::Restore(arguments)) => {
             let daemon = Daemon::connect(socket).await?;
-            apply::restore(&daemon, arguments.json, out).await
+            apply::restore(&daemon, &arguments, out).await
         }
         Some(Command::Fidelity(arguments)) => fidelity::run(socket, &arguments, out).await,
         Some(Command::Requests(arguments)) => {
-            let daemon = Daemon::connect(socket).await?;
-            requests::list(&daemon, arguments.json, out).await
+            until_interrupted(async {
+                let daemon = Daemon::connect(socket).await?;
+                requests::list(&daemon, arguments.json, out).await
+            })
+            .await
         }
         Some(Command::Watch(arguments)) => {
             let daemon = Daemon::connect(socket).await?;
@@ -116,8 +163,11 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             replay::run(setup, &arguments, out).await
         }
         Some(Command::Cancel(arguments)) => {
-            let daemon = Daemon::connect(socket).await?;
-            requests::cancel(&daemon, arguments.id, out).await
+            until_interrupted(async {
+                let daemon = Daemon::connect(socket).await?;
+                requests::cancel(&daemon, &arguments, out).await
+            })
+            .await
         }
         Some(Command::Completions { shell }) => {
             let mut script = Vec::new();
@@ -125,6 +175,19 @@ pub async fn run(cli: Cli, out: &mut Out) -> Result<(), Failure> {
             out.raw(&script)
         }
         Some(Command::Man { command }) => manual(command.as_deref(), out),
+    }
+}
+
+/// Does something that an interrupt just ends. Standard input has to be read before: nobody would listen meanwhile.
+async fn until_interrupted(
+    command: impl Future<Output = Result<(), Failure>>,
+) -> Result<(), Failure> {
+    let mut interrupts = follow::interrupts()?;
+    tokio::select! {
+        result = command => result,
+        _ = interrupts.recv() => {
+            Err(Failure::interrupted("what the daemon was asked for, it may still do"))
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! `sluice list`, and how a model is put into words.
 
 use serde_json::json;
-use sluice_proto::v1::{ListModelsRequest, Model, ModelOrigin, ModelState};
+use sluice_proto::v1::{ListModelsRequest, ListModelsResponse, Model, ModelOrigin, ModelState};
 use sluice_shared::units;
 
 use crate::{
@@ -14,27 +14,74 @@ use crate::{
 /// Lists the models that the daemon knows.
 pub(super) async fn run(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
     let answer = daemon.models().list_models(ListModelsRequest {}).await;
-    let models = answer
+    let list = answer
         .map_err(|status| daemon.failure(status))?
-        .into_inner()
-        .models;
+        .into_inner();
+    let models = &list.models;
     if json {
         let models: Vec<_> = models.iter().map(json::model).collect();
-        return out.line(&json!({"models": models}).to_string());
+        let kept: Vec<_> = list.kept.iter().map(json::kept).collect();
+        let list = json!({
+            "models": models,
+            "kept": kept,
+            "kept_folder": list.kept_folder,
+            "kept_bytes_max": list.kept_bytes_max,
+        });
+        return out.line(&list.to_string());
     }
     if models.is_empty() {
-        return out.line("no models");
+        out.line("no models")?;
+    } else {
+        show_models(models, out)?;
     }
+    for line in kept(&list) {
+        out.line(&sanitise_line(&line))?;
+    }
+    Ok(())
+}
+
+fn show_models(models: &[Model], out: &mut Out) -> Result<(), Failure> {
     let width = models.iter().map(|model| text::width(&model.name));
     let width = width.max().unwrap_or_default().clamp(4, NAME_COLUMNS_MAX);
     out.line(&format!(
         "  {:<width$}  {:<9}  {:<8}  {:>14}  {:>8}  {:<11}  FROM",
         "NAME", "STATE", "FAMILY", "PARAMETERS", "SIZE", "FORMAT"
     ))?;
-    for model in &models {
+    for model in models {
         out.line(&row(model, width))?;
     }
     Ok(())
+}
+
+/// Weights that are kept, each with its size, and what they take together.
+fn kept(list: &ListModelsResponse) -> Vec<String> {
+    if list.kept.is_empty() {
+        return Vec::new();
+    }
+    let all = list.kept.iter().map(|kept| kept.bytes).sum();
+    let limit = list.kept_bytes_max.map_or_else(String::new, |bytes| {
+        format!(" of at most {}", units::bytes(bytes))
+    });
+    let mut lines = vec![
+        String::new(),
+        format!(
+            "converted weights, {}{limit} in {}; `sluice rm --converted NAME` removes a model's",
+            units::bytes(all),
+            list.kept_folder
+        ),
+    ];
+    let width = list.kept.iter().map(|kept| text::width(&kept.model));
+    let width = width.max().unwrap_or_default().min(NAME_COLUMNS_MAX);
+    lines.extend(list.kept.iter().map(|kept| {
+        format!(
+            "  {:<width$}  {:<10}  {:>8}{}",
+            kept.model,
+            kept.level,
+            units::bytes(kept.bytes),
+            if kept.is_in_use { "  in use" } else { "" }
+        )
+    }));
+    lines
 }
 
 /// Longer names push the other columns aside.

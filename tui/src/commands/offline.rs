@@ -35,6 +35,11 @@ pub(super) fn flag(name: &str, value: Option<impl std::fmt::Display>) -> Option<
 fn in_our_place(words: &[String]) -> Failure {
     let program = sibling(env::current_exe());
     let error = Command::new(&program).args(words).exec();
+    missing(&program, &error)
+}
+
+/// The program of the daemon can't be started.
+pub(super) fn missing(program: &Path, error: &io::Error) -> Failure {
     let shown = program.display();
     let failure = match error.kind() {
         io::ErrorKind::NotFound => Failure::new(format!("no daemon runs, and there is no {shown}")),
@@ -48,7 +53,7 @@ fn in_our_place(words: &[String]) -> Failure {
 }
 
 /// `sluiced` beside this program, else the one on the `PATH`.
-fn sibling(own: io::Result<PathBuf>) -> PathBuf {
+pub(super) fn sibling(own: io::Result<PathBuf>) -> PathBuf {
     let beside = own.map(|own| own.with_file_name("sluiced"));
     match beside {
         Ok(path) if path.is_file() => path,

@@ -12,13 +12,16 @@ use super::{
     offline,
 };
 use crate::{
-    cli::Plan,
+    cli::{Budget, Plan},
     output::{Failure, Out},
 };
 
 /// Prints a plan: the daemon's, or where none runs that of the program `sluiced`.
 pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Result<(), Failure> {
-    let model = match (&arguments.model, &arguments.preset) {
+    let model = match (
+        arguments.model.as_ref().or(arguments.model_flag.as_ref()),
+        &arguments.preset,
+    ) {
         (Some(model), _) => Some(match subject(model)? {
             Subject::Path(path) => Model::Path(path),
             Subject::Name(name) => Model::Name(name),
@@ -31,14 +34,15 @@ pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Res
         ),
         Some(model) => Ok(words(model, arguments)),
         None => Err(
-            "start it with `sluiced`, or name a model with --model or --preset, which needs no daemon".to_owned(),
+            "start it with `sluiced`, or name a folder, a file or a --preset, which needs no daemon".to_owned(),
         ),
     };
     let daemon = offline::daemon(socket, alone).await?;
     let request = PlanRequest {
         model,
         level: arguments.wish.level.map(|level| level.name().to_owned()),
-        budget_bytes: arguments.wish.budget,
+        budget_bytes: arguments.wish.budget.and_then(Budget::bytes),
+        default_budget: arguments.wish.budget == Some(Budget::Default),
         canvas: arguments.canvas,
         block: None,
         requests: arguments.requests,
@@ -75,7 +79,7 @@ fn words(model: &Model, arguments: &Plan) -> Vec<String> {
     );
     flag(
         "--budget",
-        arguments.wish.budget.map(|bytes| bytes.to_string()),
+        arguments.wish.budget.map(|budget| budget.to_string()),
     );
     flag(
         "--embedding",

@@ -7,10 +7,10 @@ use std::{
 
 use futures_util::StreamExt;
 use sluice_proto::v1::{
-    CancelPullRequest, PullModelRequest, PullModelResponse, PullPlan, PullProgress,
+    CancelPullRequest, Model, PullModelRequest, PullModelResponse, PullPlan, PullProgress,
     pull_model_response::Kind,
 };
-use sluice_shared::{rate::Rate, units};
+use sluice_shared::{names, rate::Rate, units};
 use tokio::signal::unix::Signal;
 use tonic::{Code, Streaming};
 
@@ -27,36 +27,54 @@ const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
 /// Downloads a model, or joins the download under way.
 pub(super) async fn run(socket: PathBuf, arguments: &Pull, out: &mut Out) -> Result<(), Failure> {
+    let daemon = Daemon::connect(socket).await?;
+    let mut interrupts = interrupts()?;
+    let model = model(&daemon, arguments, &mut interrupts, out).await?;
+    if !arguments.json {
+        out.line(&format!("pulled {}", describe(&model)))?;
+        dim(&format!("`sluice load {}` loads it", model.name));
+    }
+    Ok(())
+}
+
+/// Has a model downloaded, and shows how far that is.
+pub(super) async fn model(
+    daemon: &Daemon,
+    arguments: &Pull,
+    interrupts: &mut Signal,
+    out: &mut Out,
+) -> Result<Model, Failure> {
+    // The daemon knows short names, too; but a cancellation has to name what is on its way.
+    let asked = names::full(&arguments.name).unwrap_or(&arguments.name);
     let request = PullModelRequest {
-        name: arguments.name.clone(),
+        name: asked.to_owned(),
         file: arguments.file.clone().unwrap_or_default(),
         revision: arguments.revision.clone().unwrap_or_default(),
         // The daemon has its own environment; this one is the user's.
         token: std::env::var("HF_TOKEN").unwrap_or_default(),
     };
-    let daemon = Daemon::connect(socket).await?;
-    let mut interrupts = interrupts()?;
     let answer = daemon.models().pull_model(request).await;
     let stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
-    follow(&daemon, arguments, stream, &mut interrupts, out).await
+    follow(daemon, arguments, asked, stream, interrupts, out).await
 }
 
 /// Shows a download until the model is there. An interrupt cancels it; what became of that, the stream tells.
 async fn follow(
     daemon: &Daemon,
     arguments: &Pull,
+    asked: &str,
     mut stream: Streaming<PullModelResponse>,
     interrupts: &mut Signal,
     out: &mut Out,
-) -> Result<(), Failure> {
+) -> Result<Model, Failure> {
     let mut progress = Progress::new();
     let mut rate = Rate::default();
     let mut was_interrupted = false;
     let mut name = match &arguments.file {
-        Some(file) => format!("{}:{file}", arguments.name),
-        None => arguments.name.clone(),
+        Some(file) => format!("{asked}:{file}"),
+        None => asked.to_owned(),
     };
     loop {
         let next = tokio::select! {
@@ -74,7 +92,7 @@ async fn follow(
         let kind = match next {
             Some(Ok(answer)) => answer.kind,
             Some(Err(status)) if was_interrupted && status.code() == Code::Cancelled => {
-                return Err(Failure::new("interrupted; what came so far is kept")
+                return Err(Failure::interrupted("what came so far is kept")
                     .with_hint("the same command goes on from there"));
             }
             Some(Err(status)) => return Err(daemon.failure(status)),
@@ -102,11 +120,7 @@ async fn follow(
             }
             Kind::Model(model) => {
                 progress.clear();
-                if !arguments.json {
-                    out.line(&format!("pulled {}", describe(&model)))?;
-                    dim(&format!("`sluice load {}` loads it", model.name));
-                }
-                return Ok(());
+                return Ok(model);
             }
             _ => {}
         }
@@ -124,7 +138,7 @@ async fn cancel(daemon: &Daemon, name: &str) -> Result<(), Failure> {
 }
 
 fn unconfirmed() -> Failure {
-    Failure::new("interrupted; the daemon has not confirmed the end of the download")
+    Failure::interrupted("the daemon has not confirmed the end of the download")
         .with_hint("`sluice list` shows whether it still goes on")
 }
 

@@ -72,7 +72,7 @@ fn text(canvas: &Canvas) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{Done, Pass, generation_event::Kind};
+    use sluice_proto::v1::{Done, PassDone, generation_event::Kind};
 
     use super::*;
 
@@ -80,7 +80,7 @@ mod tests {
     fn a_run_without_an_end_has_the_text_that_was_certain() {
         let mut canvas = Canvas::default();
         assert_eq!(text(&canvas), "");
-        canvas.apply(Kind::Pass(Pass {
+        canvas.apply(Kind::PassDone(PassDone {
             stable_text: b"Once".to_vec(),
             ..Default::default()
         }));

@@ -5,6 +5,7 @@ use sluice_proto::v1::{CancelRequestRequest, ListRequestsRequest, RequestState, 
 use sluice_shared::units;
 
 use crate::{
+    cli::Cancel,
     connection::Daemon,
     json,
     output::{Failure, Out},
@@ -28,14 +29,19 @@ pub(super) async fn list(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(
     if requests.is_empty() {
         return out.line("no requests");
     }
-    out.line(&format!(
-        "{:>5}  {:<9} {:<10} {:>9} {:>7} {:>9}",
-        "ID", "KIND", "STATE", "BLOCKS", "PASSES", "TIME"
-    ))?;
+    out.line(&header())?;
     for request in &requests {
         out.line(&row(request))?;
     }
     Ok(())
+}
+
+/// What stands above rows of requests.
+pub(super) fn header() -> String {
+    format!(
+        "{:>5}  {:<9} {:<10} {:>9} {:>7} {:>9}",
+        "ID", "KIND", "STATE", "BLOCKS", "PASSES", "TIME"
+    )
 }
 
 /// One request as a line of a table.
@@ -62,11 +68,21 @@ pub(super) fn row(request: &RequestSummary) -> String {
 }
 
 /// Stops a request.
-pub(super) async fn cancel(daemon: &Daemon, request_id: u64, out: &mut Out) -> Result<(), Failure> {
+pub(super) async fn cancel(
+    daemon: &Daemon,
+    arguments: &Cancel,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let request_id = arguments.id;
     let call = CancelRequestRequest { request_id };
     let answer = daemon.generation().cancel_request(call).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
-    if answer.into_inner().was_active {
+    let was_active = answer.into_inner().was_active;
+    if arguments.json {
+        let value = json!({"request_id": request_id, "was_active": was_active});
+        return out.line(&value.to_string());
+    }
+    if was_active {
         out.line(&format!("cancelled request {request_id}"))
     } else {
         out.line(&format!("request {request_id} had already ended"))

@@ -10,7 +10,7 @@ use sluice_proto::v1::{
 };
 use sluice_shared::units;
 
-use super::{input, message, usage};
+use super::{input, message, until_interrupted, usage};
 use crate::{
     cli::Score,
     connection::Daemon,
@@ -22,6 +22,15 @@ use crate::{
 pub(super) async fn run(socket: PathBuf, arguments: Score, out: &mut Out) -> Result<(), Failure> {
     let json = arguments.json;
     let request = request(arguments)?;
+    until_interrupted(score(socket, request, json, out)).await
+}
+
+async fn score(
+    socket: PathBuf,
+    request: ScoreRequest,
+    json: bool,
+    out: &mut Out,
+) -> Result<(), Failure> {
     let daemon = Daemon::connect(socket).await?;
     let answer = daemon.generation().score(request).await;
     let mut stream = answer

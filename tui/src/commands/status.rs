@@ -1,7 +1,7 @@
 //! `sluice status`: one snapshot in words.
 
 use sluice_proto::v1::{
-    Card, Device, GetSnapshotRequest, Host, Measured, NoCard, Plan, Settings, Snapshot,
+    Card, Device, Host, Measured, NoCard, Plan, Settings, Snapshot, Substitution,
 };
 use sluice_shared::units;
 
@@ -16,12 +16,7 @@ use crate::{
 
 /// Prints one snapshot.
 pub(super) async fn run(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
-    let answer = daemon.telemetry().get_snapshot(GetSnapshotRequest {}).await;
-    let snapshot = answer
-        .map_err(|status| daemon.failure(status))?
-        .into_inner()
-        .snapshot
-        .ok_or_else(|| Failure::new("the daemon's snapshot is empty"))?;
+    let snapshot = daemon.snapshot().await?;
     if json {
         return out.line(&json::snapshot(&snapshot).to_string());
     }
@@ -67,7 +62,7 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
         for (name, value) in device.card.iter().flat_map(card_facts) {
             fact(name, value);
         }
-        if let Some(NoCard { reason, hint }) = &device.no_card {
+        if let Some(NoCard { reason, hint, .. }) = &device.no_card {
             fact("no card", format!("so the CPU computes: {reason}"));
             fact("", format!("hint: {hint}"));
         }
@@ -197,6 +192,7 @@ fn plan_facts(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
     facts.push(("peak", format!("{predicted} predicted, {peak}")));
     facts.push(("a pass", pass(plan, &measured)));
     facts.push(("streamed", streamed(plan, &measured)));
+    facts.extend(plan.notes.iter().map(|note| ("", format!("note: {note}"))));
     facts
 }
 
@@ -213,6 +209,9 @@ fn level(settings: &Settings, plan: Option<&Plan>) -> String {
     }
     if !plan.is_lossless {
         words += ", not lossless";
+    }
+    if let Some(Substitution { asked, reason, .. }) = &settings.substitution {
+        words += &format!(", in the place of {asked}: {reason}");
     }
     words
 }
@@ -258,13 +257,17 @@ fn streamed(plan: &Plan, measured: &Measured) -> String {
 fn host_line(host: Option<&Host>) -> String {
     let known = |bytes: Option<u64>| bytes.map_or("unknown".into(), units::bytes);
     let host = host.copied().unwrap_or_default();
-    format!(
+    let mut line = format!(
         "{} available of {}; sluiced resident {}, at most {}",
         known(host.available_bytes),
         known(host.total_bytes),
         known(host.resident_bytes),
         known(host.resident_peak_bytes)
-    )
+    );
+    if let Some(beyond) = host.resident_beyond_bytes {
+        line += &format!("; {} of it beyond what is held", units::bytes(beyond));
+    }
+    line
 }
 
 #[cfg(test)]
@@ -306,7 +309,7 @@ mod tests {
                 is_default_budget: true,
                 ..Default::default()
             }),
-            switch: Some(Switch { done: 3, steps: 9 }),
+            switching: Some(Switch { done: 3, steps: 9 }),
             switch_target: Some(SwitchTarget {
                 level: "aggressive".into(),
                 budget_bytes: 4 << 30,
@@ -341,7 +344,7 @@ mod tests {
         };
         assert_eq!(shown(&snapshot), "switching step 4 of 9");
         let mut snapshot = streaming();
-        snapshot.switch = Some(Switch { done: 9, steps: 9 });
+        snapshot.switching = Some(Switch { done: 9, steps: 9 });
         snapshot.switch_target = Some(SwitchTarget {
             level: "moderate".into(),
             budget_bytes: 6 << 30,
@@ -350,7 +353,7 @@ mod tests {
             shown(&snapshot),
             "switching to moderate within 6.00 GiB, step 9 of 9"
         );
-        snapshot.switch = Some(Switch { done: 0, steps: 0 });
+        snapshot.switching = Some(Switch { done: 0, steps: 0 });
         assert!(shown(&snapshot).ends_with(", converting"));
     }
 
@@ -449,6 +452,7 @@ mod tests {
             no_card: Some(NoCard {
                 reason: "NVIDIA's driver finds no card".into(),
                 hint: "see that `nvidia-smi` lists the card".into(),
+                is_fault: true,
             }),
             ..Default::default()
         };
@@ -458,6 +462,22 @@ mod tests {
                 "no card   so the CPU computes: NVIDIA's driver finds no card",
                 "          hint: see that `nvidia-smi` lists the card",
             ]
+        );
+    }
+
+    #[test]
+    fn what_the_process_has_beyond_what_is_held_is_said() {
+        let host = Host {
+            total_bytes: Some(16 << 30),
+            available_bytes: Some(8 << 30),
+            resident_bytes: Some(342 << 20),
+            resident_peak_bytes: Some(350 << 20),
+            resident_beyond_bytes: Some(33 << 20),
+            resident_program_bytes: Some(20 << 20),
+        };
+        assert_eq!(
+            host_line(Some(&host)),
+            "8.00 GiB available of 16.0 GiB; sluiced resident 342 MiB, at most 350 MiB; 33.0 MiB of it beyond what is held"
         );
     }
 

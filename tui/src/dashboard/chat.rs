@@ -7,13 +7,13 @@ mod turn;
 use std::ops::Range;
 
 use sluice_proto::v1::{
-    self, Done, Edit, FinishReason, GenerateRequest, Message, generate_request::Input,
+    self, Done, Edit, FinishReason, GenerateRequest, Message, Started, generate_request::Input,
 };
 
 use crate::text::sanitise_line;
 pub use choice::Choice;
 use laid::Laid;
-pub use turn::{Origin, Speaker, Turn, Version};
+pub use turn::{Limit, Origin, Speaker, Turn, Version};
 
 /// Conversations kept.
 pub const CONVERSATIONS_MAX: usize = 32;
@@ -29,8 +29,10 @@ pub struct Chat {
     pub conversations: Vec<Conversation>,
     /// Index of the open one.
     pub open: usize,
-    /// What our own request is for, while it waits or runs.
-    pub asked: Option<Asked>,
+    /// What requests of ours are for, while they wait or run: one a conversation at most.
+    pub asked: Vec<Asked>,
+    /// Prompts that wait here for the answer before them, the earliest first.
+    pub waiting: Vec<Waiting>,
     /// The selected message of the open conversation; `None`: the end is followed.
     pub selected: Option<usize>,
     /// Lines scrolled from there; negative is backwards.
@@ -51,9 +53,19 @@ pub struct Conversation {
     number: u64,
 }
 
-/// What our own request is for.
+/// A prompt that waits for the answer before it: without that it would continue something else.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiting {
+    conversation: u64,
+    /// The prompt.
+    pub prompt: String,
+}
+
+/// What a request of ours is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
+    /// Which of our requests.
+    pub serial: u64,
     conversation: u64,
     /// What its text becomes.
     pub what: What,
@@ -86,26 +98,28 @@ pub enum What {
 pub enum Outcome {
     /// Its text is where it belongs.
     Taken,
-    /// It stopped before anything stood; the prompt, if it was one, is to be written again.
-    Nothing(Option<String>),
+    /// It stopped before anything stood. If it was for a prompt, that one and those that waited for its answer are to be
+    /// written again, the earliest first.
+    Nothing(Vec<String>),
     /// The same, and the earliest turns went for want of room.
     Shortened,
 }
 
 impl Default for Chat {
     fn default() -> Self {
-        Self::restored(Vec::new(), 0)
+        Self::restored(Vec::new())
     }
 }
 
 impl Chat {
-    /// Conversations from an earlier time; where there are none, a new one.
+    /// Conversations from an earlier time, and a new one, which is open.
     #[must_use]
-    pub fn restored(turns: Vec<Vec<Turn>>, open: usize) -> Self {
+    pub fn restored(turns: Vec<Vec<Turn>>) -> Self {
         let mut chat = Self {
             conversations: Vec::new(),
             open: 0,
-            asked: None,
+            asked: Vec::new(),
+            waiting: Vec::new(),
             selected: None,
             scroll: 0,
             choice: None,
@@ -118,7 +132,7 @@ impl Chat {
         if chat.conversations.is_empty() {
             chat.push(Vec::new());
         }
-        chat.open = open.min(chat.conversations.len() - 1);
+        chat.begin_anew();
         chat
     }
 
@@ -136,20 +150,51 @@ impl Chat {
         &self.conversations[self.open]
     }
 
-    /// What our own request is for, if it is for the open conversation.
+    /// The request of ours that is for the open conversation.
     #[must_use]
-    pub fn asked_here(&self) -> Option<&What> {
-        let number = self.conversation().number;
-        let asked = self.asked.as_ref();
-        let here = asked.filter(|asked| asked.conversation == number);
-        here.map(|asked| &asked.what)
+    pub fn asked_here(&self) -> Option<&Asked> {
+        self.asked_for(self.conversation().number)
     }
 
-    /// Whether our own request is for a conversation.
+    /// Whether a request of ours is for a conversation.
     #[must_use]
     pub fn is_asked_for(&self, conversation: &Conversation) -> bool {
-        let asked = self.asked.as_ref();
-        asked.is_some_and(|asked| asked.conversation == conversation.number)
+        self.asked_for(conversation.number).is_some()
+    }
+
+    fn asked_for(&self, conversation: u64) -> Option<&Asked> {
+        let mut asked = self.asked.iter();
+        asked.find(|asked| asked.conversation == conversation)
+    }
+
+    /// Prompts that wait for an answer of the open conversation.
+    pub fn waiting_here(&self) -> impl Iterator<Item = &str> {
+        let number = self.conversation().number;
+        let waiting = self.waiting.iter();
+        let here = waiting.filter(move |waiting| waiting.conversation == number);
+        here.map(|waiting| waiting.prompt.as_str())
+    }
+
+    /// Has a prompt of the open conversation wait.
+    pub(super) fn wait(&mut self, prompt: String) {
+        let conversation = self.conversation().number;
+        self.waiting.push(Waiting {
+            conversation,
+            prompt,
+        });
+    }
+
+    /// Takes the first prompt that waits for nothing any more.
+    pub(super) fn next_waiting(&mut self) -> Option<Waiting> {
+        let mut waiting = self.waiting.iter();
+        let at = waiting.position(|waiting| self.asked_for(waiting.conversation).is_none())?;
+        Some(self.waiting.remove(at))
+    }
+
+    /// Opens a conversation behind all others, unless the last is empty: what was said before is not gone on with unasked.
+    pub(super) fn begin_anew(&mut self) {
+        self.open = self.conversations.len() - 1;
+        self.begin();
     }
 
     /// Opens a new conversation, unless the open one is still empty.
@@ -157,8 +202,10 @@ impl Chat {
         let is_empty = self.conversation().turns.is_empty() && self.asked_here().is_none();
         if !is_empty {
             self.push(Vec::new());
-            let excess = self.conversations.len().saturating_sub(CONVERSATIONS_MAX);
-            self.conversations.drain(..excess);
+            // The new one takes nobody's place before anything is said in it.
+            let said = self.conversations.len() - 1;
+            self.conversations
+                .drain(..said.saturating_sub(CONVERSATIONS_MAX));
             self.open = self.conversations.len() - 1;
         }
         self.follow();
@@ -177,7 +224,9 @@ impl Chat {
 
     /// Forgets the open conversation.
     pub(super) fn forget(&mut self) {
-        self.conversations.remove(self.open);
+        let forgotten = self.conversations.remove(self.open);
+        self.waiting
+            .retain(|waiting| waiting.conversation != forgotten.number);
         if self.conversations.is_empty() {
             self.push(Vec::new());
         }
@@ -210,31 +259,42 @@ impl Chat {
         }
     }
 
-    /// What is sent to continue the open conversation with a prompt.
-    pub(super) fn ask(&mut self, system: Option<&str>, prompt: &str) -> GenerateRequest {
-        let conversation = self.conversation();
-        let mut messages = conversation.messages(system, conversation.turns.len());
-        messages.push(message("user", prompt));
-        self.expect(What::Answer {
-            prompt: prompt.to_owned(),
-        });
+    /// What is sent to continue a conversation with a prompt.
+    pub(super) fn ask(
+        &mut self,
+        serial: u64,
+        system: Option<&str>,
+        waiting: &Waiting,
+    ) -> GenerateRequest {
+        let number = waiting.conversation;
+        let mut all = self.conversations.iter();
+        // None is forgotten while a prompt waits for it; the oldest may have gone.
+        let conversation = all.find(|its| its.number == number);
+        let turns = conversation.map_or(0, |its| its.turns.len());
+        let nothing = Conversation::default();
+        let conversation = conversation.unwrap_or(&nothing);
+        let mut messages = conversation.messages(system, turns);
+        messages.push(message("user", &waiting.prompt));
+        let prompt = waiting.prompt.clone();
+        self.expect(serial, number, What::Answer { prompt });
         of_chat(messages)
     }
 
     /// What is sent to have the last answer once more.
-    pub(super) fn again(&mut self, system: Option<&str>) -> Option<GenerateRequest> {
+    pub(super) fn again(&mut self, serial: u64, system: Option<&str>) -> Option<GenerateRequest> {
         let turns = &self.conversation().turns;
         let turn = turns.len().checked_sub(1)?;
         if turns[turn].speaker != Speaker::Assistant {
             return None;
         }
         let messages = self.conversation().messages(system, turn);
-        self.expect(What::Again { turn });
+        let number = self.conversation().number;
+        self.expect(serial, number, What::Again { turn });
         Some(of_chat(messages))
     }
 
     /// What is sent to have the chosen words written anew.
-    pub(super) fn rewrite(&mut self, system: Option<&str>) -> Option<GenerateRequest> {
+    pub(super) fn rewrite(&mut self, serial: u64, system: Option<&str>) -> Option<GenerateRequest> {
         let choice = self.choice.take()?;
         let span = choice.span()?;
         let conversation = self.conversation();
@@ -248,38 +308,67 @@ impl Chat {
             span_end_bytes: offset(span.end)?,
             span_length: None,
         };
-        self.expect(What::Words {
-            turn: choice.turn,
-            span,
-        });
+        let number = conversation.number;
+        let turn = choice.turn;
+        self.expect(serial, number, What::Words { turn, span });
         Some(GenerateRequest {
             input: Some(Input::Edit(edit)),
             ..Default::default()
         })
     }
 
-    fn expect(&mut self, what: What) {
-        let conversation = self.conversation().number;
-        self.asked = Some(Asked { conversation, what });
-        self.follow();
+    fn expect(&mut self, serial: u64, conversation: u64, what: What) {
+        self.asked.push(Asked {
+            serial,
+            conversation,
+            what,
+        });
+        if conversation == self.conversation().number {
+            self.follow();
+        }
     }
 
-    /// Our own request was refused or failed: what it was for stays as it was. The prompt is given back.
-    pub(super) fn give_up(&mut self) -> Option<String> {
-        match self.asked.take()?.what {
+    fn take_asked(&mut self, serial: u64) -> Option<Asked> {
+        let at = self.asked.iter().position(|asked| asked.serial == serial)?;
+        Some(self.asked.remove(at))
+    }
+
+    /// A request of ours was refused or failed: what it was for stays as it was, and prompts that waited for it wait no more.
+    /// All of these prompts are given back, the earliest first.
+    pub(super) fn give_up(&mut self, serial: u64) -> Vec<String> {
+        let Some(asked) = self.take_asked(serial) else {
+            return Vec::new();
+        };
+        let own = match asked.what {
             What::Answer { prompt } => Some(prompt),
             What::Again { .. } | What::Words { .. } => None,
-        }
+        };
+        own.into_iter()
+            .chain(self.take_waiting(asked.conversation))
+            .collect()
+    }
+
+    /// Prompts that waited for an answer of a conversation, and wait no more.
+    fn take_waiting(&mut self, conversation: u64) -> impl Iterator<Item = String> {
+        let all = std::mem::take(&mut self.waiting).into_iter();
+        let (taken, left) = all.partition(|waiting: &Waiting| waiting.conversation == conversation);
+        self.waiting = left;
+        let taken: Vec<Waiting> = taken;
+        taken.into_iter().map(|waiting| waiting.prompt)
     }
 
     /// Takes in what a request came to. One that was stopped leaves the text up to the first open position: a beginning of an
     /// answer is kept as one that was cut off, but words of an answer that were not all written stay as they were.
-    pub(super) fn take(&mut self, done: &Done) -> Outcome {
-        let Some(Asked { conversation, what }) = self.asked.take() else {
+    pub(super) fn take(&mut self, serial: u64, done: &Done, started: Option<&Started>) -> Outcome {
+        let Some(Asked {
+            conversation, what, ..
+        }) = self.take_asked(serial)
+        else {
             return Outcome::Taken;
         };
         let all = &mut self.conversations;
-        let Some(conversation) = all.iter_mut().find(|its| its.number == conversation) else {
+        let number = conversation;
+        let Some(conversation) = all.iter_mut().find(|its| its.number == number) else {
             return Outcome::Taken;
         };
         let is_cut = done.finish_reason() == FinishReason::Cancelled;
@@ -288,19 +377,23 @@ impl Chat {
             request_id: done.request_id,
             seed: done.seed,
             exact: done.exact,
-            tokens: done.text_tokens,
+            tokens: done.generated_tokens,
             passes: done.passes,
             elapsed_ms: Some(done.elapsed_ms).filter(|ms| ms.is_finite()),
             is_cut,
+            limit: Limit::of(done),
+            context: started.map(|started| started.prompt_tokens.saturating_add(done.text_tokens)),
         };
         match what {
             What::Answer { prompt } if is_cut && text.trim().is_empty() => {
-                return Outcome::Nothing(Some(prompt));
+                // What waited would continue something else.
+                let waiting = self.take_waiting(number);
+                return Outcome::Nothing([prompt].into_iter().chain(waiting).collect());
             }
             What::Again { .. } if is_cut && text.trim().is_empty() => {
-                return Outcome::Nothing(None);
+                return Outcome::Nothing(Vec::new());
             }
-            What::Words { .. } if is_cut => return Outcome::Nothing(None),
+            What::Words { .. } if is_cut => return Outcome::Nothing(Vec::new()),
             What::Answer { prompt } => {
                 conversation.turns.push(Turn::new(Speaker::User, prompt));
                 let answer = Turn {

@@ -54,7 +54,7 @@ const COMMANDS: &[Command] = &[
     Command {
         name: "restore",
         takes: "",
-        about: "back to the checkpoint's own weights",
+        about: "back to what the model was loaded with",
         run: restore,
     },
     Command {
@@ -399,7 +399,7 @@ fn cancel(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<()
 }
 
 fn raw(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), String> {
-    if super::update::can_send(state, "nothing was sent") {
+    if super::sending::can_send(state, "nothing was sent") {
         let mut request = GenerateRequest {
             input: Some(sluice_proto::v1::generate_request::Input::RawText(
                 text.to_owned(),
@@ -407,7 +407,8 @@ fn raw(state: &mut State, text: &str, effects: &mut Vec<Effect>) -> Result<(), S
             ..Default::default()
         };
         state.options.apply(&mut request);
-        super::update::submit(state, request, effects);
+        let serial = state.requests.send();
+        super::sending::submit(state, serial, request, effects);
     }
     Ok(())
 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use crossterm::event::KeyEvent;
 use sluice_proto::v1::{
-    Applied, ApplyRequest, FidelityResult, GenerateRequest, Job, Model, Plan, PlanRequest,
-    RequestSummary, Snapshot, generation_event::Kind,
+    Applied, ApplyRequest, FidelityMeasurement, FidelityResult, GenerateRequest, Job, Model, Plan,
+    PlanRequest, RequestSummary, Snapshot, generation_event::Kind,
 };
 use sluice_shared::level::Level;
 
@@ -45,15 +45,22 @@ pub enum Event {
         /// What.
         kind: Box<Kind>,
     },
-    /// Something happened to our own request, over its own stream.
+    /// Something happened to a request of ours, over its own stream.
     Own {
-        /// Its number.
+        /// Which of ours.
+        serial: u64,
+        /// The daemon's number of it.
         request_id: u64,
         /// What.
         kind: Box<Kind>,
     },
-    /// Our own request was refused, failed or was cut off.
-    OwnFailed(String),
+    /// A request of ours was refused, failed or was cut off.
+    OwnFailed {
+        /// Which of ours.
+        serial: u64,
+        /// Why.
+        message: String,
+    },
     /// A followed request failed, or can't be followed.
     WatchFailed {
         /// Whose.
@@ -125,6 +132,8 @@ pub enum Event {
     Jobs(Vec<Job>),
     /// Requests that wait or run, and some that ended.
     Requests(Vec<RequestSummary>),
+    /// Measurements of fidelity that the daemon keeps, the earliest first.
+    Fidelity(Vec<FidelityMeasurement>),
     /// Somebody asked the process to end.
     Terminate,
 }
@@ -133,9 +142,16 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Effect {
     /// Send a request of our own.
-    Generate(Box<GenerateRequest>),
-    /// Let go of our own request, which has no number yet; the daemon stops it then.
-    DropOwn,
+    Generate {
+        /// Which of ours.
+        serial: u64,
+        /// What it asks for.
+        request: Box<GenerateRequest>,
+    },
+    /// Let go of a request of ours that has no number yet; the daemon stops it then.
+    DropOwn(u64),
+    /// Give text to the terminal's clipboard.
+    Copy(String),
     /// Ask for the requests, those that ended lately included.
     ListRequests,
     /// Stop a request.
@@ -173,6 +189,8 @@ pub enum Effect {
     CancelPull(String),
     /// Ask for the jobs.
     ListJobs,
+    /// Ask for the measurements of fidelity.
+    ListFidelity,
     /// Stop a job.
     CancelJob(u64),
     /// Code a model, by its name, into a file.

@@ -33,7 +33,7 @@ pub struct Jobs {
     pub selected: Option<Row>,
     /// Name of the selected model; else the first.
     pub model: Option<String>,
-    /// What ended before our eyes, the latest first.
+    /// What ended, the latest first.
     pub ended: VecDeque<Ended>,
     rates: BTreeMap<Task, Rate>,
     /// What times on the dashboard's clock count from.
@@ -60,7 +60,7 @@ pub enum Row {
     Ended(u64),
 }
 
-/// Work that ended before our eyes.
+/// Work that ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ended {
     /// Counts what ended.
@@ -75,6 +75,8 @@ pub struct Ended {
     pub elapsed_ms: Option<f64>,
     /// How it came out.
     pub outcome: Outcome,
+    /// Of a daemon that is gone, whose numbers mean nothing any more.
+    is_past: bool,
 }
 
 /// How work came out.
@@ -149,6 +151,7 @@ impl Jobs {
         if is_new_daemon {
             // It counts its jobs anew.
             for ended in &mut self.ended {
+                ended.is_past = true;
                 if ended.outcome == Outcome::Asked {
                     ended.outcome = Outcome::Unknown;
                 }
@@ -168,8 +171,14 @@ impl Jobs {
         for row in before.requests.iter().filter(|row| !is_own(row)) {
             let now = after.requests.iter();
             let mut now = now.filter(|now| !is_new_daemon && now.request_id == row.request_id);
+            let outcome = match now.next() {
+                Some(now) => request_outcome(now),
+                None if is_new_daemon => Some(Outcome::Unknown),
+                // Who keeps the requests asks for them.
+                None => Some(Outcome::Asked),
+            };
             if let Some(work) = Work::of_request(row, None)
-                && let Some(outcome) = ended(now.next())
+                && let Some(outcome) = outcome
             {
                 self.end(work, outcome);
             }
@@ -179,7 +188,7 @@ impl Jobs {
         {
             self.end(work, outcome);
         }
-        if let (Some(_), None) = (before.switch, after.switch)
+        if let (Some(_), None) = (before.switching, after.switching)
             && let Some(work) = Work::of_switch(before, None)
         {
             self.end(work, switched(before, after));
@@ -193,7 +202,7 @@ impl Jobs {
         ended.any(|ended| ended.outcome == Outcome::Asked)
     }
 
-    /// Takes the daemon's list of jobs: how those came out that we ask about.
+    /// Takes the daemon's list of jobs: those that ended, before our eyes or not, and how.
     pub(super) fn learn(&mut self, jobs: &[Job]) {
         for ended in &mut self.ended {
             let Task::Job(id) = ended.task else { continue };
@@ -202,13 +211,53 @@ impl Jobs {
             }
             let job = jobs.iter().find(|job| job.job_id == id);
             ended.elapsed_ms = job.map(|job| job.elapsed_ms).or(ended.elapsed_ms);
-            ended.outcome = match job.map(|job| (job, job.state())) {
-                Some((job, JobState::Done)) => Outcome::Done(done(job)),
-                Some((_, JobState::Cancelled)) => Outcome::Cancelled,
-                Some((job, JobState::Failed)) => Outcome::Failed(job.error.clone()),
-                _ => Outcome::Unknown,
-            };
+            ended.outcome = job.and_then(outcome).unwrap_or(Outcome::Unknown);
         }
+        for job in jobs {
+            let work = Work::of_job(job);
+            if let Some(outcome) = outcome(job).filter(|_| !self.lists(&work.task)) {
+                self.end(work, outcome);
+            }
+        }
+    }
+
+    /// Takes the daemon's list of requests: those that ended and were no generations, and how. `is_own` knows our own
+    /// measurements, of which we are told otherwise. Whether there was anything new is returned.
+    pub(super) fn learn_requests(
+        &mut self,
+        rows: &[RequestSummary],
+        is_own: impl Fn(&RequestSummary) -> bool,
+    ) -> bool {
+        let mut is_new = false;
+        for ended in &mut self.ended {
+            let Task::Request(id) = ended.task else {
+                continue;
+            };
+            if ended.outcome != Outcome::Asked {
+                continue;
+            }
+            let row = rows.iter().find(|row| row.request_id == id);
+            ended.elapsed_ms = row.map(|row| row.elapsed_ms).or(ended.elapsed_ms);
+            ended.outcome = row.and_then(request_outcome).unwrap_or(Outcome::Unknown);
+            is_new = true;
+        }
+        for row in rows {
+            if let Some(work) = Work::of_any_request(row, None)
+                && let Some(outcome) = request_outcome(row)
+                && !self.lists(&work.task)
+                && !is_own(row)
+            {
+                self.end(work, outcome);
+                is_new = true;
+            }
+        }
+        is_new
+    }
+
+    /// Whether something of the present daemon is listed as ended.
+    fn lists(&self, task: &Task) -> bool {
+        let mut ended = self.ended.iter();
+        ended.any(|ended| !ended.is_past && ended.task == *task)
     }
 
     /// Takes the daemon's list of models: how downloads came out that were on their way.
@@ -243,19 +292,30 @@ impl Jobs {
             what: work.what,
             elapsed_ms: work.elapsed_ms,
             outcome,
+            is_past: false,
         });
         self.ended.truncate(ENDED_MAX);
     }
 }
 
-/// How a request came out, as it stands now; `None` while it goes on.
-fn ended(now: Option<&RequestSummary>) -> Option<Outcome> {
-    match now.map(|now| (now, now.state())) {
-        Some((_, RequestState::Queued | RequestState::Running)) => None,
-        Some((_, RequestState::Done)) => Some(Outcome::Done("done".to_owned())),
-        Some((_, RequestState::Cancelled)) => Some(Outcome::Cancelled),
-        Some((now, RequestState::Failed)) => Some(Outcome::Failed(now.error.clone())),
-        Some((_, RequestState::Unspecified)) | None => Some(Outcome::Unknown),
+/// How a request came out; `None` while it goes on.
+fn request_outcome(row: &RequestSummary) -> Option<Outcome> {
+    match row.state() {
+        RequestState::Queued | RequestState::Running => None,
+        RequestState::Done => Some(Outcome::Done("done".to_owned())),
+        RequestState::Cancelled => Some(Outcome::Cancelled),
+        RequestState::Failed => Some(Outcome::Failed(row.error.clone())),
+        RequestState::Unspecified => Some(Outcome::Unknown),
+    }
+}
+
+/// How a job came out; `None` while it goes on.
+fn outcome(job: &Job) -> Option<Outcome> {
+    match job.state() {
+        JobState::Done => Some(Outcome::Done(done(job))),
+        JobState::Cancelled => Some(Outcome::Cancelled),
+        JobState::Failed => Some(Outcome::Failed(job.error.clone())),
+        JobState::Running | JobState::Unspecified => None,
     }
 }
 

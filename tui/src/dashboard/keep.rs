@@ -5,9 +5,9 @@ mod keeper;
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fs::{self, DirBuilder, File},
+    fs::{self, File},
     io::{self, Read, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -32,6 +32,10 @@ use crate::{
 const VERSION: u32 = 1;
 /// Bytes of the file; beyond that the earliest conversations are left out.
 pub const FILE_BYTES_MAX: usize = 2 << 20;
+/// Longest prompt that is kept.
+const PROMPT_BYTES_MAX: usize = 4 << 10;
+/// Bytes of prompts that stay where not everything finds room: conversations are worth more.
+const PROMPTS_BYTES_MAX: usize = 64 << 10;
 /// Least time between two writes.
 pub const KEEP_MS: u64 = 10_000;
 
@@ -42,9 +46,6 @@ pub struct Kept {
     /// The turns of each conversation, the earliest first.
     #[serde(default)]
     pub conversations: Vec<Vec<Turn>>,
-    /// Index of the open one.
-    #[serde(default)]
-    pub open: usize,
     /// Prompts that were sent.
     #[serde(default)]
     pub prompts: Vec<String>,
@@ -138,23 +139,14 @@ impl Kept {
     /// What is worth keeping of a state.
     #[must_use]
     pub fn of(state: &State) -> Self {
-        let chat = &state.chat;
-        let all = chat.conversations.iter();
-        let mut open = chat.open;
-        let mut conversations = Vec::new();
-        for (index, conversation) in all.enumerate() {
-            match conversation.turns.is_empty() {
-                // Nothing is lost with an empty one.
-                true if index < chat.open => open -= 1,
-                true => {}
-                false => conversations.push(conversation.turns.clone()),
-            }
-        }
+        // Nothing is lost with an empty one.
+        let all = state.chat.conversations.iter();
+        let said = all.filter(|conversation| !conversation.turns.is_empty());
+        let conversations = said.map(|conversation| conversation.turns.clone());
         Self {
             version: VERSION,
-            conversations,
-            open,
-            prompts: state.prompts.lines.clone(),
+            conversations: conversations.collect(),
+            prompts: short(&state.prompts.lines),
             commands: state.commands.lines.clone(),
             options: state.options.values(),
             theme: state.chosen.theme.map(|theme| theme.name().to_owned()),
@@ -175,12 +167,8 @@ impl Kept {
         let mut conversations = self.conversations;
         let excess = conversations.len().saturating_sub(CONVERSATIONS_MAX);
         conversations.drain(..excess);
-        let open = self.open.saturating_sub(excess);
-        // Those that go before the open one make it an earlier one.
-        let before = conversations.iter().take(open);
-        let open = before.filter(|turns| is_sound(turns)).count();
         conversations.retain(|turns| is_sound(turns));
-        state.chat = Chat::restored(conversations, open);
+        state.chat = Chat::restored(conversations);
         for (recall, lines) in [
             (&mut state.prompts, self.prompts),
             (&mut state.commands, self.commands),
@@ -215,11 +203,13 @@ impl Kept {
             if text.len() <= FILE_BYTES_MAX {
                 return Ok(text);
             }
-            // The earliest conversation goes first; lines of a history are short, but nothing makes them so.
+            if drop_earliest(&mut kept.prompts, PROMPTS_BYTES_MAX) {
+                continue;
+            }
+            // The earliest conversation goes first; commands are short, but nothing makes them so.
             match kept.conversations.is_empty() {
                 false => {
                     kept.conversations.remove(0);
-                    kept.open = kept.open.saturating_sub(1);
                 }
                 true => {
                     kept.prompts.clear();
@@ -230,6 +220,24 @@ impl Kept {
             }
         }
     }
+}
+
+/// The lines that are short enough to be kept.
+fn short(lines: &[String]) -> Vec<String> {
+    let short = lines.iter().filter(|line| line.len() <= PROMPT_BYTES_MAX);
+    short.cloned().collect()
+}
+
+/// Drops the earliest lines beyond so many bytes. Whether any went.
+fn drop_earliest(lines: &mut Vec<String>, bytes_max: usize) -> bool {
+    let mut bytes = 0;
+    let fitting = lines.iter().rev().take_while(|line| {
+        bytes += line.len();
+        bytes <= bytes_max
+    });
+    let excess = lines.len() - fitting.count();
+    lines.drain(..excess);
+    excess > 0
 }
 
 /// Whether turns are prompts and answers in turn, and no more than may be.
@@ -292,8 +300,7 @@ pub fn save(path: &Path, kept: &Kept) -> Result<(), String> {
 
 /// Makes the folder that a file is in.
 fn make_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(path);
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+    places::make_private(path.parent().unwrap_or(path))
 }
 
 fn write(path: &Path, kept: &Kept) -> io::Result<()> {

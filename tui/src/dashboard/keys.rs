@@ -67,7 +67,7 @@ impl Page {
 pub enum Mode {
     /// The page itself.
     Page,
-    /// The prompt line.
+    /// The prompt.
     Prompt,
     /// The help overlay.
     Help,
@@ -104,6 +104,10 @@ pub enum Action {
     NextPane,
     /// Write a prompt.
     Write,
+    /// Begin a new line of it.
+    NewLine,
+    /// Copy the answer.
+    Copy,
     /// Open the line that takes commands.
     Command,
     /// Open the line that filters.
@@ -345,9 +349,15 @@ pub static PAGES: &[Binding] = &[
     ),
 ];
 
-/// Keys of the prompt line; every other key writes or moves in it.
+/// Keys of the prompt; every other key writes or moves in it.
 pub static PROMPT: &[Binding] = &[
     bind(&[code(KeyCode::Enter)], "Enter", "send", Action::Enter),
+    bind(
+        &[control('j'), (KeyCode::Enter, ALT)],
+        "Ctrl-J",
+        "new line",
+        Action::NewLine,
+    ),
     bind(
         &[code(KeyCode::Tab), (KeyCode::BackTab, KeyModifiers::SHIFT)],
         "Tab",
@@ -362,11 +372,16 @@ pub static PROMPT: &[Binding] = &[
         Action::Go(Page::Levels),
     ),
     bind(&[code(KeyCode::F(3))], "F3", "options", Action::Options),
-    bind(&[code(KeyCode::Up)], "Up", "an earlier prompt", Action::Up),
+    bind(
+        &[code(KeyCode::Up)],
+        "Up",
+        "a line up, or an earlier prompt",
+        Action::Up,
+    ),
     bind(
         &[code(KeyCode::Down)],
         "Down",
-        "a later prompt",
+        "a line down, or a later prompt",
         Action::Down,
     ),
     bind(
@@ -440,23 +455,22 @@ pub static PROMPT: &[Binding] = &[
 /// Keys of the overview.
 pub static OVERVIEW: &[Binding] = &[
     bind(
-        &[code(KeyCode::Enter)],
+        &[
+            code(KeyCode::Enter),
+            code(KeyCode::Tab),
+            (KeyCode::BackTab, KeyModifiers::SHIFT),
+        ],
         "Enter",
-        "show it large",
-        Action::Enter,
+        "go to the prompt",
+        Action::NextPane,
     ),
     bind(&[letter('x')], "x", "cancel it, asks first", Action::Cancel),
+    bind(&[letter('y')], "y", "copy the answer", Action::Copy),
     bind(
         &[letter('l')],
         "l",
         "choose a level",
         Action::Go(Page::Levels),
-    ),
-    bind(
-        &[code(KeyCode::Tab), (KeyCode::BackTab, KeyModifiers::SHIFT)],
-        "Tab",
-        "go to the prompt",
-        Action::NextPane,
     ),
     bind(&[letter('/')], "/", "filter the requests", Action::Filter),
     movement!(up: "select the request above"),
@@ -478,6 +492,7 @@ pub static CANVAS: &[Binding] = &[
     bind(&[letter(' ')], "Space", "play, or hold", Action::Play),
     bind(&[letter('m')], "m", "text, heat map, both", Action::Heat),
     bind(&[letter('s')], "s", "save the run", Action::Save),
+    bind(&[letter('y')], "y", "copy the answer", Action::Copy),
     movement!(left: "the pass before"),
     movement!(right: "the pass after"),
     bind(&[letter('x')], "x", "cancel it, asks first", Action::Cancel),
@@ -509,7 +524,7 @@ pub static CHAT: &[Binding] = &[
             code(KeyCode::Tab),
             (KeyCode::BackTab, KeyModifiers::SHIFT),
         ],
-        "Tab",
+        "Enter",
         "go to the prompt",
         Action::NextPane,
     ),
@@ -520,6 +535,7 @@ pub static CHAT: &[Binding] = &[
         Action::Mask,
     ),
     bind(&[letter('r')], "r", "answer once more", Action::Again),
+    bind(&[letter('y')], "y", "copy the answer", Action::Copy),
     bind(
         &[letter('n'), control('n')],
         "n",
@@ -576,7 +592,7 @@ pub static LEVELS: &[Binding] = &[
     bind(
         &[letter('R')],
         "R",
-        "restore the checkpoint's weights",
+        "restore what the model came with",
         Action::Restore,
     ),
     bind(

@@ -232,7 +232,9 @@ pub(super) fn facts(state: &State) -> Vec<(&'static str, String)> {
     let snapshot = state.snapshot();
     let mut facts = vec![("level", in_force(snapshot))];
     let switching = snapshot.and_then(plans::switching);
-    let is_stepping = snapshot.and_then(|s| s.switch).is_some_and(|s| s.steps > 0);
+    let is_stepping = snapshot
+        .and_then(|s| s.switching)
+        .is_some_and(|s| s.steps > 0);
     match (switching, state.levels.converting) {
         // Before the first step, how much is converted says more.
         (_, Some((done, total))) if !is_stepping => {

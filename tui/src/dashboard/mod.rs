@@ -18,7 +18,9 @@ pub mod line;
 pub mod options;
 mod pages;
 mod panels;
+mod prompt;
 pub mod requests;
+mod sending;
 pub mod state;
 mod tasks;
 mod terminal;
@@ -219,6 +221,7 @@ impl Runtime {
                         Effect::Quit => return Ok(Shown::Left),
                         Effect::Suspend => stopped_by = Some(Whom::Group),
                         Effect::Mouse(ours) => self.session.take_mouse(ours)?,
+                        Effect::Copy(text) => self.session.copy(&text)?,
                         Effect::Keep(kept) => {
                             if let Some(keeper) = keeper {
                                 keeper.keep(*kept);

@@ -218,10 +218,11 @@ impl Options {
         self.value("system").map(str::to_owned)
     }
 
-    /// What is set, as one would type it behind `sluice generate`; nothing where nothing is.
+    /// What is set, as one would type it behind `sluice generate`; nothing where nothing is. Instructions have their own place.
     #[must_use]
     pub fn flags(&self) -> Option<String> {
-        let set = NAMES.iter().filter_map(|name| {
+        let names = NAMES.iter().filter(|name| **name != "system");
+        let set = names.filter_map(|name| {
             let value = self.values.get(name)?;
             Some(format!("--{name} {value}"))
         });
@@ -343,8 +344,9 @@ mod tests {
 
     use super::*;
 
-    /// Flags of `sluice generate` that say what goes in and comes out, not how.
-    const LEFT_OUT: [&str; 5] = ["tokens", "raw", "pin", "json", "help"];
+    /// Flags of `sluice generate` that say what goes in and comes out, not how; and one that is a temperature of 0 and a penalty
+    /// of 1 in the form.
+    const LEFT_OUT: [&str; 6] = ["tokens", "raw", "pin", "json", "help", "greedy"];
 
     fn field(name: &str) -> &'static Field {
         let field = FIELDS.iter().find(|field| field.name == name);

@@ -12,10 +12,12 @@ use sluice_proto::v1::{
 use super::{event::Effect, keys::Page, pages, state::State};
 use crate::{canvas::Canvas, json, record::Recording};
 
+/// Requests of ours that wait or run at once: more than the daemon batches, fewer than it lets wait.
+pub const OWN_MAX: usize = 8;
 /// Requests whose passes are kept after they ended.
 pub const RECORDINGS_MAX: usize = 16;
-/// Requests that the daemon lists no more, and that are still listed here.
-pub const ENDED_MAX: usize = 32;
+/// Requests that ended and are listed.
+pub const ENDED_MAX: usize = 64;
 /// From here on keys are of requests of daemons that are gone: each daemon counts its requests from 1.
 const EARLIER: u64 = 1 << 63;
 
@@ -24,32 +26,61 @@ const EARLIER: u64 = 1 << 63;
 pub struct Requests {
     /// What was seen of each.
     pub recordings: BTreeMap<u64, Recording>,
-    /// What the daemon said of those that it lists no more, the latest first.
+    /// What the daemon said of those that ended, the latest first.
     pub ended: VecDeque<RequestSummary>,
-    /// Our own request: waiting for its number, or numbered.
-    pub own: Own,
+    /// Our own that wait or run, the earliest first; at most [`OWN_MAX`].
+    pub own: Vec<Own>,
     /// The selected one.
     pub selected: Option<u64>,
     /// Whether the user chose the selection; else it follows what runs.
     pub(super) chosen: bool,
     pub(super) watched: Option<u64>,
+    /// Our own requests so far.
+    serials: u64,
     /// Recordings of daemons that are gone, so far.
     parted: u64,
 }
 
-/// The request that a prompt started.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Own {
-    /// None runs.
-    #[default]
-    Idle,
-    /// Sent; the daemon has not numbered it yet.
-    Sent,
-    /// Waits or runs.
-    Active(u64),
+/// A request that a prompt started, while it waits or runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Own {
+    /// Tells it from all others that were sent from here.
+    pub serial: u64,
+    /// The daemon's number of it, once it has one.
+    pub request_id: Option<u64>,
 }
 
 impl Requests {
+    /// Lists a request of ours that is about to be sent; its serial number is returned.
+    pub(super) fn send(&mut self) -> u64 {
+        self.serials += 1;
+        self.own.push(Own {
+            serial: self.serials,
+            request_id: None,
+        });
+        self.chosen = false;
+        self.serials
+    }
+
+    /// Whether the daemon's request is one of ours that waits or runs.
+    #[must_use]
+    pub fn is_own(&self, request_id: u64) -> bool {
+        let mut own = self.own.iter();
+        own.any(|own| own.request_id == Some(request_id))
+    }
+
+    /// Our own with this serial number, while it waits or runs.
+    #[must_use]
+    pub fn own(&self, serial: u64) -> Option<Own> {
+        self.own.iter().find(|own| own.serial == serial).copied()
+    }
+
+    /// One of ours waits and runs no more.
+    pub(super) fn end_own(&mut self, serial: u64) -> Option<Own> {
+        let at = self.own.iter().position(|own| own.serial == serial)?;
+        Some(self.own.remove(at))
+    }
+
     /// The latest picture of one.
     #[must_use]
     pub fn canvas(&self, request_id: u64) -> Option<&Canvas> {
@@ -79,7 +110,7 @@ impl Requests {
             let goes_on = after.requests.iter();
             let mut goes_on = goes_on.filter(|other| other.request_id == row.request_id);
             // How our own ended comes over its own stream.
-            if goes_on.next().is_some() || self.own == Own::Active(row.request_id) {
+            if goes_on.next().is_some() || self.is_own(row.request_id) {
                 continue;
             }
             if self.canvas(row.request_id).is_some_and(Canvas::has_ended) {
@@ -96,14 +127,16 @@ impl Requests {
         asks
     }
 
-    /// Takes the daemon's list of requests: how those ended that it doesn't show in its snapshots any more.
+    /// Takes the daemon's list of requests: those that ended, before our eyes or not, and how.
     pub(super) fn learn(&mut self, rows: Vec<RequestSummary>) {
         for row in rows.into_iter().filter(|row| !is_active(row)) {
-            let mut ended = self.ended.iter_mut();
-            if let Some(ended) = ended.find(|ended| ended.request_id == row.request_id) {
-                *ended = row;
-            }
+            self.ended
+                .retain(|ended| ended.request_id != row.request_id);
+            self.ended.push_front(row);
         }
+        let ended = self.ended.make_contiguous();
+        ended.sort_by_key(|row| Reverse(row.request_id));
+        self.ended.truncate(ENDED_MAX);
     }
 
     /// A daemon was started anew, and numbers its requests anew: what was seen of the one before stays under keys of its own.
@@ -136,11 +169,8 @@ impl Requests {
 
     /// Lets go of the oldest recordings beyond the bound; never of the selected one, nor of our own.
     fn evict(&mut self) {
-        let own = match self.own {
-            Own::Active(id) => Some(id),
-            Own::Sent | Own::Idle => None,
-        };
-        let kept = [self.selected, own];
+        let own = self.own.iter().map(|own| own.request_id);
+        let kept: Vec<Option<u64>> = own.chain([self.selected]).collect();
         while self.recordings.len() > RECORDINGS_MAX {
             let earlier = self.recordings.range(EARLIER..);
             let mut oldest = earlier.chain(self.recordings.range(..EARLIER));
@@ -158,23 +188,31 @@ pub(super) fn is_active(row: &RequestSummary) -> bool {
     matches!(row.state(), RequestState::Queued | RequestState::Running)
 }
 
-/// Takes in what happened to a request.
-pub(super) fn follow(state: &mut State, request_id: u64, kind: Kind, is_own: bool) {
-    match (is_own, state.requests.own) {
+/// Takes in what happened to a request; `serial` is of our own.
+pub(super) fn follow(state: &mut State, request_id: u64, kind: Kind, serial: Option<u64>) {
+    let own = serial.map(|serial| state.requests.own(serial));
+    match own {
         // It was let go of, and this was on its way.
-        (true, Own::Idle) => return,
+        Some(None) => return,
         // It was watched before it was known to be ours, and this was on its way, too.
-        (false, Own::Active(own)) if own == request_id => return,
+        None if state.requests.is_own(request_id) => return,
         _ => {}
     }
+    let own = own.flatten();
     if let Kind::Loading(loading) = &kind {
-        state.tell(format!("{} is loaded again", loading.model));
+        state.tell(format!("waiting for {} to load", loading.model));
         return;
     }
     state.levels.dials.see(&kind);
     let ends = matches!(kind, Kind::Done(_));
-    if is_own && state.requests.own == Own::Sent && matches!(kind, Kind::Queued(_)) {
-        state.requests.own = Own::Active(request_id);
+    if let Some(own) = own
+        && own.request_id.is_none()
+        && matches!(kind, Kind::Queued(_))
+    {
+        let mut all = state.requests.own.iter_mut();
+        if let Some(own) = all.find(|other| other.serial == own.serial) {
+            own.request_id = Some(request_id);
+        }
         state.requests.selected = Some(request_id);
         state.requests.chosen = false;
         state.show_latest();
@@ -188,50 +226,77 @@ pub(super) fn follow(state: &mut State, request_id: u64, kind: Kind, is_own: boo
     }
     let recordings = &mut state.requests.recordings;
     recordings.entry(request_id).or_default().take(kind);
-    if ends && state.requests.own == Own::Active(request_id) {
-        state.requests.own = Own::Idle;
-        pages::chat::answered(state, request_id);
+    if let Some(own) = own.filter(|_| ends) {
+        state.requests.end_own(own.serial);
+        pages::chat::answered(state, own.serial, request_id);
     }
     state.requests.evict();
 }
 
-/// Our own request was refused, or broke off.
-pub(super) fn own_failed(state: &mut State, message: String) {
-    match std::mem::take(&mut state.requests.own) {
-        Own::Idle => return,
-        Own::Sent => pages::chat::refused(state),
-        Own::Active(id) => {
+/// A request of ours was refused, or broke off.
+pub(super) fn own_failed(state: &mut State, serial: u64, message: String) {
+    let Some(own) = state.requests.end_own(serial) else {
+        return;
+    };
+    let told = match own.request_id {
+        None => pages::chat::refused(state, serial),
+        Some(id) => {
             if let Some(recording) = state.requests.recordings.get_mut(&id) {
                 recording.fail(message.clone());
             }
-            pages::chat::broke_off(state, id);
+            pages::chat::broke_off(state, serial, id)
         }
-    }
-    state.warn(pages::chat::with_hint(message));
+    };
+    let message = pages::chat::with_hint(message);
+    state.warn(with(message, told));
 }
 
-/// Stops our own request; one that has no number yet is taken back.
-pub(super) fn cancel_own(state: &mut State, effects: &mut Vec<Effect>) {
-    match state.requests.own {
-        Own::Idle => state.tell("your request has ended already"),
-        Own::Sent => {
-            effects.push(Effect::DropOwn);
-            state.requests.own = Own::Idle;
-            pages::chat::refused(state);
-            state.tell("your request was taken back");
+/// Stops a request of ours; one that has no number yet is taken back.
+pub(super) fn cancel_own(state: &mut State, serial: u64, effects: &mut Vec<Effect>) {
+    match state.requests.own(serial).map(|own| own.request_id) {
+        None => state.tell("your request has ended already"),
+        Some(None) => {
+            effects.push(Effect::DropOwn(serial));
+            state.requests.end_own(serial);
+            let told = pages::chat::refused(state, serial);
+            state.tell(with("your request was taken back".to_owned(), told));
         }
-        Own::Active(id) => {
+        Some(Some(id)) => {
             effects.push(Effect::Cancel(id));
             state.tell("cancelling");
         }
     }
 }
 
+/// What happened, with what else there is to tell of it.
+fn with(words: String, more: Option<String>) -> String {
+    match more {
+        Some(more) => format!("{words}; {more}"),
+        None => words,
+    }
+}
+
+/// Stops all requests of ours, and takes back prompts that wait here.
+pub(super) fn cancel_all_own(state: &mut State, effects: &mut Vec<Effect>) {
+    let waiting = std::mem::take(&mut state.chat.waiting).len();
+    let all: Vec<u64> = state.requests.own.iter().map(|own| own.serial).collect();
+    for serial in all {
+        cancel_own(state, serial, effects);
+    }
+    if waiting > 0 {
+        let words = "cancelling".to_owned();
+        state.tell(with(words, Some(pages::chat::not_sent(waiting))));
+    }
+}
+
 /// Takes in that a daemon was started anew: nothing that is shown or asked is of it.
 pub(super) fn begin_anew(state: &mut State, effects: &mut Vec<Effect>) {
-    if matches!(state.requests.own, Own::Active(_)) {
-        effects.push(Effect::DropOwn);
-        own_failed(state, "the daemon was started anew".to_owned());
+    let own = state.requests.own.iter();
+    let numbered = own.filter(|own| own.request_id.is_some());
+    let serials: Vec<u64> = numbered.map(|own| own.serial).collect();
+    for serial in serials {
+        effects.push(Effect::DropOwn(serial));
+        own_failed(state, serial, "the daemon was started anew".to_owned());
     }
     state.requests.part();
     state.frozen = None;
@@ -251,10 +316,8 @@ pub(super) fn select(state: &mut State, effects: &mut Vec<Effect>) -> bool {
         .selected
         .filter(|id| listed(id) || requests.recordings.contains_key(id));
     let lasting = present.filter(|id| requests.chosen || !state.has_ended(*id));
-    let own = match requests.own {
-        Own::Active(own) if !requests.chosen => Some(own),
-        _ => None,
-    };
+    let own = requests.own.iter().rev().find_map(|own| own.request_id);
+    let own = own.filter(|_| !requests.chosen);
     let running = rows
         .iter()
         .find(|row| row.state() == RequestState::Running)
@@ -273,9 +336,7 @@ pub(super) fn select(state: &mut State, effects: &mut Vec<Effect>) -> bool {
     }
     // Our own request comes over its own stream, and one that ended has nothing to add.
     let wanted = state.requests.selected.filter(|id| {
-        state.requests.own != Own::Active(*id)
-            && !state.has_ended(*id)
-            && !state.fills_no_canvas(*id)
+        !state.requests.is_own(*id) && !state.has_ended(*id) && !state.fills_no_canvas(*id)
     });
     if state.is_connected() && wanted != state.requests.watched {
         state.requests.watched = wanted;
@@ -304,7 +365,7 @@ pub(super) fn step_request(state: &mut State, by: isize) {
 }
 
 impl State {
-    /// Requests to list: the daemon's, then those that ended under our eyes, newest first; only those that the filter lets
+    /// Requests to list: those that wait or run, then those that ended, newest first; only those that the filter lets
     /// through.
     #[must_use]
     pub fn rows(&self) -> Vec<RequestSummary> {
@@ -356,8 +417,9 @@ impl State {
         requests.any(|row| row.request_id == request_id && row.kind() != RequestKind::Generate)
     }
 
+    /// Whether a request of ours waits or runs.
     pub(super) fn own_is_active(&self) -> bool {
-        self.requests.own != Own::Idle
+        !self.requests.own.is_empty()
     }
 
     pub(super) fn has_ended(&self, request_id: u64) -> bool {

@@ -116,6 +116,8 @@ pub struct State {
     /// Columns and rows of the screen.
     pub size: (u16, u16),
     pub(super) escape_at_ms: Option<u64>,
+    /// A daemon answers anew: what ended before is yet to be asked for.
+    pub(super) asks_past: bool,
 }
 
 /// Something to tell, for some seconds.
@@ -145,8 +147,8 @@ pub struct Question {
 pub enum Then {
     /// Nothing.
     Nothing,
-    /// Our own request is stopped, or taken back.
-    CancelOwn,
+    /// The request of ours with this serial number is stopped, or taken back.
+    CancelOwn(u64),
     /// The present conversation is forgotten.
     ForgetConversation,
     /// Our requests take this position of the dial.
@@ -269,7 +271,7 @@ impl State {
             frozen: None,
             history: History::default(),
             page: Page::Overview,
-            modes: vec![Mode::Prompt],
+            modes: vec![Mode::Page],
             message: None,
             question: None,
             command: Line::default(),
@@ -294,6 +296,7 @@ impl State {
             keeping: None,
             size: (80, 24),
             escape_at_ms: None,
+            asks_past: false,
         }
     }
 
@@ -319,6 +322,14 @@ impl State {
     #[must_use]
     pub fn shape(&self) -> Option<&ModelShape> {
         self.snapshot()?.model.as_ref()?.shape.as_ref()
+    }
+
+    /// Tokens that the loaded model's context holds, where that is known.
+    #[must_use]
+    pub fn context_length(&self) -> Option<u32> {
+        let model = self.present()?.model.as_ref()?;
+        let length = model.shape.as_ref()?.context_length;
+        (length > 0).then_some(length)
     }
 
     /// Whether a daemon is there to be asked.
@@ -425,8 +436,9 @@ impl State {
 
     /// Takes back a question about a daemon that is gone: its numbers mean something else to the next one.
     pub(super) fn withdraw_question(&mut self) {
-        let is_of_daemon =
-            |asked: &mut Question| !asked.effects.is_empty() || asked.then == Then::CancelOwn;
+        let is_of_daemon = |asked: &mut Question| {
+            !asked.effects.is_empty() || matches!(asked.then, Then::CancelOwn(_))
+        };
         if self.question.take_if(is_of_daemon).is_some() {
             self.modes.retain(|mode| *mode != Mode::Confirm);
             self.warn("the daemon was started anew; nothing was done");

@@ -4,7 +4,7 @@ mod jobs;
 mod levels;
 mod models;
 
-use std::{path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
@@ -33,12 +33,14 @@ const PASSES_A_FRAME: u32 = 20;
 /// Often enough that streaming is seen moving.
 const SNAPSHOT_MS: u32 = 250;
 
-/// What runs beside the screen: one task of each kind, where a later one takes the place of the one before.
+/// What runs beside the screen: one task of each kind, where a later one takes the place of the one before; of requests of
+/// ours several.
 pub(super) struct Tasks {
     socket: PathBuf,
     events: Sender<Event>,
     connection: Option<JoinHandle<()>>,
-    own: Option<JoinHandle<()>>,
+    /// Requests of ours, by their serial numbers.
+    own: BTreeMap<u64, JoinHandle<()>>,
     watch: Option<JoinHandle<()>>,
     plans: Option<JoinHandle<()>>,
     changes: u64,
@@ -59,7 +61,7 @@ impl Tasks {
             socket,
             events,
             connection: None,
-            own: None,
+            own: BTreeMap::new(),
             watch: None,
             plans: None,
             changes: 0,
@@ -70,14 +72,16 @@ impl Tasks {
     /// Does what the update asks for.
     pub(super) fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Generate(request) => {
-                let own = self.spawn(Event::OwnFailed, move |daemon, events| async move {
-                    generate(daemon, *request, events).await
+            Effect::Generate { serial, request } => {
+                let failed = move |message| Event::OwnFailed { serial, message };
+                let own = self.spawn(failed, move |daemon, events| async move {
+                    generate(daemon, serial, *request, events).await
                 });
-                replace(&mut self.own, own);
+                self.own.retain(|_, own| !own.is_finished());
+                self.own.insert(serial, own);
             }
-            Effect::DropOwn => {
-                if let Some(own) = self.own.take() {
+            Effect::DropOwn(serial) => {
+                if let Some(own) = self.own.remove(&serial) {
                     own.abort();
                 }
             }
@@ -111,7 +115,7 @@ impl Tasks {
                 });
             }
             Effect::Restore => self.change(|daemon| async move {
-                let answer = daemon.optimizer().restore(RestoreRequest {}).await;
+                let answer = daemon.optimizer().restore(RestoreRequest::default()).await;
                 answer.map_err(|status| daemon.failure(status))
             }),
             Effect::Measure(level) => {
@@ -140,6 +144,9 @@ impl Tasks {
             }
             Effect::ListJobs => {
                 self.spawn(Event::Failed, jobs::list);
+            }
+            Effect::ListFidelity => {
+                self.spawn(Event::Failed, levels::list_fidelity);
             }
             Effect::Pull(name) => {
                 self.spawn(Event::Failed, move |daemon, events| async move {
@@ -210,7 +217,11 @@ impl Tasks {
             Effect::Save(path, recording) => files::save(path, recording, self.events.clone()),
             Effect::Open(path) => files::open(path, self.events.clone()),
             // The runtime's own.
-            Effect::Mouse(_) | Effect::Keep(_) | Effect::Suspend | Effect::Quit => {}
+            Effect::Copy(_)
+            | Effect::Mouse(_)
+            | Effect::Keep(_)
+            | Effect::Suspend
+            | Effect::Quit => {}
         }
     }
 
@@ -311,14 +322,8 @@ fn replace(place: &mut Option<JoinHandle<()>>, task: JoinHandle<()>) {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        let all = [
-            &self.connection,
-            &self.own,
-            &self.watch,
-            &self.plans,
-            &self.measure,
-        ];
-        for task in all.into_iter().flatten() {
+        let all = [&self.connection, &self.watch, &self.plans, &self.measure];
+        for task in all.into_iter().flatten().chain(self.own.values()) {
             task.abort();
         }
     }
@@ -388,6 +393,7 @@ async fn list_requests(daemon: Daemon, events: Sender<Event>) -> Result<(), Fail
 
 async fn generate(
     daemon: Daemon,
+    serial: u64,
     request: GenerateRequest,
     events: Sender<Event>,
 ) -> Result<(), Failure> {
@@ -396,7 +402,11 @@ async fn generate(
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     let stream = stream.map(|answer| answer.map(|answer| answer.event));
-    let event = |request_id, kind| Event::Own { request_id, kind };
+    let event = |request_id, kind| Event::Own {
+        serial,
+        request_id,
+        kind,
+    };
     forward(&daemon, stream, event, &events).await
 }
 
@@ -440,7 +450,7 @@ fn id(kind: &Kind) -> u64 {
     match kind {
         Kind::Queued(event) => event.request_id,
         Kind::Started(event) => event.request_id,
-        Kind::Pass(event) => event.request_id,
+        Kind::PassDone(event) => event.request_id,
         Kind::BlockDone(event) => event.request_id,
         Kind::Notice(event) => event.request_id,
         Kind::Done(event) => event.request_id,

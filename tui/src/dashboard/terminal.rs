@@ -9,6 +9,7 @@ use std::{
 };
 
 use crossterm::{
+    clipboard::CopyToClipboard,
     cursor::Show,
     event::{DisableBracketedPaste, DisableMouseCapture, EnableBracketedPaste, EnableMouseCapture},
     execute,
@@ -65,6 +66,11 @@ impl Session {
             true => execute!(io::stdout(), EnableMouseCapture),
             false => execute!(io::stdout(), DisableMouseCapture),
         }
+    }
+
+    /// Gives text to the terminal's clipboard (OSC 52); nothing tells whether the terminal took it.
+    pub(super) fn copy(&mut self, text: &str) -> io::Result<()> {
+        execute!(io::stdout(), CopyToClipboard::to_clipboard_from(text))
     }
 
     /// Gives the terminal back, stops the process, and takes the terminal over again once somebody continues it.

@@ -5,15 +5,17 @@ mod chat;
 mod jobs;
 mod journeys;
 mod levels;
+mod lists;
+mod prompt;
 mod screens;
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::{Terminal, backend::TestBackend};
 use sluice_proto::v1::{
     BlockDone, CanvasToken, Card, Device, Done, FinishReason, Host, LayerState, Measured,
-    MemoryKind, Model, ModelShape, ModelState, Pass, Phases, Plan, PlannedMemory, Policy, Queue,
-    Queued, RequestKind, RequestState, RequestSummary, Server, ServerState, Settings, Snapshot,
-    Started, TokenState, Totals, UnitState, generation_event::Kind,
+    MemoryKind, Model, ModelShape, ModelState, PassDone, Phases, Plan, PlannedMemory, Policy,
+    Queue, Queued, RequestKind, RequestState, RequestSummary, Server, ServerState, Settings,
+    Snapshot, Started, TokenState, Totals, UnitState, generation_event::Kind,
 };
 use sluice_shared::level::Level;
 
@@ -33,8 +35,23 @@ fn state() -> State {
     State::new("/run/sluice/sluice.sock".into(), paint)
 }
 
-fn feed(state: &mut State, event: Event) -> Vec<Effect> {
+fn feed(state: &mut State, mut event: Event) -> Vec<Effect> {
     let now_ms = state.now_ms;
+    // Of our own requests it is the one with that number, else the last that has none yet.
+    let own = state.requests.own.iter();
+    match &mut event {
+        Event::Own {
+            serial, request_id, ..
+        } if *serial == LAST => {
+            let known = own.clone().find(|own| own.request_id == Some(*request_id));
+            let meant = known.or(own.clone().rfind(|own| own.request_id.is_none()));
+            *serial = meant.map_or(LAST, |own| own.serial);
+        }
+        Event::OwnFailed { serial, .. } if *serial == LAST => {
+            *serial = own.clone().next_back().map_or(LAST, |own| own.serial);
+        }
+        _ => {}
+    }
     update(state, event, now_ms).effects
 }
 
@@ -62,7 +79,7 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
     Event::Snapshot(Box::new(Snapshot {
         server: Some(Server {
             version: "0.1.0".into(),
-            protocol: 1,
+            protocol_version: 1,
             pid: 100,
             uptime_ms: 185_000,
             state: ServerState::Ready.into(),
@@ -85,7 +102,7 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
             total_bytes: Some(32 * gib),
             available_bytes: Some(7 * gib),
             resident_bytes: Some(gib),
-            resident_peak_bytes: None,
+            ..Default::default()
         }),
         model: Some(Model {
             name: "sluice-demo".into(),
@@ -109,6 +126,11 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
             level: "standard".into(),
             budget_bytes: 4 * gib,
             is_default_budget: true,
+            loaded_with: Some(Box::new(Settings {
+                level: "standard".into(),
+                budget_bytes: 4 * gib,
+                ..Default::default()
+            })),
             ..Default::default()
         }),
         layers: layers(),
@@ -354,9 +376,9 @@ fn generating(request_id: u64) -> Vec<Kind> {
             passes: 8,
             tokens: first,
         }),
-        Kind::Pass(Pass {
+        Kind::PassDone(PassDone {
             request_id,
-            pass: 10,
+            passes: 10,
             block: 1,
             pass_in_block: 2,
             tokens: second,
@@ -388,17 +410,42 @@ fn request(request_id: u64, kind: Kind) -> Event {
     }
 }
 
+/// Stands for the serial number of the request of ours that is meant.
+const LAST: u64 = u64::MAX;
+
+fn own_failed(message: &str) -> Event {
+    Event::OwnFailed {
+        serial: LAST,
+        message: message.into(),
+    }
+}
+
+/// The daemon's numbers of our own requests.
+fn own_ids(state: &State) -> Vec<Option<u64>> {
+    let own = state.requests.own.iter();
+    own.map(|own| own.request_id).collect()
+}
+
 fn own(request_id: u64, kind: Kind) -> Event {
     Event::Own {
+        serial: LAST,
         request_id,
         kind: Box::new(kind),
     }
 }
 
-fn idle() -> State {
+/// As the dashboard opens.
+fn opened() -> State {
     let mut state = state();
     feed(&mut state, Event::Connected);
     feed(&mut state, snapshot(vec![]));
+    state
+}
+
+/// With the keyboard in the prompt.
+fn idle() -> State {
+    let mut state = opened();
+    press(&mut state, KeyCode::Char('i'));
     state
 }
 
@@ -425,7 +472,7 @@ fn lost() -> State {
         retry_ms: 4_000,
     };
     feed(&mut state, event);
-    feed(&mut state, Event::OwnFailed("lost sluiced".into()));
+    feed(&mut state, own_failed("lost sluiced"));
     update(&mut state, Event::Tick, 1_500);
     state.message = None;
     state

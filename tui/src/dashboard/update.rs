@@ -5,6 +5,7 @@
 
 use crossterm::event::KeyEvent;
 use sluice_proto::v1::generation_event::Kind;
+use sluice_shared::units;
 use tui_input::Input;
 
 use super::{
@@ -12,16 +13,18 @@ use super::{
     event::{Effect, Event},
     keep,
     keys::{Action, Mode, Page},
-    line, pages, requests,
-    state::{Link, Own, State, Then, is_started_anew},
-    view::Target,
+    line, pages, prompt, requests, sending,
+    state::{Link, State, Then, is_started_anew},
+    view::{Target, prompt_columns},
 };
 
 /// How long a message stays that is no error, and how long a first Esc waits for the second.
 const MESSAGE_MS: u64 = 6_000;
 const SECOND_ESCAPE_MS: u64 = 2_000;
 /// What the first Esc says.
-const FIRST_ESCAPE: &str = "Esc again cancels your request";
+const FIRST_ESCAPE: &str = "Esc again cancels what you asked for";
+/// Bytes of an answer that are copied: terminals, and what runs in between, take no more for sure.
+const COPY_BYTES_MAX: usize = 64 << 10;
 /// Lines that one press scrolls.
 pub(super) const SCROLL_LINES: isize = 5;
 
@@ -53,9 +56,12 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
         }
         Event::Connected => {
             state.link = Link::Connected;
+            state.asks_past = true;
             // A watch broke with the connection; what is selected is followed anew.
             state.requests.watched = None;
             pages::enter(state, &mut effects);
+            // What waited when the connection was lost.
+            sending::send_waiting(state, &mut effects);
         }
         Event::Lost { cause, retry_ms } => {
             state.link = Link::Lost {
@@ -80,19 +86,32 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
             if is_new {
                 requests::begin_anew(state, &mut effects);
             }
+            if std::mem::take(&mut state.asks_past) {
+                effects.extend([Effect::ListRequests, Effect::ListJobs, Effect::ListFidelity]);
+            }
             changed = state.frozen.is_none();
         }
-        Event::Request { request_id, kind } => requests::follow(state, request_id, *kind, false),
-        Event::Own { request_id, kind } => requests::follow(state, request_id, *kind, true),
-        Event::OwnFailed(message) => requests::own_failed(state, message),
+        Event::Request { request_id, kind } => requests::follow(state, request_id, *kind, None),
+        Event::Own {
+            serial,
+            request_id,
+            kind,
+        } => {
+            requests::follow(state, request_id, *kind, Some(serial));
+            sending::send_waiting(state, &mut effects);
+        }
+        Event::OwnFailed { serial, message } => {
+            requests::own_failed(state, serial, message);
+            sending::send_waiting(state, &mut effects);
+        }
         Event::WatchFailed {
             request_id,
             message,
         } => {
             // Our own comes over its own stream.
-            if let Some(recording) = state.requests.recordings.get_mut(&request_id)
-                && state.link == Link::Connected
-                && state.requests.own != Own::Active(request_id)
+            if state.link == Link::Connected
+                && !state.requests.is_own(request_id)
+                && let Some(recording) = state.requests.recordings.get_mut(&request_id)
             {
                 recording.fail(message);
             }
@@ -111,7 +130,14 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
         | Event::MeasuringStopped => pages::levels::take(state, event, &mut effects),
         Event::Models(models) => pages::jobs::list(state, models),
         Event::Jobs(jobs) => pages::jobs::learn(state, &jobs),
-        Event::Requests(rows) => state.requests.learn(rows),
+        Event::Requests(rows) => {
+            let levels = &state.levels;
+            if (state.jobs).learn_requests(&rows, |row| levels.is_own(row)) {
+                effects.push(Effect::ListFidelity);
+            }
+            state.requests.learn(rows);
+        }
+        Event::Fidelity(measurements) => pages::levels::learn(state, &measurements),
         Event::Terminate => effects.push(Effect::Quit),
     }
     if may_select && requests::select(state, &mut effects) {
@@ -132,7 +158,7 @@ fn may_select(event: &Event) -> bool {
         | Event::Connected
         | Event::Snapshot(_)
         | Event::Requests(_)
-        | Event::OwnFailed(_)
+        | Event::OwnFailed { .. }
         | Event::WatchFailed { .. } => true,
         _ => false,
     }
@@ -185,7 +211,7 @@ fn attend(state: &mut State, is_escape: bool) {
 /// Keys that no table names are written where something is being written.
 fn write(state: &mut State, key: &KeyEvent) {
     match state.mode() {
-        Mode::Prompt if line::write(&mut state.prompt, key) => state.prompts.leave(),
+        Mode::Prompt if prompt::write(&mut state.prompt, key) => state.prompts.leave(),
         Mode::Command if line::write(&mut state.command, key) => state.commands.leave(),
         Mode::Filter => {
             line::write(state.search_mut(), key);
@@ -199,7 +225,15 @@ fn write(state: &mut State, key: &KeyEvent) {
 fn paste(state: &mut State, text: &str) {
     attend(state, false);
     match state.mode() {
-        Mode::Prompt => line::paste(&mut state.prompt, text),
+        Mode::Prompt => {
+            state.prompts.leave();
+            if !prompt::paste(&mut state.prompt, text) {
+                let most = units::bytes(prompt::BYTES_MAX as u64);
+                state.warn(format!(
+                    "a prompt takes {most}; the rest of what was pasted is left out"
+                ));
+            }
+        }
         Mode::Command => line::paste(&mut state.command, text),
         Mode::Filter => line::paste(state.search_mut(), text),
         Mode::Field => pages::options::paste(state, text),
@@ -254,9 +288,14 @@ fn act(state: &mut State, action: Action, key: &KeyEvent, effects: &mut Vec<Effe
         }
         (_, Action::NewConversation) => pages::chat::begin(state),
         (_, Action::Escape) => escape(state, effects),
-        (Mode::Prompt, Action::Enter) => send(state, effects),
-        (Mode::Prompt, Action::Up) => recall(state, -1),
-        (Mode::Prompt, Action::Down) => recall(state, 1),
+        (Mode::Prompt, Action::Enter) => sending::send_prompt(state, effects),
+        (Mode::Prompt, Action::Up) => up_or_down(state, -1),
+        (Mode::Prompt, Action::Down) => up_or_down(state, 1),
+        (Mode::Prompt, Action::NewLine) => {
+            prompt::break_line(&mut state.prompt);
+            state.prompts.leave();
+        }
+        (_, Action::Copy) => copy(state, effects),
         (_, Action::Cancel) => cancel(state),
         _ => pages::act(state, action, effects),
     }
@@ -266,7 +305,6 @@ fn act(state: &mut State, action: Action, key: &KeyEvent, effects: &mut Vec<Effe
 pub(super) fn go(state: &mut State, page: Page, effects: &mut Vec<Effect>) {
     state.page = page;
     state.filter.reset();
-    // A page with a prompt is mostly there to be written on.
     state.modes = vec![Mode::Page];
     pages::enter(state, effects);
 }
@@ -311,7 +349,7 @@ fn answer(state: &mut State, is_yes: bool, effects: &mut Vec<Effect>) {
     effects.extend(question.effects);
     match question.then {
         Then::Nothing => {}
-        Then::CancelOwn => requests::cancel_own(state, effects),
+        Then::CancelOwn(serial) => requests::cancel_own(state, serial, effects),
         Then::ForgetConversation => pages::chat::forget(state),
         Then::Dial(dial) => pages::levels::set_dial(state, dial),
     }
@@ -331,7 +369,7 @@ fn freeze(state: &mut State) {
 fn escape(state: &mut State, effects: &mut Vec<Effect>) {
     if state.own_is_active() {
         if state.escape_at_ms.take().is_some() {
-            requests::cancel_own(state, effects);
+            requests::cancel_all_own(state, effects);
             return;
         }
         state.escape_at_ms = Some(state.now_ms);
@@ -344,44 +382,34 @@ fn escape(state: &mut State, effects: &mut Vec<Effect>) {
     }
 }
 
-fn send(state: &mut State, effects: &mut Vec<Effect>) {
-    let prompt = state.prompt.value().trim().to_owned();
-    if prompt.is_empty() {
-        return;
-    }
-    if can_send(state, "the prompt is kept") {
-        state.prompt.reset();
-        state.prompts.keep(&prompt);
-        let mut request = pages::chat::request(state, &prompt);
-        state.options.apply(&mut request);
-        submit(state, request, effects);
+/// A line up or down in the prompt; from its first and its last on, other prompts.
+fn up_or_down(state: &mut State, by: isize) {
+    let columns = prompt_columns(state.size);
+    if !prompt::step(&mut state.prompt, columns, by) {
+        recall(state, by);
     }
 }
 
-/// Whether a request of ours can be sent now; if not, it is told why.
-pub(super) fn can_send(state: &mut State, otherwise: &str) -> bool {
-    if !state.is_connected() {
-        state.warn(format!("not connected; {otherwise}"));
-        return false;
+/// Gives the answer that the page shows to the terminal's clipboard.
+fn copy(state: &mut State, effects: &mut Vec<Effect>) {
+    match pages::answer(state).filter(|text| !text.is_empty()) {
+        None => state.warn("there is no answer to copy yet"),
+        Some(text) if text.len() > COPY_BYTES_MAX => {
+            let (has, most) = (text.len() as u64, COPY_BYTES_MAX as u64);
+            state.warn(format!(
+                "the answer has {}; at most {} are copied, as terminals take no more; s on page 3 saves the run",
+                units::bytes(has),
+                units::bytes(most)
+            ));
+        }
+        Some(text) => {
+            let count = units::count(text.chars().count() as u64);
+            state.tell(format!(
+                "{count} characters went to the terminal's clipboard, if it allows that (OSC 52)"
+            ));
+            effects.push(Effect::Copy(text));
+        }
     }
-    if state.own_is_active() {
-        state.warn("your request still runs; Esc twice cancels it");
-        return false;
-    }
-    true
-}
-
-/// Sends a request of our own.
-pub(super) fn submit(
-    state: &mut State,
-    request: sluice_proto::v1::GenerateRequest,
-    effects: &mut Vec<Effect>,
-) {
-    state.requests.own = Own::Sent;
-    state.requests.chosen = false;
-    state.show_latest();
-    state.message = None;
-    effects.push(Effect::Generate(Box::new(request)));
 }
 
 fn recall(state: &mut State, by: isize) {
@@ -399,21 +427,29 @@ fn cancel(state: &mut State) {
         Page::Overview | Page::Memory | Page::Canvas | Page::Chat => {}
     }
     let selected = state.requests.selected;
-    let is_ours = match (state.page, state.requests.own) {
-        (_, Own::Idle) => false,
-        (Page::Chat, _) => true,
-        (_, Own::Sent) => !state.requests.chosen,
-        (_, Own::Active(id)) => selected == Some(id),
+    let own = match state.page {
+        Page::Chat => {
+            let asked = state.chat.asked_here();
+            asked.and_then(|asked| state.requests.own(asked.serial))
+        }
+        _ => {
+            let mut own = state.requests.own.iter().rev();
+            let is_meant = |own: &&requests::Own| match own.request_id {
+                None => !state.requests.chosen,
+                known => known == selected,
+            };
+            own.find(is_meant).copied()
+        }
     };
-    if is_ours {
-        let words = match state.requests.own {
-            Own::Active(id) => format!("Cancel request {id}?"),
-            Own::Sent | Own::Idle => "Cancel your request?".to_owned(),
+    if let Some(own) = own {
+        let words = match own.request_id {
+            Some(id) => format!("Cancel request {id}?"),
+            None => "Cancel your request?".to_owned(),
         };
-        return state.ask(words, Vec::new(), Then::CancelOwn);
+        return state.ask(words, Vec::new(), Then::CancelOwn(own.serial));
     }
     if state.page == Page::Chat {
-        return state.warn("no request of yours waits or runs");
+        return state.warn("no answer of this conversation is on its way");
     }
     let rows = state.all_rows();
     let active = rows

@@ -3,6 +3,10 @@
 //! Every page has three shapes: panes beside each other, panes below each other, and for the smallest screens the most
 //! important pane alone. What the mouse can reach is noted as it is drawn.
 
+mod foot;
+
+pub(super) use foot::prompt_columns;
+
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Position, Rect},
@@ -17,7 +21,7 @@ use tui_input::Input;
 
 use super::{
     command,
-    keys::{Action, Binding, Mode, Page, TABLES},
+    keys::{Binding, Mode, Page, TABLES},
     pages,
     state::{Link, State},
 };
@@ -35,15 +39,13 @@ const LEAST_ROWS: u16 = 10;
 const WIDE_COLUMNS: u16 = 100;
 /// From here on, more than one pane fits.
 const TALL_ROWS: u16 = 20;
-/// Rows that an error takes at most.
-const ERROR_ROWS: usize = 3;
 
 /// Something that the mouse can reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// The name of a page.
     Page(Page),
-    /// The prompt line.
+    /// The prompt.
     Prompt,
     /// A request of the list.
     Request(u64),
@@ -252,16 +254,16 @@ pub fn view(frame: &mut Frame<'_>, state: &State) -> Targets {
 fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
     let state = screen.state;
     let is_small = screen.shape == Shape::Small;
-    let prompt_rows = match (state.page.has_prompt(), is_small) {
-        (false, _) => 0,
-        (true, true) => 1,
-        (true, false) => 3,
-    };
-    let [header, tabs, body, prompt, footer] = Layout::vertical([
+    let prompt_rows = foot::prompt_rows(state, area);
+    let told = foot::told(state, usize::from(area.width));
+    let told_rows = u16::try_from(told.len()).unwrap_or(u16::MAX);
+    let [header, tabs, body, prompt, message, footer] = Layout::vertical([
         Constraint::Length(if is_small { 1 } else { 2 }),
         Constraint::Length(1),
         Constraint::Min(0),
         Constraint::Length(prompt_rows),
+        // What is told takes its rows from the page: it hides neither the keys nor what is written.
+        Constraint::Length(told_rows),
         Constraint::Length(1),
     ])
     .areas(area);
@@ -278,9 +280,10 @@ fn draw(screen: &mut Screen<'_, '_>, area: Rect) {
         Page::Jobs => pages::jobs::draw(screen, body),
     }
     if prompt_rows > 0 {
-        draw_prompt(screen, prompt);
+        foot::draw_prompt(screen, prompt);
     }
-    draw_footer(screen, footer);
+    screen.lines(message, told);
+    foot::draw_keys(screen, footer);
     for mode in state.modes.clone() {
         match mode {
             Mode::Help => draw_help(screen),
@@ -459,99 +462,6 @@ fn draw_tabs(screen: &mut Screen<'_, '_>, area: Rect) {
         screen.target(place, Target::Page(page));
         column = column.saturating_add(columns);
     }
-}
-
-fn draw_prompt(screen: &mut Screen<'_, '_>, area: Rect) {
-    let state = screen.state;
-    let is_focused = state.mode() == Mode::Prompt;
-    screen.target(area, Target::Prompt);
-    let invitation = match is_focused {
-        true => "write a prompt; Enter sends it, ? helps, Esc leaves it for keys",
-        false => "i writes a prompt",
-    };
-    let place = match area.height {
-        1 => {
-            let role = if is_focused { Role::Title } else { Role::Dim };
-            let mark = Line::styled("> ", screen.style(role));
-            screen.frame.render_widget(mark, area);
-            Rect::new(area.x + 2, area.y, area.width.saturating_sub(2), 1)
-        }
-        _ => {
-            let title = pages::chat::prompt_title(state);
-            let inner = screen.pane(area, &title, is_focused);
-            Rect::new(inner.x + 1, inner.y, inner.width.saturating_sub(2), 1)
-        }
-    };
-    screen.editor(place, &state.prompt, invitation, is_focused);
-}
-
-/// What is written on it, what is to be told, else the keys of the mode.
-fn draw_footer(screen: &mut Screen<'_, '_>, area: Rect) {
-    let state = screen.state;
-    if state.mode() == Mode::Filter {
-        let mark = Line::styled("/", screen.style(Role::Title));
-        screen.frame.render_widget(mark, area);
-        let place = Rect::new(area.x + 1, area.y, area.width.saturating_sub(1), 1);
-        screen.editor(place, state.search(), "words to look for", true);
-        return;
-    }
-    let columns = usize::from(area.width);
-    let Some(message) = &state.message else {
-        let line = keys_line(screen, columns);
-        return screen.frame.render_widget(line, area);
-    };
-    let text = sanitise_line(&message.text);
-    if !message.is_error {
-        let line = Line::styled(clip(&text, columns), screen.style(Role::Warning));
-        return screen.frame.render_widget(line, area);
-    }
-    // What is to be done about an error often stands at its end.
-    let mut lines = wrapped(&format!("error: {text}"), columns);
-    if let Some(cut) = lines.get(ERROR_ROWS - 1..).map(|rest| rest.join(" ")) {
-        lines.truncate(ERROR_ROWS - 1);
-        lines.push(clip(&cut, columns));
-    }
-    let rows = u16::try_from(lines.len()).unwrap_or(1).min(area.bottom());
-    let place = Rect::new(area.x, area.bottom() - rows, area.width, rows);
-    let style = screen.style(Role::Bad);
-    screen.frame.render_widget(Clear, place);
-    let lines = lines.into_iter().map(|line| Line::styled(line, style));
-    screen.lines(place, lines.collect());
-}
-
-fn keys_line(screen: &Screen<'_, '_>, columns: usize) -> Line<'static> {
-    let state = screen.state;
-    let mut spans = Vec::new();
-    let mut used = 0;
-    // Help and the way out are never what a narrow screen drops; the pages have their names above.
-    let tables = state.mode().tables(state.page);
-    let all = tables.into_iter().flatten();
-    let all = all.filter(|binding| !matches!(binding.action, Action::Go(_)));
-    let is_page = state.mode() == Mode::Page;
-    let (first, rest): (Vec<&Binding>, Vec<&Binding>) =
-        all.partition(|binding| match binding.action {
-            Action::Help | Action::Quit | Action::Yes | Action::No => true,
-            Action::Escape => !is_page,
-            _ => false,
-        });
-    let mut shown = Vec::new();
-    for binding in first.into_iter().chain(rest) {
-        let space = if used == 0 { "" } else { "  " };
-        let columns_needed = space.len() + width(binding.label) + 1 + width(binding.help);
-        // One way is enough, and what doesn't fit leaves its place to what does.
-        if shown.contains(&binding.action) || used + columns_needed > columns {
-            continue;
-        }
-        shown.push(binding.action);
-        used += columns_needed;
-        let label = format!("{space}{}", binding.label);
-        spans.push(Span::styled(label, screen.style(Role::Title)));
-        spans.push(Span::styled(
-            format!(" {}", binding.help),
-            screen.style(Role::Dim),
-        ));
-    }
-    Line::from(spans)
 }
 
 /// The lines of the help: tables with their headings, less the keys that the filter doesn't find.

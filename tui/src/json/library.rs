@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 use sluice_proto::{
-    coded_table,
-    v1::{InspectModelResponse, PullProgress, pull_model_response::Kind},
+    coded_table, plan_table,
+    v1::{InspectModelResponse, PullProgress, load_model_response, pull_model_response::Kind},
 };
 
-use super::model;
+use super::{model, progress as load_progress, resolved};
 
 /// One event of a download.
 #[must_use]
@@ -29,6 +29,25 @@ pub fn pull(kind: &Kind) -> Value {
         Kind::Notice(text) => json!({"event": "notice", "text": text}),
         Kind::Model(pulled) => json!({"event": "done", "model": model(pulled)}),
     }
+}
+
+/// One event of a load.
+#[must_use]
+pub fn load(kind: &load_model_response::Kind) -> Value {
+    use load_model_response::Kind;
+
+    let (name, mut value) = match kind {
+        Kind::Plan(plan) => ("plan", plan_table::json(plan)),
+        Kind::Conversion(step) => (
+            "conversion",
+            json!({"done_bytes": step.done_bytes, "total_bytes": step.total_bytes}),
+        ),
+        Kind::Progress(step) => ("progress", load_progress(step)),
+        Kind::Notice(text) => ("notice", json!({"text": text})),
+        Kind::Model(loaded) => ("done", json!({"model": model(loaded)})),
+    };
+    value["event"] = name.into();
+    value
 }
 
 pub(super) fn progress(step: &PullProgress) -> Value {
@@ -69,6 +88,7 @@ pub fn inspection(facts: &InspectModelResponse) -> Value {
         "tensors": tensors.collect::<Vec<_>>(),
         "levels": levels.collect::<Vec<_>>(),
         "not_loadable": facts.not_loadable,
+        "settings": facts.settings.iter().map(resolved).collect::<Vec<_>>(),
         "coded": facts.coded.as_ref().map(coded_table::json),
     })
 }

@@ -124,7 +124,7 @@ impl Bounds {
                 at_most("length", started.length as usize)?;
                 tokens_at_most(&started.pinned)?;
             }
-            Kind::Pass(pass) => tokens_at_most(&pass.tokens)?,
+            Kind::PassDone(pass) => tokens_at_most(&pass.tokens)?,
             Kind::BlockDone(done) => {
                 self.positions += done.tokens.len().max(1);
                 at_most("tokens of all blocks", self.positions)?;
@@ -185,7 +185,7 @@ fn parse(line: &[u8]) -> Result<Option<Kind>, Wrong> {
             Kind::Queued(Queued { request_id, ahead })
         }
         "started" => Kind::Started(json::<StartedLine>(line)?.started()?),
-        "pass" => Kind::Pass(json::<PassLine>(line)?.pass()?),
+        "pass" => Kind::PassDone(json::<PassLine>(line)?.pass()?),
         "block_done" => Kind::BlockDone(json::<BlockDoneLine>(line)?.block_done()?),
         "notice" => {
             let NoticeLine { request_id, text } = json(line)?;
@@ -233,8 +233,8 @@ fn at_most(what: &str, count: usize) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use sluice_proto::v1::{
-        BlockDone, CanvasToken, Done, FinishReason, Pass, Phases, Policy, Started, Switch,
-        TokenState,
+        BlockDone, CanvasToken, Done, FinishReason, PassDone, Phases, Policy, ResolvedSetting,
+        Started, Switch, TokenState,
     };
 
     use super::*;
@@ -254,7 +254,12 @@ mod tests {
             {"event":"pass","pass_ms":-5,"waited_ms":-0.5,"elapsed_ms":3,"phases":{"multiply_ms":-80,"copy_ms":2}}
             {"event":"done","ms":-1e300}"#;
         let events = read(text.as_bytes()).unwrap();
-        let [Kind::Started(started), Kind::Pass(pass), Kind::Done(done)] = &events[..] else {
+        let [
+            Kind::Started(started),
+            Kind::PassDone(pass),
+            Kind::Done(done),
+        ] = &events[..]
+        else {
             panic!("one of each: {events:?}");
         };
         assert_eq!(started.estimated_ms, Some(0.0));
@@ -317,14 +322,20 @@ mod tests {
                 window: Some(4),
                 growth: "fixed".into(),
                 speculation: "none".into(),
+                sampling: vec![ResolvedSetting {
+                    name: "temperature".into(),
+                    value: "0.7".into(),
+                    origin: "built-in".into(),
+                }],
+                seed_drawn: true,
             }),
             Kind::Notice(Notice {
                 request_id: 9,
                 text: "look".into(),
             }),
-            Kind::Pass(Pass {
+            Kind::PassDone(PassDone {
                 request_id: 9,
-                pass: 1,
+                passes: 1,
                 block: 1,
                 pass_in_block: 1,
                 tokens: vec![token.clone(), CanvasToken::default()],
@@ -339,7 +350,8 @@ mod tests {
                 exact: true,
                 waited_ms: 0.5,
                 streamed_bytes: 7,
-                switch: Some(Switch { done: 1, steps: 2 }),
+                switching: Some(Switch { done: 1, steps: 2 }),
+                level: "moderate".into(),
                 requests: 2,
                 phases: Some(phases),
             }),
@@ -360,6 +372,9 @@ mod tests {
                 seed: u64::MAX,
                 exact: true,
                 text_tokens: 2,
+                generated_tokens: 1,
+                filled_positions: 3,
+                cut: true,
                 pass_ms: 8.5,
                 waited_ms: 0.25,
                 phases: Some(phases),
@@ -378,7 +393,7 @@ mod tests {
             length: u32::MAX,
             ..Default::default()
         };
-        let pass = Pass {
+        let pass = PassDone {
             tokens: vec![token.clone()],
             ..Default::default()
         };
@@ -389,7 +404,7 @@ mod tests {
         for kind in [
             Kind::Started(started),
             Kind::Started(pinned),
-            Kind::Pass(pass),
+            Kind::PassDone(pass),
         ] {
             assert!(bounds.count(&kind).is_err(), "{kind:?}");
         }
@@ -474,7 +489,7 @@ mod tests {
                 "{{\"event\":\"pass\",\"tokens\":[{{\"position\":0,\"state\":\"glowing\"{fields}}}]}}\n"
             );
             match read(line.as_bytes()).as_deref() {
-                Ok([Kind::Pass(pass)]) => pass.tokens[0].clone(),
+                Ok([Kind::PassDone(pass)]) => pass.tokens[0].clone(),
                 other => panic!("{other:?}"),
             }
         };

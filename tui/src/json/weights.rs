@@ -4,8 +4,8 @@ use serde_json::{Value, json};
 use sluice_proto::{
     plan_table,
     v1::{
-        Applied, ApplyPlanned, Conversion, FidelityResult, LayerState, Measured, Plan, Settings,
-        Switch, SwitchTarget, UnitState, apply_response::Kind,
+        Applied, ApplyPlanned, Conversion, FidelityMeasurement, FidelityResult, LayerState,
+        Measured, Plan, Settings, Switch, SwitchTarget, UnitState, apply_response::Kind,
     },
 };
 
@@ -52,6 +52,26 @@ fn applied(applied: &Applied) -> Value {
 /// What a level came to, beside its plan.
 #[must_use]
 pub fn fidelity(result: &FidelityResult, plan: &Plan) -> Value {
+    let mut value = fidelity_result(result);
+    value["equal_to"] = Value::Null;
+    value["peak_bytes"] = json!(plan.peak_bytes);
+    value["pass_ms"] = json!(plan.pass_ms);
+    value
+}
+
+/// A measurement that the daemon keeps.
+#[must_use]
+pub fn fidelity_measurement(measurement: &FidelityMeasurement) -> Value {
+    let result = measurement.result.clone().unwrap_or_default();
+    let mut value = fidelity_result(&result);
+    value["model"] = json!(measurement.model);
+    value["parameters"] = json!(measurement.parameters);
+    value["samples_hash"] = json!(format!("{:016x}", measurement.samples_hash));
+    value["measured_at_s"] = json!(measurement.measured_at_s);
+    value
+}
+
+fn fidelity_result(result: &FidelityResult) -> Value {
     json!({
         "level": result.level,
         "samples": result.samples,
@@ -63,9 +83,23 @@ pub fn fidelity(result: &FidelityResult, plan: &Plan) -> Value {
         "seed": result.seed,
         "ms": result.elapsed_ms,
         "request_id": result.request_id,
-        "peak_bytes": plan.peak_bytes,
-        "pass_ms": plan.pass_ms,
     })
+}
+
+/// A level whose weights have the numbers of one that was measured: the keys are those of [`fidelity`].
+#[must_use]
+pub fn equal_fidelity(plan: &Plan, equal: &str) -> Value {
+    let mut value = fidelity(&FidelityResult::default(), plan);
+    if let Some(figures) = value.as_object_mut() {
+        figures
+            .values_mut()
+            .for_each(|figure| *figure = Value::Null);
+    }
+    value["level"] = json!(plan.level);
+    value["equal_to"] = json!(equal);
+    value["peak_bytes"] = json!(plan.peak_bytes);
+    value["pass_ms"] = json!(plan.pass_ms);
+    value
 }
 
 pub(super) fn switch(switch: &Switch) -> Value {
@@ -102,7 +136,17 @@ pub(super) fn layer_state(layer: &LayerState) -> Value {
 }
 
 pub(super) fn settings(settings: &Settings) -> Value {
+    let substitution = settings.substitution.as_ref();
+    let substitution = substitution.map(|substitution| {
+        json!({
+            "asked": substitution.asked,
+            "taken": substitution.taken,
+            "reason": substitution.reason,
+        })
+    });
     json!({
+        "loaded_with": settings.loaded_with.as_deref().map(self::settings),
+        "substitution": substitution,
         "level": settings.level,
         "budget_bytes": settings.budget_bytes,
         "is_default_budget": settings.is_default_budget,
@@ -115,6 +159,28 @@ pub(super) fn settings(settings: &Settings) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_level_that_is_not_measured_again_has_the_same_keys() {
+        let plan = Plan {
+            level: "mild".into(),
+            peak_bytes: 7,
+            ..Default::default()
+        };
+        let keys = |value: &Value| {
+            let keys = value.as_object().unwrap().keys();
+            keys.cloned().collect::<Vec<_>>()
+        };
+        let equal = equal_fidelity(&plan, "standard");
+        let measured = fidelity(&FidelityResult::default(), &plan);
+        assert_eq!(keys(&equal), keys(&measured));
+        assert_eq!(equal["equal_to"], "standard");
+        assert_eq!(
+            (&equal["level"], &equal["peak_bytes"]),
+            (&"mild".into(), &7.into())
+        );
+        assert!(equal["mean_kl_nats"].is_null() && measured["equal_to"].is_null());
+    }
 
     #[test]
     fn each_line_of_a_change_names_its_event() {

@@ -27,9 +27,9 @@ fn fresh(position: u32, confidence: f32) -> CanvasToken {
 }
 
 fn pass(number: u32, block: u32, tokens: Vec<CanvasToken>) -> Kind {
-    Kind::Pass(Pass {
+    Kind::PassDone(PassDone {
         request_id: 7,
-        pass: number,
+        passes: number,
         block,
         tokens,
         ..Default::default()
@@ -129,7 +129,7 @@ fn every_pass_can_be_seen_again() {
     assert_eq!(second.notices, ["half"]);
     assert!(second.blocks.is_empty() && second.done.is_none());
     let third = recording.picture(2).unwrap();
-    assert_eq!((third.blocks.len(), third.pass.unwrap().pass), (1, 3));
+    assert_eq!((third.blocks.len(), third.pass.unwrap().passes), (1, 3));
     assert!(recording.picture(3).is_none());
     assert!(recording.canvas().has_ended());
     assert_eq!(recording.number(2), Some(3));
@@ -208,9 +208,9 @@ fn a_long_run_keeps_fewer_passes_and_no_more_memory() {
     assert!(numbers.windows(2).all(|two| two[1] - two[0] == stride));
     assert!(stride.is_power_of_two() && 20_000 - numbers.last().unwrap() < stride);
     let latest = recording.canvas().pass.as_ref().unwrap();
-    assert_eq!(latest.pass, 20_000);
+    assert_eq!(latest.passes, 20_000);
     let again = load(&*written(&recording)).unwrap();
-    assert_eq!(again.canvas().pass.as_ref().unwrap().pass, 20_000);
+    assert_eq!(again.canvas().pass.as_ref().unwrap().passes, 20_000);
 }
 
 #[test]
@@ -295,7 +295,7 @@ fn any_event() -> impl Strategy<Value = Kind> {
 /// Events as a daemon tells them: block by block, with passes that are counted.
 fn any_run() -> impl Strategy<Value = Vec<Kind>> {
     let order = |kind: &Kind| match kind {
-        Kind::Pass(pass) => (pass.block, pass.pass),
+        Kind::PassDone(pass) => (pass.block, pass.passes),
         Kind::BlockDone(done) => (done.block, u32::MAX),
         Kind::Notice(notice) => (notice.text.len() as u32 % 4, 30),
         _ => (u32::MAX, 0),
@@ -303,11 +303,11 @@ fn any_run() -> impl Strategy<Value = Vec<Kind>> {
     vec(any_event(), 0..30).prop_map(move |mut events| {
         events.sort_by_key(order);
         let passes = events.iter_mut().filter_map(|kind| match kind {
-            Kind::Pass(pass) => Some(pass),
+            Kind::PassDone(pass) => Some(pass),
             _ => None,
         });
         for (number, pass) in (1..).zip(passes) {
-            pass.pass = number;
+            pass.passes = number;
         }
         [queued(), started(3)].into_iter().chain(events).collect()
     })

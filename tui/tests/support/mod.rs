@@ -9,11 +9,11 @@
 pub mod terminal;
 
 use std::{
-    io::Write,
+    io::{Read, Write},
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::{Arc, Mutex, mpsc},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use sluice_proto::v1::{
@@ -119,7 +119,7 @@ pub struct Seen {
     pub jobs_cancelled: Vec<u64>,
     pub planned: Vec<PlanRequest>,
     pub applied: Vec<ApplyRequest>,
-    pub restored: u32,
+    pub restored: Vec<String>,
     pub measured: Vec<MeasureFidelityRequest>,
 }
 
@@ -177,15 +177,36 @@ impl Drop for Fake {
     }
 }
 
-/// Waits until something holds, or fails after five seconds.
+/// How long something may take; only a failure takes as long, and machines may be busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until something holds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..250 {
-        if holds() {
-            return;
-        }
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "waited in vain for: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
-    panic!("waited in vain for: {what}");
+}
+
+/// Reads what a program says until that has these words, and no further than the end of their line.
+pub fn said(stream: &mut impl Read, words: &str) -> String {
+    let mut said = Vec::new();
+    while !(said.ends_with(b"\n") && String::from_utf8_lossy(&said).contains(words)) {
+        let mut byte = [0];
+        let read = stream.read(&mut byte).expect("read what it says");
+        let so_far = String::from_utf8_lossy(&said);
+        assert!(read > 0, "it ended without '{words}': {so_far}");
+        said.push(byte[0]);
+    }
+    String::from_utf8(said).expect("UTF-8")
+}
+
+/// Ctrl-C for a program, and what came of it.
+pub fn interrupt(child: Child) -> Output {
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("signal");
+    child.wait_with_output().expect("run sluice")
 }
 
 #[derive(Clone)]
@@ -319,7 +340,19 @@ impl ModelService for Service {
         _: Request<ListModelsRequest>,
     ) -> Result<Response<ListModelsResponse>, Status> {
         let models = vec![model(), on_disk()];
-        Ok(Response::new(ListModelsResponse { models }))
+        let kept = KeptWeights {
+            model: "tiny".to_owned(),
+            level: "moderate".to_owned(),
+            bytes: 3 << 20,
+            is_in_use: true,
+            ..Default::default()
+        };
+        Ok(Response::new(ListModelsResponse {
+            models,
+            kept: vec![kept],
+            kept_folder: "/cache".to_owned(),
+            kept_bytes_max: Some(32 << 30),
+        }))
     }
 
     async fn load_model(&self, request: Request<LoadModelRequest>) -> Answers<LoadModelResponse> {
@@ -410,7 +443,10 @@ impl ModelService for Service {
         let mut seen = self.seen.lock().expect("no test panics with it");
         seen.removed.push(request.into_inner());
         let freed_bytes = 3 << 30;
-        Ok(Response::new(RemoveModelResponse { freed_bytes }))
+        Ok(Response::new(RemoveModelResponse {
+            freed_bytes,
+            ..Default::default()
+        }))
     }
 
     async fn inspect_model(
@@ -420,6 +456,10 @@ impl ModelService for Service {
         let mut seen = self.seen.lock().expect("no test panics with it");
         let request = request.into_inner();
         let coded = request.path.ends_with(".sluice");
+        let not_loadable = match request.name.as_str() {
+            "o/odd" => "its model_type 'odd' is not known\x1b[2J".to_owned(),
+            _ => String::new(),
+        };
         seen.inspected.push(request);
         Ok(Response::new(InspectModelResponse {
             model: Some(on_disk()),
@@ -446,6 +486,7 @@ impl ModelService for Service {
                 })
                 .into(),
             coded: coded.then(contents),
+            not_loadable,
             ..Default::default()
         }))
     }
@@ -611,10 +652,10 @@ impl OptimizerService for Service {
         self.change()
     }
 
-    async fn restore(&self, _: Request<RestoreRequest>) -> Answers<ApplyResponse> {
+    async fn restore(&self, request: Request<RestoreRequest>) -> Answers<ApplyResponse> {
         {
             let mut seen = self.seen.lock().expect("no test panics with it");
-            seen.restored += 1;
+            seen.restored.push(request.into_inner().to);
         }
         self.change()
     }
@@ -645,6 +686,21 @@ impl OptimizerService for Service {
             sender.try_send(Ok(answer)).expect("room for all");
         }
         Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn list_fidelity(
+        &self,
+        _: Request<ListFidelityRequest>,
+    ) -> Result<Response<ListFidelityResponse>, Status> {
+        let seen = self.seen.lock().expect("no test panics with it");
+        let measurement = |request| FidelityMeasurement {
+            model: "fake".into(),
+            measured_at_s: 1_700_000_000,
+            result: Some(fidelity(request)),
+            ..Default::default()
+        };
+        let measurements = seen.measured.iter().map(measurement).collect();
+        Ok(Response::new(ListFidelityResponse { measurements }))
     }
 }
 
@@ -683,7 +739,7 @@ fn snapshot() -> Snapshot {
     Snapshot {
         server: Some(Server {
             version: "0.1.0".into(),
-            protocol: sluice_proto::PROTOCOL,
+            protocol_version: sluice_proto::PROTOCOL,
             state: ServerState::Ready.into(),
             ..Default::default()
         }),
@@ -735,7 +791,7 @@ fn fidelity(request: &MeasureFidelityRequest) -> FidelityResult {
     }
 }
 
-/// A plan that needs 3 of 4 GiB and streams nothing. Level `mild` can only be planned.
+/// A plan that needs 3 of 4 GiB and streams nothing. Level `off` can only be planned.
 pub fn plan(level: &str) -> Plan {
     Plan {
         model: "fake".into(),
@@ -746,9 +802,10 @@ pub fn plan(level: &str) -> Plan {
         requests: 1,
         peak_bytes: 3 << 30,
         pass_ms: Some(620.0),
-        is_loadable: level != "mild",
+        is_lossless: ["off", "standard", "mild"].contains(&level),
+        is_loadable: level != "off",
         not_loadable: match level {
-            "mild" => "level mild can only be planned".into(),
+            "off" => "level off can only be planned".into(),
             _ => String::new(),
         },
         ..Default::default()
@@ -848,9 +905,9 @@ pub fn story(text: &str) -> Vec<Step> {
         })),
     ];
     for pass in 1..=length {
-        steps.push(Step::Send(Kind::Pass(Pass {
+        steps.push(Step::Send(Kind::PassDone(PassDone {
             request_id: 7,
-            pass,
+            passes: pass,
             pass_in_block: pass,
             tokens: tokens(pass as usize),
             committed: pass,
@@ -872,6 +929,8 @@ pub fn story(text: &str) -> Vec<Step> {
         passes: length,
         elapsed_ms: 100.0,
         text_tokens: length,
+        generated_tokens: length,
+        filled_positions: length,
         exact: true,
         ..Default::default()
     })));

@@ -10,8 +10,10 @@ use std::{
 };
 
 use sluice_codec::{
-    Coded, DecodeError, Scheme,
-    container::{CHUNK_ROWS, Chunk, Container, ContainerError, FileRecord, ReadAt, TensorRecord},
+    Coded, DecodeError, Layout, Number, Scheme,
+    container::{
+        ALIGN_BYTES, CHUNK_ROWS, Chunk, Container, ContainerError, FileRecord, ReadAt, TensorRecord,
+    },
 };
 
 use super::{CheckpointError, TensorEntry, file::CheckpointFile};
@@ -49,6 +51,17 @@ pub struct CodedTensor {
     /// Its first byte in the file.
     start: u64,
     chunks: Vec<Chunk>,
+    /// Whether the chunks' lengths are an estimate: nobody has coded it yet.
+    is_estimate: bool,
+}
+
+/// What codes take, as far as it follows from nothing but the numbers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct CodeShares {
+    /// Bytes of codes for each number.
+    pub(crate) codes: f64,
+    /// Bytes of a palette's escapes for each number.
+    pub(crate) escapes: f64,
 }
 
 /// Rows of a tensor in one chunk, ready to be decoded.
@@ -149,6 +162,7 @@ impl Inside {
                         width,
                         start: record.offset,
                         chunks: container.chunks(record).collect(),
+                        is_estimate: false,
                     }
                     .into(),
                 );
@@ -191,6 +205,52 @@ impl Inside {
 }
 
 impl CodedTensor {
+    /// A matrix as it would be coded in tiles of this size; `None` where there is no layout for it.
+    pub(crate) fn estimated(
+        name: &str,
+        (rows, width): (usize, usize),
+        format: Format,
+        scheme: Scheme,
+        tile: usize,
+        shares: CodeShares,
+    ) -> Option<Self> {
+        let number = number_of(format)?;
+        let mut chunks = Vec::new();
+        let mut end = 0_u64;
+        for start in (0..rows).step_by(CHUNK_ROWS) {
+            let rows = start..(start + CHUNK_ROWS).min(rows);
+            let numbers = rows.len() * width;
+            let share = |share: f64| (numbers as f64 * share).ceil() as usize;
+            let (codes, escapes) = match scheme {
+                Scheme::Palette => (numbers.div_ceil(2), share(shares.escapes)),
+                _ => (share(shares.codes), 0),
+            };
+            let layout = Layout::new(scheme, number, rows.len(), width, tile, codes, escapes);
+            let chunk = Chunk {
+                rows,
+                offset: end.next_multiple_of(ALIGN_BYTES),
+                layout: layout.ok()?,
+            };
+            end = chunk.end();
+            chunks.push(chunk);
+        }
+        Some(Self {
+            name: name.to_owned(),
+            scheme,
+            format,
+            width,
+            start: 0,
+            chunks,
+            is_estimate: true,
+        })
+    }
+
+    /// Whether its bytes are an estimate: nobody has coded it yet.
+    #[must_use]
+    pub fn is_estimate(&self) -> bool {
+        self.is_estimate
+    }
+
     /// How it is coded.
     #[must_use]
     pub fn scheme(&self) -> Scheme {
@@ -198,7 +258,7 @@ impl CodedTensor {
     }
 
     /// Bytes of all that is coded.
-    pub(super) fn file_bytes(&self) -> u64 {
+    pub(crate) fn file_bytes(&self) -> u64 {
         self.chunks.last().map_or(0, |last| last.end() - self.start)
     }
 
@@ -365,6 +425,16 @@ impl CodedTensor {
             path: path.to_owned(),
             cause,
         }
+    }
+}
+
+/// What the codec calls numbers of this format; `None` for blocks, which are coded already.
+pub(super) fn number_of(format: Format) -> Option<Number> {
+    match format {
+        Format::F32 => Some(Number::F32),
+        Format::F16 => Some(Number::F16),
+        Format::Bf16 => Some(Number::Bf16),
+        _ => None,
     }
 }
 

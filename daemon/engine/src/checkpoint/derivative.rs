@@ -2,12 +2,13 @@
 //! and the next load needn't convert it.
 //!
 //! A copy is a safetensors file that common tools open. Each tensor is `U8` of [rows, bytes a row] under its own name;
-//! the metadata says its format, and what the copy was made from. Data begins on a page, and each tensor at a multiple
+//! the metadata says its format, and what the copy was made from. (One for level `mild` is a container: see `coded`.) Data begins on a page, and each tensor at a multiple
 //! of 64 bytes: where one ends elsewhere, a tensor of padding follows, since the format allows no holes. Tensors lie in
 //! the order of a pass.
 
+mod coded;
 mod fingerprint;
-mod tidy;
+mod kept;
 mod write;
 
 use std::{
@@ -20,8 +21,10 @@ use safetensors::tensor::Metadata;
 use serde_json::{Map, Value, json};
 use sluice_shared::level::Level;
 
+pub(crate) use self::coded::{CodedDerivative, assumed, code, estimated};
 pub(super) use self::fingerprint::Stamp;
-pub(crate) use self::tidy::{Deleted, tidy};
+pub(crate) use self::kept::{Deleted, tidy};
+pub use self::kept::{KeptWeights, Removed, kept_weights, remove_kept};
 use super::{
     Checkpoint, CheckpointError, Source, TensorEntry, file::CheckpointFile,
     safetensors::HEADER_BYTES_MAX,
@@ -42,6 +45,8 @@ const NAME_BYTES_MAX: usize = 128;
 const VERSION_KEY: &str = "sluice.version";
 const SOURCE_KEY: &str = "sluice.source";
 const LEVEL_KEY: &str = "sluice.level";
+/// Where the checkpoint lay when the copy was written; missing for files inside the program.
+const PATH_KEY: &str = "sluice.path";
 /// Before a tensor's name: the key of its format.
 const FORMAT_KEY: &str = "sluice.format.";
 /// Before a number: the name of a tensor of padding.
@@ -106,12 +111,7 @@ impl Derivative {
         }
         Ok(Some(Self {
             folder: folder.to_owned(),
-            name: match (&source.gguf, &source.files[..]) {
-                (Some(_), [file, ..]) => {
-                    model_name(&Source::Folder(Path::new(&file.path).with_extension("")))
-                }
-                _ => model_name(&source.source),
-            },
+            name: name_of(source),
             fingerprint: source.fingerprint()?,
             level: plan.level,
             source: Arc::clone(source),
@@ -136,6 +136,16 @@ impl Derivative {
         self.tensors.iter().map(|tensor| tensor.plan.bytes()).sum()
     }
 
+    /// Bytes of its file.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.layout().2
+    }
+
+    /// Whether a file of its name is there.
+    pub(crate) fn is_there(&self) -> bool {
+        self.path().is_file()
+    }
+
     /// Opens it, if it is there: a checkpoint whose entries have the formats and shapes that they stand for.
     ///
     /// # Errors
@@ -154,21 +164,12 @@ impl Derivative {
             path: file.path.clone(),
             cause,
         };
-        let expect = |key: &str, expected: &str| match metadata.get(key) {
-            Some(found) if found == expected => Ok(()),
-            Some(found) => {
-                let found: String = found.chars().take(100).collect();
-                Err(malformed(format!("{key} is {found:?}, not {expected:?}")))
-            }
-            None => Err(malformed(format!("{key} is missing"))),
-        };
-        expect(VERSION_KEY, VERSION)?;
-        expect(SOURCE_KEY, &self.fingerprint)?;
-        expect(LEVEL_KEY, self.level.name())?;
+        check_origin(&metadata, &self.fingerprint, self.level).map_err(malformed)?;
         let mut tensors = BTreeMap::new();
         for tensor in &self.tensors {
             let format = tensor.plan.storage.format();
-            expect(&format!("{FORMAT_KEY}{}", tensor.name), format.name())?;
+            let key = format!("{FORMAT_KEY}{}", tensor.name);
+            expect(&metadata, &key, format.name()).map_err(malformed)?;
             let shape = vec![tensor.plan.rows, tensor.row_bytes()];
             match entries.remove(&tensor.name) {
                 Some(entry) if entry.shape == shape && entry.bytes == tensor.plan.bytes() => {
@@ -203,10 +204,11 @@ impl Derivative {
 
     /// The header, in whole pages, and where each tensor starts in the file; last, where the file ends.
     fn layout(&self) -> (Vec<u8>, Vec<u64>, u64) {
-        let mut metadata = Map::new();
-        metadata.insert(VERSION_KEY.to_owned(), VERSION.into());
-        metadata.insert(SOURCE_KEY.to_owned(), self.fingerprint.as_str().into());
-        metadata.insert(LEVEL_KEY.to_owned(), self.level.name().into());
+        let origin = origin(&self.source, &self.fingerprint, self.level);
+        let origin = origin.into_iter();
+        let mut metadata: Map<_, _> = origin
+            .map(|(key, value)| (key.to_owned(), value.into()))
+            .collect();
         let mut header = Map::new();
         let mut starts = Vec::with_capacity(self.tensors.len());
         let mut end = 0;
@@ -260,6 +262,56 @@ fn read_metadata(file: &CheckpointFile) -> Result<HashMap<String, String>, Check
             cause: error.to_string(),
         })?;
     Ok(parsed.metadata().clone().unwrap_or_default())
+}
+
+/// What a copy of a checkpoint says of itself.
+fn origin(source: &Checkpoint, fingerprint: &str, level: Level) -> BTreeMap<&'static str, String> {
+    let mut origin = BTreeMap::from([
+        (VERSION_KEY, VERSION.to_owned()),
+        (SOURCE_KEY, fingerprint.to_owned()),
+        (LEVEL_KEY, level.name().to_owned()),
+    ]);
+    if let Source::Folder(folder) = &source.source {
+        let path = match (&source.gguf, &source.files[..]) {
+            (Some(_), [file, ..]) => Path::new(&file.path),
+            _ => folder,
+        };
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        origin.insert(PATH_KEY, path.to_string_lossy().into());
+    }
+    origin
+}
+
+/// Whether a file that says this is the copy of the checkpoint with this fingerprint, wherever that lies by now; otherwise why not.
+fn check_origin(
+    said: &HashMap<String, String>,
+    fingerprint: &str,
+    level: Level,
+) -> Result<(), String> {
+    expect(said, VERSION_KEY, VERSION)?;
+    expect(said, SOURCE_KEY, fingerprint)?;
+    expect(said, LEVEL_KEY, level.name())
+}
+
+fn expect(said: &HashMap<String, String>, key: &str, expected: &str) -> Result<(), String> {
+    match said.get(key) {
+        Some(found) if found == expected => Ok(()),
+        Some(found) => {
+            let found: String = found.chars().take(100).collect();
+            Err(format!("{key} is {found:?}, not {expected:?}"))
+        }
+        None => Err(format!("{key} is missing")),
+    }
+}
+
+/// How the names of a checkpoint's copies begin.
+fn name_of(source: &Checkpoint) -> String {
+    match (&source.gguf, &source.files[..]) {
+        (Some(_), [file, ..]) => {
+            model_name(&Source::Folder(Path::new(&file.path).with_extension("")))
+        }
+        _ => model_name(&source.source),
+    }
 }
 
 /// The name of a model's folder or GGUF file, cut where file names would get too long.

@@ -205,9 +205,17 @@ impl CheckpointFile {
             last_access: now,
             last_modification: keep,
         };
-        // Where neither can be had, the file may be deleted while it is read from, which harms no reader.
-        let _ = rustix::fs::flock(file, FlockOperation::NonBlockingLockShared);
+        // Where neither can be had, the file may be deleted while it is read from, which harms no reader. Others lock it only for as
+        // long as they look at it.
+        let _ = rustix::fs::flock(file, FlockOperation::LockShared);
         let _ = rustix::fs::futimens(file, &times);
+    }
+
+    /// The file is no longer in use, though it stays open.
+    pub(super) fn release(&self) {
+        if let Content::Disk { file, .. } = &self.content {
+            let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+        }
     }
 
     /// Lets the system's cache forget these bytes, so that a read of them goes to the disk.

@@ -11,6 +11,7 @@ mod find;
 mod folder;
 pub mod gguf;
 mod rate;
+mod recommended;
 mod safetensors;
 pub mod synth;
 
@@ -34,8 +35,10 @@ use self::{
     gguf::{Gguf, Interleaved},
 };
 pub use self::{
+    derivative::{KeptWeights, Removed, kept_weights, remove_kept},
     error::CheckpointError,
     rate::{DiskRates, disk_rates},
+    recommended::Recommended,
 };
 use crate::{format::Format, page::Page};
 
@@ -88,9 +91,24 @@ impl TensorEntry {
     pub(crate) fn is_coded(&self) -> bool {
         self.coded.is_some()
     }
+
+    /// How it is coded, if it is.
+    pub(crate) fn coded(&self) -> Option<Arc<CodedTensor>> {
+        self.coded.clone()
+    }
 }
 
 impl Checkpoint {
+    /// Shows others that its files are in use from now on, and when they were last.
+    pub(crate) fn hold(&self) {
+        self.files.iter().for_each(CheckpointFile::hold);
+    }
+
+    /// Its files are no longer in use, though they stay open.
+    pub(crate) fn release(&self) {
+        self.files.iter().for_each(CheckpointFile::release);
+    }
+
     /// Opens a checkpoint and checks the headers of all its files.
     ///
     /// # Errors

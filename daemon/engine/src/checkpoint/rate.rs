@@ -10,7 +10,10 @@ use super::{
     Checkpoint,
     file::{CheckpointFile, PIECE_BYTES},
 };
-use crate::page::{PAGE_BYTES, Page};
+use crate::{
+    mapped::Mapped,
+    page::{PAGE_BYTES, Page},
+};
 
 /// Pieces that are read past the page cache, at most: 64 MiB. Each has memory of its own, as the slots that streamed
 /// weights go to: how fast a piece comes depends by a factor of two on where in the machine's memory it lands, so that one
@@ -40,7 +43,7 @@ pub fn disk_rates(checkpoint: &Checkpoint) -> DiskRates {
         return DiskRates::default();
     };
     let count = DIRECT_READS_MAX as usize * PIECE_BYTES / PAGE_BYTES;
-    let Ok(mut pages) = bytemuck::allocation::try_zeroed_slice_box::<Page>(count) else {
+    let Some(mut pages) = Mapped::<Page>::zeroed(count) else {
         return DiskRates::default();
     };
     let memory: &mut [u8] = bytemuck::cast_slice_mut(&mut pages);

@@ -309,6 +309,7 @@ impl Diffusion {
     fn view<'a>(
         &self,
         (rows, checked): &'a (Vec<Scored<'a>>, Vec<Checked<'a>>),
+        ends: &'a [u32],
         ahead: usize,
     ) -> View<'a> {
         let Block { start, end, steps } = self.blocks[self.block];
@@ -321,6 +322,7 @@ impl Diffusion {
             block: start..end,
             rows,
             checked,
+            ends,
             draws: self.request.temperature > 0.0,
         }
     }
@@ -345,7 +347,8 @@ impl Diffusion {
             },
             false => {
                 let judged = self.judged(rows, candidates, 0);
-                let view = self.view(&judged, 0);
+                let vocabulary = Arc::clone(&self.vocabulary);
+                let view = self.view(&judged, &vocabulary.ends, 0);
                 self.policy.decide(&view)
             }
         };

@@ -11,16 +11,17 @@ use std::{
 };
 
 use rustix::fs::MemfdFlags;
-use sluice_codec::{Coded, Encoded, Scheme};
+use sluice_codec::{Coded, Encoded, Number, Scheme};
 use sluice_cuda::CudaError;
 
 pub(crate) use self::coded::{CodedSample, SampleOnCard};
-use super::{DeviceBuffer, Gpu};
+use super::{DeviceBuffer, Gpu, busy::Ticks};
 use crate::{
-    checkpoint::CheckpointError,
+    checkpoint::{CheckpointError, derivative},
     error::EngineError,
     format::Format,
     ledger::Kind,
+    mapped::Mapped,
     ops::Ops,
     residency::{Data, Weight},
 };
@@ -36,7 +37,16 @@ pub struct Rates {
     pub linear: Vec<LinearRate>,
     /// Seconds that one thread takes to decode a number, by how it is coded; of a card, all of it.
     pub decode: Vec<(Scheme, f64)>,
+    /// Share of the processors that other programs had meanwhile, from 0 to 1.
+    pub others_share: f64,
+    /// Seconds that one thread of the machine takes to convert a weight to a format that levels ask for.
+    pub convert: Vec<(Format, f64)>,
+    /// Seconds that one thread of the machine takes to code a weight of bf16 without loss.
+    pub code_s: f64,
 }
+
+/// From this share on, a machine is called busy.
+pub const BUSY_SHARE: f64 = 0.15;
 
 /// The time of [`Ops::linear`] in one format.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,6 +82,11 @@ const DECODE_ROWS: usize = 64;
 const DECODE_WIDTH: usize = 1024;
 /// Rows that are decoded at a time.
 const DECODE_PIECE: usize = 16;
+/// Formats that levels convert to, and weights that converting is timed with: a piece of a thread.
+const CONVERTED: [Format; 3] = [Format::Q8_0, Format::Q6K, Format::Q4K];
+const CONVERTED_WEIGHTS: usize = 1 << 15;
+/// The rows that as many are coded in.
+const CODED_ROWS: usize = 32;
 /// A sound number in every format, as element, scale and code alike.
 pub(crate) const FILLING: u8 = 0x3C;
 
@@ -112,6 +127,13 @@ impl Rates {
         let mut known = self.decode.iter();
         known.find_map(|(known, seconds)| (*known == scheme).then_some(*seconds))
     }
+
+    /// Seconds that one thread takes to convert a weight, where that was measured.
+    #[must_use]
+    pub fn convert_s(&self, format: Format) -> Option<f64> {
+        let mut known = self.convert.iter();
+        known.find_map(|(known, seconds)| (*known == format).then_some(*seconds))
+    }
 }
 
 /// Measures the rates, in about a quarter of a second and 48 MiB that are given back; on a card, in what it takes to make
@@ -121,8 +143,15 @@ impl Rates {
 /// # Errors
 /// When the device fails.
 pub fn measure(ops: &Ops) -> Result<Option<Rates>, EngineError> {
+    let before = Ticks::now();
     match try_measure(ops) {
-        Ok(rates) => Ok(Some(rates)),
+        Ok(rates) => {
+            let ticks = before.zip(Ticks::now());
+            Ok(Some(Rates {
+                others_share: ticks.map_or(0.0, |(before, after)| before.others_until(after)),
+                ..rates
+            }))
+        }
         Err(EngineError::OutOfMemory { .. } | EngineError::Card(CudaError::OutOfMemory { .. })) => {
             Ok(None)
         }
@@ -131,9 +160,8 @@ pub fn measure(ops: &Ops) -> Result<Option<Rates>, EngineError> {
 }
 
 fn try_measure(ops: &Ops) -> Result<Rates, EngineError> {
-    let mut memory: Box<[u64]> =
-        bytemuck::allocation::try_zeroed_slice_box(LARGE_BYTES / size_of::<u64>())
-            .map_err(|()| no_memory(ops))?;
+    let memory = Mapped::<u64>::zeroed(LARGE_BYTES / size_of::<u64>());
+    let mut memory = memory.ok_or_else(|| no_memory(ops))?;
     // Pages that were never written are all one page, which stays in the cache.
     bytemuck::cast_slice_mut(&mut memory).fill(FILLING);
     let copy_bytes_per_s =
@@ -154,6 +182,9 @@ fn try_measure(ops: &Ops) -> Result<Rates, EngineError> {
         link_bytes_per_s: None,
         linear,
         decode: measure_decode(),
+        others_share: 0.0,
+        convert: measure_convert(),
+        code_s: measure_code(),
     })
 }
 
@@ -171,6 +202,9 @@ fn measure_card(ops: &Ops, gpu: &Gpu, copy_bytes_per_s: f64) -> Result<Rates, En
         link_bytes_per_s: Some(link.pinned_to_device),
         linear: linear?,
         decode: card::measure_decode(ops, gpu, decoded.on_card())?,
+        others_share: 0.0,
+        convert: measure_convert(),
+        code_s: measure_code(),
     })
 }
 
@@ -221,6 +255,55 @@ fn measure_decode() -> Vec<(Scheme, f64)> {
     CodedSample::all(DECODE_ROWS, DECODE_WIDTH)
         .filter_map(measure)
         .collect()
+}
+
+/// Weights of bf16 as trained ones are: most of them small. Equal ones would be found sooner.
+fn sample_weights() -> Vec<u8> {
+    let noise = crate::ops::Noise::new(1);
+    let weights: Vec<f32> = (0..CONVERTED_WEIGHTS as u64)
+        .map(|place| (noise.uniform(0, place, 0) * 2.0 - 1.0).powi(3) as f32 * 0.05)
+        .collect();
+    let mut bytes = vec![0; Format::Bf16.bytes(CONVERTED_WEIGHTS)];
+    Format::Bf16.store(&weights, &mut bytes);
+    bytes
+}
+
+/// Seconds that one thread takes to code a weight of bf16 without loss.
+fn measure_code() -> f64 {
+    let weights = sample_weights();
+    let mut fastest = f64::INFINITY;
+    for _ in 0..COPIES {
+        let start = Instant::now();
+        let coded = derivative::code(
+            Number::Bf16,
+            CODED_ROWS,
+            CONVERTED_WEIGHTS / CODED_ROWS,
+            &weights,
+        );
+        if coded.is_err() {
+            return 0.0;
+        }
+        fastest = fastest.min(seconds_since(start));
+    }
+    fastest / CONVERTED_WEIGHTS as f64
+}
+
+/// Seconds that one thread takes to convert a weight of bf16, by format.
+fn measure_convert() -> Vec<(Format, f64)> {
+    let source = sample_weights();
+    let mut widened = vec![0.0; CONVERTED_WEIGHTS];
+    let measure = |format: Format| {
+        let mut out = vec![0; format.bytes(CONVERTED_WEIGHTS)];
+        let mut fastest = f64::INFINITY;
+        for _ in 0..COPIES {
+            let start = Instant::now();
+            Format::Bf16.widen(&source, &mut widened);
+            format.store(&widened, &mut out);
+            fastest = fastest.min(seconds_since(start));
+        }
+        (format, fastest / CONVERTED_WEIGHTS as f64)
+    };
+    CONVERTED.map(measure).to_vec()
 }
 
 fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, EngineError> {
@@ -309,6 +392,7 @@ mod tests {
         let before = ledger.used_bytes();
         let rates = measure(&ops).unwrap().unwrap();
         // From a slow disk's rate to what no memory reaches.
+        assert!((0.0..=1.0).contains(&rates.others_share));
         let copy = rates.copy_bytes_per_s;
         assert!((1e8..1e12).contains(&copy), "{copy} bytes a second");
         let formats: Vec<_> = rates.linear.iter().map(|rate| rate.format).collect();
@@ -317,6 +401,10 @@ mod tests {
             let one = rate.seconds(1, 1);
             assert!((1e-13..1e-6).contains(&one), "{rate:?}");
             assert!(rate.points.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1));
+        }
+        for format in CONVERTED {
+            let seconds = rates.convert_s(format).unwrap();
+            assert!((1e-11..1e-5).contains(&seconds), "{format:?}: {seconds}");
         }
         assert_eq!(ledger.used_bytes(), before);
     }

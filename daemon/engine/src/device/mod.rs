@@ -1,19 +1,25 @@
 //! The device that computes, the CPU as one pool of threads or a card beside it, and what is known of it: its memory and
 //! its rates.
 
+mod background;
 mod buffer;
+mod busy;
 mod facts;
 mod memory;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use sluice_cuda::{self as cuda, Blas};
 pub use sluice_cuda::{CudaError, Gpu, Live, Number, Unavailable};
 
-pub(crate) use self::facts::{CodedSample, FILLING, SampleOnCard};
+use self::background::Background;
+pub(crate) use self::{
+    background::{Busy, Computing, SHARE, Waiting},
+    facts::{CodedSample, FILLING, SampleOnCard},
+};
 pub use self::{
     buffer::DeviceBuffer,
-    facts::{LinearRate, Rates, measure},
+    facts::{BUSY_SHARE, LinearRate, Rates, measure},
     memory::{MemoryFacts, default_budget, default_pin_limit},
 };
 use crate::error::EngineError;
@@ -26,6 +32,7 @@ pub struct Device {
     /// What computes, where it isn't these threads. None in a rehearsal, too.
     gpu: Option<Gpu>,
     profile: Profile,
+    background: Arc<Background>,
 }
 
 /// Which device is to compute.
@@ -133,6 +140,7 @@ impl Device {
             profile: Profile::cpu(pool.current_num_threads()),
             pool: Some(Arc::new(pool)),
             gpu: None,
+            background: Arc::default(),
         })
     }
 
@@ -171,6 +179,7 @@ impl Device {
             pool: None,
             gpu: None,
             profile,
+            background: Arc::default(),
         }
     }
 
@@ -243,6 +252,32 @@ impl Device {
             Some(pool) if self.gpu.is_none() => pool.install(work),
             _ => work(),
         }
+    }
+
+    /// A pass begins, and computes until what comes back goes: work beside it gives way. A card leaves the machine's threads
+    /// to whoever wants them.
+    pub(crate) fn compute(&self) -> Option<Computing> {
+        (!self.is_card()).then(|| Computing::new(&self.background))
+    }
+
+    /// The pass that computes waits until what comes back goes.
+    pub(crate) fn wait(&self) -> Option<Waiting> {
+        (!self.is_card()).then(|| Waiting::new(&self.background))
+    }
+
+    /// Does a piece of work beside passes, some milliseconds at most, which tells what it took of all cores. While a pass
+    /// computes, all such work together has one part in [`SHARE`] of the time, and this returns after a rest.
+    pub(crate) fn beside(&self, work: impl FnOnce() -> Duration) {
+        self.background.work(work);
+    }
+
+    /// The same on the machine's threads, each of which does what it does through [`Busy::during`].
+    pub(crate) fn run_beside(&self, work: impl FnOnce(&Busy) + Send) {
+        self.beside(|| {
+            let busy = Busy::default();
+            self.run(|| work(&busy));
+            busy.of_all(self.threads())
+        });
     }
 
     /// Runs `work` on the machine's threads; not at all in a rehearsal.

@@ -6,7 +6,7 @@ use sluice_shared::level::Choices;
 
 use super::{Engine, Shared, current::Planner};
 use crate::{
-    checkpoint::{Checkpoint, DiskRates, Source},
+    checkpoint::{Checkpoint, DiskRates, Source, derivative},
     device::{self, Device, Profile, Rates},
     error::EngineError,
     format::Format,
@@ -31,8 +31,9 @@ impl Outline {
             spec,
             format: Format::Bf16,
             coded: None,
+            copy: None,
         });
-        let sources = sources.collect();
+        let sources = derivative::assumed(sources.collect());
         // Where it will lie is not known.
         let machine = Machine {
             disk: DiskRates::default(),
@@ -117,6 +118,7 @@ impl Shared {
         Machine {
             read_limit_bytes_per_s: self.read_limit_bytes_per_s,
             pin_limit_bytes: self.pin_limit_bytes.unwrap_or(here.pin_limit_bytes),
+            learned: self.learned.clone(),
             ..here
         }
     }

@@ -77,7 +77,18 @@ impl Worker {
         });
         let current = self.current_mut()?;
         let samples = compare::samples(request, current.vocabulary.mask);
-        let level = request.level.unwrap_or(before.level);
+        let asked = request.level.unwrap_or(before.level);
+        let choices = Choices {
+            level: asked,
+            ..self.shared.state.settings().choices()
+        };
+        let current = self.current_mut()?;
+        let plan = current.planner.plan(choices, u64::MAX, before.workload)?;
+        // What would be coded without loss computes what the source does: it need not be coded for that.
+        let level = match plan.is_estimate() {
+            true => Level::Standard,
+            false => asked,
+        };
         let total = 2 * samples.len();
         let mut done = 0;
         let mut tell = || {
@@ -89,7 +100,10 @@ impl Worker {
         let kept_in = |kv| cache_format(kv, &profile).map_err(EngineError::from);
         let (format, exact) = (kept_in(kv)?, kept_in(Kv::F32).or(kept_in(Kv::Auto))?);
         let ours = self.rows_at(level, format, before, &samples, cancel, &mut tell)?;
-        let level = self.current_mut()?.plan.level;
+        let level = match plan.is_estimate() {
+            true => plan.level,
+            false => self.current_mut()?.plan.level,
+        };
         let head = self.current_mut()?.plan.units.clone();
         let theirs = self.rows_at(Level::Standard, exact, before, &samples, cancel, &mut tell)?;
         self.divergence(level, &samples, &head, [&theirs, &ours], cancel)
@@ -127,7 +141,6 @@ impl Worker {
             .saturating_sub(reading.map_or(0, |reading| reading.cache.bytes(longest) as u64));
         let choices = Choices { level, ..choices };
         let plan = current.planner.plan(choices, budget, before.workload)?;
-        plan.check_loadable().map_err(EngineError::from)?;
         self.switch_now(plan, cancel)?;
         let Self { current, ops, .. } = self;
         let current = current.as_ref().ok_or(EngineError::NoModel)?;

@@ -1,17 +1,19 @@
 //! The loaded model, and the plans that can be made for it.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use sluice_cuda::HEAD_DIM_MAX;
 use sluice_shared::level::{Choices, Kv};
 
 use super::{ask::default_canvas, extend::Kept, switch::Switch};
 use crate::{
-    checkpoint::{Checkpoint, disk_rates},
+    checkpoint::{Checkpoint, derivative, disk_rates},
     decode::Vocabulary,
     error::EngineError,
     model::{family::ModelConfig, rehearse::Rehearsal, shape::Shape, transformer::Transformer},
-    plan::{self, BLOCK_DEFAULT, Machine, Plan, Question, SourceTensor, Working, Workload},
+    plan::{
+        self, BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload,
+    },
     request::ModelId,
     residency::{Reader, Residency},
 };
@@ -20,11 +22,26 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Planner {
     pub(super) config: ModelConfig,
-    pub(super) sources: Vec<SourceTensor>,
+    /// With an estimate of what a coded copy takes.
+    estimated: Arc<Vec<SourceTensor>>,
+    /// That copy, once there is one.
+    copy: RwLock<Option<CodedCopy>>,
+    /// Whether there is a place for one.
+    pub(super) can_code: bool,
     pub(super) machine: Machine,
+    /// What converted copies of it are found by, where it is one that is loaded.
+    pub(super) checkpoint: Option<Arc<Checkpoint>>,
     pub(super) rehearsal: Rehearsal,
     /// Rows that go through an MLP together, while memory isn't short.
     pub(super) mlp_rows: usize,
+}
+
+/// A checkpoint's weights coded without loss.
+#[derive(Debug, Clone)]
+struct CodedCopy {
+    container: Arc<Checkpoint>,
+    /// The model's tensors, with what they take there.
+    sources: Arc<Vec<SourceTensor>>,
 }
 
 impl Planner {
@@ -33,11 +50,47 @@ impl Planner {
         let rehearsal = Rehearsal::new(config.clone(), &sources, machine.device);
         Self {
             mlp_rows: rehearsal.mlp_rows(),
+            checkpoint: None,
             rehearsal,
             config,
-            sources,
+            estimated: sources.into(),
+            copy: RwLock::default(),
+            can_code: true,
             machine,
         }
+    }
+
+    /// The model's tensors, and what a coded copy takes, if there is one exactly.
+    pub(super) fn sources(&self) -> Arc<Vec<SourceTensor>> {
+        let copy = self.copy.read().unwrap_or_else(PoisonError::into_inner);
+        let exact = copy.as_ref().map(|copy| &copy.sources);
+        Arc::clone(exact.unwrap_or(&self.estimated))
+    }
+
+    /// The same, whether there is a copy or not.
+    pub(super) fn estimated_sources(&self) -> &[SourceTensor] {
+        &self.estimated
+    }
+
+    /// The coded copy that plans count on, if there is one.
+    pub(super) fn copy(&self) -> Option<Arc<Checkpoint>> {
+        let copy = self.copy.read().unwrap_or_else(PoisonError::into_inner);
+        copy.as_ref().map(|copy| Arc::clone(&copy.container))
+    }
+
+    /// Counts on this copy from now on, or on none.
+    pub(super) fn set_copy(&self, container: Option<Arc<Checkpoint>>) {
+        let copy = container.map(|container| {
+            let sources = self.estimated.iter().map(|source| SourceTensor {
+                copy: (source.copy.as_ref()).and_then(|_| container.coded(&source.spec.name)),
+                ..source.clone()
+            });
+            CodedCopy {
+                sources: Arc::new(sources.collect()),
+                container,
+            }
+        });
+        *self.copy.write().unwrap_or_else(PoisonError::into_inner) = copy;
     }
 
     /// For a checkpoint, whose headers are checked, and whose disk is tried for a moment.
@@ -54,6 +107,7 @@ impl Planner {
             });
         }
         let sources = plan::sources(checkpoint, shape.tensors())?;
+        let sources = derivative::estimated(checkpoint, sources)?;
         let machine = Machine {
             disk: disk_rates(checkpoint),
             ..machine
@@ -83,15 +137,19 @@ impl Planner {
     ) -> Result<Plan, EngineError> {
         let mut working = self.rehearsal.working(&workload, mlp_rows, choices.kv)?;
         working.cache_bytes = working.cache_bytes.max(held_bytes);
-        Ok(Plan::new(&Question {
+        let plan = Plan::new(&Question {
             shape: &self.config.shape,
-            sources: &self.sources,
+            sources: &self.sources(),
             choices,
             budget_bytes,
             working,
             workload,
             machine: &self.machine,
-        })?)
+        })?;
+        match plan.is_estimate() && !self.can_code {
+            true => Err(PlanError::NotCoded { level: plan.level }.into()),
+            false => Ok(plan),
+        }
     }
 }
 

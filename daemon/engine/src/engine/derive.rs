@@ -16,13 +16,12 @@ use sluice_shared::units;
 use super::{LoadEvent, LoadReport, current::Planner, worker::Worker};
 use crate::{
     checkpoint::{
-        Checkpoint,
-        derivative::{self, Deleted, Derivative},
+        Checkpoint, CheckpointError,
+        derivative::{self, CodedDerivative, Deleted, Derivative},
     },
     device::Device,
     error::EngineError,
-    ops::Ops,
-    plan::Plan,
+    plan::{Converted, Plan, Storage, SwitchTime, Tier, UnitPlan, switch_time},
     residency::Reader,
 };
 
@@ -30,10 +29,12 @@ use crate::{
 pub(super) struct Keeping {
     /// None: nowhere.
     pub(super) folder: Option<PathBuf>,
-    /// Whether also where nothing is streamed.
+    /// Whether also where nothing is streamed, so that what is converted once is read afterwards.
     pub(super) always: bool,
     /// Most bytes that all copies in the folder take, but for those in use; `None`: any.
     pub(super) bytes_max: Option<u64>,
+    /// Whether somebody was told that copies can't be kept; once is enough as long as that doesn't change.
+    pub(super) has_told: AtomicBool,
 }
 
 impl Keeping {
@@ -55,29 +56,112 @@ impl Keeping {
         let checkpoint = reader.checkpoint();
         // What it was when it was opened is what its copy is found by.
         checkpoint.check_all_unchanged()?;
-        let derivative = Derivative::new(folder, checkpoint, &planner.sources, plan)?;
+        let sources = planner.sources();
+        let derivative = Derivative::new(folder, checkpoint, &sources, plan)?;
         let Some(derivative) = derivative else {
             return Ok((reader, None));
         };
+        if !derivative.is_there() {
+            return Ok((reader, Some(derivative)));
+        }
         match derivative.open() {
-            Ok(Some(copy)) => Ok((
-                reader.with_derivative(Arc::new(copy), &planner.sources),
-                None,
-            )),
+            Ok(Some(copy)) => Ok((reader.with_derivative(Arc::new(copy), &sources), None)),
             Ok(None) => Ok((reader, Some(derivative))),
             Err(error) => {
-                notice(format!(
-                    "a converted copy of the weights can't be used: {error}"
-                ));
+                notice(unusable(&error));
                 Ok((reader, Some(derivative)))
             }
         }
     }
+
+    /// Has plans count on the coded copy, if it is there; otherwise tells what it would be, if there is a folder for it.
+    /// `notice` hears of a file in its place that isn't it.
+    pub(super) fn look_for_coded(
+        &self,
+        checkpoint: &Arc<Checkpoint>,
+        planner: &Planner,
+        notice: &mut dyn FnMut(String),
+    ) -> Result<Option<CodedDerivative>, EngineError> {
+        let Some(folder) = &self.folder else {
+            return Ok(None);
+        };
+        let is_sound = |copy: &Arc<Checkpoint>| copy.check_all_unchanged().is_ok();
+        if planner.copy().as_ref().is_some_and(is_sound) {
+            return Ok(None);
+        }
+        planner.set_copy(None);
+        checkpoint.check_all_unchanged()?;
+        let sources = planner.estimated_sources();
+        let Some(derivative) = CodedDerivative::new(folder, checkpoint, sources)? else {
+            return Ok(None);
+        };
+        match derivative.open() {
+            Ok(Some(copy)) => {
+                planner.set_copy(Some(copy.into()));
+                Ok(None)
+            }
+            Ok(None) => Ok(Some(derivative)),
+            Err(error) => {
+                notice(unusable(&error));
+                Ok(Some(derivative))
+            }
+        }
+    }
+
+    /// Writes the coded copy, unless it is there, and has plans count on it.
+    pub(super) fn code(
+        &self,
+        checkpoint: &Arc<Checkpoint>,
+        planner: &Planner,
+        device: &Device,
+        cancel: &AtomicBool,
+        report: &mut LoadReport,
+    ) -> Result<(), EngineError> {
+        let notice = &mut |notice| report(LoadEvent::Notice(notice));
+        let Some(missing) = self.look_for_coded(checkpoint, planner, notice)? else {
+            return Ok(());
+        };
+        let total_bytes = missing.plain_bytes();
+        let progress = &mut |done_bytes| {
+            report(LoadEvent::Converting {
+                done_bytes,
+                total_bytes,
+            });
+        };
+        let copy = missing.write(device, cancel, progress)?;
+        let copy = copy.ok_or(EngineError::LoadCancelled)?;
+        planner.set_copy(Some(copy.into()));
+        Ok(())
+    }
+}
+
+fn unusable(error: &CheckpointError) -> String {
+    format!("a converted copy of the weights can't be used: {error}")
+}
+
+/// Whether the plan keeps what is coded in no file that can be read.
+fn lacks_coded(reader: &Reader, plan: &Plan) -> bool {
+    plan.is_estimate() || (plan.units.iter()).any(|unit| is_coded(unit) && !reader.has_stored(unit))
+}
+
+fn has_coded(plan: &Plan) -> bool {
+    plan.units.iter().any(is_coded)
+}
+
+fn is_coded(unit: &UnitPlan) -> bool {
+    let mut tensors = unit.tensors.iter();
+    tensors.any(|tensor| matches!(tensor.storage, Storage::Coded(_)))
 }
 
 /// Whether the plan streams what can't be read as it is computed with.
 pub(super) fn lacks_copy(reader: &Reader, plan: &Plan) -> bool {
     plan.streamed().any(|unit| !reader.has_stored(unit))
+}
+
+/// Whether something comes to the device that can't be read as it is computed with.
+fn converts(reader: &Reader, from: &[UnitPlan], plan: &Plan) -> bool {
+    let mut pairs = from.iter().zip(&plan.units);
+    pairs.any(|(from, to)| from != to && to.tier == Tier::Device && !reader.has_stored(to))
 }
 
 fn no_derivatives(plan: &Plan) -> EngineError {
@@ -93,11 +177,73 @@ impl Keeping {
         let (Some(folder), Some(bytes_max)) = (&self.folder, self.bytes_max) else {
             return;
         };
-        for Deleted { name, bytes } in derivative::tidy(folder, bytes_max) {
-            let (bytes, limit) = (units::bytes(bytes), units::bytes(bytes_max));
-            notice(format!(
-                "deleted {name} ({bytes}): converted copies may take {limit}"
-            ));
+        let (deleted, _) = derivative::tidy(folder, bytes_max);
+        tell_deleted(deleted, bytes_max, notice);
+    }
+
+    /// Whether a copy that nothing is streamed from is to be written. What was used longest ago makes room for it; without room
+    /// it isn't, which `notice` hears once.
+    fn keeps(&self, missing: &Derivative, notice: &mut dyn FnMut(String)) -> bool {
+        let (Some(folder), true) = (&self.folder, self.always) else {
+            return false;
+        };
+        let Some(bytes_max) = self.bytes_max else {
+            return true;
+        };
+        let needed = missing.file_bytes();
+        let has_room = needed <= bytes_max && {
+            let (deleted, held_bytes) = derivative::tidy(folder, bytes_max - needed);
+            tell_deleted(deleted, bytes_max, notice);
+            held_bytes <= bytes_max - needed
+        };
+        if !has_room {
+            let (needed, limit) = (units::bytes(needed), units::bytes(bytes_max));
+            let words = format!(
+                "converted weights take {needed} and are not kept: of {limit} that they may take, others in use leave less"
+            );
+            self.tell_once(words, notice);
+        }
+        has_room
+    }
+
+    /// Goes on without a copy that can't be kept, which `notice` hears once.
+    pub(super) fn do_without(&self, error: &EngineError, notice: &mut dyn FnMut(String)) {
+        let words = format!(
+            "{error}; they are not kept, and the next switch will have to convert them again"
+        );
+        self.tell_once(words, notice);
+    }
+
+    fn tell_once(&self, words: String, notice: &mut dyn FnMut(String)) {
+        if !self.has_told.swap(true, Ordering::Relaxed) {
+            notice(words);
+        }
+    }
+
+    /// How long it takes to get from one plan to another.
+    pub(super) fn switch_time(
+        &self,
+        planner: &Planner,
+        from: &Plan,
+        to: &Plan,
+    ) -> Option<SwitchTime> {
+        let converted = match to.is_estimate() {
+            true => Converted::Coding,
+            false => self.converted(planner, to),
+        };
+        switch_time(&from.units, to, &planner.machine, converted)
+    }
+
+    /// Where a switch to a plan would have its converted weights from.
+    fn converted(&self, planner: &Planner, plan: &Plan) -> Converted {
+        let (Some(folder), Some(checkpoint)) = (&self.folder, &planner.checkpoint) else {
+            return Converted::Anew;
+        };
+        match Derivative::new(folder, checkpoint, &planner.sources(), plan) {
+            Ok(Some(copy)) if copy.is_there() => Converted::Kept,
+            // What is streamed is written whether that is wished or not.
+            Ok(Some(_)) if self.always || plan.streamed().next().is_some() => Converted::Keeping,
+            _ => Converted::Anew,
         }
     }
 
@@ -126,14 +272,20 @@ impl Keeping {
         cancel: &AtomicBool,
         report: &mut LoadReport,
     ) -> Result<Arc<Reader>, EngineError> {
-        let reader = Reader::new(Arc::clone(checkpoint), &planner.sources)
+        let sources = planner.sources();
+        let mut reader = Reader::new(Arc::clone(checkpoint), &sources)
             .with_limit(planner.machine.read_limit_bytes_per_s)
             .with_pin_limit(planner.machine.pin_limit_bytes);
+        if let Some(copy) = planner.copy()
+            && has_coded(plan)
+        {
+            reader = reader.with_coded(copy, &sources);
+        }
         let notice = &mut |notice| report(LoadEvent::Notice(notice));
         let (reader, missing) = self.look_up(reader, planner, plan, notice)?;
         let is_needed = lacks_copy(&reader, plan);
         let missing = match missing {
-            Some(missing) if is_needed || self.always => missing,
+            Some(missing) if is_needed || self.keeps(&missing, notice) => missing,
             None if is_needed => return Err(no_derivatives(plan)),
             _ => return Ok(Arc::new(reader)),
         };
@@ -145,13 +297,14 @@ impl Keeping {
             });
         };
         match missing.write(&reader, device, cancel, progress) {
-            Ok(Some(copy)) => Ok(Arc::new(
-                reader.with_derivative(Arc::new(copy), &planner.sources),
-            )),
+            Ok(Some(copy)) => {
+                self.has_told.store(false, Ordering::Relaxed);
+                Ok(Arc::new(reader.with_derivative(Arc::new(copy), &sources)))
+            }
             Ok(None) => Err(EngineError::LoadCancelled),
             // The next load will have to convert again; this one can do without.
             Err(error @ EngineError::Derivative { .. }) if !is_needed => {
-                report(LoadEvent::Notice(error.to_string()));
+                self.do_without(&error, &mut |notice| report(LoadEvent::Notice(notice)));
                 Ok(Arc::new(reader))
             }
             Err(error) => Err(error),
@@ -159,30 +312,72 @@ impl Keeping {
     }
 }
 
+fn tell_deleted(deleted: Vec<Deleted>, bytes_max: u64, notice: &mut dyn FnMut(String)) {
+    for Deleted { name, bytes } in deleted {
+        let (bytes, limit) = (units::bytes(bytes), units::bytes(bytes_max));
+        notice(format!(
+            "deleted {name} ({bytes}): converted copies may take {limit}"
+        ));
+    }
+}
+
 impl Worker {
-    /// Sees to it that what the plan streams lies on disk as it is computed with. What must be converted is, beside the
-    /// passes; until that is done the plan can't be put in force.
-    pub(super) fn prepare_streaming(
+    /// Sees to it that what the plan streams lies on disk as it is computed with, all that it keeps coded, and what it converts,
+    /// where that is to be kept. What must be converted is, beside the passes; until that is done the plan can't be put in force.
+    pub(super) fn prepare_weights(
         &mut self,
         plan: &Plan,
+        is_asked: bool,
         notice: &mut dyn FnMut(String),
     ) -> Result<Option<Conversion>, EngineError> {
         let Some(current) = &mut self.current else {
             return Err(EngineError::NoModel);
         };
         let reader = Reader::clone(&current.reader);
-        let (reader, missing) = self
-            .keeping
-            .look_up(reader, &current.planner, plan, notice)?;
-        let is_needed = lacks_copy(&reader, plan);
-        let reader = Arc::new(reader);
-        let conversion = match missing {
-            Some(missing) if is_needed => {
-                Some(Conversion::start(missing, Arc::clone(&reader), &self.ops)?)
+        let conversion;
+        let reader = if lacks_coded(&reader, plan) {
+            let (checkpoint, planner) = (reader.checkpoint(), &current.planner);
+            let missing = self.keeping.look_for_coded(checkpoint, planner, notice)?;
+            let ops = Arc::clone(&self.ops);
+            conversion = missing.map(|missing| {
+                let total_bytes = missing.plain_bytes();
+                Conversion::start(total_bytes, true, move |cancel, progress| {
+                    missing.write(ops.device(), cancel, progress)
+                })
+            });
+            match planner.copy() {
+                Some(copy) => Arc::new(reader.with_coded(copy, &planner.sources())),
+                None => Arc::new(reader),
             }
-            None if is_needed => return Err(no_derivatives(plan)),
-            _ => None,
+        } else {
+            let (reader, missing) =
+                (self.keeping).look_up(reader, &current.planner, plan, notice)?;
+            let is_needed = lacks_copy(&reader, plan);
+            let reader = Arc::new(reader);
+            conversion = match missing {
+                // A request that needs room doesn't wait for what is only kept for the next time.
+                Some(missing)
+                    if is_needed
+                        || (is_asked
+                            && converts(&reader, &current.weights.unit_plans(), plan)
+                            && self.keeping.keeps(&missing, notice)) =>
+                {
+                    let (reader, ops) = (Arc::clone(&reader), Arc::clone(&self.ops));
+                    let total_bytes = missing.tensor_bytes();
+                    Some(Conversion::start(
+                        total_bytes,
+                        is_needed,
+                        move |cancel, progress| {
+                            missing.write(&reader, ops.device(), cancel, progress)
+                        },
+                    ))
+                }
+                None if is_needed => return Err(no_derivatives(plan)),
+                _ => None,
+            };
+            reader
         };
+        let conversion = conversion.transpose()?;
         if let Err(error) = current.set_reader(reader) {
             self.lose_stream(error);
             return Err(EngineError::NoModel);
@@ -195,8 +390,15 @@ impl Worker {
         let Some(current) = &mut self.current else {
             return;
         };
-        let reader = Reader::clone(&current.reader);
-        let reader = reader.with_derivative(Arc::new(copy), &current.planner.sources);
+        let (reader, copy) = (Reader::clone(&current.reader), Arc::new(copy));
+        let reader = match copy.is_container() {
+            true => {
+                current.planner.set_copy(Some(Arc::clone(&copy)));
+                reader.with_coded(copy, &current.planner.sources())
+            }
+            false => reader.with_derivative(copy, &current.planner.sources()),
+        };
+        self.keeping.has_told.store(false, Ordering::Relaxed);
         if let Err(error) = current.set_reader(Arc::new(reader)) {
             self.lose_stream(error);
         }
@@ -223,10 +425,19 @@ impl super::current::Current {
             false => Ok(()),
         }
     }
+
+    /// Lets go of copies that the plan in force has no use for.
+    pub(super) fn release_copies(&mut self) {
+        let reader = Reader::clone(&self.reader).only_for(&self.plan);
+        self.weights.set_reader(Reader::clone(&reader));
+        self.reader = Arc::new(reader);
+    }
 }
 
 /// A copy that is being written while passes run. Dropped, it is given up, and nothing is left of it.
 pub(super) struct Conversion {
+    /// Something will be streamed from it; otherwise it is only kept for the next time.
+    is_needed: bool,
     result: mpsc::Receiver<Result<Option<Checkpoint>, EngineError>>,
     done_bytes: Arc<AtomicU64>,
     total_bytes: u64,
@@ -235,35 +446,42 @@ pub(super) struct Conversion {
 }
 
 impl Conversion {
+    /// Has `write` write a copy, which tells how many of all these bytes are done.
     fn start(
-        derivative: Derivative,
-        reader: Arc<Reader>,
-        ops: &Arc<Ops>,
+        total_bytes: u64,
+        is_needed: bool,
+        write: impl FnOnce(&AtomicBool, &mut dyn FnMut(u64)) -> Result<Option<Checkpoint>, EngineError>
+        + Send
+        + 'static,
     ) -> Result<Self, EngineError> {
         let (sender, result) = mpsc::channel();
-        let total_bytes = derivative.tensor_bytes();
         let done_bytes = Arc::new(AtomicU64::new(0));
         let cancel = Arc::new(AtomicBool::new(false));
         let thread = thread::Builder::new()
             .name("sluice-convert".to_owned())
             .spawn({
-                let (ops, done_bytes) = (Arc::clone(ops), Arc::clone(&done_bytes));
-                let cancel = Arc::clone(&cancel);
+                let (done_bytes, cancel) = (Arc::clone(&done_bytes), Arc::clone(&cancel));
                 move || {
                     let progress = &mut |done| done_bytes.store(done, Ordering::Relaxed);
-                    let written = derivative.write(&reader, ops.device(), &cancel, progress);
+                    let written = write(&cancel, progress);
                     // Nobody asks any more when it was given up.
                     let _ = sender.send(written);
                 }
             })
             .map_err(|error| EngineError::Threads(error.to_string()))?;
         Ok(Self {
+            is_needed,
             result,
             done_bytes,
             total_bytes,
             cancel,
             thread: Some(thread),
         })
+    }
+
+    /// Whether something will be streamed from it.
+    pub(super) fn is_needed(&self) -> bool {
+        self.is_needed
     }
 
     /// Bytes done, and in all.
@@ -290,5 +508,36 @@ impl Drop for Conversion {
             // The unfinished file is gone before the program may end. A panic has shown itself as a missing result.
             drop(thread.join());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, hint};
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_left_of_a_conversion_that_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("copy.partial");
+        let (begun, has_begun) = mpsc::channel();
+        let written = path.clone();
+        let conversion = Conversion::start(100, true, move |cancel, progress| {
+            fs::write(&written, "half").unwrap();
+            progress(50);
+            begun.send(()).unwrap();
+            while !cancel.load(Ordering::Relaxed) {
+                hint::spin_loop();
+            }
+            fs::remove_file(&written).unwrap();
+            Ok(None)
+        });
+        let conversion = conversion.unwrap();
+        has_begun.recv().unwrap();
+        assert_eq!(conversion.progress(), (50, 100));
+        assert!(conversion.poll(Duration::ZERO).is_none() && path.exists());
+        drop(conversion);
+        assert!(!path.exists());
     }
 }

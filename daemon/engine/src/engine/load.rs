@@ -13,10 +13,11 @@ use std::{
     time::Duration,
 };
 
+mod level;
+
+use self::level::Prepared;
 use super::{
-    LoadEvent, LoadReport, Settings, Shared,
-    current::{Planner, usual_workload},
-    derive::Keeping,
+    LoadEvent, LoadReport, Settings, Shared, Substitution, current::Planner, derive::Keeping,
     worker::Worker,
 };
 use crate::{
@@ -67,6 +68,7 @@ pub(super) struct Loaded {
     pub(super) reader: Arc<Reader>,
     pub(super) weights: Residency,
     pub(super) settings: Settings,
+    pub(super) substitution: Option<Substitution>,
 }
 
 /// The load under way.
@@ -231,22 +233,20 @@ impl Beside {
         let opened = Opened::new(source)?;
         let profile = ops.device().profile();
         let machine = (self.shared).machine(profile, self.rates.clone());
-        let planner = Planner::of_checkpoint(&opened.checkpoint, opened.config.clone(), machine)?;
+        let mut planner =
+            Planner::of_checkpoint(&opened.checkpoint, opened.config.clone(), machine)?;
+        planner.can_code = self.keeping.folder.is_some();
+        planner.checkpoint = Some(Arc::clone(&opened.checkpoint));
         let planner = Arc::new(planner);
-        let budget = self.shared.state.budget_bytes(&settings);
-        let plan = planner.plan(
-            settings.choices(),
-            budget,
-            usual_workload(&planner.config.shape),
-        )?;
-        plan.check_loadable()?;
-        let plan = Arc::new(plan);
-        report(LoadEvent::Planned(Arc::clone(&plan)));
+        let notice = &mut |notice| report(LoadEvent::Notice(notice));
+        (self.keeping).look_for_coded(&opened.checkpoint, &planner, notice)?;
         // Before the present model may have to go: this takes long, and a full disk leaves it there.
-        let checkpoint = &opened.checkpoint;
-        let reader =
-            self.keeping
-                .reader(checkpoint, &planner, &plan, ops.device(), cancel, report)?;
+        let Prepared {
+            plan,
+            reader,
+            settings,
+            substitution,
+        } = self.prepare(&opened.checkpoint, &planner, settings, cancel, report)?;
         self.ask_for_room(&plan, cancel)?;
         let total_bytes: u64 = plan.units.iter().map(UnitPlan::bytes).sum();
         let mut progress = |units: usize| {
@@ -274,6 +274,7 @@ impl Beside {
             reader,
             weights,
             settings,
+            substitution,
         })
     }
 

@@ -16,7 +16,8 @@ mod wait;
 mod worker;
 
 use std::{
-    path::PathBuf,
+    fmt,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -34,14 +35,14 @@ pub use self::{
 use self::{derive::Keeping, state::State, worker::Worker};
 pub use crate::schedule::{QueueState, Ticket};
 use crate::{
-    checkpoint::Source,
+    checkpoint::{Recommended, Source},
     device::{self, Device, Number, Opened, Unavailable},
     error::EngineError,
     event::Sink,
     ledger::{self, Ledger},
     model::ModelInfo,
     ops::{self, Ops},
-    plan::{Plan, Storage, Workload},
+    plan::{Learned, Plan, Storage, SwitchTime, Workload},
     request::{ModelId, Work},
     schedule::{Apply, Load, Queue, Unload},
     text::Text,
@@ -76,7 +77,8 @@ pub struct Options {
     /// Where converted copies of checkpoints are kept, so that they can be streamed and the next load needn't convert;
     /// `None`: nowhere.
     pub derivatives: Option<PathBuf>,
-    /// Whether a load writes a converted copy there even when it streams nothing, so that the next one needn't convert.
+    /// Whether a load and a change of level write a converted copy there even when nothing is streamed, so that the next one
+    /// needn't convert.
     pub keep_converted: bool,
     /// Most bytes that converted copies in that folder take: the least recently used go when there are more, but never
     /// one in use. `None`: any.
@@ -168,6 +170,35 @@ impl Settings {
     }
 }
 
+/// A level that took the place of the one that was asked for, and is no less faithful.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Substitution {
+    /// Asked for.
+    pub asked: Level,
+    /// In its place.
+    pub taken: Level,
+    /// Why that could not be had.
+    pub reason: String,
+}
+
+impl fmt::Display for Substitution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            asked,
+            taken,
+            reason,
+        } = self;
+        let faithful = match (asked.is_lossless(), taken.is_lossless()) {
+            (Some(false), Some(true)) | (Some(false), Some(false)) => "more faithful",
+            _ => "as faithful",
+        };
+        write!(
+            f,
+            "level {taken}, which is {faithful}, takes the place of {asked}: {reason}"
+        )
+    }
+}
+
 /// A model in memory, as everybody may see it.
 #[derive(Debug)]
 pub struct LoadedModel {
@@ -177,6 +208,8 @@ pub struct LoadedModel {
     pub info: ModelInfo,
     /// Its tokenizer and template, if the checkpoint has them.
     pub text: Option<Arc<Text>>,
+    /// What the checkpoint says of how its tokens are chosen.
+    pub recommended: Recommended,
 }
 
 /// How a load goes.
@@ -219,10 +252,12 @@ pub enum ApplyEvent {
         plan: Arc<Plan>,
         /// Changes between passes.
         steps: usize,
+        /// How long that will take, where rates are known.
+        time: Option<SwitchTime>,
     },
     /// Something the user should hear of.
     Notice(String),
-    /// A converted copy is being written, from which weights will be streamed; the plan before stays in force meanwhile.
+    /// A converted copy is being written, from which weights will be read; the plan before stays in force meanwhile.
     Converting {
         /// Bytes of the copy that are done.
         done_bytes: u64,
@@ -247,6 +282,7 @@ pub type ApplyReport = Box<dyn FnMut(ApplyEvent) + Send>;
 pub struct Engine {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    keeping: Arc<Keeping>,
     device: Device,
     no_card: Option<Unavailable>,
 }
@@ -260,6 +296,8 @@ struct Shared {
     pin_limit_bytes: Option<u64>,
     last_model_id: AtomicU64,
     alive: AtomicBool,
+    /// What passes of all models have taken beside what was predicted.
+    learned: Learned,
 }
 
 impl Engine {
@@ -285,16 +323,19 @@ impl Engine {
             pin_limit_bytes: options.pin_limit_bytes,
             last_model_id: AtomicU64::new(0),
             alive: AtomicBool::new(true),
+            learned: Learned::default(),
         });
         let keeping = Keeping {
             folder: options.derivatives,
             always: options.keep_converted,
             bytes_max: options.converted_bytes_max,
+            has_told: AtomicBool::new(false),
         };
+        let keeping = Arc::new(keeping);
         let worker = Worker::new(
             Arc::clone(&shared),
             ops,
-            keeping,
+            Arc::clone(&keeping),
             options.parallel.clamp(1, PARALLEL_MAX),
             spare_bytes,
         );
@@ -305,6 +346,7 @@ impl Engine {
         Ok(Self {
             shared,
             thread: Mutex::new(Some(thread)),
+            keeping,
             device,
             no_card,
         })
@@ -361,10 +403,38 @@ impl Engine {
         self.shared.state.plan(change, workload)
     }
 
+    /// How long it takes to get from the plan in force to another one for the loaded model, once a switch begins. Unknown
+    /// without a model, or where rates are.
+    #[must_use]
+    pub fn switch_time(&self, plan: &Plan) -> Option<SwitchTime> {
+        let state = &self.shared.state;
+        let (planner, in_force) = (state.planner()?, state.in_force()?);
+        self.keeping.switch_time(&planner, &in_force.plan, plan)
+    }
+
+    /// The folder that converted weights are kept in, and how many bytes they may take there.
+    #[must_use]
+    pub fn kept_folder(&self) -> Option<(&Path, Option<u64>)> {
+        let folder = self.keeping.folder.as_deref()?;
+        Some((folder, self.keeping.bytes_max))
+    }
+
     /// The settings that models are loaded with.
     #[must_use]
     pub fn settings(&self) -> Settings {
         self.shared.state.settings()
+    }
+
+    /// What the present model was loaded with, at the level that it got.
+    #[must_use]
+    pub fn loaded_with(&self) -> Option<Settings> {
+        self.shared.state.loaded_with()
+    }
+
+    /// The level that is in force in another's place, as long as nobody has chosen one since.
+    #[must_use]
+    pub fn substitution(&self) -> Option<Substitution> {
+        self.shared.state.substitution()
     }
 
     /// Most bytes that may be held where nobody sets a budget.
@@ -377,6 +447,12 @@ impl Engine {
     #[must_use]
     pub fn in_force(&self) -> Option<InForce> {
         self.shared.state.in_force()
+    }
+
+    /// Level of the plan in force; cheap enough to ask after every pass.
+    #[must_use]
+    pub fn level_in_force(&self) -> Option<Level> {
+        self.shared.state.level_in_force()
     }
 
     /// Whether weights that are stored by this plan come to what its formats say, up to float order: not where rows are rounded
@@ -427,10 +503,25 @@ impl Engine {
         self.shared.ledger.report()
     }
 
+    /// Bytes of the host's memory that are pinned for a card to copy weights from.
+    #[must_use]
+    pub fn pinned_bytes(&self) -> u64 {
+        self.shared.ledger.pinned_bytes()
+    }
+
     /// What computes.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// The same engine, which computes on the CPU for this reason.
+    #[must_use]
+    pub fn without_card(self, reason: Unavailable) -> Self {
+        // A field can't be moved out of what has an end of its own.
+        let mut engine = self;
+        engine.no_card = Some(reason);
+        engine
     }
 
     /// Why no card computes, where one would have been taken.

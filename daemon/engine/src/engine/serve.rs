@@ -5,7 +5,7 @@ mod give_way;
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use self::give_way::{as_refusal, mlp_rows_from};
@@ -17,7 +17,8 @@ use crate::{
     ledger::Mark,
     model::transformer::Interrupt,
     ops::Ops,
-    plan::{Plan, PlanError, Storage, Workload},
+    plan::{Plan, PlanError, Storage, Workload, learned::Kind},
+    residency::StreamStats,
 };
 use sluice_shared::{level::Choices, units};
 
@@ -255,7 +256,9 @@ impl<'a> Served<'a> {
             let begun = Instant::now();
             let Worker { current, ops, .. } = &mut *self.worker;
             let current = current.as_ref().ok_or(EngineError::NoModel)?;
+            let computing = ops.device().compute();
             let done = pass(ops, current).map_err(|failed| as_refusal(failed, ops.ledger()));
+            drop(computing);
             match done {
                 Err(Interrupt::Failed(error @ EngineError::OutOfMemory { .. })) => {
                     let made_room = self.make_room(error);
@@ -266,13 +269,15 @@ impl<'a> Served<'a> {
                 }
                 Err(interrupt) => return Err(interrupt),
                 Ok((result, rows)) => {
-                    self.measure(begun, rows);
+                    let took = begun.elapsed();
+                    self.measure(took, rows);
                     let weights = self.weights();
                     let stream = weights.stream.since(&before);
                     let time = started.elapsed();
                     let times = self.worker.ops.take_times();
                     let waited = times.and_then(|times| times.waited);
                     let waited = waited.unwrap_or(stream.waited);
+                    self.learn(rows, took.saturating_sub(waited), &stream);
                     let cost = PassCost {
                         requests,
                         time,
@@ -288,14 +293,53 @@ impl<'a> Served<'a> {
         }
     }
 
-    fn measure(&mut self, begun: Instant, rows: usize) {
+    /// Compares a pass with what the rates say of one like it.
+    fn learn(&self, rows: usize, computed: Duration, stream: &StreamStats) {
+        let Worker {
+            current: Some(current),
+            loading: None,
+            measured,
+            ..
+        } = &*self.worker
+        else {
+            // What is loaded beside it takes its share of the cores.
+            return;
+        };
+        let planner = &current.planner;
+        let shape = &planner.config.shape;
+        // The first one finds caches empty, and a prompt's rows are not what a causal model's passes are predicted for.
+        let is_usual = !shape.causal || rows == self.workload.requests;
+        if current.switch.is_some() || measured.passes < 2 || !is_usual {
+            return;
+        }
+        let workload = self.workload.with_rows(rows);
+        let machine = planner.machine.by_rates();
+        let stands = current.as_it_stands();
+        let Some(predicted) = stands.time(shape, &workload, &machine) else {
+            return;
+        };
+        let learned = &planner.machine.learned;
+        let kind = Kind {
+            shape,
+            level: stands.level,
+            rows,
+        };
+        learned.see_compute(kind, computed.as_secs_f64(), predicted.busy_s());
+        let streamed = stands.streamed_bytes();
+        if streamed > 0 && stream.bytes > 0 {
+            let share = stream.bytes as f64 / streamed as f64;
+            learned.see_reading(stream.copied.as_secs_f64(), predicted.reader_s * share);
+        }
+    }
+
+    fn measure(&mut self, took: Duration, rows: usize) {
         let Some(current) = &self.worker.current else {
             return;
         };
         let stream = current.weights.stream_stats();
         let measured = &mut self.worker.measured;
         measured.passes += 1;
-        measured.last_pass_time = begun.elapsed();
+        measured.last_pass_time = took;
         measured.pass_time += measured.last_pass_time;
         measured.last_rows = rows;
         measured.waited = stream.waited;

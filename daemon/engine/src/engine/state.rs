@@ -5,7 +5,9 @@ use std::{
     time::Duration,
 };
 
-use super::{Change, LoadedModel, Settings, current::Planner};
+use sluice_shared::level::Level;
+
+use super::{Change, LoadedModel, Settings, Substitution, current::Planner};
 use crate::{
     error::EngineError,
     plan::{Plan, Workload},
@@ -20,6 +22,10 @@ pub(super) struct State {
 
 struct Present {
     settings: Settings,
+    /// What the present model was loaded with.
+    loaded_with: Option<Settings>,
+    /// Whose level could not be had.
+    substitution: Option<Substitution>,
     model: Option<Arc<LoadedModel>>,
     planner: Option<Arc<Planner>>,
     in_force: Option<InForce>,
@@ -76,6 +82,8 @@ impl State {
             budget_default,
             present: Mutex::new(Present {
                 settings,
+                loaded_with: None,
+                substitution: None,
                 model: None,
                 planner: None,
                 in_force: None,
@@ -108,7 +116,27 @@ impl State {
     }
 
     pub(super) fn set_settings(&self, settings: Settings) {
-        self.lock().settings = settings;
+        let mut present = self.lock();
+        present.settings = settings;
+        // Somebody has chosen since.
+        let is_chosen = |other: &Substitution| other.taken != settings.level;
+        if present.substitution.as_ref().is_some_and(is_chosen) {
+            present.substitution = None;
+        }
+    }
+
+    pub(super) fn set_loaded_with(&self, settings: Settings, substitution: Option<Substitution>) {
+        let mut present = self.lock();
+        present.loaded_with = Some(settings);
+        present.substitution = substitution;
+    }
+
+    pub(super) fn loaded_with(&self) -> Option<Settings> {
+        self.lock().loaded_with
+    }
+
+    pub(super) fn substitution(&self) -> Option<Substitution> {
+        self.lock().substitution.clone()
     }
 
     pub(super) fn model(&self) -> Option<Arc<LoadedModel>> {
@@ -121,6 +149,14 @@ impl State {
 
     pub(super) fn in_force(&self) -> Option<InForce> {
         self.lock().in_force.clone()
+    }
+
+    pub(super) fn level_in_force(&self) -> Option<Level> {
+        let present = self.lock();
+        present
+            .in_force
+            .as_ref()
+            .map(|in_force| in_force.plan.level)
     }
 
     pub(super) fn plan(&self, change: &Change, workload: Workload) -> Result<Plan, EngineError> {
@@ -141,6 +177,8 @@ impl State {
     /// There is no model any more.
     pub(super) fn clear(&self) {
         let mut present = self.lock();
+        present.loaded_with = None;
+        present.substitution = None;
         present.model = None;
         present.planner = None;
         present.in_force = None;

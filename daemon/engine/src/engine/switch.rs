@@ -11,16 +11,18 @@ use std::{
     time::Duration,
 };
 
-use sluice_shared::level::{Choices, Kv};
+use sluice_shared::level::{Choices, Kv, Level};
 
 use self::steps::Steps;
 use super::{
-    ApplyEvent, ApplyReport, Settings, SwitchState, current::Current, derive::Conversion,
+    ApplyEvent, ApplyReport, Settings, SwitchState,
+    current::Current,
+    derive::{Conversion, lacks_copy},
     worker::Worker,
 };
 use crate::{
     error::EngineError,
-    plan::{Plan, transition},
+    plan::{Plan, PlanError, transition},
     schedule::Apply,
 };
 
@@ -91,13 +93,15 @@ impl Worker {
             report(ApplyEvent::Finished(Err(EngineError::NoModel)));
             return;
         };
+        if matches!(settings.level, Level::Mild | Level::Auto) {
+            let (checkpoint, planner) = (current.reader.checkpoint(), &current.planner);
+            let notice = &mut |notice| report(ApplyEvent::Notice(notice));
+            if let Err(error) = self.keeping.look_for_coded(checkpoint, planner, notice) {
+                return report(ApplyEvent::Finished(Err(error)));
+            }
+        }
         let budget = self.shared.state.budget_bytes(&settings);
-        let planned = current
-            .plan(settings.choices(), budget, current.workload())
-            .and_then(|plan| {
-                plan.check_loadable()?;
-                Ok(plan)
-            });
+        let planned = current.plan(settings.choices(), budget, current.workload());
         let plan = match planned {
             Ok(plan) => Arc::new(plan),
             Err(error) => return report(ApplyEvent::Finished(Err(error))),
@@ -142,12 +146,15 @@ impl Worker {
     /// Begins to convert, or where there is nothing to convert, to step.
     fn start_stage(&mut self, target: &Arc<Plan>) -> Result<(), EngineError> {
         let mut notices = Vec::new();
-        let conversion =
-            self.prepare_streaming(target, &mut |notice: String| notices.push(notice))?;
+        let is_asked = self.switch().is_some_and(|switch| switch.asked.is_some());
+        let notice = &mut |notice: String| notices.push(notice);
+        let conversion = self.prepare_weights(target, is_asked, notice)?;
         let Some(current) = &mut self.current else {
             return Err(EngineError::NoModel);
         };
-        let steps = transition(&current.as_it_stands(), target).len();
+        let stands = current.as_it_stands();
+        let steps = transition(&stands, target).len();
+        let time = self.keeping.switch_time(&current.planner, &stands, target);
         let Some(switch) = &mut current.switch else {
             return Ok(());
         };
@@ -157,6 +164,7 @@ impl Worker {
         switch.report(ApplyEvent::Planned {
             plan: Arc::clone(target),
             steps,
+            time,
         });
         match conversion {
             Some(conversion) => {
@@ -182,24 +190,36 @@ impl Worker {
             None => switch.target.workload,
         };
         let held_bytes = current.held_bytes()?;
-        let target = match &switch.asked {
-            Some((settings, _))
-                if workload != switch.target.workload
-                    || held_bytes > switch.target.working.cache_bytes =>
-            {
+        let is_asked = switch.asked.is_some();
+        let is_wider =
+            workload != switch.target.workload || held_bytes > switch.target.working.cache_bytes;
+        // What is coded by now takes so many bytes, and no longer about as many.
+        let target = match switch.target.is_estimate() || is_asked && is_wider {
+            true => {
+                let settings = match &switch.asked {
+                    Some((settings, _)) => *settings,
+                    None => self.shared.state.settings(),
+                };
                 let choices = Choices {
                     level: switch.target.level,
                     ..settings.choices()
                 };
-                let budget_bytes = switch.target.budget_bytes;
-                Arc::new(current.plan(choices, budget_bytes, workload)?)
+                let plan = current.plan(choices, switch.target.budget_bytes, workload)?;
+                if plan.is_estimate() {
+                    return Err(PlanError::NotCoded { level: plan.level }.into());
+                }
+                Arc::new(plan)
             }
-            _ => Arc::clone(&switch.target),
+            false => Arc::clone(&switch.target),
         };
         let Some(switch) = &mut current.switch else {
             return Ok(());
         };
-        switch.target = target;
+        switch.target = Arc::clone(&target);
+        if lacks_copy(&current.reader, &target) {
+            // A wider request came while weights were converted that nothing was to be streamed from, and they weren't kept.
+            return self.start_stage(&target);
+        }
         switch.stage = Stage::Stepping(Steps::new(transition(&stands, &switch.target)));
         // Steps reckon with what plans take, and with nothing beside.
         current.kept.clear();
@@ -280,6 +300,7 @@ impl Worker {
                     false => Duration::ZERO,
                 };
                 let copy = conversion.poll(patience);
+                let is_needed = conversion.is_needed();
                 let (done_bytes, total_bytes) = conversion.progress();
                 switch.report(ApplyEvent::Converting {
                     done_bytes,
@@ -287,7 +308,14 @@ impl Worker {
                 });
                 if let Some(copy) = copy {
                     let mut notices = Vec::new();
-                    self.use_derivative(copy?, &mut |notice| notices.push(notice));
+                    let notice = &mut |notice| notices.push(notice);
+                    match copy {
+                        Ok(copy) => self.use_derivative(copy, notice),
+                        Err(error @ EngineError::Derivative { .. }) if !is_needed => {
+                            self.keeping.do_without(&error, notice);
+                        }
+                        Err(error) => return Err(error),
+                    }
                     if let Some(switch) = self.switch_mut() {
                         let notices = notices.into_iter();
                         notices.for_each(|notice| switch.report(ApplyEvent::Notice(notice)));
@@ -325,6 +353,7 @@ impl Worker {
             return;
         };
         current.plan = Arc::clone(&switch.target);
+        current.release_copies();
         current.stays_wide = false;
         let settings = self.shared.state.settings();
         let asked = switch.asked.as_ref().map_or(settings, |(asked, _)| *asked);
@@ -345,26 +374,38 @@ impl Worker {
 
     /// The transition under way stops where it stands: the model is whole after every step.
     pub(super) fn abandon_switch(&mut self, reason: EngineError) {
-        let Some(switch) = self.stop_switch() else {
-            return;
-        };
-        self.tell_state();
-        // An unfinished copy is gone before anybody hears of it.
-        drop(switch.stage);
-        let postponed = switch.postponed.and_then(|postponed| postponed.asked);
-        if let Some((_, mut report)) = switch.asked.or(postponed) {
+        if let Some(mut report) = self.drop_switch() {
             report(ApplyEvent::Finished(Err(reason)));
         }
     }
 
-    /// Tells whoever asked, and goes back to the settings in force.
+    /// Ends the transition under way, and returns the report of whoever asked for it.
+    fn drop_switch(&mut self) -> Option<ApplyReport> {
+        let switch = self.stop_switch()?;
+        self.tell_state();
+        // An unfinished copy is gone before anybody hears of it.
+        drop(switch.stage);
+        let postponed = switch.postponed.and_then(|postponed| postponed.asked);
+        switch.asked.or(postponed).map(|(_, report)| report)
+    }
+
+    /// Goes back to the settings in force, and tells whoever asked: last, so that they see the way back under way.
     fn fail_switch(&mut self, error: EngineError) {
         let was_asked = self.switch().is_some_and(|switch| switch.asked.is_some());
-        self.abandon_switch(error);
+        let report = self.drop_switch();
         self.settle_failure();
+        if was_asked {
+            self.go_back();
+        }
+        if let Some(mut report) = report {
+            report(ApplyEvent::Finished(Err(error)));
+        }
+    }
+
+    fn go_back(&mut self) {
         let settings = self.shared.state.settings();
         let budget = self.shared.state.budget_bytes(&settings);
-        let Some(current) = self.current.as_ref().filter(|_| was_asked) else {
+        let Some(current) = &self.current else {
             return;
         };
         let back = current.plan(settings.choices(), budget, current.workload());

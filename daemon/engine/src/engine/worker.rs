@@ -67,7 +67,7 @@ impl Worker {
     pub(super) fn new(
         shared: Arc<Shared>,
         ops: Ops,
-        keeping: Keeping,
+        keeping: Arc<Keeping>,
         parallel: usize,
         spare_bytes: u64,
     ) -> Self {
@@ -76,7 +76,7 @@ impl Worker {
             shared,
             ops: Arc::new(ops),
             current: None,
-            keeping: Arc::new(keeping),
+            keeping,
             measured: Measured::default(),
             cancel: Arc::default(),
             parallel,
@@ -107,7 +107,7 @@ impl Worker {
                 Some(Command::LoadStep(step)) => self.step_load(step),
                 Some(Command::Unload(unload)) => self.unload(unload),
                 Some(Command::Apply(apply)) => self.begin_switch(apply),
-                Some(Command::Run(job, stop)) => self.serve(job, &stop),
+                Some(Command::Run(job, stop)) => self.serve(*job, &stop),
                 None if is_switching => self.advance_switch_idle(),
                 None => self.narrow(),
             }
@@ -127,6 +127,7 @@ impl Worker {
             reader,
             weights,
             settings,
+            substitution,
         } = loaded;
         let mut model = Transformer::new(opened.config, &self.ops)?;
         model.set_mlp_rows(planner.mlp_rows);
@@ -156,9 +157,11 @@ impl Worker {
         let loaded = Arc::new(LoadedModel {
             id,
             info,
+            recommended: opened.checkpoint.recommended(),
             text: opened.text,
         });
         self.shared.state.set_settings(settings);
+        self.shared.state.set_loaded_with(settings, substitution);
         self.shared.state.set_model(Arc::clone(&loaded), planner);
         self.start_measuring();
         self.tell_state();
@@ -176,7 +179,7 @@ impl Worker {
             self.abandon_switch(EngineError::Superseded);
             self.current = None;
             self.shared.state.clear();
-            self.ops.release();
+            self.ops.rest();
             self.update_limit();
         }
         (unload.report)(goes);

@@ -6,7 +6,7 @@ pub mod shape;
 pub mod transformer;
 
 use self::family::Mask;
-use crate::{error::RequestError, format::Format};
+use crate::error::RequestError;
 
 /// Largest width of any projection's input: a thread's scratch then holds a tile of 16 rows.
 pub const WIDTH_MAX: usize = 1 << 16;
@@ -27,7 +27,7 @@ pub struct ModelInfo {
     /// Their bytes as stored on the device.
     pub weight_bytes: u64,
     /// Formats they are stored in.
-    pub formats: Vec<Format>,
+    pub formats: Vec<String>,
     /// Layers.
     pub layers: usize,
     /// Numbers in a row between layers.

@@ -137,6 +137,14 @@ impl Ops {
         self.pool.clear();
     }
 
+    /// The same, and what operations work in, as long as nothing is computed: that stands in the ledger as before.
+    pub fn rest(&self) {
+        self.release();
+        if let Body::Cpu(cpu) = &self.body {
+            cpu.rest();
+        }
+    }
+
     /// A matrix of these numbers, rounded to `number` where the device has it.
     pub(crate) fn matrix(
         &self,

@@ -80,7 +80,7 @@ impl Storage {
         match self {
             Self::Plain(format) => Kept::Stored(format),
             Self::Coded(coding) if coding.index_bytes > 0 => Kept::Indexed,
-            Self::Coded(_) | Self::Lossless => Kept::Coded,
+            Self::Coded(_) => Kept::Coded,
         }
     }
 }

@@ -3,8 +3,10 @@
 
 pub(crate) mod decoded;
 pub(crate) mod layout;
+pub(crate) mod learned;
 mod recipe;
 mod spread;
+mod switch_time;
 mod time;
 mod transition;
 mod unit;
@@ -14,8 +16,10 @@ use sluice_shared::{
     units,
 };
 
+pub use self::learned::Learned;
 pub(crate) use self::time::{Pinned, STAGING, keep_limit};
 pub use self::{
+    switch_time::{Converted, SwitchTime, switch_time},
     time::{Machine, PassTime},
     transition::{Step, transition},
     unit::{Coding, SourceTensor, Storage, TensorPlan, Tier, UnitPlan, sources, units},
@@ -124,6 +128,11 @@ impl Workload {
     #[must_use]
     pub fn compared_rows(&self) -> usize {
         self.compared_rows
+    }
+
+    /// The same, of whose rows a pass computed so many.
+    pub(crate) fn with_rows(self, rows: usize) -> Self {
+        Self { rows, ..self }
     }
 
     /// Whether all canvases are of one length.
@@ -267,6 +276,8 @@ pub struct Plan {
     pub working: Working,
     /// Predicted, where the machine's rates are known.
     pub pass: Option<PassTime>,
+    /// Other levels that would keep the very same weights: not `off`, which keeps those of `standard`.
+    pub same_as: Vec<Level>,
 }
 
 /// Why there is no plan.
@@ -274,9 +285,12 @@ pub struct Plan {
 pub enum PlanError {
     /// Not even the least that works fits.
     #[error(
-        "a budget of {budget} is too small: level {level} needs at least {least} for a canvas of {canvas}",
+        "a budget of {budget} is too small: level {level} needs at least {least} for a canvas of {canvas}{fits}",
         budget = units::bytes(*budget_bytes),
-        least = units::bytes_to_type(*least_bytes)
+        least = units::bytes_to_type(*least_bytes),
+        fits = fitting.map_or_else(String::new, |(level, bytes)| {
+            format!("; level {level}, which is less faithful, would fit and take {}", units::bytes(bytes))
+        })
     )]
     BudgetTooSmall {
         /// What was allowed.
@@ -287,6 +301,8 @@ pub enum PlanError {
         level: Level,
         /// For this canvas.
         canvas: usize,
+        /// The most faithful of the levels that would fit, and what it would take, where that was looked for.
+        fitting: Option<(Level, u64)>,
     },
     /// Keys and values can't be kept so.
     #[error("keys and values can't be kept in {asked} on a card that computes in {number}")]
@@ -296,12 +312,12 @@ pub enum PlanError {
         /// What the card computes in.
         number: &'static str,
     },
-    /// The checkpoint's weights are not coded.
+    /// The checkpoint's weights are not coded, and a coded copy has no place.
     #[error(
-        "level {level} can be planned, but not loaded: it takes weights that are coded without loss; make a .sluice file of the \
-         checkpoint first (sluice compress)"
+        "level {level} takes weights that are coded without loss: the checkpoint has none, and there is no folder to keep a coded \
+         copy of it in"
     )]
-    NotLoadable {
+    NotCoded {
         /// Which.
         level: Level,
     },
@@ -338,10 +354,12 @@ impl Plan {
             return auto(question);
         }
         let mut units = units(question.sources);
+        let same_as = recipe::same_as(level, question.machine, question.sources, &units);
         recipe::apply(
             level,
             question.choices.embedding,
             question.machine,
+            question.sources,
             &mut units,
         );
         let slots = place(question, &mut units)?;
@@ -354,6 +372,7 @@ impl Plan {
             units,
             slots,
             working: question.working,
+            same_as,
         };
         if question.choices.decodes {
             plan.decode_where_it_pays(question);
@@ -406,6 +425,7 @@ impl Plan {
         machine: &'a Machine,
     ) -> time::Asked<'a> {
         time::Asked {
+            level: self.level,
             shape,
             workload,
             mlp_rows: self.working.mlp_rows,
@@ -460,27 +480,19 @@ impl Plan {
         })
     }
 
-    /// Whether it can be loaded by this version.
-    ///
-    /// # Errors
-    /// When it can only be planned.
-    pub fn check_loadable(&self) -> Result<(), PlanError> {
-        let is_coded = |unit: &UnitPlan| {
-            unit.tensors
-                .iter()
-                .any(|tensor| tensor.storage == Storage::Lossless)
-        };
-        match self.units.iter().any(is_coded) {
-            true => Err(PlanError::NotLoadable { level: self.level }),
-            false => Ok(()),
-        }
+    /// Whether it is made from an estimate of what weights take once they are coded: before it can be put in force they have to
+    /// be, and then there is an exact one.
+    #[must_use]
+    pub fn is_estimate(&self) -> bool {
+        let mut tensors = self.units.iter().flat_map(|unit| &unit.tensors);
+        tensors.any(|tensor| matches!(tensor.storage, Storage::Coded(coding) if coding.is_estimate))
     }
 
     /// Tensors that a row length kept from their level's format, and what they take instead, without repetition.
     #[must_use]
     pub fn exceptions(&self) -> Vec<(TensorPlan, Storage)> {
         let mut found: Vec<(TensorPlan, Storage)> = Vec::new();
-        let from = recipe::From::decoding_nothing(&self.units);
+        let from = recipe::From::default();
         let all = self.units.iter().flat_map(|unit| &unit.tensors);
         // What is kept coded is so for other reasons.
         for tensor in all.filter(|tensor| !matches!(tensor.storage, Storage::Coded(_))) {
@@ -491,6 +503,7 @@ impl Plan {
                     width: 1 << 16,
                     ..*tensor
                 },
+                None,
             );
             let is_known = |(known, _): &(TensorPlan, Storage)| {
                 known.part == tensor.part && known.width == tensor.width
@@ -540,6 +553,7 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
         least_bytes: least_bytes + rounded,
         level: question.choices.level,
         canvas: question.workload.canvas,
+        fitting: None,
     };
     let decoded =
         |units: &[UnitPlan]| decoded::bytes(units, &question.machine.device, &question.workload);
@@ -612,8 +626,8 @@ fn place(question: &Question<'_>, units: &mut [UnitPlan]) -> Result<Slots, PlanE
     Err(too_small(streaming.min(all_resident)))
 }
 
-/// The most faithful loadable level whose pass takes at most so many times as long as the fastest one's as is chosen; of
-/// those that lose nothing, the fastest.
+/// The most faithful level whose pass takes at most so many times as long as the fastest one's as is chosen; of those that lose
+/// nothing, the fastest. Nobody asked for hours of coding: `mild` is among them where the weights are coded already.
 fn auto(question: &Question<'_>) -> Result<Plan, PlanError> {
     let mut plans = Vec::new();
     let mut refused = None;
@@ -629,7 +643,7 @@ fn auto(question: &Question<'_>) -> Result<Plan, PlanError> {
             choices,
             ..*question
         }) {
-            Ok(plan) if plan.check_loadable().is_ok() => plans.push(plan),
+            Ok(plan) if !plan.is_estimate() => plans.push(plan),
             Ok(_) => {}
             // The last is that of the level that needs least.
             Err(error) => refused = Some(error),

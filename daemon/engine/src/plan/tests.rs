@@ -7,7 +7,7 @@ use sluice_codec::Scheme;
 
 use super::*;
 use crate::{
-    checkpoint::DiskRates,
+    checkpoint::{DiskRates, derivative},
     device::{CardProfile, LinearRate, MemoryFacts, Number, Profile, Rates},
     format::Format,
     model::shape::{Naming, Preset},
@@ -18,13 +18,15 @@ const GIB: u64 = 1 << 30;
 
 fn sources_of(shape: &Shape) -> Vec<SourceTensor> {
     let tensors = shape.tensors().into_iter();
-    tensors
+    let sources = tensors
         .map(|spec| SourceTensor {
             spec,
             format: Format::Bf16,
             coded: None,
+            copy: None,
         })
-        .collect()
+        .collect();
+    derivative::assumed(sources)
 }
 
 fn machine(cache_bytes: u64) -> Machine {
@@ -65,7 +67,7 @@ fn levels_of_llada_8b_take_what_the_design_says() {
     for (level, gigabytes) in [
         (Level::Off, 16.0),
         (Level::Standard, 15.0),
-        (Level::Mild, 10.2),
+        (Level::Mild, 11.3),
         (Level::Moderate, 8.0),
         (Level::Aggressive, 4.3),
     ] {
@@ -237,6 +239,9 @@ fn copies_to_a_card_run_beside_its_work() {
             link_bytes_per_s: Some(16e9),
             linear: linear.to_vec(),
             decode: Vec::new(),
+            others_share: 0.0,
+            code_s: 0.0,
+            convert: Vec::new(),
         }),
         ..card(pin_limit, u64::MAX)
     };
@@ -285,10 +290,19 @@ fn a_row_length_that_blocks_cannot_divide_is_told() {
 }
 
 #[test]
-fn mild_can_be_planned_and_not_loaded() {
-    let plan = plan(&llada_8b(), Level::Mild, u64::MAX).unwrap();
-    let error = plan.check_loadable().unwrap_err();
-    assert_eq!(error, PlanError::NotLoadable { level: Level::Mild });
+fn mild_is_an_estimate_until_weights_are_coded_and_auto_leaves_it_alone() {
+    let shape = llada_8b();
+    let all = plan(&shape, Level::Mild, u64::MAX).unwrap();
+    assert!(all.is_estimate());
+    // Where it is the only one that loses nothing and needs no reading.
+    let budget_bytes = all.peak_bytes() + GIB;
+    let auto = plan(&shape, Level::Auto, budget_bytes).unwrap();
+    assert!(auto.level != Level::Mild && !auto.is_estimate());
+    assert!(
+        !plan(&shape, Level::Standard, u64::MAX)
+            .unwrap()
+            .is_estimate()
+    );
 }
 
 #[test]
@@ -472,12 +486,16 @@ fn a_shared_pass_takes_no_longer_than_as_many_of_the_longest() {
             link_bytes_per_s: None,
             linear: linear.to_vec(),
             decode: Vec::new(),
+            others_share: 0.0,
+            code_s: 0.0,
+            convert: Vec::new(),
         }),
         ..machine(u64::MAX)
     };
     let time = |workload: Workload| {
         let all = units(&sources_of(&shape));
         let asked = time::Asked {
+            level: Level::Standard,
             shape: &shape,
             workload: &workload,
             mlp_rows: 512,
@@ -504,6 +522,9 @@ fn what_is_streamed_takes_as_long_as_the_limit_wants() {
             link_bytes_per_s: None,
             linear: linear.to_vec(),
             decode: Vec::new(),
+            others_share: 0.0,
+            code_s: 0.0,
+            convert: Vec::new(),
         }),
         disk: DiskRates {
             direct_bytes_per_s: Some(2e9),
@@ -541,6 +562,7 @@ fn code(units: &mut [UnitPlan], scheme: Scheme, index_bytes: u64) {
                 bytes: tensor.bytes() / 3 * 2,
                 index_bytes,
                 format: tensor.source,
+                is_estimate: false,
             });
         }
     }
@@ -603,6 +625,9 @@ fn a_turn_of_2048_rows_decodes_an_mlp_once() {
             link_bytes_per_s: Some(16e9),
             linear: linear.to_vec(),
             decode: vec![(Scheme::Huffman, decode_s)],
+            others_share: 0.0,
+            code_s: 0.0,
+            convert: Vec::new(),
         }),
         ..card(u64::MAX, u64::MAX)
     };
@@ -631,6 +656,7 @@ fn a_turn_of_2048_rows_decodes_an_mlp_once() {
         let workload = Workload::new(canvas, BLOCK_DEFAULT, 1);
         let compute_s = |decode_s, mlp_rows| {
             let asked = time::Asked {
+                level: Level::Standard,
                 shape: &shape,
                 workload: &workload,
                 mlp_rows,
@@ -660,6 +686,9 @@ fn what_there_is_room_for_is_decoded_where_that_pays() {
                 link_bytes_per_s: None,
                 linear: linear.to_vec(),
                 decode: vec![(Scheme::Huffman, decode_s)],
+                others_share: 0.0,
+                code_s: 0.0,
+                convert: Vec::new(),
             }),
             ..machine(u64::MAX)
         };

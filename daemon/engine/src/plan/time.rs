@@ -5,10 +5,11 @@
 //! thread, which does one thing after the other. On a card, decoding and multiplying share the card, and copies over the bus
 //! run beside them, as does the thread that reads what isn't kept in memory they can be made from.
 
-use sluice_codec::Scheme;
+use sluice_shared::level::Level;
 
 use super::{
     Workload, decoded,
+    learned::{Kind, Learned},
     unit::{Coding, Storage, TensorPlan, Tier, UnitPlan},
 };
 use crate::{
@@ -35,6 +36,8 @@ pub struct Machine {
     /// What the engine holds and, beside it, file pages that the system can keep for us, in bytes: a plan's own memory is
     /// taken from it.
     pub cache_bytes: u64,
+    /// What passes have taken beside what these rates say.
+    pub learned: Learned,
 }
 
 impl Machine {
@@ -48,6 +51,15 @@ impl Machine {
             read_limit_bytes_per_s: None,
             pin_limit_bytes: 0,
             cache_bytes,
+            learned: Learned::default(),
+        }
+    }
+
+    /// This one, as its rates alone have it.
+    pub(crate) fn by_rates(&self) -> Self {
+        Self {
+            learned: Learned::default(),
+            ..self.clone()
         }
     }
 
@@ -75,6 +87,7 @@ impl Machine {
             },
             // Where nothing is known of the cache, there is none, whatever the engine may give up.
             cache_bytes: (memory.cache_bytes).map_or(0, |cache| cache.saturating_add(held_bytes)),
+            learned: Learned::default(),
         }
     }
 }
@@ -96,6 +109,10 @@ pub struct PassTime {
     /// Reads of the first pass, when the system's cache has nothing of what later passes copy from it, as far as they take
     /// longer than those pauses; unknown where it has not been measured how long they take.
     pub cold_s: Option<f64>,
+    /// How many times as long as the rates say it is, as passes have shown; 1 where none have.
+    pub correction: f64,
+    /// Share of the processors that other programs had while the rates were measured, from 0 to 1.
+    pub others_share: f64,
 }
 
 impl PassTime {
@@ -106,7 +123,7 @@ impl PassTime {
     }
 
     /// What the device that computes has to do.
-    fn busy_s(&self) -> f64 {
+    pub(crate) fn busy_s(&self) -> f64 {
         match self.copies_beside {
             true => self.compute_s,
             false => self.compute_s + self.copy_s,
@@ -128,6 +145,7 @@ impl PassTime {
 
 /// What a time is predicted of, beside the units.
 pub(super) struct Asked<'a> {
+    pub(super) level: Level,
     pub(super) shape: &'a Shape,
     pub(super) workload: &'a Workload,
     /// Rows that go through an MLP together; 0: all of them.
@@ -135,8 +153,29 @@ pub(super) struct Asked<'a> {
     pub(super) machine: &'a Machine,
 }
 
-/// The time of a pass over these units; unknown where a rate is.
+/// The time of a pass over these units, corrected by what passes like it have taken; unknown where a rate is.
 pub(super) fn predict(units: &[UnitPlan], asked: &Asked<'_>) -> Option<PassTime> {
+    let kind = Kind {
+        shape: asked.shape,
+        level: asked.level,
+        rows: asked.rows(),
+    };
+    let time = by_rates(units, asked)?;
+    Some(asked.machine.learned.correct(time, kind))
+}
+
+impl Asked<'_> {
+    /// Rows that the layers compute.
+    fn rows(&self) -> usize {
+        // A causal model's usual pass is for one new token of each request.
+        match self.shape.causal {
+            true => self.workload.requests,
+            false => self.workload.rows(),
+        }
+    }
+}
+
+fn by_rates(units: &[UnitPlan], asked: &Asked<'_>) -> Option<PassTime> {
     let machine = asked.machine;
     let rates = machine.rates.as_ref()?;
     let is_card = machine.device.card.is_some();
@@ -147,6 +186,8 @@ pub(super) fn predict(units: &[UnitPlan], asked: &Asked<'_>) -> Option<PassTime>
         disk_s: 0.0,
         reader_s: 0.0,
         cold_s: None,
+        correction: 1.0,
+        others_share: rates.others_share,
     };
     let limit = machine.read_limit_bytes_per_s;
     let mut cold_s = machine.disk.cold_bytes_per_s.map(|_| 0.0);
@@ -279,8 +320,7 @@ fn linear(unit: Unit, tensor: &TensorPlan, asked: &Asked<'_>) -> Option<f64> {
     }
     let is_last = unit.layer().is_some_and(|layer| layer + 1 == shape.layers);
     let rows = match tensor.part {
-        // A causal model's usual pass is for one new token of each request.
-        _ if shape.causal => workload.requests,
+        _ if shape.causal => asked.rows(),
         Part::Head => workload.head_rows(),
         // The last layer's keys and values are computed for all rows, the rest for those that are read.
         Part::Key | Part::Value => workload.rows(),
@@ -303,7 +343,6 @@ fn linear(unit: Unit, tensor: &TensorPlan, asked: &Asked<'_>) -> Option<f64> {
         Storage::Coded(_) if !is_decoded_first => (Format::Bf16, 0.0),
         Storage::Plain(format) => (format, 0.0),
         Storage::Coded(Coding { scheme, .. }) => (Format::Bf16, rates.decode_s(scheme)?),
-        Storage::Lossless => (Format::Bf16, rates.decode_s(Scheme::Huffman)?),
     };
     let turns = match machine.device.card {
         Some(_) => rows.div_ceil(turn_rows.max(1)),

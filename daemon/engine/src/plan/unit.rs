@@ -20,12 +20,22 @@ pub struct SourceTensor {
     pub format: Format,
     /// How it is coded there, if it is.
     pub coded: Option<Arc<CodedTensor>>,
+    /// How a copy of it beside the checkpoint is coded without loss, or about how one would be; none where that saves nothing.
+    pub copy: Option<Arc<CodedTensor>>,
 }
 
 impl SourceTensor {
     /// How these rows are coded.
     fn coding(&self, first_row: usize, rows: usize) -> Option<Coding> {
-        let coded = self.coded.as_ref()?;
+        self.coding_of(self.coded.as_ref()?, first_row, rows)
+    }
+
+    /// How these rows of the copy are coded.
+    pub(super) fn copied(&self, first_row: usize, rows: usize) -> Option<Coding> {
+        self.coding_of(self.copy.as_ref()?, first_row, rows)
+    }
+
+    fn coding_of(&self, coded: &CodedTensor, first_row: usize, rows: usize) -> Option<Coding> {
         let rows = first_row..first_row + rows;
         let bytes = coded.coded_bytes(&rows)?;
         Some(Coding {
@@ -34,6 +44,7 @@ impl SourceTensor {
             bytes: bytes.end - bytes.start,
             index_bytes: coded.index_bytes(&rows),
             format: self.format,
+            is_estimate: coded.is_estimate(),
         })
     }
 }
@@ -45,8 +56,6 @@ pub enum Storage {
     Plain(Format),
     /// As a container has it, coded: decoded where it is multiplied.
     Coded(Coding),
-    /// Coded without loss, of a checkpoint that isn't: plans know about how much it takes, and it has to be compressed first.
-    Lossless,
 }
 
 /// Coded rows of a tensor.
@@ -62,6 +71,8 @@ pub struct Coding {
     pub index_bytes: u64,
     /// What they are decoded to.
     pub format: Format,
+    /// Whether the bytes are an estimate: nobody has coded these rows yet.
+    pub is_estimate: bool,
 }
 
 impl Coding {
@@ -93,10 +104,6 @@ impl Coding {
     }
 }
 
-/// Bits that a bf16 weight takes when coded without loss: sign and mantissa are noise, the exponent carries 2.6 bits,
-/// and blocks of codes need their lengths.
-const LOSSLESS_BITS: f64 = 10.9;
-
 impl Storage {
     /// The name that plans and screens use.
     #[must_use]
@@ -109,7 +116,6 @@ impl Storage {
                 Scheme::Palette => "palette",
                 Scheme::Rate => "rate",
             },
-            Self::Lossless => "lossless",
         }
     }
 
@@ -119,7 +125,6 @@ impl Storage {
         match self {
             Self::Plain(format) => (rows * format.bytes(width)) as u64,
             Self::Coded(coding) => coding.kept_bytes(),
-            Self::Lossless => ((rows * width) as f64 * LOSSLESS_BITS / 8.0).ceil() as u64,
         }
     }
 
@@ -128,7 +133,6 @@ impl Storage {
     pub fn format(self) -> Format {
         match self {
             Self::Plain(format) | Self::Coded(Coding { format, .. }) => format,
-            Self::Lossless => Format::Bf16,
         }
     }
 }
@@ -189,6 +193,15 @@ impl TensorPlan {
     pub fn decoded_from(&self) -> Option<(Coding, u64)> {
         let coding = self.coded?;
         (self.storage == Storage::Plain(self.source)).then(|| (coding, self.numbers()))
+    }
+
+    /// How it is stored in the file that it is read from.
+    #[must_use]
+    pub fn storage_of_file(&self) -> Storage {
+        match self.decoded_from() {
+            Some((coding, _)) => Storage::Coded(coding),
+            None => self.storage,
+        }
     }
 
     /// Bytes that are read from files for it, where it is streamed.
@@ -361,6 +374,7 @@ pub fn sources(
                 spec,
                 format,
                 coded,
+                copy: None,
             })
         })
         .collect()

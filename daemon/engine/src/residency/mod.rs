@@ -11,7 +11,7 @@ mod unit;
 mod weight;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, atomic::AtomicBool},
 };
 
@@ -292,7 +292,10 @@ impl Residency {
             Place::Resident(loaded) => Bytes::Resident(loaded),
             Place::Streamed(place) => {
                 let stream = self.stream.as_ref().ok_or_else(|| self.no_slots())?;
-                Bytes::Streamed(stream.take(*place)?)
+                let waiting = self.device.wait();
+                let slot = stream.take(*place);
+                drop(waiting);
+                Bytes::Streamed(slot?)
             }
             Place::Rows | Place::Rehearsed => Bytes::None,
         };
@@ -422,7 +425,6 @@ impl Residency {
                 format == tensor.source && tensor.coded.is_none_or(|coding| coding.is_lossless())
             }
             Storage::Coded(coding) => coding.is_lossless(),
-            Storage::Lossless => true,
         })
     }
 
@@ -438,14 +440,39 @@ impl Residency {
         self.held.iter().map(|held| held.plan.bytes()).sum()
     }
 
-    /// Formats met, without repetition.
+    /// Formats met, without repetition; of what is coded, in memory or on its way there, how, and in how many bits a weight.
     #[must_use]
-    pub fn formats(&self) -> Vec<Format> {
-        let tensors = self.held.iter().flat_map(|held| &held.plan.tensors);
-        let mut formats: Vec<_> = tensors.map(|tensor| tensor.storage.format()).collect();
-        formats.sort_unstable();
-        formats.dedup();
-        formats
+    pub fn formats(&self) -> Vec<String> {
+        let mut plain: Vec<Format> = Vec::new();
+        // Bytes and numbers.
+        let mut coded: BTreeMap<(Format, &str), (u64, u64)> = BTreeMap::new();
+        for tensor in self.held.iter().flat_map(|held| &held.plan.tensors) {
+            match (tensor.storage, tensor.decoded_from()) {
+                (Storage::Coded(coding), _) | (_, Some((coding, _))) => {
+                    let how = (coding.format, tensor.storage_of_file().name());
+                    let (bytes, numbers) = coded.entry(how).or_default();
+                    *bytes += coding.bytes;
+                    *numbers += tensor.numbers();
+                }
+                (Storage::Plain(format), None) => plain.push(format),
+            }
+        }
+        plain.sort_unstable();
+        plain.dedup();
+        let coded = coded
+            .into_iter()
+            .map(|((format, scheme), (bytes, numbers))| {
+                let bits = 8.0 * bytes as f64 / numbers.max(1) as f64;
+                match scheme {
+                    "rate" => format!("coded to {bits:.1} bits a weight"),
+                    _ => {
+                        let format = format.name();
+                        format!("{format} coded without loss ({scheme}), {bits:.1} bits a weight")
+                    }
+                }
+            });
+        let plain = plain.into_iter().map(|format| format.name().to_owned());
+        coded.chain(plain).collect()
     }
 
     fn held(&self, unit: Unit) -> &Held {

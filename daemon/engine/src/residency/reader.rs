@@ -1,8 +1,11 @@
 //! Bringing a unit's bytes from files to where they are computed with: read as they are, or converted on the way.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
 };
 
 use sluice_codec::DecodeError;
@@ -16,9 +19,10 @@ use crate::{
     checkpoint::{Checkpoint, CodedTensor, OpenRows, TensorEntry, Via},
     device::{Device, DeviceBuffer},
     error::EngineError,
+    mapped::Mapped,
     page::{PAGE_BYTES, Page},
     plan::{
-        Coding, SourceTensor, Storage, TensorPlan, Tier, UnitPlan,
+        Coding, Plan, SourceTensor, Storage, TensorPlan, Tier, UnitPlan,
         layout::{self, Layout, Place},
     },
 };
@@ -32,16 +36,39 @@ pub struct Reader {
     checkpoint: Arc<Checkpoint>,
     /// Of each of the model's tensors, in the checkpoint.
     entries: Vec<TensorEntry>,
-    /// The same, as they are coded there.
-    coded_entries: Vec<TensorEntry>,
-    /// How each is coded there, if it is.
-    coded: Vec<Option<Arc<CodedTensor>>>,
+    /// The same, as they are coded there or in a copy beside.
+    coded: CodedFile,
     /// Converted copies on disk, with the tensors they have: on the way from one level to another, two are read from.
     derivatives: Vec<(Arc<Checkpoint>, Vec<Option<TensorEntry>>)>,
     /// Most bytes a second that are streamed.
     limit_bytes_per_s: Option<u64>,
     /// Most bytes of what a card streams that are kept in pinned memory.
     pin_limit_bytes: u64,
+}
+
+/// A container that tensors are coded in: the checkpoint, or a copy of it.
+#[derive(Debug, Clone)]
+struct CodedFile {
+    container: Arc<Checkpoint>,
+    /// Of each of the model's tensors, where its coded bytes lie, if it is coded.
+    entries: Vec<Option<(TensorEntry, Arc<CodedTensor>)>>,
+}
+
+impl CodedFile {
+    fn new(container: Arc<Checkpoint>, sources: &[SourceTensor]) -> Self {
+        let entries = entries(&container, sources).map(|entry| {
+            let entry = entry?;
+            Some((Checkpoint::as_coded(&entry), entry.coded()?))
+        });
+        Self {
+            entries: entries.collect(),
+            container,
+        }
+    }
+
+    fn entry(&self, tensor: usize) -> Option<&(TensorEntry, Arc<CodedTensor>)> {
+        self.entries[tensor].as_ref()
+    }
 }
 
 /// A unit's bytes in the device's memory.
@@ -105,8 +132,7 @@ impl Reader {
             .map(|entry| entry.expect("every source was checked against the checkpoint"))
             .collect();
         Self {
-            coded_entries: entries.iter().map(Checkpoint::as_coded).collect(),
-            coded: sources.iter().map(|source| source.coded.clone()).collect(),
+            coded: CodedFile::new(Arc::clone(&checkpoint), sources),
             entries,
             checkpoint,
             derivatives: Vec::new(),
@@ -160,6 +186,37 @@ impl Reader {
         self
     }
 
+    /// Reads what is kept coded from a copy of the checkpoint, which isn't coded itself.
+    pub(crate) fn with_coded(mut self, copy: Arc<Checkpoint>, sources: &[SourceTensor]) -> Self {
+        copy.hold();
+        self.coded = CodedFile::new(copy, sources);
+        self
+    }
+
+    /// Reads no more from copies that a plan has no use for: others may delete them then.
+    pub(crate) fn only_for(mut self, plan: &Plan) -> Self {
+        let tensors = || plan.units.iter().flat_map(|unit| &unit.tensors);
+        let is_of_use = |entries: &[Option<TensorEntry>]| {
+            tensors().any(|tensor| {
+                let format = tensor.storage.format();
+                let entry = entries[tensor.tensor].as_ref();
+                format != tensor.source && entry.is_some_and(|entry| entry.format == Ok(format))
+            })
+        };
+        self.derivatives.retain(|(_, entries)| is_of_use(entries));
+        let is_copy = !Arc::ptr_eq(&self.coded.container, &self.checkpoint);
+        let is_coded = |tensor: &TensorPlan| matches!(tensor.storage, Storage::Coded(_));
+        if is_copy && !tensors().any(is_coded) {
+            // Whoever plans keeps it open, and another plan may want it again.
+            self.coded.container.release();
+            self.coded = CodedFile {
+                container: Arc::clone(&self.checkpoint),
+                entries: vec![None; self.coded.entries.len()],
+            };
+        }
+        self
+    }
+
     /// Whether all of a unit lies on disk as it is kept for computing, so that it can be streamed. What lies in a copy
     /// that has changed since it was opened doesn't.
     pub(crate) fn has_stored(&self, unit: &UnitPlan) -> bool {
@@ -174,8 +231,11 @@ impl Reader {
 
     /// How many converted copies have changed since they were opened.
     pub(crate) fn changed_derivatives(&self) -> usize {
-        let changed = |(copy, _): &&(Arc<Checkpoint>, _)| copy.check_all_unchanged().is_err();
-        self.derivatives.iter().filter(changed).count()
+        let copies = self.derivatives.iter().map(|(copy, _)| copy);
+        let coded =
+            Some(&self.coded.container).filter(|coded| !Arc::ptr_eq(coded, &self.checkpoint));
+        let changed = |copy: &&Arc<Checkpoint>| copy.check_all_unchanged().is_err();
+        copies.chain(coded).filter(changed).count()
     }
 
     /// Reads a unit to where it stays, converting what is stored otherwise; `None` when cancelled.
@@ -188,20 +248,21 @@ impl Reader {
     ) -> Result<Option<Loaded>, EngineError> {
         let layout = layout::resident(&unit.tensors);
         // What goes to a card is put together here first: one unit for each load under way.
-        let mut staging = Vec::new();
+        let staged_pages = match &memory {
+            DeviceBuffer::Host(_) => 0,
+            DeviceBuffer::Gpu(_) => layout.bytes as usize / PAGE_BYTES,
+        };
+        let mut staging = Mapped::zeroed(staged_pages).ok_or_else(|| no_staging(layout.bytes))?;
         let pages: &mut [Page] = match &mut memory {
             DeviceBuffer::Host(pages) => pages,
-            DeviceBuffer::Gpu(_) => {
-                staging = bytemuck::zeroed_vec(layout.bytes as usize / PAGE_BYTES);
-                &mut staging
-            }
+            DeviceBuffer::Gpu(_) => &mut staging,
         };
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(pages);
         for (tensor, place) in unit.tensors.iter().zip(&layout.places) {
             let out = &mut bytes[place.offset as usize..][..stored_bytes(tensor)];
             let done = match self.stored(tensor) {
                 Some((checkpoint, entry)) if !entry.is_coded() => {
-                    read_in_pieces(checkpoint, entry, tensor, out, cancel)?
+                    read_in_pieces(checkpoint, entry, tensor, out, cancel, Some(device))?
                 }
                 _ => self.convert(tensor, device, out, cancel)?,
             };
@@ -280,7 +341,8 @@ impl Reader {
                         |open: &OpenRows<'_>, out: &mut [u8]| open.decode(open.local.clone(), out);
                     read_coded(checkpoint, entry, tensor, via, out, cancel, decode)?
                 } else {
-                    read_in_pieces(checkpoint, entry, tensor, out, cancel)?
+                    // Passes wait for it.
+                    read_in_pieces(checkpoint, entry, tensor, out, cancel, None)?
                 };
                 done.then_some(place.offset as usize)
             };
@@ -296,8 +358,11 @@ impl Reader {
     /// How each of a unit's tensors is coded, where it is kept so.
     pub(crate) fn coded(&self, unit: &UnitPlan) -> Vec<Option<Arc<CodedTensor>>> {
         let coded = |tensor: &TensorPlan| match tensor.storage {
-            Storage::Coded(_) => self.coded[tensor.tensor].clone(),
-            Storage::Plain(_) | Storage::Lossless => None,
+            Storage::Coded(_) => {
+                let (_, coded) = self.coded.entry(tensor.tensor)?;
+                Some(Arc::clone(coded))
+            }
+            Storage::Plain(_) => None,
         };
         unit.tensors.iter().map(coded).collect()
     }
@@ -310,13 +375,13 @@ impl Reader {
         starts: &[usize],
     ) -> Result<(), EngineError> {
         for (tensor, &start) in unit.tensors.iter().zip(starts) {
-            if let (Storage::Coded(coding), Some(coded)) =
-                (tensor.storage, &self.coded[tensor.tensor])
+            if let (Storage::Coded(coding), Some((entry, coded))) =
+                (tensor.storage, self.coded.entry(tensor.tensor))
             {
                 let all = &mut memory[start..start + tensor.bytes() as usize];
                 let (bytes, beside) = all.split_at_mut(coding.bytes as usize);
                 let rows = tensor.first_row..tensor.first_row + tensor.rows;
-                let path = self.checkpoint.path_of(&self.entries[tensor.tensor]);
+                let path = self.coded.container.path_of(entry);
                 coded.check(path, bytes, coding.start, &rows)?;
                 if coding.index_bytes > 0 {
                     let gap = (coding.index_start() - coding.bytes) as usize;
@@ -351,7 +416,8 @@ impl Reader {
     /// Where a tensor lies as it is kept for computing.
     fn stored(&self, tensor: &TensorPlan) -> Option<(&Checkpoint, &TensorEntry)> {
         if matches!(tensor.storage, Storage::Coded(_)) {
-            return Some((&self.checkpoint, &self.coded_entries[tensor.tensor]));
+            let (entry, _) = self.coded.entry(tensor.tensor)?;
+            return Some((&self.coded.container, entry));
         }
         let format = tensor.storage.format();
         if format == tensor.source {
@@ -376,6 +442,17 @@ fn entries(
 fn starts(layout: &Layout) -> Vec<usize> {
     let starts = layout.places.iter().map(|place| place.offset as usize);
     starts.collect()
+}
+
+/// The host has no memory for a unit on its way to a card.
+fn no_staging(bytes: u64) -> EngineError {
+    EngineError::OutOfMemory {
+        purpose: "a unit on its way to the card",
+        needed_bytes: bytes,
+        used_bytes: 0,
+        limit_bytes: None,
+        free_bytes: None,
+    }
 }
 
 /// The index beside coded bytes, in the memory of both.
@@ -403,13 +480,14 @@ fn part_of(tensor: &TensorPlan) -> std::ops::Range<u64> {
     start..start + stored_bytes(tensor) as u64
 }
 
-/// Reads through the system's cache, looking for a cancel now and then.
+/// Reads through the system's cache, looking for a cancel now and then, and giving way to the passes of a device.
 fn read_in_pieces(
     checkpoint: &Checkpoint,
     entry: &TensorEntry,
     tensor: &TensorPlan,
     out: &mut [u8],
     cancel: &AtomicBool,
+    gives_way_on: Option<&Device>,
 ) -> Result<bool, EngineError> {
     /// Some milliseconds of a disk.
     const PIECE_BYTES: usize = 8 << 20;
@@ -422,7 +500,19 @@ fn read_in_pieces(
             return Ok(false);
         }
         let end = at + piece.len() as u64;
-        checkpoint.read_part(entry, at..end, piece)?;
+        match gives_way_on {
+            None => checkpoint.read_part(entry, at..end, piece)?,
+            Some(device) => {
+                let mut result = Ok(());
+                device.beside(|| {
+                    let begun = Instant::now();
+                    result = checkpoint.read_part(entry, at..end, piece);
+                    // A pass's threads wait for the one whose core this took.
+                    begun.elapsed()
+                });
+                result?;
+            }
+        }
         at = end;
     }
     // Half of it may be of what was written meanwhile.

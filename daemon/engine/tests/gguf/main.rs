@@ -1,5 +1,6 @@
 //! GGUF files from their bytes to the tokens that come out of them.
 
+mod advice;
 mod convert;
 mod formats;
 mod hostile;

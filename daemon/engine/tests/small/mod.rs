@@ -35,14 +35,19 @@ pub(crate) fn write(folder: &Path, layers: usize) -> PathBuf {
 
 /// Writes one of another shape.
 pub(crate) fn write_shape(folder: &Path, shape: Shape) -> PathBuf {
+    let model = folder.join("model");
+    write_as(&model, shape, Element::Bf16, 1);
+    model
+}
+
+/// Writes one of other numbers, right there.
+pub(crate) fn write_as(model: &Path, shape: Shape, element: Element, seed: u64) {
     let synthesis = Synthesis {
         shape,
-        element: Element::Bf16,
-        seed: 1,
-        threads: 1,
+        element,
+        seed,
+        threads: 2,
     };
-    let model = folder.join("model");
     let never = AtomicBool::new(false);
-    synthesis.write(&model, &never, &mut |_, _| {}).unwrap();
-    model
+    synthesis.write(model, &never, &mut |_, _| {}).unwrap();
 }

@@ -164,6 +164,7 @@ pub(super) fn examples() -> Vec<(Failure, Code)> {
         model: model.to_owned(),
         is_partial,
         alike: vec![],
+        near: vec![],
     };
     let cause = || io::ErrorKind::PermissionDenied.into();
     let mut examples: Vec<_> = hub.map(|(error, code)| (error.into(), code)).into();

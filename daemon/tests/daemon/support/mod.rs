@@ -107,7 +107,7 @@ impl Daemon {
     /// The same from a command made elsewhere.
     pub(crate) async fn spawn(folder: TempDir, socket: PathBuf, mut command: Command) -> Self {
         let log = File::create(folder.path().join("log")).unwrap();
-        let child = command.stderr(log).spawn().unwrap();
+        let child = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
         let daemon = Self {
             folder,
             socket,
@@ -193,7 +193,7 @@ impl Daemon {
             .unwrap()
             .into_inner();
         let id = loop {
-            if let Some(Kind::Pass(pass)) = within("a pass", next(&mut stream)).await.unwrap() {
+            if let Some(Kind::PassDone(pass)) = within("a pass", next(&mut stream)).await.unwrap() {
                 break pass.request_id;
             }
         };
@@ -219,13 +219,14 @@ impl Daemon {
     }
 }
 
-/// A request of ids alone.
+/// A request of ids alone, answered the reference's way.
 pub(crate) fn tokens(ids: &[u32], length: u32) -> v1::GenerateRequest {
     let ids = ids.to_vec();
     v1::GenerateRequest {
         input: Some(v1::generate_request::Input::Tokens(v1::TokenIds { ids })),
         length: Some(length),
         seed: Some(7),
+        greedy: true,
         ..Default::default()
     }
 }

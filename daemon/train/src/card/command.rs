@@ -98,7 +98,7 @@ fn open(folder: &Path, objective: Objective, samples: u64, threads: usize) -> Re
         "{} was trained for something else",
         folder.display()
     );
-    let vocabulary = Vocabulary::load(&folder.join("tokenizer.json"))?;
+    let vocabulary = Vocabulary::load(&folder.join(export::TOKENIZER_NAME))?;
     let model = optimizer.averaged(&model)?;
     eprintln!(
         "measuring the likelihood of {samples} samples to the model in {}",

@@ -28,6 +28,8 @@ fn run(objective: Objective, held_out: f64) -> Run {
             steps_planned: 1000,
             tokens: 3_000_000,
             train_seconds: 600.0,
+            seconds_planned: None,
+            began_with: None,
         },
         vocabulary: 1000,
         held_out,
@@ -126,6 +128,26 @@ fn the_card_tells_numbers_commands_and_samples() {
         "> **The model:** Then \\<it\\> rained.",
         "](loss.svg)",
         "](quality.svg)",
+    ] {
+        assert!(
+            card.contains(expected),
+            "{expected:?} is missing in\n{card}"
+        );
+    }
+}
+
+#[test]
+fn a_card_tells_what_a_run_began_with_and_that_time_ended_it() {
+    let mut facts = facts();
+    facts.run.progress.began_with = Some("00ff".to_owned());
+    facts.run.progress.seconds_planned = Some(3600);
+    let card = text(&facts);
+    for expected in [
+        "train --output run --seed 7 --seconds 3600 \\\n",
+        "--part-tokens 1536 --from BEFORE --vocabulary 1000\n",
+        "with the weights 00ff",
+        "gives other weights elsewhere",
+        "900 steps, 3.0 million tokens",
     ] {
         assert!(
             card.contains(expected),

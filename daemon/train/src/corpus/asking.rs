@@ -55,7 +55,12 @@ pub(super) fn subject(told: &Told, asked: &Cast, random: &mut Random) -> (String
 /// Subjects that say nothing of the plot.
 fn plain_subjects(cast: &Cast) -> &'static [&'static str] {
     if cast.plot.things == Things::None {
-        &["{who}", "{who} and {whom}", "{who} and {a helper}"]
+        &[
+            "{who}",
+            "{who} and {whom}",
+            "{who} and {a helper}",
+            "{a kind}",
+        ]
     } else {
         &[
             "{who}",
@@ -66,6 +71,7 @@ fn plain_subjects(cast: &Cast) -> &'static [&'static str] {
             "{who}, {whom} and {a thing}",
             "{who}, {a thing} and {a helper}",
             "{a thing}",
+            "{a kind}",
         ]
     }
 }

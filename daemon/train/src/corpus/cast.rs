@@ -4,6 +4,7 @@ use super::Split;
 use super::names::{self, Name, Names};
 use super::plots::{PLOTS, Plot};
 use super::slots::{Part, Slot, parts, written};
+use super::word::has_word;
 use super::words::{self, Place, Things, Wish};
 use crate::random::Random;
 
@@ -15,6 +16,14 @@ const DRAWS_MAX: usize = 100;
 
 /// How many of the names are seldom ones.
 const SELDOM_NAMES: f64 = 0.25;
+
+/// How many of the names have no token of their own.
+const NAMES_IN_PIECES: f64 = 0.06;
+
+/// How often the hero and the friend are those who live at the place: nobody else comes up in a story unasked, so most
+/// others are drawn in vain.
+const RESIDENT_HEROES: f64 = 0.15;
+const RESIDENT_FRIENDS: f64 = 0.6;
 
 /// A child or an animal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +38,10 @@ pub(super) struct Person {
 
 impl Person {
     fn draw(random: &mut Random, animal: bool) -> Self {
-        let seldom = random.chance(SELDOM_NAMES);
+        let drawn = random.unit();
+        let seldom = drawn < SELDOM_NAMES + NAMES_IN_PIECES;
         let names = match (seldom, animal) {
+            (true, _) if drawn < NAMES_IN_PIECES => &names::IN_PIECES,
             (true, _) => &names::SELDOM,
             (false, true) => &names::ANIMALS,
             (false, false) => &names::CHILDREN,
@@ -47,6 +58,39 @@ impl Person {
             animal,
             seldom,
         }
+    }
+
+    /// Two who live at a place, children or animals: whom a story brings in that was not told whom to name. Were it free to
+    /// take anybody, no name would be likely, and a model that takes the likeliest would take the one it knows: the hero's.
+    fn residents(place: &Place, animal: bool) -> [Self; 2] {
+        let mut places = words::NEAR.iter().chain(words::FAR);
+        let number = places.position(|other| other.name == place.name);
+        let number = number.unwrap_or_default();
+        let names = if animal {
+            &names::ANIMALS
+        } else {
+            &names::CHILDREN
+        };
+        let kinds = words::ANIMALS;
+        [(true, "girl"), (false, "boy")].map(|(she, child)| {
+            let texts = if she { names.she } else { names.he };
+            // Half the list apart, so that the two are different animals.
+            let kind = kinds[(number + if she { 0 } else { kinds.len() / 2 }) % kinds.len()];
+            Self {
+                name: Name {
+                    text: texts[number % texts.len()],
+                    she,
+                },
+                kind: if animal { kind } else { child },
+                animal,
+                seldom: false,
+            }
+        })
+    }
+
+    /// Whether both can be in one story: they must be told apart by name, and animals by kind.
+    fn differs_from(&self, other: &Self) -> bool {
+        self.name != other.name && !(self.animal && self.kind == other.kind)
     }
 
     /// How a story first names the person.
@@ -110,8 +154,7 @@ impl Cast {
         loop {
             let plot = *random.pick(PLOTS);
             let animal = plot.animal_hero || random.chance(0.35);
-            let hero = Person::draw(random, animal);
-            let cast = Self::around(random, plot, hero);
+            let cast = Self::around(random, plot, None, animal);
             if cast.split() == split && fits(&cast) {
                 return cast;
             }
@@ -122,12 +165,13 @@ impl Cast {
     pub(super) fn draw_again(random: &mut Random, split: Split, first: &Self) -> Self {
         loop {
             let plot = *random.pick(PLOTS);
-            let cast = Self::around(random, plot, first.hero);
+            let cast = Self::around(random, plot, Some(first.hero), first.hero.animal);
             let follows = !plot.again.is_empty() && plot.name != first.plot.name;
             if follows
                 && cast.split() == split
                 && cast.helper != first.helper
                 && cast.noun != first.noun
+                && cast.friend == cast.resident_friend()
             {
                 return cast;
             }
@@ -168,14 +212,30 @@ impl Cast {
         None
     }
 
-    fn around(random: &mut Random, plot: &'static Plot, hero: Person) -> Self {
-        let friend = loop {
-            let friend = Person::draw(random, hero.animal);
-            if friend.name != hero.name && !(friend.animal && friend.kind == hero.kind) {
-                break friend;
+    fn around(
+        random: &mut Random,
+        plot: &'static Plot,
+        hero: Option<Person>,
+        animal: bool,
+    ) -> Self {
+        let place = random.pick(if plot.far { words::FAR } else { words::NEAR });
+        let hero = hero.unwrap_or_else(|| {
+            if random.chance(RESIDENT_HEROES) {
+                *random.pick(&Person::residents(place, animal))
+            } else {
+                Person::draw(random, animal)
+            }
+        });
+        let friend = if random.chance(RESIDENT_FRIENDS) {
+            resident_beside(place, &hero)
+        } else {
+            loop {
+                let friend = Person::draw(random, animal);
+                if friend.differs_from(&hero) {
+                    break friend;
+                }
             }
         };
-        let place = random.pick(if plot.far { words::FAR } else { words::NEAR });
         let (thing, noun) = draw_thing(random, plot, place);
         Self {
             plot,
@@ -211,6 +271,23 @@ impl Cast {
         } else {
             Split::Train
         }
+    }
+
+    fn resident_friend(&self) -> Person {
+        resident_beside(self.place, &self.hero)
+    }
+
+    /// Whether the story names only people whom the request names, and those who live at the place.
+    pub(super) fn names_nobody_unasked(&self, story: &str, asked: &str) -> bool {
+        let is_new = |person: &Person| {
+            let name = person.name.text;
+            has_word(story, name) && !has_word(asked, name)
+        };
+        let hero = Person::residents(self.place, self.hero.animal)[0];
+        let knows_kind = has_word(asked, self.hero.kind);
+        let is_hero = self.hero.name == hero.name && (knows_kind || self.hero.kind == hero.kind);
+        (!is_new(&self.hero) || is_hero)
+            && (!is_new(&self.friend) || self.friend == self.resident_friend())
     }
 
     /// This cast with the hero and friend named as a user names them.
@@ -282,6 +359,22 @@ impl Cast {
             _ => vec![self.value(slot)],
         }
     }
+}
+
+/// Who of those who live at a place can be the hero's friend.
+fn resident_beside(place: &Place, hero: &Person) -> Person {
+    let [first, second] = Person::residents(place, hero.animal);
+    let fitting = [second, first]
+        .into_iter()
+        .find(|person| person.differs_from(hero));
+    // A hero who has the name of one and is what the other is: both are friends of somebody else.
+    fitting.unwrap_or_else(|| {
+        let others = words::NEAR
+            .iter()
+            .flat_map(|place| Person::residents(place, hero.animal));
+        let mut others = others.filter(|person| person.differs_from(hero));
+        others.next().unwrap_or(first)
+    })
 }
 
 /// What is different when a story is told again.

@@ -55,3 +55,20 @@ pub(super) const SELDOM: Names = Names {
         "Sven", "Tariq", "Theodor", "Tobias", "Viktor", "Walter", "Yusuf",
     ],
 };
+
+/// Names that come up so seldom that the tokenizer has no token for them: what users type has to be copied piece by piece.
+#[rustfmt::skip]
+pub(super) const IN_PIECES: Names = Names {
+    she: &[
+        "Abigail", "Amelia", "Anya", "Aurora", "Camila", "Carmen", "Charlotte", "Daisy", "Eleanor", "Elin", "Emily",
+        "Evelyn", "Frida", "Grace", "Hannah", "Harper", "Johanna", "Josie", "Katya", "Laura", "Leonie", "Lillian",
+        "Lina", "Louise", "Lucia", "Maja", "Maria", "Meera", "Noor", "Penelope", "Riley", "Rose", "Saga", "Sakura",
+        "Salma", "Sarah", "Sophie", "Victoria", "Violet", "Zelda",
+    ],
+    he: &[
+        "Alexander", "Andrei", "Andrew", "Archie", "Benjamin", "Billy", "Charlie", "Chris", "Danny", "Dmitri", "Dylan",
+        "Elijah", "Ethan", "Freddie", "Giovanni", "Haruki", "Hassan", "Idris", "Jacob", "Jamie", "Johnny", "Kevin",
+        "Kwame", "Lasse", "Logan", "Luca", "Lucas", "Mason", "Matteo", "Matthew", "Michael", "Mika", "Nathan",
+        "Pierre", "Robert", "Ryan", "Teddy", "Thomas", "Tunde", "William",
+    ],
+};

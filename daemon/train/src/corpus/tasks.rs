@@ -32,10 +32,10 @@ const LONG_STORIES: f64 = 0.06;
 /// A sample of this task.
 pub(super) fn sample(task: Task, split: Split, random: &mut Random) -> Sample {
     match task {
-        Task::Story => asked_for(split, random),
-        Task::With => with_words(split, random),
-        Task::BeginWith => begin_with(split, random),
-        Task::Continue => continued(split, random),
+        Task::Story => without_strangers(random, |random| asked_for(split, random)),
+        Task::With => without_strangers(random, |random| with_words(split, random)),
+        Task::BeginWith => without_strangers(random, |random| begin_with(split, random)),
+        Task::Continue => without_strangers(random, |random| continued(split, random)),
         Task::Question => question(split, random),
         Task::FillGap => fill_gap(split, random),
         Task::Shorten => shorten(split, random),
@@ -43,7 +43,20 @@ pub(super) fn sample(task: Task, split: Split, random: &mut Random) -> Sample {
     }
 }
 
-fn asked_for(split: Split, random: &mut Random) -> Sample {
+/// A story that names nobody but whom the request names and who lives where it happens.
+fn without_strangers(random: &mut Random, tell: impl Fn(&mut Random) -> (Cast, Sample)) -> Sample {
+    loop {
+        let (cast, sample) = tell(random);
+        let asked: Vec<&str> = (sample.messages.iter())
+            .map(|message| &message.content[..])
+            .collect();
+        if cast.names_nobody_unasked(&sample.answer, &asked.join(" ")) {
+            return sample;
+        }
+    }
+}
+
+fn asked_for(split: Split, random: &mut Random) -> (Cast, Sample) {
     let chosen = random.unit();
     let length = if chosen < SHORT_STORIES {
         Length::Short
@@ -54,12 +67,13 @@ fn asked_for(split: Split, random: &mut Random) -> Sample {
     };
     let told = tell(split, length, random);
     let (request, kept_words) = request(&told, length, random);
-    Sample {
+    let sample = Sample {
         task: Task::Story,
         messages: vec![user(request)],
         answer: told.text,
         kept_words,
-    }
+    };
+    (told.cast, sample)
 }
 
 fn tell(split: Split, length: Length, random: &mut Random) -> Told {
@@ -76,7 +90,7 @@ fn tell(split: Split, length: Length, random: &mut Random) -> Told {
     Told { cast, text }
 }
 
-fn with_words(split: Split, random: &mut Random) -> Sample {
+fn with_words(split: Split, random: &mut Random) -> (Cast, Sample) {
     let told = tell(split, Length::Whole, random);
     let mut others: Vec<String> = ["{whom}", "{thing}", "{place}", "{helper}"]
         .iter()
@@ -95,12 +109,13 @@ fn with_words(split: Split, random: &mut Random) -> Sample {
         "list",
         &list(&words),
     );
-    Sample {
+    let sample = Sample {
         task: Task::With,
         messages: vec![user(request)],
         answer: told.text,
         kept_words: words,
-    }
+    };
+    (told.cast, sample)
 }
 
 /// "kite, lake and Mia".
@@ -111,32 +126,34 @@ fn list(words: &[String]) -> String {
     }
 }
 
-fn begin_with(split: Split, random: &mut Random) -> Sample {
+fn begin_with(split: Split, random: &mut Random) -> (Cast, Sample) {
     let told = tell(split, Length::Whole, random);
     let start = sentences(&told.text).swap_remove(0);
     let request = put(choose(random, requests::BEGIN), "start", &start);
     let kept_words = shared_words(&told.cast, &start, &told.text);
-    Sample {
+    let sample = Sample {
         task: Task::BeginWith,
         messages: vec![user(request)],
         answer: told.text,
         kept_words,
-    }
+    };
+    (told.cast, sample)
 }
 
-fn continued(split: Split, random: &mut Random) -> Sample {
+fn continued(split: Split, random: &mut Random) -> (Cast, Sample) {
     let told = tell(split, Length::Whole, random);
     let sentences = sentences(&told.text);
     let (start, rest) = sentences.split_at(1 + random.below(3));
     let (start, rest) = (start.join(" "), rest.join(" "));
     let request = put(choose(random, requests::CONTINUE), "start", &start);
     let kept_words = shared_words(&told.cast, &start, &rest);
-    Sample {
+    let sample = Sample {
         task: Task::Continue,
         messages: vec![user(request)],
         answer: rest,
         kept_words,
-    }
+    };
+    (told.cast, sample)
 }
 
 /// The words of the cast that are in both texts.
@@ -321,7 +338,13 @@ fn small_talk(mut messages: Vec<Message>, talk: &Talk, random: &mut Random) -> S
 }
 
 /// A new story after what was said before.
-fn another(mut messages: Vec<Message>, split: Split, random: &mut Random) -> Sample {
+fn another(messages: Vec<Message>, split: Split, random: &mut Random) -> Sample {
+    without_strangers(random, |random| {
+        tell_another(messages.clone(), split, random)
+    })
+}
+
+fn tell_another(mut messages: Vec<Message>, split: Split, random: &mut Random) -> (Cast, Sample) {
     let told = tell(split, Length::Whole, random);
     let asked = told.cast.as_asked(random);
     let (subject, kept_words) = subject(&told, &asked, random);
@@ -335,12 +358,13 @@ fn another(mut messages: Vec<Message>, split: Split, random: &mut Random) -> Sam
         "subject",
         &subject,
     )));
-    Sample {
+    let sample = Sample {
         task: Task::Chat,
         messages,
         answer: told.text,
         kept_words,
-    }
+    };
+    (told.cast, sample)
 }
 
 /// The same story in the same words with another hero or thing.

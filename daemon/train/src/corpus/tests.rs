@@ -144,9 +144,16 @@ fn names_are_found_and_other_capitals_are_not() {
     assert_eq!(names_in(text), ["Mia", "Theo"]);
 }
 
+const NAMES: [&names::Names; 4] = [
+    &names::CHILDREN,
+    &names::ANIMALS,
+    &names::SELDOM,
+    &names::IN_PIECES,
+];
+
 #[test]
 fn every_name_is_known_as_a_name() {
-    for names in [&names::CHILDREN, &names::ANIMALS, &names::SELDOM] {
+    for names in NAMES {
         for name in names.she.iter().chain(names.he) {
             assert_eq!(names_in(name), [*name]);
         }
@@ -156,7 +163,7 @@ fn every_name_is_known_as_a_name() {
 #[test]
 fn nobody_has_two_names_and_no_name_has_two_people() {
     let mut seen = HashSet::new();
-    for names in [&names::CHILDREN, &names::ANIMALS, &names::SELDOM] {
+    for names in NAMES {
         for name in names.she.iter().chain(names.he) {
             assert!(seen.insert(name), "{name} is listed twice");
         }
@@ -187,6 +194,36 @@ fn a_story_names_nobody_but_its_cast() {
     for sample in samples(5_000) {
         let names = names_in(&sample.answer);
         assert!(names.len() <= 3, "{names:?} in {sample:?}");
+    }
+}
+
+#[test]
+fn whom_a_story_brings_in_unasked_is_always_the_same_at_a_place() {
+    let mut brought: HashMap<(&str, bool), BTreeSet<String>> = HashMap::new();
+    for sample in samples(10_000) {
+        if !matches!(sample.task, Task::Story | Task::With | Task::BeginWith) {
+            continue;
+        }
+        let asked = &sample.messages[0].content;
+        let places = words::NEAR.iter().chain(words::FAR);
+        let mut told = places.filter(|place| has_word(&sample.answer, place.name));
+        // A long story goes to two places.
+        let (Some(place), None) = (told.next(), told.next()) else {
+            continue;
+        };
+        let names = names_in(&sample.answer).into_iter();
+        for name in names.filter(|name| !has_word(asked, name)) {
+            let animal = sample.answer.contains(&format!("{name} the "));
+            brought
+                .entry((place.name, animal))
+                .or_default()
+                .insert(name);
+        }
+    }
+    assert!(brought.len() > 20);
+    for ((place, _), names) in brought {
+        // Two who live there; where both have the names of others in the story, one from elsewhere.
+        assert!(names.len() <= 4, "{names:?} come up at the {place}");
     }
 }
 

@@ -56,6 +56,12 @@ impl Verdict {
     pub fn is_whole(&self) -> bool {
         self.sentences > 0 && self.sentences_whole == self.sentences
     }
+
+    /// Whether it is whole and names all that it should, and nobody else.
+    #[must_use]
+    pub fn is_flawless(&self) -> bool {
+        self.is_whole() && self.no_stranger && self.names_kept != Some(false)
+    }
 }
 
 fn keeps(answer: &str, words: &[&str]) -> Option<bool> {

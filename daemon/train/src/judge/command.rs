@@ -10,7 +10,9 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
-use super::{Schedule, Settings, curve::curve, fingerprint, judge, report, session::Session};
+use super::{
+    Schedule, Settings, curve::curve, fingerprint, judge, report, session::Session, ways::ways,
+};
 
 /// Requests where none are given, for a judgement and for each row of a curve.
 const PROMPTS: usize = 500;
@@ -22,7 +24,7 @@ pub struct Arguments {
     /// The folder of the model, as `export` writes it.
     #[arg(long)]
     model: PathBuf,
-    /// Held-out requests; 500 if left out, and 100 for each row of a curve.
+    /// Held-out requests; 500 if left out, and 100 for each row of a curve or way.
     #[arg(long)]
     prompts: Option<usize>,
     /// The seed of the requests.
@@ -46,6 +48,10 @@ pub struct Arguments {
     /// Answer the same requests in faster and faster ways.
     #[arg(long, conflicts_with = "schedule")]
     curve: bool,
+    /// Answer the same requests at this position of the dial, or with this policy and, apart by blanks, cache, window, growth and
+    /// speculation; may be given several times.
+    #[arg(long, conflicts_with_all = ["schedule", "curve"])]
+    way: Vec<String>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -64,6 +70,23 @@ pub fn run(arguments: &Arguments, threads: usize) -> Result<()> {
             print_json(&curve)
         } else {
             print!("{}", report::curve(&curve).plain());
+            Ok(())
+        };
+    }
+    if !arguments.way.is_empty() {
+        let asked = &arguments.way;
+        let ways = ways(
+            &session,
+            &settings,
+            asked,
+            weights,
+            threads,
+            &mut on_progress,
+        )?;
+        return if arguments.json {
+            print_json(&ways)
+        } else {
+            print!("{}", report::ways(&ways).plain());
             Ok(())
         };
     }
@@ -87,7 +110,7 @@ impl Arguments {
             (None, Some(factor)) => Schedule::Factor(factor),
             (None, None) => Schedule::Steps(self.steps.unwrap_or(self.length).max(1)),
         };
-        let usual = if self.curve {
+        let usual = if self.curve || !self.way.is_empty() {
             PROMPTS_OF_CURVE
         } else {
             PROMPTS

@@ -1,6 +1,6 @@
 //! Judgements as tables, for a terminal or a model card.
 
-use super::{GapScores, Judgement, Scores, curve::Curve};
+use super::{GapScores, Judgement, Scores, curve::Curve, ways::Ways};
 
 /// Rows of cells under a heading. The first column holds names, the others numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,6 +91,7 @@ pub fn answers(judgement: &Judgement) -> Table {
         "no stranger",
         "sentences whole",
         "all whole",
+        "flawless",
         "stops",
         "right",
     ]);
@@ -101,6 +102,7 @@ pub fn answers(judgement: &Judgement) -> Table {
             scores.no_stranger,
             scores.sentences_whole,
             scores.answers_whole,
+            scores.flawless,
             scores.stops,
             scores.right,
         ];
@@ -161,6 +163,44 @@ pub fn curve(curve: &Curve) -> Table {
             ],
         );
     }
+    table
+}
+
+/// The rows of other ways, and the right answers.
+#[must_use]
+pub fn ways(ways: &Ways) -> Table {
+    let mut table = Table::new(&[
+        "",
+        "repeats in 100 tokens",
+        "sentences whole",
+        "all whole",
+        "names kept",
+        "no stranger",
+        "flawless",
+        "tokens a pass",
+        "tokens/s",
+    ]);
+    let quality = |scores: &Scores| {
+        [
+            format!("{:.2}", scores.repeats_per_hundred()),
+            scores.sentences_whole.to_string(),
+            scores.answers_whole.to_string(),
+            scores.names_kept.to_string(),
+            scores.no_stranger.to_string(),
+            scores.flawless.to_string(),
+        ]
+    };
+    for row in &ways.rows {
+        let effort = &row.scores.effort;
+        let speed = [
+            format!("{:.2}", effort.tokens_per_pass()),
+            format!("{:.0}", effort.tokens as f64 / effort.seconds),
+        ];
+        table.add(&row.way, quality(&row.scores).into_iter().chain(speed));
+    }
+    let none = ["", ""].map(str::to_owned);
+    let right = quality(&ways.right_answers);
+    table.add("(the right answers)", right.into_iter().chain(none));
     table
 }
 

@@ -7,7 +7,7 @@ use sluice_engine::{
     Engine, Generate, LoadedModel, Options, Outcome, Settings, Slot, Work, checkpoint::Source,
     event::Finish, text::Text,
 };
-use sluice_shared::{policy::PolicyChoice, sampling::EosPolicy};
+use sluice_shared::{decoding::Decoding, policy::PolicyChoice, sampling::EosPolicy};
 
 use crate::corpus::Message;
 
@@ -29,6 +29,8 @@ pub struct Way {
     pub steps: usize,
     /// Which positions a pass commits.
     pub policy: PolicyChoice,
+    /// What a pass computes.
+    pub decoding: Decoding,
 }
 
 /// A canvas that was filled.
@@ -100,6 +102,7 @@ impl Session {
             steps: way.steps.max(1),
             eos: EosPolicy::Stop,
             policy: way.policy,
+            decoding: way.decoding,
             ..Generate::greedy(self.model.id, prompt, canvas.len())
         };
         let request = Generate { canvas, ..request };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluice_proto::v1::{Pass, Started};
+use sluice_proto::v1::{PassDone, Started};
 use sluice_shared::units;
 
 use crate::{
@@ -36,7 +36,7 @@ pub(super) struct PassFigures {
 }
 
 impl PassFigures {
-    pub(super) fn of(pass: &Pass) -> Self {
+    pub(super) fn of(pass: &PassDone) -> Self {
         Self {
             ms: pass.pass_ms,
             rows: pass.rows,

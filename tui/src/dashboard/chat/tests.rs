@@ -10,12 +10,23 @@ fn done(text: &str, finish: FinishReason) -> Done {
     }
 }
 
+/// Sends a prompt of the open conversation.
+fn ask(chat: &mut Chat, system: Option<&str>, prompt: &str) -> GenerateRequest {
+    chat.wait(prompt.to_owned());
+    let waiting = chat.next_waiting().expect("no answer is on its way");
+    chat.ask(1, system, &waiting)
+}
+
+fn take(chat: &mut Chat, done: &Done) -> Outcome {
+    chat.take(1, done, None)
+}
+
 fn answered(prompts: &[&str]) -> Chat {
     let mut chat = Chat::default();
     for prompt in prompts {
-        chat.ask(None, prompt);
+        ask(&mut chat, None, prompt);
         let answer = format!("answer to {prompt}");
-        chat.take(&done(&answer, FinishReason::Eos));
+        take(&mut chat, &done(&answer, FinishReason::Eos));
     }
     chat
 }
@@ -28,7 +39,7 @@ fn texts(chat: &Chat) -> Vec<&str> {
 #[test]
 fn a_prompt_is_sent_behind_all_turns_and_the_instructions() {
     let mut chat = answered(&["one"]);
-    let request = chat.ask(Some("be brief"), "two");
+    let request = ask(&mut chat, Some("be brief"), "two");
     let Some(Input::Chat(sent)) = request.input else {
         panic!("a chat");
     };
@@ -40,9 +51,9 @@ fn a_prompt_is_sent_behind_all_turns_and_the_instructions() {
 #[test]
 fn an_answer_goes_to_the_conversation_that_asked() {
     let mut chat = answered(&["one"]);
-    chat.ask(None, "two");
+    ask(&mut chat, None, "two");
     chat.begin();
-    chat.take(&done("late", FinishReason::Length));
+    take(&mut chat, &done("late", FinishReason::Length));
     assert!(chat.conversation().turns.is_empty());
     chat.step(-1);
     assert_eq!(texts(&chat), ["one", "answer to one", "two", "late"]);
@@ -51,12 +62,12 @@ fn an_answer_goes_to_the_conversation_that_asked() {
 #[test]
 fn a_stopped_answer_keeps_its_beginning_if_there_is_one() {
     let mut chat = answered(&[]);
-    chat.ask(None, "one");
-    let outcome = chat.take(&done(" ", FinishReason::Cancelled));
-    assert_eq!(outcome, Outcome::Nothing(Some("one".into())));
+    ask(&mut chat, None, "one");
+    let outcome = take(&mut chat, &done(" ", FinishReason::Cancelled));
+    assert_eq!(outcome, Outcome::Nothing(vec!["one".into()]));
     assert!(texts(&chat).is_empty());
-    chat.ask(None, "one");
-    chat.take(&done("Once", FinishReason::Cancelled));
+    ask(&mut chat, None, "one");
+    take(&mut chat, &done("Once", FinishReason::Cancelled));
     let origin = chat.conversation().turns[1].origin.clone();
     assert!(origin.expect("known").is_cut);
 }
@@ -65,10 +76,36 @@ fn a_stopped_answer_keeps_its_beginning_if_there_is_one() {
 fn words_that_were_stopped_stay_as_they_were() {
     let mut chat = answered(&["one"]);
     chat.choice = Choice::of(1, "answer to one");
-    assert!(chat.rewrite(None).is_some());
-    let outcome = chat.take(&done("answer", FinishReason::Cancelled));
-    assert_eq!(outcome, Outcome::Nothing(None));
+    assert!(chat.rewrite(1, None).is_some());
+    let outcome = take(&mut chat, &done("answer", FinishReason::Cancelled));
+    assert_eq!(outcome, Outcome::Nothing(Vec::new()));
     assert_eq!(texts(&chat), ["one", "answer to one"]);
+}
+
+#[test]
+fn prompts_that_waited_for_an_answer_that_never_came_are_given_back() {
+    let both = vec!["one".to_owned(), "two".to_owned()];
+    for is_refused in [true, false] {
+        let mut chat = Chat::default();
+        ask(&mut chat, None, "one");
+        chat.wait("two".into());
+        assert_eq!(chat.next_waiting(), None);
+        let back = match is_refused {
+            true => chat.give_up(1),
+            false => match take(&mut chat, &done("", FinishReason::Cancelled)) {
+                Outcome::Nothing(back) => back,
+                other => panic!("{other:?}"),
+            },
+        };
+        assert_eq!(back, both);
+        assert!(chat.waiting.is_empty());
+    }
+    // What waits behind an answer that stays is sent behind it.
+    let mut chat = answered(&["one"]);
+    chat.again(1, None);
+    chat.wait("two".into());
+    take(&mut chat, &done("", FinishReason::Cancelled));
+    assert!(chat.next_waiting().is_some());
 }
 
 #[test]
@@ -79,7 +116,7 @@ fn chosen_words_are_bytes_of_the_text() {
     choice.step(1);
     choice.from = Some(choice.at);
     choice.step(9);
-    let Some(Input::Edit(edit)) = chat.rewrite(Some("be brief")).expect("sent").input else {
+    let Some(Input::Edit(edit)) = chat.rewrite(1, Some("be brief")).expect("sent").input else {
         panic!("an edit");
     };
     assert_eq!((edit.span_start_bytes, edit.span_end_bytes), (7, 13));
@@ -87,7 +124,7 @@ fn chosen_words_are_bytes_of_the_text() {
         (edit.text.as_str(), edit.messages.len()),
         ("answer to né", 2)
     );
-    chat.take(&done("answer in full", FinishReason::Length));
+    take(&mut chat, &done("answer in full", FinishReason::Length));
     assert_eq!(texts(&chat), ["né", "answer in full"]);
     assert!(chat.undo());
     assert_eq!(texts(&chat), ["né", "answer to né"]);
@@ -98,28 +135,28 @@ fn chosen_words_are_bytes_of_the_text() {
 #[test]
 fn the_last_answer_is_asked_for_once_more() {
     let mut chat = answered(&["one", "two"]);
-    let Some(Input::Chat(sent)) = chat.again(None).expect("sent").input else {
+    let Some(Input::Chat(sent)) = chat.again(1, None).expect("sent").input else {
         panic!("a chat");
     };
     assert_eq!(sent.messages.last().expect("some").content, "two");
-    chat.take(&done("better", FinishReason::Eos));
+    take(&mut chat, &done("better", FinishReason::Eos));
     assert_eq!(texts(&chat)[3], "better");
-    assert_eq!(Chat::default().again(None), None);
+    assert_eq!(Chat::default().again(1, None), None);
 }
 
 #[test]
 fn conversations_and_their_text_are_bounded() {
     let mut chat = Chat::default();
     for number in 0..CONVERSATIONS_MAX + 3 {
-        chat.ask(None, &number.to_string());
-        chat.take(&done("a", FinishReason::Eos));
+        ask(&mut chat, None, &number.to_string());
+        take(&mut chat, &done("a", FinishReason::Eos));
         chat.begin();
     }
-    assert_eq!(chat.conversations.len(), CONVERSATIONS_MAX);
+    assert_eq!(chat.conversations.len(), CONVERSATIONS_MAX + 1);
     let long = "x".repeat(CONVERSATION_BYTES_MAX / 2);
     for _ in 0..3 {
-        chat.ask(None, "more");
-        chat.take(&done(&long, FinishReason::Eos));
+        ask(&mut chat, None, "more");
+        take(&mut chat, &done(&long, FinishReason::Eos));
     }
     assert_eq!(chat.conversation().turns.len(), 2);
 }

@@ -1,6 +1,7 @@
 //! One turn of a conversation: a prompt or an answer.
 
 use serde::{Deserialize, Serialize};
+use sluice_proto::v1::{Done, FinishReason};
 
 /// Who wrote a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +57,44 @@ pub struct Origin {
     /// Whether it was stopped before its end.
     #[serde(default)]
     pub is_cut: bool,
+    /// Which limit ended it, where one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Limit>,
+    /// Tokens of the context that the conversation took with it, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<u32>,
+}
+
+/// What ended an answer that was not at its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Limit {
+    /// The length that was asked for.
+    Length,
+    /// The model's context.
+    Context,
+}
+
+impl Limit {
+    /// The limit that ended a request, where its text would have gone on: an edit's fills its length and is whole.
+    #[must_use]
+    pub fn of(done: &Done) -> Option<Self> {
+        match done.finish_reason() {
+            _ if !done.cut => None,
+            FinishReason::Length => Some(Self::Length),
+            FinishReason::Context => Some(Self::Context),
+            _ => None,
+        }
+    }
+
+    /// What it did to the answer, in words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Length => "cut off at its length",
+            Self::Context => "cut off, the context is full",
+        }
+    }
 }
 
 impl Turn {

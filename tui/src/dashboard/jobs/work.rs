@@ -136,11 +136,13 @@ impl Work {
 
     /// A request that runs or waits and is no generation; of our own measurement more is known.
     pub(super) fn of_request(row: &RequestSummary, own: Option<&Measuring>) -> Option<Self> {
-        let waits = match row.state() {
-            RequestState::Queued => true,
-            RequestState::Running => false,
-            _ => return None,
-        };
+        let is_active = matches!(row.state(), RequestState::Queued | RequestState::Running);
+        Self::of_any_request(row, own).filter(|_| is_active)
+    }
+
+    /// The same of one that may have ended.
+    pub(super) fn of_any_request(row: &RequestSummary, own: Option<&Measuring>) -> Option<Self> {
+        let waits = row.state() == RequestState::Queued;
         let kind = match row.kind() {
             RequestKind::Generate => return None,
             RequestKind::Fidelity => "fidelity",
@@ -199,8 +201,8 @@ impl Work {
 
     /// The switch that is under way; before its first step weights are converted, where we asked for it so far.
     pub(super) fn of_switch(snapshot: &Snapshot, converting: Option<(u64, u64)>) -> Option<Self> {
-        let steps = snapshot.switch.map(|switch| switch.steps);
-        let (kind, far) = match (snapshot.switch, converting) {
+        let steps = snapshot.switching.map(|switch| switch.steps);
+        let (kind, far) = match (snapshot.switching, converting) {
             (_, Some((done, total))) if steps.unwrap_or(0) == 0 => {
                 let unit = Unit::Bytes;
                 ("convert", Some(Far { done, total, unit }))

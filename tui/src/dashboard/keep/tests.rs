@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use super::{
-    super::chat::{Origin, Speaker},
+    super::chat::{Limit, Origin, Speaker},
     *,
 };
 use crate::paint::Paint;
@@ -22,6 +22,8 @@ fn turns(prompt: &str, answer: &str) -> Vec<Turn> {
         passes: 2,
         elapsed_ms: Some(12.5),
         is_cut: false,
+        limit: Some(Limit::Length),
+        context: Some(30),
     };
     let answer = Turn {
         origin: Some(origin),
@@ -34,7 +36,7 @@ fn turns(prompt: &str, answer: &str) -> Vec<Turn> {
 fn lived_in() -> State {
     let mut state = state();
     let conversations = vec![turns("one", "a\u{1b}\n"), turns("two", "b"), Vec::new()];
-    state.chat = Chat::restored(conversations, 1);
+    state.chat = Chat::restored(conversations);
     state.prompts.keep("one");
     state.prompts.keep("two");
     state.commands.keep("theme dark");
@@ -70,7 +72,7 @@ fn what_is_written_is_restored() {
     let kept = load(&path).unwrap().unwrap();
     kept.restore(&mut after, Fixed::default());
     assert_eq!(Kept::of(&after), Kept::of(&before));
-    assert_eq!(after.chat.conversation().title().unwrap(), "two");
+    assert!(after.chat.conversation().turns.is_empty());
     assert_eq!(after.prompts.step("", -1).unwrap(), "two");
     assert_eq!((after.paint.theme, after.mouse), (Theme::Dark, false));
 }
@@ -194,14 +196,14 @@ fn a_write_that_failed_is_tried_again() {
 }
 
 #[test]
-fn the_open_conversation_stays_open_when_one_before_it_is_left_out() {
-    let mut kept = Kept::of(&lived_in());
-    kept.conversations.push(turns("three", "c"));
-    kept.conversations[0].pop();
+fn a_new_start_is_a_new_conversation_and_what_was_said_can_be_reached() {
     let mut state = state();
-    kept.restore(&mut state, Fixed::default());
-    assert_eq!(state.chat.conversations.len(), 2);
+    Kept::of(&lived_in()).restore(&mut state, Fixed::default());
+    assert!(state.chat.conversation().turns.is_empty());
+    state.chat.step(-1);
     assert_eq!(state.chat.conversation().title().unwrap(), "two");
+    state.chat.step(-1);
+    assert_eq!(state.chat.conversation().title().unwrap(), "one");
 }
 
 #[test]
@@ -216,7 +218,7 @@ fn odd_contents_are_left_out_and_unknown_fields_ignored() {
     let mut state = state();
     let kept = load(&path).unwrap().unwrap();
     kept.restore(&mut state, Fixed::default());
-    assert_eq!((state.chat.conversations.len(), state.chat.open), (1, 0));
+    assert_eq!((state.chat.conversations.len(), state.chat.open), (2, 1));
     let flags = state.options.flags();
     assert_eq!(flags.as_deref(), Some("--dial fast"));
     assert_eq!(state.paint.theme, Theme::Terminal);
@@ -239,13 +241,32 @@ fn the_file_is_bounded_by_leaving_out_the_earliest_conversations() {
     let mut state = state();
     let long = "x".repeat(CONVERSATION_BYTES_MAX - 10);
     let all = (0..CONVERSATIONS_MAX).map(|number| turns(&number.to_string(), &long));
-    state.chat = Chat::restored(all.collect(), CONVERSATIONS_MAX - 1);
+    state.chat = Chat::restored(all.collect());
     let (_folder, path) = file();
     save(&path, &Kept::of(&state)).unwrap();
     assert!(fs::metadata(&path).unwrap().len() <= FILE_BYTES_MAX as u64);
     let kept = load(&path).unwrap().unwrap();
-    assert_eq!((kept.conversations.len(), kept.open), (7, 6));
+    assert_eq!(kept.conversations.len(), 7);
     assert_eq!(kept.conversations[6][0].text, "31");
+}
+
+#[test]
+fn prompts_go_before_conversations_and_long_ones_are_not_kept() {
+    let mut state = state();
+    let long = "x".repeat(CONVERSATION_BYTES_MAX - 10);
+    let all = (0..7).map(|number| turns(&number.to_string(), &long));
+    state.chat = Chat::restored(all.collect());
+    let prompt = |number: usize| format!("{number:0>PROMPT_BYTES_MAX$}");
+    (0..Recall::MAX - 1).for_each(|number| state.prompts.keep(&prompt(number)));
+    state.prompts.keep(&"y".repeat(PROMPT_BYTES_MAX + 1));
+    let (_folder, path) = file();
+    save(&path, &Kept::of(&state)).unwrap();
+    let kept = load(&path).unwrap().unwrap();
+    assert_eq!(kept.conversations.len(), 7);
+    assert_eq!(kept.prompts.len(), PROMPTS_BYTES_MAX / PROMPT_BYTES_MAX);
+    assert_eq!(kept.prompts.last(), Some(&prompt(Recall::MAX - 2)));
+    // As long as the dashboard is open, the long one can be had back.
+    assert!(state.prompts.step("", -1).unwrap().starts_with('y'));
 }
 
 #[test]

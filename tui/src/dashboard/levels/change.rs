@@ -114,7 +114,11 @@ impl Change {
         else {
             return true;
         };
-        let Some(plan) = snapshot.plan.as_ref().filter(|_| snapshot.switch.is_none()) else {
+        let Some(plan) = snapshot
+            .plan
+            .as_ref()
+            .filter(|_| snapshot.switching.is_none())
+        else {
             return true;
         };
         let is_it = plan.level == self.after.level && plan.budget_bytes == self.after.budget_bytes;

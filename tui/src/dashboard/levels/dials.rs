@@ -111,7 +111,7 @@ impl Dials {
                 }
                 let sums = &mut self.sums[at];
                 sums.requests = sums.requests.saturating_add(1);
-                sums.tokens += u64::from(done.text_tokens);
+                sums.tokens += u64::from(done.filled_positions);
                 sums.passes += u64::from(done.passes);
                 sums.elapsed_ms += done.elapsed_ms;
             }
@@ -160,7 +160,7 @@ mod tests {
             request_id,
             finish_reason: reason.into(),
             passes: 10,
-            text_tokens: 25,
+            filled_positions: 25,
             elapsed_ms: 500.0,
             ..Default::default()
         })

@@ -9,7 +9,7 @@ use ratatui::{
     layout::{Constraint, Layout, Rect},
     text::Line,
 };
-use sluice_proto::v1::{CanvasToken, Pass};
+use sluice_proto::v1::{CanvasToken, PassDone};
 use sluice_shared::units;
 use tui_input::Input;
 
@@ -18,7 +18,7 @@ use super::super::{
     keys::{Action, Mode, Page},
     panels,
     requests::step_request,
-    state::{Opened, Own, Show, State},
+    state::{Opened, Show, State},
     update::SCROLL_LINES,
     view::{Screen, Shape, Target},
 };
@@ -249,14 +249,14 @@ fn draw_text(screen: &mut Screen<'_, '_>, area: Rect, picture: &Canvas, is_lates
 fn title(state: &State) -> String {
     match (&state.opened, state.requests.selected) {
         (Some(opened), _) => format!("Saved run {}", opened.name),
-        (None, Some(id)) if state.requests.own == Own::Active(id) => format!("Request {id}, yours"),
+        (None, Some(id)) if state.requests.is_own(id) => format!("Request {id}, yours"),
         (None, Some(id)) => format!("Request {}", state.requests.name(id)),
         (None, None) => "Canvas".to_owned(),
     }
 }
 
 /// A pass in figures.
-fn figures_of(pass: &Pass, picture: &Canvas) -> String {
+fn figures_of(pass: &PassDone, picture: &Canvas) -> String {
     let length = match &picture.started {
         Some(started) => units::count(started.length.into()),
         None => "unknown".to_owned(),

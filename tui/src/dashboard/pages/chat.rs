@@ -7,13 +7,15 @@ use ratatui::{
     text::{Line, Span},
 };
 use sluice_proto::v1::{CanvasToken, Done, FinishReason, GenerateRequest, TokenState};
+use sluice_shared::units;
 
 use super::super::{
-    chat::{Choice, Conversation, Outcome, Speaker},
+    chat::{Choice, Conversation, Outcome, Speaker, Waiting},
     event::Effect,
     keys::{Action, Mode},
+    sending::{can_replace, submit},
     state::{State, Then},
-    update::{SCROLL_LINES, can_send, submit},
+    update::SCROLL_LINES,
     view::{Screen, Shape, Target},
 };
 use crate::{
@@ -65,19 +67,18 @@ fn ask_to_forget(state: &mut State) {
 }
 
 fn again(state: &mut State, effects: &mut Vec<Effect>) {
-    if !can_send(state, "the answer stays") {
+    if !can_replace(state) {
         return;
     }
-    let system = state.options.system();
-    match state.chat.again(system.as_deref()) {
-        Some(mut request) => {
-            state.options.apply(&mut request);
-            // The same seed would give the same answer.
-            request.seed = None;
-            submit(state, request, effects);
-        }
-        None => state.warn("there is no answer yet"),
-    }
+    let (serial, system) = (state.requests.send(), state.options.system());
+    let Some(mut request) = state.chat.again(serial, system.as_deref()) else {
+        state.requests.end_own(serial);
+        return state.warn("there is no answer yet");
+    };
+    state.options.apply(&mut request);
+    // The same seed would give the same answer.
+    request.seed = None;
+    submit(state, serial, request, effects);
 }
 
 fn choose_words(state: &mut State) {
@@ -121,7 +122,7 @@ pub(in super::super) fn mask(state: &mut State, action: Action, effects: &mut Ve
                 None => Some(choice.at),
             }
         }
-        Action::Enter if can_send(state, "the answer stays") => {
+        Action::Enter if can_replace(state) => {
             state.modes.pop();
             rewrite(state, effects);
         }
@@ -134,8 +135,9 @@ pub(in super::super) fn mask(state: &mut State, action: Action, effects: &mut Ve
 }
 
 fn rewrite(state: &mut State, effects: &mut Vec<Effect>) {
-    let system = state.options.system();
-    let Some(mut request) = state.chat.rewrite(system.as_deref()) else {
+    let (serial, system) = (state.requests.send(), state.options.system());
+    let Some(mut request) = state.chat.rewrite(serial, system.as_deref()) else {
+        state.requests.end_own(serial);
         return;
     };
     state.options.apply(&mut request);
@@ -143,7 +145,7 @@ fn rewrite(state: &mut State, effects: &mut Vec<Effect>) {
     request.length = None;
     request.block_length = None;
     request.steps = None;
-    submit(state, request, effects);
+    submit(state, serial, request, effects);
 }
 
 /// What a press of the mouse does.
@@ -171,27 +173,35 @@ pub(in super::super) fn forget(state: &mut State) {
 }
 
 /// What is sent for a prompt.
-pub(in super::super) fn request(state: &mut State, prompt: &str) -> GenerateRequest {
+pub(in super::super) fn request(
+    state: &mut State,
+    serial: u64,
+    waiting: &Waiting,
+) -> GenerateRequest {
     let system = state.options.system();
-    state.chat.ask(system.as_deref(), prompt)
+    state.chat.ask(serial, system.as_deref(), waiting)
 }
 
-/// Our own request came to its end.
-pub(in super::super) fn answered(state: &mut State, request_id: u64) {
+/// A request of ours came to its end.
+pub(in super::super) fn answered(state: &mut State, serial: u64, request_id: u64) {
     let canvas = state.requests.canvas(request_id);
-    if let Some(done) = canvas.and_then(|canvas| canvas.done.clone()) {
-        conclude(state, &done);
+    if let Some(done) = canvas.and_then(|canvas| canvas.done.clone())
+        && let Some(words) = conclude(state, serial, &done)
+    {
+        state.tell(words);
     }
 }
 
-/// Our own request broke off: what stood of it counts as if it had been stopped there.
-pub(in super::super) fn broke_off(state: &mut State, request_id: u64) {
+/// A request of ours broke off: what stood of it counts as if it had been stopped there. What there is to tell of that.
+pub(in super::super) fn broke_off(
+    state: &mut State,
+    serial: u64,
+    request_id: u64,
+) -> Option<String> {
     let canvas = state.requests.canvas(request_id);
     let done = canvas.map(|canvas| remains(request_id, canvas));
-    conclude(
-        state,
-        &done.unwrap_or_else(|| remains(request_id, &Canvas::default())),
-    );
+    let done = done.unwrap_or_else(|| remains(request_id, &Canvas::default()));
+    conclude(state, serial, &done)
 }
 
 fn remains(request_id: u64, canvas: &Canvas) -> Done {
@@ -199,43 +209,63 @@ fn remains(request_id: u64, canvas: &Canvas) -> Done {
     let is_fixed =
         |token: &CanvasToken| matches!(token.state(), TokenState::Committed | TokenState::Pinned);
     let tokens: Vec<_> = canvas.seen().cloned().collect();
-    let fixed = tokens.iter().take_while(|token| is_fixed(token)).count();
+    let fixed = tokens.iter().take_while(|token| is_fixed(token));
+    let is_generated = |token: &&CanvasToken| token.state() == TokenState::Committed;
+    let generated = fixed.filter(is_generated).count();
     Done {
         request_id,
         finish_reason: FinishReason::Cancelled.into(),
         text: Some(String::from_utf8_lossy(&pass.stable_text).into_owned()),
-        text_tokens: u32::try_from(fixed).unwrap_or(u32::MAX),
+        generated_tokens: u32::try_from(generated).unwrap_or(u32::MAX),
         seed: canvas.started.as_ref().map_or(0, |started| started.seed),
         exact: pass.exact,
-        passes: pass.pass,
+        passes: pass.passes,
         elapsed_ms: pass.elapsed_ms,
         ..Default::default()
     }
 }
 
-fn conclude(state: &mut State, done: &Done) {
-    match state.chat.take(done) {
-        Outcome::Taken => {}
-        Outcome::Nothing(Some(prompt)) => write_again(state, prompt),
-        Outcome::Nothing(None) => state.tell("stopped; the answer stays as it was"),
+/// Takes in what a request came to, and returns what there is to tell of it.
+fn conclude(state: &mut State, serial: u64, done: &Done) -> Option<String> {
+    let canvas = state.requests.canvas(done.request_id);
+    let started = canvas.and_then(|canvas| canvas.started.clone());
+    match state.chat.take(serial, done, started.as_ref()) {
+        Outcome::Taken => None,
+        Outcome::Nothing(prompts) if prompts.is_empty() => {
+            Some("stopped; the answer stays as it was".to_owned())
+        }
+        Outcome::Nothing(prompts) => write_again(state, &prompts),
         Outcome::Shortened => {
-            state.tell("the conversation grew too long; its earliest turns are gone");
+            Some("the conversation grew too long; its earliest turns are gone".to_owned())
         }
     }
 }
 
-/// Our own request was refused or taken back: its prompt comes back to be changed.
-pub(in super::super) fn refused(state: &mut State) {
-    if let Some(prompt) = state.chat.give_up() {
-        write_again(state, prompt);
-    }
+/// A request of ours was refused or taken back: its prompt comes back to be changed, and so do those that waited for its
+/// answer. What there is to tell of that.
+pub(in super::super) fn refused(state: &mut State, serial: u64) -> Option<String> {
+    let prompts = state.chat.give_up(serial);
+    write_again(state, &prompts)
 }
 
-/// Puts a prompt back on the line, unless another is being written.
-fn write_again(state: &mut State, prompt: String) {
-    if state.prompt.value().is_empty() {
-        state.prompt = prompt.into();
-        state.prompts.leave();
+/// Puts prompts back on the line as one, unless another is being written: then it is told where they are.
+fn write_again(state: &mut State, prompts: &[String]) -> Option<String> {
+    if prompts.is_empty() {
+        return None;
+    }
+    if !state.prompt.value().is_empty() {
+        return Some(not_sent(prompts.len()));
+    }
+    state.prompt = prompts.join("\n\n").into();
+    state.prompts.leave();
+    None
+}
+
+/// Where prompts are that were not sent, or not answered.
+pub(in super::super) fn not_sent(prompts: usize) -> String {
+    match prompts {
+        1 => "your prompt has no answer; Up on an empty line has it".to_owned(),
+        _ => format!("{prompts} of your prompts have no answer; Up on an empty line has them"),
     }
 }
 
@@ -249,12 +279,56 @@ pub(in super::super) fn with_hint(message: String) -> String {
 
 /// What stands above the prompt.
 pub(in super::super) fn prompt_title(state: &State) -> String {
+    let chat = &state.chat;
+    let turns = &chat.conversation().turns;
+    let answers = turns.len() / 2;
     let mut words = vec!["Prompt".to_owned()];
-    if state.chat.conversations.len() > 1 {
-        words.push(format!("conversation {}", state.chat.open + 1));
+    words.push(match answers {
+        0 => "new conversation".to_owned(),
+        1 => format!("conversation {}, 1 answer", chat.open + 1),
+        count => format!("conversation {}, {count} answers", chat.open + 1),
+    });
+    words.extend(context_words(state));
+    let waiting = chat.waiting_here().count();
+    if waiting > 0 {
+        words.push(format!("{waiting} waiting"));
     }
-    words.extend(state.options.flags());
+    let flags = state.options.flags();
+    words.push(flags.unwrap_or_else(|| "the daemon's defaults".to_owned()));
+    let model = state.present().and_then(|now| now.model.as_ref());
+    words.extend(model.map(|model| model.name.clone()));
+    words.push(match state.options.system() {
+        Some(text) => format!("system \"{text}\""),
+        None => "system prompt: the model's own, if any".to_owned(),
+    });
     words.join(" · ")
+}
+
+/// Positions that an answer takes where its length isn't set.
+const LENGTH: u32 = 128;
+
+/// How much of the model's context the open conversation takes, and whether another answer finds room.
+fn context_words(state: &State) -> Option<String> {
+    let limit = state.context_length()?;
+    let last = state.chat.conversation().turns.last();
+    let origin = last.and_then(|turn| turn.origin.as_ref());
+    let used = match last {
+        None => 0,
+        Some(_) => origin?.context?,
+    };
+    let length = state.options.value("length");
+    let length = length.and_then(|length| length.parse().ok());
+    let needed = used.saturating_add(length.unwrap_or(LENGTH));
+    let more = if used > 0 && needed > limit {
+        ", nearly full"
+    } else {
+        ""
+    };
+    Some(format!(
+        "context {} of {}{more}",
+        units::count(used.into()),
+        units::count(limit.into())
+    ))
 }
 
 pub(in super::super) fn draw(screen: &mut Screen<'_, '_>, area: Rect) {

@@ -8,7 +8,7 @@ mod table;
 pub(in super::super) use choice::{choose, default_budget, restore};
 
 use ratatui::layout::{Constraint, Layout, Rect};
-use sluice_proto::v1::{PlanRequest, Snapshot};
+use sluice_proto::v1::{FidelityMeasurement, PlanRequest, Snapshot};
 use sluice_shared::{
     dial::{DIALS, Dial},
     level::Level,
@@ -173,6 +173,17 @@ pub(in super::super) fn take(state: &mut State, event: Event, effects: &mut Vec<
             end_measuring(state, Outcome::Cancelled);
         }
         _ => {}
+    }
+}
+
+/// Takes what the daemon knows of fidelity, whoever measured it.
+pub(in super::super) fn learn(state: &mut State, measurements: &[FidelityMeasurement]) {
+    for measurement in measurements {
+        let model = (measurement.model.clone(), measurement.parameters);
+        let result = measurement.result.as_ref();
+        if let Some(fidelity) = result.and_then(|result| Fidelity::of(result, model)) {
+            state.keep_fidelity(fidelity);
+        }
     }
 }
 

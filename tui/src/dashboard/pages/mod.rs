@@ -15,6 +15,7 @@ use super::{
     state::State,
     view::Target,
 };
+use crate::canvas::ids_text;
 
 /// What a page wants to know when it is shown, or when a daemon is there again.
 pub(super) fn enter(state: &mut State, effects: &mut Vec<Effect>) {
@@ -28,12 +29,29 @@ pub(super) fn enter(state: &mut State, effects: &mut Vec<Effect>) {
 /// What an action does on the page that is shown.
 pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
     match state.page {
-        Page::Overview => overview::act(state, action, effects),
+        Page::Overview => overview::act(state, action),
         Page::Memory => memory::act(state, action),
         Page::Canvas => canvas::act(state, action, effects),
         Page::Chat => chat::act(state, action, effects),
         Page::Levels => levels::act(state, action, effects),
         Page::Jobs => jobs::act(state, action, effects),
+    }
+}
+
+/// The answer that the page shows, as far as it is certain.
+pub(super) fn answer(state: &State) -> Option<String> {
+    let canvas = match state.page {
+        Page::Chat => {
+            let turns = &state.chat.conversation().turns;
+            return Some(turns.get(state.chat.answer()?)?.text.clone());
+        }
+        Page::Canvas => state.recording()?.canvas(),
+        Page::Overview | Page::Memory | Page::Levels | Page::Jobs => state.canvas()?,
+    };
+    let so_far = || Some(String::from_utf8_lossy(&canvas.pass.as_ref()?.stable_text).into_owned());
+    match &canvas.done {
+        Some(done) => Some(done.text.clone().unwrap_or_else(|| ids_text(&done.tokens))),
+        None => so_far(),
     }
 }
 

@@ -9,12 +9,11 @@ use sluice_shared::units;
 
 use super::{
     super::{
-        event::Effect,
-        keys::{Action, Mode, Page},
+        keys::{Action, Mode},
         panels,
         requests::{Requests, step_request},
         state::{Link, State},
-        update::{SCROLL_LINES, go},
+        update::SCROLL_LINES,
         view::{Screen, Shape, Target},
     },
     canvas, memory,
@@ -37,13 +36,12 @@ const GRAPH_ROWS: u16 = 7;
 /// What the list of requests keeps at least.
 const REQUESTS_ROWS: u16 = 5;
 
-pub(super) fn act(state: &mut State, action: Action, effects: &mut Vec<Effect>) {
+pub(super) fn act(state: &mut State, action: Action) {
     match action {
         Action::Up => step_request(state, -1),
         Action::Down => step_request(state, 1),
         Action::PageUp => state.reel.scroll(SCROLL_LINES),
         Action::PageDown => state.reel.scroll(-SCROLL_LINES),
-        Action::Enter => go(state, Page::Canvas, effects),
         Action::NextPane => state.modes.push(Mode::Prompt),
         _ => {}
     }

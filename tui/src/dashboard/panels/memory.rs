@@ -1,10 +1,7 @@
 //! Memory of the host, the process and the device.
 
-use ratatui::{
-    style::Style,
-    text::{Line, Span},
-};
-use sluice_proto::v1::{Device, Host, MemoryKind};
+use ratatui::text::{Line, Span};
+use sluice_proto::v1::{Device, Host, MemoryKind, NoCard};
 use sluice_shared::units;
 
 use super::{
@@ -18,7 +15,7 @@ use crate::{
     text::{clip, sanitise_line, width},
 };
 
-/// Shares of the host's memory from which the bar warns.
+/// Shares of the host's or the GPU's memory from which the bar warns.
 const MEMORY_HIGH: f64 = 0.75;
 const MEMORY_VERY_HIGH: f64 = 0.90;
 /// From here on, the host's line has its figures, too.
@@ -53,11 +50,14 @@ pub(in super::super) fn in_full(
         known(host.resident_bytes),
         known(host.resident_peak_bytes)
     );
+    let beyond = host.resident_beyond_bytes;
+    let beyond = beyond.map(|bytes| format!("{} beyond what is held", units::bytes(bytes)));
     let mut lines = vec![
         (Worth::Much, host_line(&host, columns, paint)),
         (Worth::Detail, said("", &host_figures(&host), columns)),
         (Worth::Detail, Line::raw(sluiced)),
     ];
+    lines.extend(beyond.map(|words| (Worth::Detail, said("", &words, columns))));
     match snapshot.and_then(|s| s.device.as_ref()) {
         Some(device) => {
             lines.extend(card_lines(device, columns, paint));
@@ -96,7 +96,8 @@ fn said(name: &str, words: &str, columns: usize) -> Line<'static> {
 
 /// The card, its memory and how much of that is whose; without one, quietly why.
 fn card_lines(device: &Device, columns: usize, paint: &Paint) -> Vec<(Worth, Line<'static>)> {
-    if let Some(no_card) = &device.no_card {
+    // A machine without any has nothing to look at; a GPU or a driver that can't be used may be a fault.
+    if let Some(no_card) = device.no_card.as_ref().filter(|why| why.is_fault) {
         let line = said("no card", &no_card.reason, columns).style(paint.style(Role::Dim));
         return vec![(Worth::Detail, line)];
     }
@@ -119,9 +120,12 @@ fn card_lines(device: &Device, columns: usize, paint: &Paint) -> Vec<(Worth, Lin
     lines.extend(card::joined(speed, ", ").map(|words| detail(&words)));
     if let Some((used, total)) = card_used(device) {
         let share = ratio(used, total);
+        let (role, word) = fullness(share);
+        let style = paint.style(role);
         let mut spans = vec![Span::raw("memory   ")];
-        spans.extend(bar(share, columns.saturating_sub(25), Style::new(), paint));
-        spans.push(Span::raw(format!(" {:>3.0} %", share * 100.0)));
+        spans.extend(bar(share, columns.saturating_sub(25), style, paint));
+        let words = format!(" {:>3.0} %{word}", share * 100.0);
+        spans.push(Span::styled(words, style));
         lines.push((Worth::Much, Line::from(spans)));
         lines.push(detail(&used_of(used, total)));
     }
@@ -255,7 +259,8 @@ pub(in super::super) fn in_brief(state: &State, columns: usize) -> Vec<Line<'sta
         Some(device) => {
             let kinds = device.memory.iter().filter(|kind| kind.bytes > 0);
             let kinds = kinds.map(|kind| format!(", {} {}", kind.kind, units::bytes(kind.bytes)));
-            let without = if device.no_card.is_some() {
+            let is_fault = |why: &NoCard| why.is_fault;
+            let without = if device.no_card.as_ref().is_some_and(is_fault) {
                 " (no card)"
             } else {
                 ""
@@ -294,16 +299,21 @@ fn card_brief(device: &Device, columns: usize) -> Option<Line<'static>> {
     Some(said("card", &card::joined(words, " · ")?, columns))
 }
 
+/// How a share of a memory looks, and what is said of it.
+fn fullness(share: f64) -> (Role, &'static str) {
+    match share {
+        s if s >= MEMORY_VERY_HIGH => (Role::Bad, " very high"),
+        s if s >= MEMORY_HIGH => (Role::Warning, " high"),
+        _ => (Role::Good, ""),
+    }
+}
+
 fn host_line(host: &Host, columns: usize, paint: &Paint) -> Line<'static> {
     let Some((used, total)) = host_used(host) else {
         return Line::raw(format!("host     {UNKNOWN}"));
     };
     let share = ratio(used, total);
-    let (role, word) = match share {
-        s if s >= MEMORY_VERY_HIGH => (Role::Bad, " very high"),
-        s if s >= MEMORY_HIGH => (Role::Warning, " high"),
-        _ => (Role::Good, ""),
-    };
+    let (role, word) = fullness(share);
     let free = match columns >= FREE_FROM_COLUMNS {
         true => format!(
             ", {} free of {}",

@@ -1,9 +1,6 @@
 //! How one request stands: its progress, its canvas, and what the canvas's looks mean.
 
-use super::{
-    super::{state::Own, view::Screen},
-    work,
-};
+use super::{super::view::Screen, work};
 use crate::{
     canvas::{Canvas, Confidence, Look, MASK_MARK, Run, ids_text, runs, wrap, wrap_marked},
     paint::{Paint, Role},
@@ -18,7 +15,7 @@ use ratatui::{
 pub(in super::super) fn request(screen: &mut Screen<'_, '_>, area: Rect) {
     let (state, paint) = (screen.state, screen.paint());
     let title = match state.requests.selected {
-        Some(id) if state.requests.own == Own::Active(id) => format!("Request {id}, yours"),
+        Some(id) if state.requests.is_own(id) => format!("Request {id}, yours"),
         Some(id) => format!("Request {}", state.requests.name(id)),
         None => "Canvas".to_owned(),
     };

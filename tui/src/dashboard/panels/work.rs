@@ -1,10 +1,10 @@
 //! How far a request is, where the time of its passes goes, and what holds them up.
 
 use ratatui::text::{Line, Span};
-use sluice_proto::v1::{Done, Pass, Started};
+use sluice_proto::v1::{Done, PassDone, Started};
 use sluice_shared::units;
 
-use super::{bar, ratio};
+use super::{super::chat::Limit, bar, ratio};
 use crate::{
     canvas::Canvas,
     json,
@@ -49,13 +49,19 @@ pub(in super::super) fn progress(
         return vec![say(format!("failed: {failure}"), Role::Bad)];
     }
     if let Some(done) = &canvas.done {
-        let mut lines = vec![say(result(done), Role::Good)];
+        let limit = Limit::of(done);
+        let role = if limit.is_some() {
+            Role::Warning
+        } else {
+            Role::Good
+        };
+        let mut lines = vec![say(result(done, limit), role)];
         if is_roomy {
             lines.extend(
                 canvas
                     .started
                     .as_ref()
-                    .map(|started| say(asked(started), Role::Dim)),
+                    .map(|started| say(asked(started, canvas.pass.as_ref()), Role::Dim)),
             );
             lines.extend(phases(&PassTime::from(done), from, columns, paint));
             lines.push(Line::default());
@@ -71,11 +77,11 @@ pub(in super::super) fn progress(
         return vec![say(words, Role::Committed)];
     };
     let blocks_done = u32::try_from(canvas.blocks.len()).unwrap_or(u32::MAX);
-    let speed = speed(pass);
+    let speed = speed(started, pass);
     if !is_roomy {
         let place = format!(
             "block {blocks_done}/{} pass {}/{}",
-            started.blocks, pass.pass, started.steps
+            started.blocks, pass.passes, started.steps
         );
         let left = left_ms(started, pass);
         let left = left.map(|ms| format!("{} left", units::duration_ms(ms)));
@@ -116,11 +122,11 @@ pub(in super::super) fn progress(
     let in_block = format!(", {} in the open block", pass.pass_in_block);
     let mut lines = vec![
         gauge("blocks", blocks_done, started.blocks, String::new()),
-        gauge("passes", pass.pass, started.steps, in_block),
+        gauge("passes", pass.passes, started.steps, in_block),
         gauge("committed", pass.committed, started.length, left),
         say(speed, Role::Committed),
         say(rows, Role::Committed),
-        say(asked(started), Role::Dim),
+        say(asked(started, Some(pass)), Role::Dim),
     ];
     lines.extend(phases(&PassTime::from(pass), from, columns, paint));
     lines.push(Line::default());
@@ -128,18 +134,29 @@ pub(in super::super) fn progress(
 }
 
 /// How a request ended, in a line.
-fn result(done: &Done) -> String {
+fn result(done: &Done, limit: Option<Limit>) -> String {
+    let end = match limit {
+        Some(limit) => limit.words().to_owned(),
+        None => json::finish_reason(done.finish_reason()),
+    };
     let seconds = done.elapsed_ms / 1000.0;
     let rate = match seconds > 0.0 {
-        true => format!(", {:.1} tokens/s", f64::from(done.text_tokens) / seconds),
+        true => format!(
+            ", {:.1} tokens/s",
+            f64::from(done.generated_tokens) / seconds
+        ),
+        false => String::new(),
+    };
+    // What lies behind the end of the text was filled, too.
+    let filled = match done.filled_positions > done.generated_tokens {
+        true => format!(" of {} filled", units::count(done.filled_positions.into())),
         false => String::new(),
     };
     let a_pass = json::tokens_per_pass(done);
     let a_pass = a_pass.map_or(String::new(), |tokens| format!(", {tokens:.2} a pass"));
     format!(
-        "{}: {} tokens in {} passes{a_pass}, {}{rate}, peak {}, {}",
-        json::finish_reason(done.finish_reason()),
-        units::count(done.text_tokens.into()),
+        "{end}: {} tokens{filled} in {} passes{a_pass}, {}{rate}, peak {}, {}",
+        units::count(done.generated_tokens.into()),
         units::count(done.passes.into()),
         units::duration_ms(done.elapsed_ms),
         units::bytes(done.peak_device_bytes),
@@ -147,15 +164,22 @@ fn result(done: &Done) -> String {
     )
 }
 
-fn speed(pass: &Pass) -> String {
-    let passes = f64::from(pass.pass.max(1));
+/// Positions that passes filled so far: not those that were fixed from the start.
+fn filled(started: &Started, pass: &PassDone) -> u32 {
+    let pinned = u32::try_from(started.pinned.len()).unwrap_or(u32::MAX);
+    pass.committed.saturating_sub(pinned)
+}
+
+fn speed(started: &Started, pass: &PassDone) -> String {
+    let passes = f64::from(pass.passes.max(1));
+    let filled = f64::from(filled(started, pass));
     let mut words = format!(
         "{} a pass · {:.2} tokens a pass",
         pass_duration(pass.elapsed_ms / passes),
-        f64::from(pass.committed) / passes
+        filled / passes
     );
     if pass.elapsed_ms > 0.0 {
-        let rate = f64::from(pass.committed) / pass.elapsed_ms * 1000.0;
+        let rate = filled / pass.elapsed_ms * 1000.0;
         words += &format!(" · {rate:.1} tokens/s");
     }
     if pass.requests > 1 {
@@ -164,8 +188,14 @@ fn speed(pass: &Pass) -> String {
     words
 }
 
-/// What the request was resolved to.
-fn asked(started: &Started) -> String {
+/// What the request was resolved to, and the level of its latest pass.
+fn asked(started: &Started, pass: Option<&PassDone>) -> String {
+    let now = pass.map(|pass| pass.level.as_str());
+    let now = now.filter(|level| !level.is_empty() && *level != started.level);
+    let level = match now {
+        Some(level) => format!("level {level} (began at {})", started.level),
+        None => format!("level {}", started.level),
+    };
     let policy = started.policy.as_ref().map(|policy| {
         let mut parameters: Vec<_> = policy.parameters.iter().collect();
         parameters.sort_by_key(|(key, _)| *key);
@@ -181,7 +211,7 @@ fn asked(started: &Started) -> String {
     let window = started.window.map(|window| format!("window {window}"));
     let is_said = |words: &String| !words.is_empty() && words != "none" && words != "fixed";
     let parts = [
-        Some(format!("level {}", started.level)).filter(|_| !started.level.is_empty()),
+        Some(level).filter(|_| !started.level.is_empty()),
         Some(format!("dial {}", started.dial)).filter(|_| !started.dial.is_empty()),
         policy,
         Some(format!("cache {}", started.cache)).filter(|_| is_said(&started.cache)),
@@ -194,10 +224,11 @@ fn asked(started: &Started) -> String {
 }
 
 /// Time that the rest takes at the pace so far; before there is one, as the daemon estimated.
-fn left_ms(started: &Started, pass: &Pass) -> Option<f64> {
+fn left_ms(started: &Started, pass: &PassDone) -> Option<f64> {
     let left = started.length.saturating_sub(pass.committed);
-    if pass.pass >= PACE_PASSES && pass.committed > 0 {
-        return Some(pass.elapsed_ms / f64::from(pass.committed) * f64::from(left));
+    let filled = filled(started, pass);
+    if pass.passes >= PACE_PASSES && filled > 0 {
+        return Some(pass.elapsed_ms / f64::from(filled) * f64::from(left));
     }
     let estimated = started.estimated_ms?;
     Some((estimated - pass.elapsed_ms).max(0.0))
@@ -278,22 +309,88 @@ mod tests {
 
     #[test]
     fn what_is_left_follows_the_pace_once_there_is_one() {
-        let mut pass = Pass {
-            pass: 1,
+        let mut pass = PassDone {
+            passes: 1,
             committed: 1,
             elapsed_ms: 4_000.0,
             ..Default::default()
         };
         assert_eq!(left_ms(&started(), &pass), Some(6_000.0));
-        pass.pass = 10;
+        pass.passes = 10;
         pass.committed = 50;
         assert_eq!(left_ms(&started(), &pass), Some(4_000.0));
         let unknown = Started {
             estimated_ms: None,
             ..started()
         };
-        pass.pass = 1;
+        pass.passes = 1;
         assert_eq!(left_ms(&unknown, &pass), None);
+    }
+
+    #[test]
+    fn an_edit_counts_the_positions_that_it_fills() {
+        // 128 tokens of which 26 are written anew.
+        let fixed = sluice_proto::v1::CanvasToken::default();
+        let started = Started {
+            length: 128,
+            pinned: vec![fixed; 102],
+            ..Default::default()
+        };
+        let pass = PassDone {
+            passes: 13,
+            committed: 115,
+            elapsed_ms: 1_300.0,
+            ..Default::default()
+        };
+        assert_eq!(
+            speed(&started, &pass),
+            "100 ms a pass · 1.00 tokens a pass · 10.0 tokens/s"
+        );
+        assert_eq!(left_ms(&started, &pass), Some(1_300.0));
+        let done = Done {
+            passes: 26,
+            text_tokens: 128,
+            generated_tokens: 26,
+            filled_positions: 26,
+            elapsed_ms: 2_600.0,
+            ..Default::default()
+        };
+        let words = result(&done, None);
+        assert!(
+            words.contains("26 tokens in 26 passes, 1.00 a pass, 2.6 s, 10.0 tokens/s"),
+            "{words}"
+        );
+        // An answer that ends early has filled what lies behind its end, too.
+        let early = Done {
+            passes: 128,
+            text_tokens: 106,
+            generated_tokens: 106,
+            filled_positions: 128,
+            ..Default::default()
+        };
+        let words = result(&early, None);
+        assert!(
+            words.contains("106 tokens of 128 filled in 128 passes, 1.00 a pass"),
+            "{words}"
+        );
+    }
+
+    #[test]
+    fn the_level_in_force_is_told_and_the_one_that_it_began_at() {
+        let started = Started {
+            level: "standard".into(),
+            ..Default::default()
+        };
+        let at = |level: &str| PassDone {
+            level: level.into(),
+            ..Default::default()
+        };
+        let words = |pass: &PassDone| asked(&started, Some(pass));
+        assert_eq!(words(&at("standard")), "level standard · seed 0");
+        assert_eq!(
+            words(&at("moderate")),
+            "level moderate (began at standard) · seed 0"
+        );
     }
 
     #[test]
@@ -315,7 +412,7 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(
-            asked(&started),
+            asked(&started, None),
             "level standard · dial balanced · threshold:t=0.8 · cache dual:behind=32 · window 64 · seed 7"
         );
     }

@@ -2,8 +2,8 @@
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
-    ApplyResponse, MeasureFidelityRequest, Plan, PlanRequest, Texts, apply_response,
-    measure_fidelity_request::Samples, measure_fidelity_response,
+    ApplyResponse, ListFidelityRequest, MeasureFidelityRequest, Plan, PlanRequest, Texts,
+    apply_response, measure_fidelity_request::Samples, measure_fidelity_response,
 };
 use sluice_shared::level::Level;
 use tokio::sync::mpsc::Sender;
@@ -71,6 +71,18 @@ pub(super) async fn change(
         let _ = events.send(event).await;
     }
     Err(Failure::new("the daemon ended the stream without a result"))
+}
+
+/// Asks for the measurements of fidelity that the daemon keeps.
+pub(super) async fn list_fidelity(daemon: Daemon, events: Sender<Event>) -> Result<(), Failure> {
+    let answer = daemon
+        .optimizer()
+        .list_fidelity(ListFidelityRequest {})
+        .await;
+    let answer = answer.map_err(|status| daemon.failure(status))?;
+    let measurements = answer.into_inner().measurements;
+    let _ = events.send(Event::Fidelity(measurements)).await;
+    Ok(())
 }
 
 /// What levels are compared on where nobody gives a text: the stories that the demonstration model was judged by.

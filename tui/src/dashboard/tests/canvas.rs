@@ -71,9 +71,9 @@ fn run(request_id: u64, passes: u32) -> Vec<Kind> {
     };
     for number in 1..=passes {
         let (block, pass_in_block) = ((number - 1) / 4, (number - 1) % 4 + 1);
-        events.push(Kind::Pass(Pass {
+        events.push(Kind::PassDone(PassDone {
             request_id,
-            pass: number,
+            passes: number,
             block,
             pass_in_block,
             tokens: tokens(block, pass_in_block),
@@ -102,8 +102,11 @@ fn whole_run(request_id: u64) -> Vec<Kind> {
     events.push(Kind::Done(Done {
         request_id,
         finish_reason: FinishReason::Length.into(),
+        cut: true,
         text: Some(WORDS.concat()),
         text_tokens: 24,
+        generated_tokens: 24,
+        filled_positions: 24,
         passes: 12,
         elapsed_ms: 150.0,
         exact: true,

@@ -32,7 +32,7 @@ fn send(state: &mut State, prompt: &str) -> GenerateRequest {
 
 fn sent(effects: Vec<Effect>) -> GenerateRequest {
     match effects.into_iter().next() {
-        Some(Effect::Generate(request)) => *request,
+        Some(Effect::Generate { request, .. }) => *request,
         other => panic!("{other:?}"),
     }
 }
@@ -49,8 +49,11 @@ fn ends(state: &mut State, request_id: u64, text: &str, finish: FinishReason) {
     let done = Kind::Done(Done {
         request_id,
         finish_reason: finish.into(),
+        cut: finish == FinishReason::Length,
         text: Some(text.into()),
         text_tokens: 18,
+        generated_tokens: 18,
+        filled_positions: 18,
         passes: 12,
         elapsed_ms: 1_234.0,
         seed: 42,
@@ -165,10 +168,54 @@ fn a_refused_prompt_is_no_turn_and_a_full_context_has_a_way_out() {
     press(&mut state, KeyCode::Char('i'));
     send(&mut state, "And then?");
     let refusal = "prompt of 90 tokens and length 9 exceed the model's context of 64";
-    feed(&mut state, Event::OwnFailed(refusal.into()));
+    feed(&mut state, own_failed(refusal));
     assert_eq!(texts(&state).len(), 2);
     assert_eq!(state.prompt.value(), "And then?");
     assert!(told(&state).contains("n begins a new conversation"));
+}
+
+#[test]
+fn prompts_that_waited_for_a_refused_one_come_back_with_it() {
+    for is_refused in [true, false] {
+        let mut state = chatting();
+        send(&mut state, "one");
+        write(&mut state, "two");
+        assert_eq!(press(&mut state, KeyCode::Enter), []);
+        let effects = match is_refused {
+            true => feed(&mut state, own_failed("no")),
+            false => {
+                feed(&mut state, own(6, queued(6)));
+                feed(&mut state, own(6, stopped(6)))
+            }
+        };
+        let is_sent = |effect: &Effect| matches!(effect, Effect::Generate { .. });
+        assert!(!effects.iter().any(is_sent), "{effects:?}");
+        assert_eq!(state.prompt.value(), "one\n\ntwo");
+        assert!(state.chat.waiting.is_empty());
+    }
+    // Beside another that is being written, it is told where they are.
+    let mut state = chatting();
+    send(&mut state, "one");
+    write(&mut state, "two");
+    press(&mut state, KeyCode::Enter);
+    write(&mut state, "three");
+    feed(&mut state, own_failed("no"));
+    assert_eq!(state.prompt.value(), "three");
+    assert!(
+        told(&state).contains("2 of your prompts"),
+        "{}",
+        told(&state)
+    );
+}
+
+/// The end of a request that was cancelled before anything stood.
+fn stopped(request_id: u64) -> Kind {
+    Kind::Done(Done {
+        request_id,
+        finish_reason: FinishReason::Cancelled.into(),
+        text: Some(String::new()),
+        ..Default::default()
+    })
 }
 
 #[test]
@@ -246,9 +293,9 @@ fn words_written_anew_appear_in_place_and_can_be_taken_back() {
         ..Default::default()
     });
     feed(&mut state, own(6, started));
-    let pass = Kind::Pass(Pass {
+    let pass = Kind::PassDone(PassDone {
         request_id: 6,
-        pass: 1,
+        passes: 1,
         committed: 4,
         tokens,
         elapsed_ms: 80.0,
@@ -256,7 +303,7 @@ fn words_written_anew_appear_in_place_and_can_be_taken_back() {
     });
     feed(&mut state, own(6, pass));
     pictures("chat_rewriting", &state);
-    ends(&mut state, 6, "All of it, anew.", FinishReason::Length);
+    ends(&mut state, 6, "All of it, anew.", FinishReason::Eos);
     assert_eq!(texts(&state)[1], "All of it, anew.");
     press(&mut state, KeyCode::Char('u'));
     assert_eq!(texts(&state)[1], ANSWER);
@@ -341,10 +388,7 @@ fn the_form_with_an_error_in_a_field() {
     pictures("options", &state);
     press(&mut state, KeyCode::Esc);
     let screen = shown(&state, SIZES[1]);
-    assert!(
-        screen.contains("Prompt · --length 64 --dial quality"),
-        "{screen}"
-    );
+    assert!(screen.contains("--length 64 --dial quality"), "{screen}");
     let request = send(&mut state, "hello");
     assert_eq!((request.length, request.top_k), (Some(64), Some(4)));
     press(&mut state, KeyCode::F(3));
@@ -427,9 +471,9 @@ fn a_block_of_any_number_is_drawn() {
     for kind in generating(6) {
         feed(&mut state, own(6, kind));
     }
-    let pass = Kind::Pass(Pass {
+    let pass = Kind::PassDone(PassDone {
         request_id: 6,
-        pass: u32::MAX,
+        passes: u32::MAX,
         block: u32::MAX,
         ..Default::default()
     });

@@ -119,7 +119,7 @@ fn full() -> State {
                 loaded_bytes: second * GIB,
                 total_bytes: 15 * GIB,
             });
-            snapshot.switch = Some(Switch { done: 3, steps: 9 });
+            snapshot.switching = Some(Switch { done: 3, steps: 9 });
             snapshot.switch_target = Some(SwitchTarget {
                 level: "moderate".into(),
                 budget_bytes: 4 * GIB,
@@ -229,7 +229,7 @@ fn the_selection_stays_with_its_job() {
     feed(
         &mut state,
         running(both().split_off(1), |snapshot| {
-            snapshot.switch = Some(Switch { done: 1, steps: 2 });
+            snapshot.switching = Some(Switch { done: 1, steps: 2 });
         }),
     );
     press(&mut state, KeyCode::Char('x'));
@@ -285,6 +285,10 @@ fn what_others_had_measured_or_scored_is_listed_once_it_ended() {
     feed(&mut state, snapshot(vec![stopped]));
     feed(&mut state, Event::MeasuringStopped);
     feed(&mut state, snapshot(vec![]));
+    // The daemon was asked how the other came out.
+    let done = request(10, RequestKind::Fidelity, RequestState::Done);
+    let effects = feed(&mut state, Event::Requests(vec![done]));
+    assert_eq!(effects, [Effect::ListFidelity]);
     let ended = state.jobs.ended.iter();
     let ended: Vec<_> = ended.map(|e| (e.what.as_str(), &e.outcome)).collect();
     assert_eq!(
@@ -292,7 +296,7 @@ fn what_others_had_measured_or_scored_is_listed_once_it_ended() {
         [
             ("level moderate", &Outcome::Cancelled),
             ("request 11", &Outcome::Cancelled),
-            ("request 10", &Outcome::Unknown),
+            ("request 10", &Outcome::Done("done".into())),
         ]
     );
 }

@@ -4,7 +4,7 @@ use sluice_proto::v1::{Loading, Switch, SwitchTarget, generate_request::Input};
 
 use super::{
     super::{
-        requests::{ENDED_MAX, Own, RECORDINGS_MAX},
+        requests::{ENDED_MAX, RECORDINGS_MAX},
         state::Link,
         view::Target,
     },
@@ -17,21 +17,18 @@ fn enter_sends_once_and_the_answer_is_followed() {
     assert_eq!(press(&mut state, KeyCode::Enter), []);
     write(&mut state, "hello");
     let effects = press(&mut state, KeyCode::Enter);
-    let [Effect::Generate(sent)] = &effects[..] else {
+    let [Effect::Generate { request: sent, .. }] = &effects[..] else {
         panic!("{effects:?}");
     };
     let Some(Input::Chat(chat)) = &sent.input else {
         panic!("{sent:?}");
     };
     assert_eq!(chat.messages[0].content, "hello");
-    assert_eq!(state.requests.own, Own::Sent);
-    write(&mut state, "again");
-    assert_eq!(press(&mut state, KeyCode::Enter), []);
-    assert_eq!(state.prompt.value(), "again");
+    assert_eq!(own_ids(&state), [None]);
     feed(&mut state, own(5, queued(5)));
     assert_eq!(
-        (state.requests.own, state.requests.selected),
-        (Own::Active(5), Some(5))
+        (own_ids(&state), state.requests.selected),
+        (vec![Some(5)], Some(5))
     );
     let done = Kind::Done(Done {
         request_id: 5,
@@ -41,8 +38,8 @@ fn enter_sends_once_and_the_answer_is_followed() {
     });
     feed(&mut state, own(5, done));
     assert_eq!(
-        (state.requests.own, state.requests.selected),
-        (Own::Idle, Some(5))
+        (own_ids(&state), state.requests.selected),
+        (vec![], Some(5))
     );
     assert_eq!(state.rows()[0].state(), RequestState::Done);
 }
@@ -193,10 +190,10 @@ fn a_switch_shows_how_far_it_is() {
         unreachable!("it is a snapshot");
     };
     let mut converting = next.clone();
-    converting.switch = Some(Switch { done: 0, steps: 0 });
+    converting.switching = Some(Switch { done: 0, steps: 0 });
     feed(&mut state, Event::Snapshot(converting));
     shows(&state, "1.00 MiB of 4.00 MiB");
-    next.switch = Some(Switch { done: 3, steps: 9 });
+    next.switching = Some(Switch { done: 3, steps: 9 });
     next.switch_target = Some(SwitchTarget {
         level: "aggressive".into(),
         budget_bytes: 4 << 30,
@@ -264,7 +261,7 @@ fn a_daemon_started_anew_has_new_requests() {
         unreachable!("it is a snapshot");
     };
     fresh.server.as_mut().expect("given").pid = 200;
-    feed(&mut state, Event::OwnFailed("lost".into()));
+    feed(&mut state, own_failed("lost"));
     feed(&mut state, Event::Snapshot(fresh));
     // What was seen of the one before can still be looked at, under a name of its own.
     let rows = state.rows();
@@ -311,7 +308,7 @@ fn a_refused_prompt_comes_back_to_be_changed() {
     let mut state = idle();
     write(&mut state, "too long");
     press(&mut state, KeyCode::Enter);
-    feed(&mut state, Event::OwnFailed("refused".into()));
+    feed(&mut state, own_failed("refused"));
     assert_eq!(state.prompt.value(), "too long");
     assert!(state.message.is_some());
 }
@@ -347,7 +344,7 @@ fn sent() -> State {
     let mut state = idle();
     write(&mut state, "hello");
     press(&mut state, KeyCode::Enter);
-    assert_eq!(state.requests.own, Own::Sent);
+    assert_eq!(own_ids(&state), [None]);
     state
 }
 
@@ -372,9 +369,9 @@ fn a_request_of_somebody_else_never_becomes_ours() {
         snapshot(vec![summary(9, RequestState::Running)]),
     );
     feed(&mut state, request(9, queued(9)));
-    assert_eq!(state.requests.own, Own::Sent);
+    assert_eq!(own_ids(&state), [None]);
     feed(&mut state, own(10, queued(10)));
-    assert_eq!(state.requests.own, Own::Active(10));
+    assert_eq!(own_ids(&state), [Some(10)]);
     feed(&mut state, request(9, done(9, "somebody's")));
     assert!(state.chat.conversation().turns.is_empty());
     feed(&mut state, own(10, done(10, "ours")));
@@ -390,19 +387,16 @@ fn a_request_without_a_number_is_taken_back() {
     };
     feed(&mut state, own(0, Kind::Loading(loading)));
     assert_eq!(press(&mut state, KeyCode::Esc), []);
-    assert_eq!(press(&mut state, KeyCode::Esc), [Effect::DropOwn]);
-    assert_eq!(
-        (state.requests.own, state.prompt.value()),
-        (Own::Idle, "hello")
-    );
+    assert_eq!(press(&mut state, KeyCode::Esc), [Effect::DropOwn(1)]);
+    assert_eq!((own_ids(&state), state.prompt.value()), (vec![], "hello"));
     // What was on its way comes too late.
     feed(&mut state, own(5, queued(5)));
-    assert_eq!(state.requests.own, Own::Idle);
+    assert_eq!(own_ids(&state), []);
     assert!(state.requests.recordings.is_empty());
     let mut state = sent();
     press(&mut state, KeyCode::Tab);
     assert_eq!(press(&mut state, KeyCode::Char('x')), []);
-    assert_eq!(press(&mut state, KeyCode::Char('y')), [Effect::DropOwn]);
+    assert_eq!(press(&mut state, KeyCode::Char('y')), [Effect::DropOwn(1)]);
     // By the time of the answer it may have its number.
     let mut state = sent();
     press(&mut state, KeyCode::Tab);
@@ -414,14 +408,14 @@ fn a_request_without_a_number_is_taken_back() {
 #[test]
 fn an_answer_that_broke_off_keeps_what_stood() {
     let mut state = busy();
-    let mut pass = Pass {
+    let mut pass = PassDone {
         request_id: 3,
-        pass: 11,
+        passes: 11,
         stable_text: "Once upon a time".into(),
         ..Default::default()
     };
-    feed(&mut state, own(3, Kind::Pass(pass.clone())));
-    feed(&mut state, Event::OwnFailed("the daemon is gone".into()));
+    feed(&mut state, own(3, Kind::PassDone(pass.clone())));
+    feed(&mut state, own_failed("the daemon is gone"));
     let turns = &state.chat.conversation().turns;
     assert_eq!(turns[1].text, "Once upon a time");
     let origin = turns[1].origin.as_ref().expect("known");
@@ -430,8 +424,8 @@ fn an_answer_that_broke_off_keeps_what_stood() {
     // Where nothing stood, the prompt comes back.
     let mut state = busy();
     pass.stable_text.clear();
-    feed(&mut state, own(3, Kind::Pass(pass)));
-    feed(&mut state, Event::OwnFailed("the daemon is gone".into()));
+    feed(&mut state, own(3, Kind::PassDone(pass)));
+    feed(&mut state, own_failed("the daemon is gone"));
     assert!(state.chat.conversation().turns.is_empty());
     assert_eq!(state.prompt.value(), "Tell me a story.");
 }

@@ -3,6 +3,7 @@
 use ratatui::style::{Color, Modifier};
 use sluice_proto::v1::{
     Applied, ApplyRequest, FidelityResult, PlanRequest, PlannedMemory, Slots, Switch, SwitchTarget,
+    SwitchTime,
 };
 use sluice_shared::dial::Dial;
 
@@ -247,7 +248,7 @@ fn what_a_change_did_stays_on_the_page() {
     feed(
         &mut state,
         after(|snapshot| {
-            snapshot.switch = Some(Switch { done: 0, steps: 0 });
+            snapshot.switching = Some(Switch { done: 0, steps: 0 });
             snapshot.switch_target = Some(SwitchTarget {
                 level: "moderate".into(),
                 budget_bytes: 4 << 30,
@@ -279,7 +280,7 @@ fn a_change_that_others_asked_for_shows_how_far_it_is() {
     feed(
         &mut state,
         after(|snapshot| {
-            snapshot.switch = Some(Switch { done: 3, steps: 9 });
+            snapshot.switching = Some(Switch { done: 3, steps: 9 });
             snapshot.switch_target = Some(SwitchTarget {
                 level: "aggressive".into(),
                 budget_bytes: 4 << 30,
@@ -406,7 +407,7 @@ fn the_dial_asks_before_answers_differ_and_is_sent_from_then_on() {
     press(&mut state, KeyCode::Char('i'));
     write(&mut state, "hello");
     let effects = press(&mut state, KeyCode::Enter);
-    let [Effect::Generate(sent), ..] = &effects[..] else {
+    let [Effect::Generate { request: sent, .. }, ..] = &effects[..] else {
         panic!("{effects:?}");
     };
     assert_eq!(sent.dial(), sluice_proto::v1::Dial::Fast);
@@ -427,6 +428,8 @@ fn the_dial_shows_what_requests_came_to() {
             finish_reason: FinishReason::Eos.into(),
             passes: 10,
             text_tokens: 36,
+            generated_tokens: 36,
+            filled_positions: 36,
             elapsed_ms: 900.0,
             ..Default::default()
         });

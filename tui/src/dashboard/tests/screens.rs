@@ -4,6 +4,7 @@ use ratatui::style::{Color, Modifier};
 use sluice_proto::v1::{NoCard, Notice};
 
 use super::*;
+use crate::paint::Role;
 
 #[test]
 fn connecting() {
@@ -38,6 +39,21 @@ fn watched() -> State {
         update(&mut state, Event::Snapshot(snapshot), at * 500);
     }
     state
+}
+
+#[test]
+fn what_the_process_has_beyond_what_is_held_is_said() {
+    let mut state = idle();
+    let Event::Snapshot(mut snapshot) = snapshot(Vec::new()) else {
+        unreachable!("that is what it is");
+    };
+    let host = snapshot.host.as_mut().expect("given");
+    host.resident_beyond_bytes = Some(24 << 20);
+    feed(&mut state, Event::Snapshot(snapshot));
+    press(&mut state, KeyCode::Esc);
+    press(&mut state, KeyCode::Char('2'));
+    let screen = shown(&state, SIZES[0]);
+    assert!(screen.contains("24.0 MiB beyond what is held"), "{screen}");
 }
 
 #[test]
@@ -107,6 +123,7 @@ fn a_cpu_that_computes_for_want_of_a_card() {
         device.no_card = Some(NoCard {
             reason: "NVIDIA's driver finds no card".into(),
             hint: "see that `nvidia-smi` lists the card".into(),
+            is_fault: true,
         });
     });
     pictures("no_card", &state);
@@ -117,6 +134,48 @@ fn a_cpu_that_computes_for_want_of_a_card() {
     });
     let cell = &buffer[(1, row.expect("it is said"))];
     assert_eq!((cell.fg, cell.modifier), (Color::Reset, Modifier::DIM));
+}
+
+#[test]
+fn a_machine_without_a_card_is_not_reminded_of_it() {
+    let state = on_card(|device| {
+        device.kind = "cpu".into();
+        device.card = None;
+        device.no_card = Some(NoCard {
+            reason: "NVIDIA's driver can't be used: there is none".into(),
+            ..Default::default()
+        });
+    });
+    for size in SIZES {
+        let screen = shown(&state, size);
+        assert!(
+            !screen.contains("no card") && !screen.contains("NVIDIA"),
+            "{screen}"
+        );
+    }
+}
+
+#[test]
+fn the_memory_of_a_card_warns_by_colour_and_word() {
+    for (free, role, word) in [
+        (3 << 30, Role::Good, "50 %"),
+        (1 << 30, Role::Warning, "83 % high"),
+        (300 << 20, Role::Bad, "95 % very high"),
+    ] {
+        let state = on_card(|device| device.free_bytes = Some(free));
+        let terminal = draw(&state, (120, 40));
+        let buffer = terminal.backend().buffer();
+        let row = |y: u16| {
+            (0..120)
+                .map(|x| buffer[(x, y)].symbol())
+                .collect::<String>()
+        };
+        let y = (0..40).find(|y| row(*y).contains("memory   ━"));
+        let y = y.unwrap_or_else(|| panic!("{}", terminal.backend()));
+        assert!(row(y).contains(word), "{}", row(y));
+        let style = state.paint.style(role);
+        assert_eq!(Some(buffer[(10, y)].fg), style.fg, "{word}");
+    }
 }
 
 #[test]
@@ -163,7 +222,7 @@ fn what_went_wrong_stays_until_a_key_is_pressed() {
     update(&mut state, Event::Tick, 60_000);
     feed(&mut state, snapshot(vec![]));
     let terminal = draw(&state, SIZES[1]);
-    let cell = &terminal.backend().buffer()[(0, 23)];
+    let cell = &terminal.backend().buffer()[(0, 22)];
     assert_eq!((cell.symbol(), cell.fg), ("e", Color::Red));
     assert!(cell.modifier.contains(Modifier::BOLD));
     press(&mut state, KeyCode::Left);

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 use sluice_proto::v1::{
-    BlockDone, CanvasToken, Done, FinishReason, Pass, Phases, Policy, Started, Switch, TokenState,
+    BlockDone, CanvasToken, Done, FinishReason, PassDone, Phases, Policy, ResolvedSetting, Started,
+    Switch, TokenState,
 };
 
 use super::at_most;
@@ -39,6 +40,26 @@ pub(super) struct StartedLine {
     window: Option<u32>,
     growth: String,
     speculation: String,
+    sampling: Vec<SettingLine>,
+    seed_drawn: bool,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct SettingLine {
+    name: String,
+    value: String,
+    origin: String,
+}
+
+impl SettingLine {
+    fn setting(self) -> ResolvedSetting {
+        ResolvedSetting {
+            name: self.name,
+            value: self.value,
+            origin: self.origin,
+        }
+    }
 }
 
 impl StartedLine {
@@ -65,6 +86,12 @@ impl StartedLine {
             window: self.window,
             growth: self.growth,
             speculation: self.speculation,
+            sampling: self
+                .sampling
+                .into_iter()
+                .map(SettingLine::setting)
+                .collect(),
+            seed_drawn: self.seed_drawn,
         })
     }
 }
@@ -105,15 +132,16 @@ pub(super) struct PassLine {
     waited_ms: f64,
     streamed_bytes: u64,
     requests: u32,
+    level: String,
     phases: Option<PhasesLine>,
     switch: Option<SwitchLine>,
 }
 
 impl PassLine {
-    pub(super) fn pass(self) -> Result<Pass, String> {
-        Ok(Pass {
+    pub(super) fn pass(self) -> Result<PassDone, String> {
+        Ok(PassDone {
             request_id: self.request_id,
-            pass: self.pass,
+            passes: self.pass,
             block: self.block,
             pass_in_block: self.pass_in_block,
             tokens: tokens(self.tokens)?,
@@ -129,8 +157,9 @@ impl PassLine {
             waited_ms: time(self.waited_ms),
             streamed_bytes: self.streamed_bytes,
             requests: self.requests,
+            level: self.level,
             phases: self.phases.map(PhasesLine::phases),
-            switch: self
+            switching: self
                 .switch
                 .map(|SwitchLine { done, steps }| Switch { done, steps }),
         })
@@ -211,6 +240,9 @@ pub(super) struct DoneLine {
     tokens: Vec<u32>,
     text: Option<String>,
     text_tokens: u32,
+    /// Runs that were saved by earlier versions tell neither this nor the next.
+    generated_tokens: Option<u32>,
+    filled_positions: Option<u32>,
     passes: u32,
     ms: f64,
     peak_device_bytes: u64,
@@ -219,6 +251,7 @@ pub(super) struct DoneLine {
     pass_ms: f64,
     waited_ms: f64,
     phases: Option<PhasesLine>,
+    cut: bool,
 }
 
 impl DoneLine {
@@ -237,9 +270,12 @@ impl DoneLine {
             seed: self.seed,
             exact: self.exact,
             text_tokens: self.text_tokens,
+            generated_tokens: self.generated_tokens.unwrap_or(self.text_tokens),
+            filled_positions: self.filled_positions.unwrap_or(self.text_tokens),
             pass_ms: time(self.pass_ms),
             waited_ms: time(self.waited_ms),
             phases: self.phases.map(PhasesLine::phases),
+            cut: self.cut,
         })
     }
 }

@@ -94,6 +94,8 @@ impl Derivative {
         let digits = self.fingerprint.len();
         let rest = file_name.strip_prefix(&self.name);
         let rest = rest.and_then(|rest| rest.strip_prefix('-')?.strip_suffix(PARTIAL));
+        // Those of level `mild` end alike, and are taken up where they end.
+        let rest = rest.filter(|rest| rest.contains(".safetensors."));
         let fingerprint = rest
             .and_then(|rest| rest.split_once('-'))
             .map(|parts| parts.0);
@@ -151,7 +153,7 @@ impl Writer<'_> {
 }
 
 /// Bytes that a user's files may still take where this folder is.
-fn free_bytes(folder: &Path) -> io::Result<u64> {
+pub(super) fn free_bytes(folder: &Path) -> io::Result<u64> {
     let facts = rustix::fs::statvfs(folder)?;
     Ok(facts.f_bavail.saturating_mul(facts.f_frsize))
 }

@@ -50,6 +50,12 @@ const VARIANTS: [(&str, f64); 7] = [
 ];
 
 impl Gguf {
+    /// The number of one of the keys that nothing depends on but how tokens are chosen.
+    pub(in super::super) fn number(&self, key: &str) -> Result<Option<f64>, String> {
+        let number = self.metadata.float(key);
+        number.map_err(|_| "is no number".to_owned())
+    }
+
     /// The keys of a `config.json`.
     ///
     /// # Errors

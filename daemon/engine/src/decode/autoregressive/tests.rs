@@ -174,3 +174,21 @@ fn rows_are_shared_out_so_that_nobody_waits_for_anothers_prompt() {
     assert_eq!(share_rows(&[600, 700], 512), [512, 0]);
     assert_eq!(share_rows(&[1; 4], 64), [1; 4]);
 }
+
+/// As in transformers: whatever stands in prompt or answer, however often.
+#[test]
+fn the_penalty_is_for_all_that_stands_before_and_once() {
+    let mut asked = Generate::greedy(ModelId(1), vec![3], 4);
+    asked.sampling.repetition_penalty = Some(2.0);
+    let vocabulary = Arc::clone(&Counting::new(0).vocabulary);
+    let mut asked = Continuation::new(asked, None, vocabulary);
+    asked.start(true, &mut |_| {});
+    while !asked.is_done() {
+        // 3 would be said for ever.
+        let mut logits = [-1.0, -1.0, -1.0, 5.0, 4.0, 3.0, -1.0, -1.0, -1.0, -1.0];
+        let candidate = asked.choose(&mut logits, &mut [0; 10]).unwrap();
+        asked.take(1, Some(candidate), &PassCost::default(), &mut |_| {});
+    }
+    // 3 stands in the prompt and 4 and 5 then in the answer; said again, 3 is worth no less than the first time.
+    assert_eq!(asked.generated().tokens, [4, 5, 3, 3]);
+}

@@ -68,7 +68,7 @@ impl Diffusion {
             .map(|(_, candidate)| candidate.clone())
             .collect();
         let judged = self.judged(&last.rows, &candidates, ahead);
-        let view = self.view(&judged, ahead);
+        let view = self.view(&judged, &self.vocabulary.ends, ahead);
         let decision = self.policy.boxed_clone().decide(&view);
         let prompt = self.request.prompt.len();
         let guess = decision.commit.into_iter().map(|commit| Commit {

@@ -2,6 +2,7 @@
 //! confidences and from what they saw before, and touch nothing else; their names, parameters and defaults stand in
 //! [`sluice_shared::policy`].
 
+mod apart;
 mod credit;
 mod entropy;
 mod klass;
@@ -15,6 +16,7 @@ use std::{cmp::Ordering, ops::Range};
 use sluice_shared::policy::PolicyChoice;
 
 use self::{
+    apart::Apart,
     credit::Credit,
     entropy::Entropy,
     klass::Klass,
@@ -83,6 +85,8 @@ pub struct View<'a> {
     pub rows: &'a [Scored<'a>],
     /// The committed positions that the pass has verified, rising.
     pub checked: &'a [Checked<'a>],
+    /// Tokens that end the text, and fill what is behind it.
+    pub ends: &'a [u32],
     /// Candidates were drawn by chance, which no policy is to undo by another choice of its own.
     pub draws: bool,
 }
@@ -159,7 +163,7 @@ impl Commit {
 #[must_use]
 pub fn policy(choice: &PolicyChoice) -> Box<dyn Policy> {
     let value = |index: usize| choice.value(index);
-    match choice.name() {
+    let policy: Box<dyn Policy> = match choice.name() {
         "reference" => Box::new(Reference),
         "threshold" => Box::new(Threshold { t: value(0) }),
         "factor" => Box::new(Factor { f: value(0) }),
@@ -188,6 +192,10 @@ pub fn policy(choice: &PolicyChoice) -> Box<dyn Policy> {
             most: value(3) as usize,
         }),
         other => unreachable!("policy '{other}' is in the registry but not implemented"),
+    };
+    match choice.apart() {
+        0 => policy,
+        positions => Box::new(Apart { policy, positions }),
     }
 }
 

@@ -14,6 +14,7 @@ pub(super) struct Scene {
     pub(super) rows: Vec<(usize, Candidate)>,
     /// Positions, and the probabilities of their tokens.
     pub(super) checked: Vec<(usize, f64)>,
+    pub(super) ends: Vec<u32>,
     pub(super) draws: bool,
 }
 
@@ -31,6 +32,7 @@ impl Scene {
                 .map(|(position, &confidence)| (position, candidate(position, confidence)))
                 .collect(),
             checked: Vec::new(),
+            ends: Vec::new(),
             draws: false,
         }
     }
@@ -56,6 +58,7 @@ impl Scene {
             block: self.block.clone(),
             rows: &rows,
             checked: &checked,
+            ends: &self.ends,
             draws: self.draws,
         })
     }
@@ -139,6 +142,7 @@ proptest! {
                     block: 0..len,
                     rows: rows.collect(),
                     checked: checks.iter().map(|&at| (at, says())).collect(),
+                    ends: Vec::new(),
                     draws,
                 };
                 let Decision { commit, take_back } = scene.decide(&mut *policy);

@@ -158,7 +158,7 @@ macro_rules! widest {
         $all($($argument),*);
     };
 }
-use widest;
+pub(in crate::format) use widest;
 
 #[inline(always)]
 fn half(bytes: [u8; 2]) -> f32 {

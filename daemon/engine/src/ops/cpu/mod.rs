@@ -33,6 +33,11 @@ impl Cpu {
         })
     }
 
+    /// Gives the pages of its scratch memory back until something is computed again.
+    pub(super) fn rest(&self) {
+        self.scratch.forget();
+    }
+
     /// What its operations took.
     pub(super) fn clock(&self) -> &Clock {
         &self.clock

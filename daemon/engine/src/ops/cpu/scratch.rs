@@ -24,6 +24,16 @@ impl Scratch {
         Ok(Self { threads })
     }
 
+    /// Gives the pages back until somebody computes again.
+    pub(super) fn forget(&self) {
+        for scratch in &self.threads {
+            scratch
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .forget();
+        }
+    }
+
     /// Lends this thread's scratch to `work`. Never contended: a thread asks for its own,
     /// and `work` doesn't hand parts of itself to other threads.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut [f32]) -> R) -> R {

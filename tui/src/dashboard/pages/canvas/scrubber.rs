@@ -18,7 +18,7 @@ pub(super) fn draw(
     recording: &Recording,
     index: Option<usize>,
 ) {
-    let latest = recording.canvas().pass.as_ref().map(|pass| pass.pass);
+    let latest = recording.canvas().pass.as_ref().map(|pass| pass.passes);
     let number = index.and_then(|index| recording.number(index)).or(latest);
     let (Some(number), Some(latest)) = (number, latest) else {
         let line = Line::styled("no pass yet", screen.style(Role::Dim));

@@ -11,8 +11,8 @@ use sluice_shared::units;
 
 use super::{
     super::super::{
-        chat::{Choice, Speaker, Turn, What},
-        state::{Own, State},
+        chat::{Asked, Choice, Speaker, Turn, What},
+        state::State,
         view::{Screen, Shape, Target},
     },
     LIST_COLUMNS,
@@ -161,7 +161,7 @@ fn sheet(state: &State, columns: usize) -> Sheet {
     let asked = chat.asked_here();
     for (index, turn) in chat.conversation().turns.iter().enumerate() {
         let is_selected = chat.selected == Some(index);
-        let asked = asked.filter(|what| match what {
+        let asked = asked.filter(|asked| match &asked.what {
             What::Again { turn } | What::Words { turn, .. } => *turn == index,
             What::Answer { .. } => false,
         });
@@ -173,22 +173,35 @@ fn sheet(state: &State, columns: usize) -> Sheet {
             is_selected,
         };
         match (asked, choice) {
-            (Some(what), _) => own.running(state, what, Some(turn)),
+            (Some(asked), _) => own.running(state, asked, Some(turn)),
             (None, Some(choice)) => own.choosing(turn, choice),
             (None, None) => own.turn(turn, chat.laid.lines(index, &turn.text, own.text_columns())),
         }
     }
-    if let Some(what @ What::Answer { prompt }) = asked {
+    let turns = chat.conversation().turns.len();
+    if let Some(asked) = asked
+        && let What::Answer { prompt } = &asked.what
+    {
         let mut own = Message {
             sheet: &mut sheet,
             paint: &state.paint,
             columns,
             is_selected: false,
         };
-        let index = chat.conversation().turns.len();
-        let laid = chat.laid.lines(index, prompt, own.text_columns());
+        let laid = chat.laid.lines(turns, prompt, own.text_columns());
         own.turn(&Turn::new(Speaker::User, prompt.clone()), laid);
-        own.running(state, what, None);
+        own.running(state, asked, None);
+    }
+    for (index, prompt) in (turns + 1..).zip(chat.waiting_here()) {
+        let mut own = Message {
+            sheet: &mut sheet,
+            paint: &state.paint,
+            columns,
+            is_selected: false,
+        };
+        let laid = chat.laid.lines(index, prompt, own.text_columns());
+        let words = "waits for the answer above";
+        own.write("you", words, Role::Warning, Text::Said(laid));
     }
     // No empty line stands below the last message.
     sheet.rows = sheet.rows.saturating_sub(1);
@@ -258,14 +271,13 @@ impl Message<'_> {
     }
 
     /// An answer that is being written, all of it or some words.
-    fn running(&mut self, state: &State, what: &What, turn: Option<&Turn>) {
-        let canvas = match state.requests.own {
-            Own::Active(id) => state.requests.canvas(id),
-            Own::Sent | Own::Idle => None,
-        };
+    fn running(&mut self, state: &State, asked: &Asked, turn: Option<&Turn>) {
+        let own = state.requests.own(asked.serial);
+        let id = own.and_then(|own| own.request_id);
+        let canvas = id.and_then(|id| state.requests.canvas(id));
         let words = progress(canvas);
         let started = canvas.filter(|canvas| canvas.started.is_some());
-        let runs = match (started, what, turn) {
+        let runs = match (started, &asked.what, turn) {
             (Some(canvas), ..) => {
                 let tokens = canvas.all_tokens();
                 let mut runs = runs(&tokens, canvas.shows_ids());
@@ -325,6 +337,7 @@ fn figures(turn: &Turn) -> String {
         if origin.is_cut {
             words.push("cut off".to_owned());
         }
+        words.extend(origin.limit.map(|limit| limit.words().to_owned()));
         words.push(format!("{} tokens", units::count(origin.tokens.into())));
         words.push(format!("{} passes", units::count(origin.passes.into())));
         words.extend(origin.elapsed_ms.map(units::duration_ms));
@@ -353,7 +366,7 @@ fn progress(canvas: Option<&Canvas>) -> String {
             "block {}/{} · pass {}/{} · {} of {} fixed · {}",
             u64::from(pass.block) + 1,
             started.blocks,
-            pass.pass,
+            pass.passes,
             started.steps,
             pass.committed,
             started.length,

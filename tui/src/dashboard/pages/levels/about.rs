@@ -4,7 +4,7 @@ use ratatui::{
     layout::Rect,
     text::{Line, Span},
 };
-use sluice_proto::v1::Plan;
+use sluice_proto::{plan_table, v1::Plan};
 use sluice_shared::{level::Level, units};
 
 use super::super::{
@@ -78,7 +78,7 @@ fn progress(state: &State) -> Vec<(String, Role)> {
     let mut lines = Vec::new();
     let levels = &state.levels;
     let snapshot = state.snapshot();
-    let switch = snapshot.and_then(|snapshot| snapshot.switch);
+    let switch = snapshot.and_then(|snapshot| snapshot.switching);
     let is_stepping = switch.is_some_and(|switch| switch.steps > 0);
     let far = |done: u64, total: u64, words: String| {
         let bar = bar(done as f64 / total.max(1) as f64, BAR_COLUMNS);
@@ -181,7 +181,12 @@ fn facts(plan: &Plan) -> Vec<String> {
     if let Some(kv) = &plan.kv {
         for_what += &format!("; keys and values in {kv}");
     }
-    vec![streamed, pass, for_what]
+    let mut facts = vec![streamed, pass];
+    if let Some(time) = &plan.switch_time {
+        facts.push(format!("switch: {}", plan_table::switch_time(time)));
+    }
+    facts.push(for_what);
+    facts
 }
 
 /// Columns of the bar of planned memory at most.

@@ -1,6 +1,9 @@
 //! Putting a level or a budget in force: the daemon is asked what that leads to, and the user where it is lossy or slow.
 
-use sluice_proto::v1::{ApplyRequest, Plan, PlanRequest, Snapshot};
+use sluice_proto::{
+    plan_table,
+    v1::{ApplyRequest, Plan, PlanRequest, Snapshot},
+};
 use sluice_shared::{level::Level, units};
 
 use super::super::super::{
@@ -109,18 +112,30 @@ fn judge(
     };
     let named = named(&request);
     let doubts = doubts(state, &plan);
+    let takes = takes(&plan);
     let effect = Effect::Apply(Box::new(request));
     if doubts.is_empty() {
-        state.tell(format!("{named} was asked for"));
+        let takes = takes.map_or_else(String::new, |takes| format!(": {takes}"));
+        state.tell(format!("{named} was asked for{takes}"));
         effects.push(effect);
     } else if state.mode() == Mode::Page {
-        let text = format!("Put {named} in force? {}", doubts.join(" "));
+        let mut text = format!("Put {named} in force? {}", doubts.join(" "));
+        if let Some(takes) = takes {
+            text += &format!(" The switch takes {takes}.");
+        }
         state.ask(text, vec![effect], Then::Nothing);
     } else {
         // Whoever began to write meanwhile must not answer by that.
         let doubts = doubts.join(" ");
         state.warn(format!("{named} was not asked for. {doubts}"));
     }
+}
+
+/// How long it takes to get to a plan, where it takes anything.
+fn takes(plan: &Plan) -> Option<String> {
+    let time = plan.switch_time.as_ref();
+    let time = time.filter(|time| time.read_bytes > 0 || time.converted_weights > 0);
+    time.map(plan_table::switch_time)
 }
 
 /// What is to be put in force, in words.
@@ -140,7 +155,7 @@ fn latest(state: &State) -> Option<&Snapshot> {
 }
 
 fn is_switching(state: &State) -> bool {
-    latest(state).is_some_and(|latest| latest.switch.is_some())
+    latest(state).is_some_and(|latest| latest.switching.is_some())
 }
 
 /// Whether a choice changes nothing. While a switch runs everything does: the settings are still those before it.
@@ -211,15 +226,21 @@ fn loss(state: &State, plan: &Plan, present: Option<&Plan>) -> Option<String> {
     })
 }
 
-/// Goes back to the checkpoint's own weights; asks first where that takes more memory or time.
+/// Goes back to what the model was loaded with; asks first where that takes more memory or time.
 pub(in super::super::super) fn restore(state: &mut State, effects: &mut Vec<Effect>) {
-    let words = "the checkpoint's own weights";
+    let words = "what the model was loaded with";
     let levels = &state.levels;
-    // The daemon takes the first that the present budget has room for.
-    let own = [Level::Off, Level::Standard];
-    let own = own.into_iter().filter(|_| levels.tried.is_none());
-    let plan = own.filter_map(|level| levels.plan(level)).next();
-    let plan = plan.filter(|_| levels.answers.contains_key(&Level::Off));
+    let settings = state
+        .snapshot()
+        .and_then(|snapshot| snapshot.settings.as_ref());
+    let before = settings.and_then(|settings| settings.loaded_with.as_ref());
+    // What is foreseen is so for the budget in force.
+    let is_foreseen = levels.tried.is_none()
+        && settings.map(|settings| settings.budget_bytes)
+            == before.map(|before| before.budget_bytes);
+    let level = before.and_then(|before| before.level.parse().ok());
+    let plan = level.filter(|_| is_foreseen);
+    let plan = plan.and_then(|level| levels.plan(level));
     let present = latest(state).and_then(|latest| latest.plan.as_ref());
     let question = match (plan, present) {
         (Some(plan), Some(present)) => {
@@ -229,8 +250,9 @@ pub(in super::super::super) fn restore(state: &mut State, effects: &mut Vec<Effe
                 _ => true,
             };
             (grows || slows).then(|| {
+                let takes = takes(plan).map_or_else(String::new, |takes| format!(" It takes {takes}."));
                 format!(
-                    "Go back to {words}, level {}? Memory {} → {}, a pass {} → {}, predicted.",
+                    "Go back to {words}, level {}? Memory {} → {}, a pass {} → {}, predicted.{takes}",
                     plan.level,
                     units::bytes(present.peak_bytes),
                     units::bytes(plan.peak_bytes),
@@ -244,7 +266,7 @@ pub(in super::super::super) fn restore(state: &mut State, effects: &mut Vec<Effe
     match question {
         Some(question) => state.ask(question, vec![Effect::Restore], Then::Nothing),
         None => {
-            state.tell(format!("{words} were asked for"));
+            state.tell(format!("{words} was asked for"));
             effects.push(Effect::Restore);
         }
     }

@@ -31,7 +31,7 @@ const COLUMNS: &[Column] = &[
     column("TOK/PASS", 8, 2),
     column("TOK/S", 7, 5),
     column("REQUESTS", 8, 6),
-    column("POLICY", 15, 7),
+    column("POLICY", 23, 7),
     column("CACHE", 16, 8),
     column("WINDOW", 6, 9),
     column("GROWTH", 6, 10),

@@ -103,6 +103,15 @@ fn figures(state: &State, level: Level, plan: &Plan) -> [Cell; 10] {
             "–".into(),
             Cell::styled(plan.not_loadable.clone(), Role::Bad),
         ),
+        _ if let Some(other) = plan.same_as.first() => {
+            let words = format!("the same weights as {other}");
+            let share = match (plan.is_lossless, fidelity) {
+                (true, _) => percent(1.0),
+                (false, Some(known)) => percent(known.top_agreement),
+                (false, None) => "–".into(),
+            };
+            (share, words.into())
+        }
         _ if plan.is_lossless => (percent(1.0), "exact".into()),
         Some(known) => {
             let words = format!("KL {:.4} nats", known.mean_kl_nats);

@@ -35,7 +35,7 @@ fn foreseen(serial: u64, plan: Plan) -> Event {
 
 fn switching(level: &str) -> Event {
     after(|snapshot| {
-        snapshot.switch = Some(Switch { done: 1, steps: 9 });
+        snapshot.switching = Some(Switch { done: 1, steps: 9 });
         snapshot.switch_target = Some(SwitchTarget {
             level: level.into(),
             budget_bytes: 4 << 30,
@@ -60,6 +60,25 @@ fn a_level_of_which_nothing_is_known_is_planned_first() {
     // Told once more, it is not an answer to anything.
     let effects = feed(&mut state, foreseen(1, full_plan(Level::Moderate, 4 << 30)));
     assert_eq!((effects, state.mode()), (vec![], Mode::Page));
+}
+
+#[test]
+fn how_long_a_switch_takes_is_said_before_it() {
+    let mut state = bare();
+    command(&mut state, "level moderate");
+    let plan = Plan {
+        switch_time: Some(SwitchTime {
+            idle_ms: 4_100.0,
+            busy_ms: 24_600.0,
+            converted_weights: 210_000_000,
+            read_bytes: 1 << 30,
+        }),
+        ..full_plan(Level::Moderate, 4 << 30)
+    };
+    feed(&mut state, foreseen(1, plan));
+    let text = asked(&state);
+    let words = "takes about 4.1 s to convert 210.0 M weights, up to 24.6 s while requests run.";
+    assert!(text.contains(words), "{text}");
 }
 
 #[test]
@@ -284,7 +303,7 @@ fn figures_that_no_daemon_would_send_are_survived() {
     feed(&mut state, Event::Planned { level, answer });
     let event = after(|snapshot| {
         let most = u32::MAX;
-        snapshot.switch = Some(Switch {
+        snapshot.switching = Some(Switch {
             done: most,
             steps: most,
         });

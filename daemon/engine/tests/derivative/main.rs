@@ -1,66 +1,45 @@
 //! Streaming converted weights from a copy on disk: the same tokens as with all of them in memory, a copy that is used
 //! again, and an engine that lives on when one can't be written.
 
+mod kept;
+#[path = "../loading/mod.rs"]
+mod loading;
+#[path = "../small/mod.rs"]
+mod small;
+
 use std::{
     ffi::OsStr,
     fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::{Arc, atomic::AtomicBool, mpsc},
+    sync::{Arc, mpsc},
     time::{Duration, SystemTime},
 };
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use sluice_engine::{
-    ApplyEvent, Change, Engine, EngineError, Event, Generate, LoadEvent, LoadedModel, Options,
-    Outcome, Settings, Work,
-    checkpoint::{
-        Source,
-        synth::{Element, Synthesis},
-    },
-    model::shape::{Naming, Shape},
+    ApplyEvent, Change, Engine, EngineError, Event, Generate, LoadedModel, Options, Outcome,
+    Settings, Work,
+    checkpoint::{Source, synth::Element},
+    model::shape::Shape,
     plan::{BLOCK_DEFAULT, CANVAS_DEFAULT, Plan, Workload},
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};
 use tempfile::TempDir;
 
-/// Whole blocks of every format, and enough layers that streaming some saves more than its slots take.
-fn shape() -> Shape {
-    Shape {
-        naming: Naming::Llada,
-        layers: 12,
-        width: 256,
-        heads: 4,
-        kv_heads: 4,
-        head_dim: 64,
-        mlp_width: 512,
-        embedding_rows: 1_024,
-        context_length: 64,
-        causal: false,
-        tied: false,
-        biases: false,
-    }
-}
+use self::loading::Loading;
+
+/// Enough layers that streaming some saves more than its slots take.
+const LAYERS: usize = 12;
 
 fn write_source(folder: &Path, seed: u64) {
-    write_source_of(folder, shape(), seed);
-}
-
-fn write_source_of(folder: &Path, shape: Shape, seed: u64) {
-    let synthesis = Synthesis {
-        shape,
-        element: Element::Bf16,
-        seed,
-        threads: 2,
-    };
-    let never = AtomicBool::new(false);
-    synthesis.write(folder, &never, &mut |_, _| {}).unwrap();
+    small::write_as(folder, small::shape(LAYERS), Element::Bf16, seed);
 }
 
 /// A source in `model`, and `copies` for its copies.
 fn setup() -> TempDir {
     let folder = TempDir::new().unwrap();
-    write_source(&folder.path().join("model"), 1);
+    small::write(folder.path(), LAYERS);
     folder
 }
 
@@ -74,41 +53,12 @@ fn start(folder: &TempDir, keep_converted: bool) -> Engine {
     .unwrap()
 }
 
-/// How a load went.
-#[derive(Default)]
-struct Loading {
-    plan: Option<Arc<Plan>>,
-    notices: Vec<String>,
-    /// Done and in all.
-    conversion: Vec<(u64, u64)>,
-}
-
 fn try_load(
     engine: &Engine,
     folder: &TempDir,
     settings: Settings,
 ) -> (Loading, Result<Arc<LoadedModel>, EngineError>) {
-    let (send, events) = mpsc::channel();
-    let report = Box::new(move |event| send.send(event).unwrap());
-    engine.load(
-        Source::Folder(folder.path().join("model")),
-        settings,
-        report,
-    );
-    let mut loading = Loading::default();
-    for event in events {
-        match event {
-            LoadEvent::Planned(plan) => loading.plan = Some(plan),
-            LoadEvent::Notice(notice) => loading.notices.push(notice),
-            LoadEvent::Converting {
-                done_bytes,
-                total_bytes,
-            } => loading.conversion.push((done_bytes, total_bytes)),
-            LoadEvent::Progress { .. } => {}
-            LoadEvent::Finished(result) => return (loading, result),
-        }
-    }
-    panic!("every load ends with a result")
+    loading::load(engine, &folder.path().join("model"), settings)
 }
 
 fn load(engine: &Engine, folder: &TempDir, settings: Settings) -> Loading {
@@ -146,6 +96,16 @@ fn streaming(engine: &Engine, level: Level) -> Settings {
         budget_bytes: Some(budget_bytes),
         ..Settings::default()
     }
+}
+
+/// A model of which some is streamed from a copy.
+fn streaming_aggressive() -> (TempDir, Engine, Settings) {
+    let folder = setup();
+    let engine = start(&folder, false);
+    load(&engine, &folder, resident(Level::Aggressive));
+    let settings = streaming(&engine, Level::Aggressive);
+    load(&engine, &folder, settings);
+    (folder, engine, settings)
 }
 
 fn request(engine: &Engine, steps: usize) -> Work {
@@ -215,7 +175,7 @@ fn streamed_from_a_copy_is_resident_token_for_token_and_the_copy_is_used_again()
 
         let settings = streaming(&engine, level);
         let loading = load(&engine, &folder, settings);
-        assert!(loading.plan.unwrap().streamed_bytes() > 0);
+        assert!(loading.plans.last().unwrap().streamed_bytes() > 0);
         let &(done, total) = loading.conversion.last().unwrap();
         assert_eq!(done, total);
         let written = copies(&folder);
@@ -236,11 +196,7 @@ fn streamed_from_a_copy_is_resident_token_for_token_and_the_copy_is_used_again()
 
 #[test]
 fn a_source_written_anew_gets_a_copy_of_its_own() {
-    let folder = setup();
-    let engine = start(&folder, false);
-    load(&engine, &folder, resident(Level::Aggressive));
-    let settings = streaming(&engine, Level::Aggressive);
-    load(&engine, &folder, settings);
+    let (folder, engine, settings) = streaming_aggressive();
     let first = tokens(&engine);
     fs::remove_dir_all(folder.path().join("model")).unwrap();
     write_source(&folder.path().join("model"), 2);
@@ -254,11 +210,7 @@ fn a_source_written_anew_gets_a_copy_of_its_own() {
 
 #[test]
 fn a_damaged_copy_is_told_and_written_anew() {
-    let folder = setup();
-    let engine = start(&folder, false);
-    load(&engine, &folder, resident(Level::Aggressive));
-    let settings = streaming(&engine, Level::Aggressive);
-    load(&engine, &folder, settings);
+    let (folder, engine, settings) = streaming_aggressive();
     let expected = tokens(&engine);
     let (path, _) = copies(&folder).remove(0);
     let whole = fs::read(&path).unwrap();
@@ -275,11 +227,7 @@ fn a_damaged_copy_is_told_and_written_anew() {
 
 #[test]
 fn a_copy_overwritten_while_it_is_streamed_is_replaced_when_the_level_is_applied_again() {
-    let folder = setup();
-    let engine = start(&folder, false);
-    load(&engine, &folder, resident(Level::Aggressive));
-    let settings = streaming(&engine, Level::Aggressive);
-    load(&engine, &folder, settings);
+    let (folder, engine, settings) = streaming_aggressive();
     let expected = tokens(&engine);
     let (path, _) = copies(&folder).remove(0);
     let whole = fs::read(&path).unwrap();
@@ -319,11 +267,19 @@ fn without_a_folder_nothing_converted_is_streamed() {
         let level = Level::Aggressive;
         matches!(error, EngineError::NoDerivatives { level: of, streamed_bytes: 1.. } if *of == level)
     };
-    let error = try_load(&engine, &folder, settings).1.unwrap_err();
-    assert!(is_refusal(&error), "{error}");
     let error = applied(&apply(&engine, settings)).unwrap_err();
     assert!(is_refusal(&error), "{error}");
     assert_eq!(tokens(&engine), expected, "the model that was there serves");
+    // A load takes the nearest level that needs no copy, and says so.
+    let (loading, loaded) = try_load(&engine, &folder, settings);
+    loaded.unwrap();
+    assert_eq!(engine.settings().level, Level::Standard);
+    let said = "level standard, which is more faithful, takes the place of aggressive";
+    assert!(
+        loading.notices.iter().any(|notice| notice.contains(said)),
+        "{:?}",
+        loading.notices
+    );
 }
 
 #[test]
@@ -399,14 +355,19 @@ fn another_change_ends_a_conversion() {
     let expected = tokens(&engine);
     let first = apply(&engine, streaming(&engine, Level::Aggressive));
     let second = apply(&engine, resident(Level::Standard));
-    let error = applied(&first).unwrap_err();
-    assert!(matches!(error, EngineError::Superseded), "{error}");
+    // One that is over before the second change comes has left a whole copy.
+    let outcome = applied(&first);
+    let is_whole = |path: &Path| path.extension() == Some(OsStr::new("safetensors"));
+    let left = copies(&folder);
     assert!(
-        copies(&folder).is_empty(),
-        "gone before anybody hears of it"
+        left.iter().all(|(path, _)| is_whole(path)),
+        "what is unfinished is gone before anybody hears of it: {left:?}"
+    );
+    assert!(
+        matches!(outcome, Ok(_) | Err(EngineError::Superseded)),
+        "{outcome:?}"
     );
     applied(&second).unwrap();
-    assert!(copies(&folder).is_empty());
     assert_eq!(tokens(&engine), expected);
 }
 
@@ -484,9 +445,9 @@ fn a_request_that_needs_room_gets_it_while_weights_are_converted() {
     let folder = TempDir::new().unwrap();
     let wide = Shape {
         context_length: 512,
-        ..shape()
+        ..small::shape(LAYERS)
     };
-    write_source_of(&folder.path().join("model"), wide, 1);
+    small::write_shape(folder.path(), wide);
     let engine = start(&folder, false);
     load(&engine, &folder, resident(Level::Standard));
     load(&engine, &folder, streaming(&engine, Level::Standard));
@@ -561,6 +522,7 @@ fn serve_on_a_small_disk(folder: &Path) {
     let options = Options {
         threads: 2,
         derivatives: Some(folder.join("copies")),
+        keep_converted: true,
         ..Options::default()
     };
     let engine = Engine::start(options).unwrap();
@@ -585,7 +547,12 @@ fn serve_on_a_small_disk(folder: &Path) {
         assert_eq!(fs::read_dir(folder.join("copies")).unwrap().count(), 0);
         assert_eq!(tokens(&engine), expected);
     };
-    check(try_load(settings).unwrap_err());
     check(applied(&apply(&engine, settings)).unwrap_err());
     assert_eq!(engine.settings(), resident(Level::Standard));
+
+    // What needn't be on disk is converted in memory.
+    applied(&apply(&engine, resident(Level::Aggressive))).unwrap();
+    assert_eq!(engine.settings(), resident(Level::Aggressive));
+    assert_ne!(tokens(&engine), expected);
+    assert_eq!(fs::read_dir(folder.join("copies")).unwrap().count(), 0);
 }

@@ -1,0 +1,139 @@
+//! How a checkpoint's authors would have tokens chosen: `generation_config.json`, or the keys `general.sampling.*` of a GGUF
+//! file. What a file says is somebody's word and no more: what makes no sense is passed over, and told.
+
+use serde_json::{Map, Value};
+use sluice_shared::sampling::{Drawing, Sampling};
+
+use super::Checkpoint;
+
+/// A file's name for its keys, in messages.
+const GENERATION: &str = "generation_config.json";
+const GGUF: &str = "the GGUF file";
+
+/// Keys of both: ours, Hugging Face's and llama.cpp's.
+const NUMBERS: [(&str, &str, &str); 5] = [
+    ("temperature", "temperature", "general.sampling.temp"),
+    ("top_k", "top_k", "general.sampling.top_k"),
+    ("top_p", "top_p", "general.sampling.top_p"),
+    ("min_p", "min_p", "general.sampling.min_p"),
+    (
+        "repetition_penalty",
+        "repetition_penalty",
+        "general.sampling.penalty_repeat",
+    ),
+];
+
+/// What a checkpoint says of it.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Recommended {
+    /// What it says, key by key.
+    pub drawing: Drawing,
+    /// Where it says so.
+    pub place: &'static str,
+    /// What it says and makes no sense.
+    pub problems: Vec<String>,
+}
+
+impl Recommended {
+    /// The same as one piece of advice: where it says anything, what it leaves out has no effect, and the temperature is 1.
+    #[must_use]
+    pub fn whole(&self) -> Drawing {
+        let rest = Drawing {
+            temperature: Some(1.0),
+            ..Drawing::greedy()
+        };
+        match self.drawing == Drawing::default() {
+            true => Drawing::default(),
+            false => self.drawing.or(rest),
+        }
+    }
+}
+
+impl Checkpoint {
+    /// What it says of how its tokens are best chosen.
+    #[must_use]
+    pub fn recommended(&self) -> Recommended {
+        match &self.gguf {
+            Some(gguf) => read(GGUF, |names| gguf.number(names.2), true),
+            None => match self.generation_config() {
+                Ok(Some(config)) => {
+                    let draws = config.get("do_sample") != Some(&Value::Bool(false));
+                    read(GENERATION, |names| number(&config, names.1), draws)
+                }
+                Ok(None) => Recommended::default(),
+                Err(error) => Recommended {
+                    problems: vec![error.to_string()],
+                    ..Recommended::default()
+                },
+            },
+        }
+    }
+}
+
+/// A key's number, if it has one.
+fn number(config: &Map<String, Value>, key: &str) -> Result<Option<f64>, String> {
+    match config.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => match value.as_f64() {
+            Some(number) => Ok(Some(number)),
+            None => Err("is no number".to_owned()),
+        },
+    }
+}
+
+fn read(
+    place: &'static str,
+    number: impl Fn((&str, &str, &str)) -> Result<Option<f64>, String>,
+    draws: bool,
+) -> Recommended {
+    let mut said = Drawing::default();
+    let mut problems = Vec::new();
+    for names in NUMBERS {
+        let key = if place == GGUF { names.2 } else { names.1 };
+        let taken = match number(names) {
+            Ok(None) => continue,
+            Ok(Some(number)) => take(&mut said, names.0, number),
+            Err(problem) => Err(problem),
+        };
+        if let Err(problem) = taken {
+            problems.push(format!("{place}: {key} {problem}; it is passed over"));
+        }
+    }
+    if !draws {
+        // As transformers does: the most probable token, with the penalty if there is one.
+        said = Drawing {
+            temperature: Some(0.0),
+            sampling: Sampling {
+                repetition_penalty: said.sampling.repetition_penalty,
+                ..Sampling::default()
+            },
+        };
+    }
+    Recommended {
+        drawing: said,
+        place,
+        problems,
+    }
+}
+
+/// Takes one number over, if it makes sense.
+fn take(said: &mut Drawing, name: &str, number: f64) -> Result<(), String> {
+    let mut next = *said;
+    match name {
+        "temperature" => next.temperature = Some(number),
+        "top_p" => next.sampling.top_p = Some(number),
+        "min_p" => next.sampling.min_p = Some(number),
+        "repetition_penalty" => next.sampling.repetition_penalty = Some(number),
+        // 0, and in llama.cpp all below, mean all tokens.
+        _ if number <= 0.0 => next.sampling.top_k = Some(0),
+        _ if number.fract() == 0.0 && number <= f64::from(u32::MAX) => {
+            next.sampling.top_k = Some(number as u32);
+        }
+        _ => return Err(format!("must be a whole number, not {number}")),
+    }
+    if let Some((_, problem)) = next.problem() {
+        return Err(problem);
+    }
+    *said = next;
+    Ok(())
+}

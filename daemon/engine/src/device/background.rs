@@ -1,0 +1,154 @@
+//! Work beside passes: conversion and reading for another plan. They have all cores while no pass computes, and a fixed
+//! share of the time while one does, however many threads ask for it.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicIsize, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// What work beside a pass that computes takes of all cores: one part in so many. A pass is then 6/5 times as long, which
+/// leaves room for what both lose in caches and memory that they share.
+pub(crate) const SHARE: u32 = 6;
+/// Who rests looks this often whether passes have ended.
+const REST_PIECE: Duration = Duration::from_millis(1);
+
+/// What threads that work beside passes spend of their time.
+#[derive(Debug, Default)]
+pub(crate) struct Busy(AtomicU64);
+
+impl Busy {
+    /// Does a part of the work.
+    pub(crate) fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        let begun = Instant::now();
+        let done = work();
+        let nanoseconds = begun.elapsed().as_nanos() as u64;
+        self.0.fetch_add(nanoseconds, Ordering::Relaxed);
+        done
+    }
+
+    /// What it was of so many threads' time.
+    pub(super) fn of_all(self, threads: usize) -> Duration {
+        Duration::from_nanos(self.0.into_inner() / threads.max(1) as u64)
+    }
+}
+
+/// Passes that compute, and the turn of those who work beside them.
+#[derive(Debug, Default)]
+pub(super) struct Background {
+    /// Passes that compute at this moment.
+    computing: AtomicIsize,
+    /// Taken for a piece of work and the rest after it: the share is that of all together.
+    turn: Mutex<()>,
+}
+
+/// A pass computes as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Computing(Arc<Background>);
+
+/// A pass waits, and leaves its cores to others, as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Waiting(Arc<Background>);
+
+impl Computing {
+    pub(super) fn new(background: &Arc<Background>) -> Self {
+        background.computing.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(background))
+    }
+}
+
+impl Drop for Computing {
+    fn drop(&mut self) {
+        self.0.computing.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Waiting {
+    pub(super) fn new(background: &Arc<Background>) -> Self {
+        background.computing.fetch_sub(1, Ordering::Relaxed);
+        Self(Arc::clone(background))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.computing.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Background {
+    fn is_computing(&self) -> bool {
+        self.computing.load(Ordering::Relaxed) > 0
+    }
+
+    /// Does a piece of work, which tells what it took of all cores, and rests after it where a pass computes.
+    pub(super) fn work(&self, work: impl FnOnce() -> Duration) {
+        if !self.is_computing() {
+            work();
+            return;
+        }
+        // A panic under the lock leaves nothing half-done.
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let begun = Instant::now();
+        let spent = work();
+        let until = begun + period(spent);
+        while self.is_computing() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            thread::sleep(left.min(REST_PIECE));
+        }
+        drop(turn);
+    }
+}
+
+/// From the beginning of a piece of work that took so much of all cores to that of the next.
+fn period(spent: Duration) -> Duration {
+    spent * SHARE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beside_a_pass_work_takes_its_share_and_no_more() {
+        let spent = Duration::from_millis(3);
+        assert_eq!(period(spent), Duration::from_millis(18));
+        assert_eq!(period(Duration::ZERO), Duration::ZERO);
+
+        let background = Arc::new(Background::default());
+        let _computing = Computing::new(&background);
+        // Several at once have one share together.
+        let begun = Instant::now();
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| background.work(|| spent));
+            }
+        });
+        assert!(begun.elapsed() >= 3 * period(spent));
+    }
+
+    #[test]
+    fn nobody_rests_where_no_pass_computes() {
+        let background = Arc::new(Background::default());
+        let long = Duration::from_secs(3600);
+        background.work(|| long);
+        let computing = Computing::new(&background);
+        let waiting = Waiting::new(&background);
+        background.work(|| long);
+        drop(waiting);
+        assert!(background.is_computing());
+        // A pass that ends wakes whoever rests.
+        thread::scope(|scope| {
+            let resting = scope.spawn(|| background.work(|| long));
+            drop(computing);
+            resting.join().unwrap();
+        });
+        assert!(!background.is_computing());
+    }
+}

@@ -1,0 +1,43 @@
+//! Loading a model, and all that is told meanwhile.
+
+use std::{
+    path::Path,
+    sync::{Arc, mpsc},
+};
+
+use sluice_engine::{
+    Engine, EngineError, LoadEvent, LoadedModel, Settings, checkpoint::Source, plan::Plan,
+};
+
+/// How a load went.
+#[derive(Default)]
+pub(crate) struct Loading {
+    pub(crate) plans: Vec<Arc<Plan>>,
+    pub(crate) notices: Vec<String>,
+    /// Done and in all.
+    pub(crate) conversion: Vec<(u64, u64)>,
+}
+
+pub(crate) fn load(
+    engine: &Engine,
+    source: &Path,
+    settings: Settings,
+) -> (Loading, Result<Arc<LoadedModel>, EngineError>) {
+    let (send, events) = mpsc::channel();
+    let report = Box::new(move |event| send.send(event).unwrap());
+    engine.load(Source::Folder(source.to_owned()), settings, report);
+    let mut loading = Loading::default();
+    for event in events {
+        match event {
+            LoadEvent::Planned(plan) => loading.plans.push(plan),
+            LoadEvent::Notice(notice) => loading.notices.push(notice),
+            LoadEvent::Converting {
+                done_bytes,
+                total_bytes,
+            } => loading.conversion.push((done_bytes, total_bytes)),
+            LoadEvent::Progress { .. } => {}
+            LoadEvent::Finished(result) => return (loading, result),
+        }
+    }
+    panic!("every load ends with a result")
+}

@@ -1,0 +1,216 @@
+//! `models.toml`, beside the configuration file: what holds for single models, a table for each. Read again when it has
+//! changed, so that an edit counts without a restart.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::SystemTime,
+};
+
+use serde::Deserialize;
+use sluice_shared::{
+    level::Level,
+    sampling::{Drawing, Sampling},
+};
+
+use super::{Budget, ConfigError, Environment, file, values::from_text};
+use crate::models::ModelName;
+
+/// The file's name.
+pub(super) const FILE: &str = "models.toml";
+/// Largest file that is read.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// What holds for one model.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Table {
+    /// How faithful its weights are.
+    #[serde(default, deserialize_with = "from_text")]
+    pub level: Option<Level>,
+    /// Most bytes of the device's memory.
+    #[serde(default, deserialize_with = "from_text")]
+    pub budget: Option<Budget>,
+    /// Instructions before conversations that begin with none.
+    pub system: Option<String>,
+    /// The most probable token each time, and nothing made less likely; keys beside it go before it.
+    #[serde(default)]
+    pub greedy: bool,
+    /// Scale of the noise that tokens are drawn with.
+    pub temperature: Option<f64>,
+    /// As after `--top-k`.
+    pub top_k: Option<u32>,
+    /// As after `--top-p`.
+    pub top_p: Option<f64>,
+    /// As after `--min-p`.
+    pub min_p: Option<f64>,
+    /// As after `--repetition-penalty`.
+    pub repetition_penalty: Option<f64>,
+}
+
+impl Table {
+    /// What it says of how tokens are chosen.
+    #[must_use]
+    pub fn drawing(&self) -> Drawing {
+        let rest = match self.greedy {
+            true => Drawing::greedy(),
+            false => Drawing::default(),
+        };
+        self.said().or(rest)
+    }
+
+    /// Key by key.
+    fn said(&self) -> Drawing {
+        let sampling = Sampling {
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+        };
+        Drawing {
+            temperature: self.temperature,
+            sampling,
+        }
+    }
+
+    /// The first key that makes no sense, and what it must be.
+    fn problem(&self) -> Option<(&'static str, String)> {
+        let hot = self.temperature.filter(|temperature| *temperature > 0.0);
+        if let (true, Some(found)) = (self.greedy, hot) {
+            let problem = format!("is {found} beside greedy, which draws nothing");
+            return Some(("temperature", problem));
+        }
+        self.said().problem()
+    }
+}
+
+/// The tables, by the model's name as `sluice list` has it, or by its path.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Tables(BTreeMap<String, Table>);
+
+impl Tables {
+    /// The model's: that of its path before that of its name.
+    #[must_use]
+    pub fn of(&self, model: &ModelName) -> Option<&Table> {
+        let path = model.path.as_ref().and_then(|path| path.to_str());
+        let of_path = path.and_then(|path| self.0.get(path));
+        of_path.or_else(|| self.0.get(&model.name))
+    }
+}
+
+/// The file: where it may lie, and what it said when it was last whole.
+#[derive(Debug, Default)]
+pub struct ModelsFile {
+    /// The first that exists counts.
+    places: Vec<PathBuf>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What `tables` or `problem` were read from.
+    stamp: Option<Stamp>,
+    tables: Arc<Tables>,
+    problem: Option<String>,
+}
+
+/// By what a file is known to be the same.
+#[derive(Debug, Clone, PartialEq)]
+struct Stamp {
+    path: PathBuf,
+    changed: Option<SystemTime>,
+    bytes: u64,
+}
+
+impl ModelsFile {
+    /// Looks beside the configuration file that is named, else where such files usually are, and reads what is there.
+    ///
+    /// # Errors
+    /// What is wrong with the file, and where.
+    pub(super) fn open(
+        config: Option<&Path>,
+        environment: &Environment,
+    ) -> Result<Self, ConfigError> {
+        let beside = |config: PathBuf| config.with_file_name(FILE);
+        let named = file::named(config, environment);
+        let places = match named {
+            Some(config) => vec![beside(config)],
+            None => file::usual_places(environment).map(beside).collect(),
+        };
+        let opened = Self {
+            places,
+            state: Mutex::default(),
+        };
+        let stamp = opened.stamp();
+        let tables = stamp.as_ref().map(|stamp| read(&stamp.path)).transpose()?;
+        let state = State {
+            stamp,
+            tables: Arc::new(tables.unwrap_or_default()),
+            problem: None,
+        };
+        Ok(Self {
+            state: Mutex::new(state),
+            ..opened
+        })
+    }
+
+    /// The file that is there, or the one that would be read first.
+    #[must_use]
+    pub fn path(&self) -> Option<PathBuf> {
+        let there = self.stamp().map(|stamp| stamp.path);
+        there.or_else(|| self.places.first().cloned())
+    }
+
+    /// What it says by now, and what is wrong with it: then what it said before still holds.
+    #[must_use]
+    pub fn current(&self) -> (Arc<Tables>, Option<String>) {
+        let stamp = self.stamp();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.stamp != stamp {
+            let read = stamp.as_ref().map(|stamp| read(&stamp.path)).transpose();
+            match read {
+                Ok(tables) => {
+                    state.tables = Arc::new(tables.unwrap_or_default());
+                    state.problem = None;
+                }
+                Err(error) => {
+                    let problem = format!("{error}; what it said before still holds");
+                    tracing::warn!(problem, "the settings of single models can't be read");
+                    state.problem = Some(problem);
+                }
+            }
+            state.stamp = stamp;
+        }
+        (state.tables.clone(), state.problem.clone())
+    }
+
+    fn stamp(&self) -> Option<Stamp> {
+        self.places.iter().find_map(|path| {
+            let facts = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+            Some(Stamp {
+                path: path.clone(),
+                changed: facts.modified().ok(),
+                bytes: facts.len(),
+            })
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<Tables, ConfigError> {
+    let bytes = file::bytes_up_to(path, BYTES_MAX)?;
+    let (path, tables) = file::parse::<BTreeMap<String, Table>>(path.to_owned(), bytes)?;
+    for (name, table) in &tables {
+        if let Some((key, problem)) = table.problem() {
+            let source_name = format!("[{name:?}] in {}", path.display());
+            return Err(ConfigError::Value {
+                key,
+                source_name,
+                problem,
+                hint: None,
+            });
+        }
+    }
+    Ok(Tables(tables))
+}

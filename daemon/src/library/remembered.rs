@@ -1,0 +1,148 @@
+//! Models that were loaded by their path: a list of paths in a file beside the models, so that they stay in the list and
+//! have a name. The files themselves are their owner's, and nothing here touches them.
+
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Library,
+    entry::{Entry, Origin},
+    facts::{Facts, small_text},
+    inspect::is_gguf,
+    real,
+};
+use crate::{failure::Failure, keeping, models::ModelName};
+
+/// The file's name.
+const FILE: &str = ".paths";
+/// Paths that are remembered; one more makes the first be forgotten.
+pub(super) const PATHS_MAX: usize = 64;
+/// Longest path.
+const PATH_BYTES_MAX: usize = 4096;
+
+impl Library {
+    /// Remembers a model by its path, unless the library has it otherwise or there is no folder to write in.
+    ///
+    /// # Errors
+    /// When the list can't be written.
+    pub fn remember(&self, path: &Path) -> Result<(), Failure> {
+        let Some(text) = path.to_str().filter(|_| self.folder.is_some()) else {
+            return Ok(());
+        };
+        if text.len() > PATH_BYTES_MAX || text.contains('\n') || !path.is_absolute() {
+            return Ok(());
+        }
+        let writing = self.writing();
+        let place = real(path);
+        if self
+            .entries()
+            .iter()
+            .any(|entry| real(&entry.path) == place)
+        {
+            return Ok(());
+        }
+        // Those that lead nowhere go when there is something to write anyway.
+        let mut paths = self.remembered();
+        paths.retain(|path| path.exists());
+        paths.push(path.to_owned());
+        let excess = paths.len().saturating_sub(PATHS_MAX);
+        paths.drain(..excess);
+        self.write(&paths)?;
+        drop(writing);
+        Ok(())
+    }
+
+    /// Forgets a path; whether it was remembered.
+    ///
+    /// # Errors
+    /// When the list can't be written.
+    pub(super) fn forget(&self, path: &Path) -> Result<bool, Failure> {
+        let writing = self.writing();
+        let mut paths = self.remembered();
+        let before = paths.len();
+        paths.retain(|known| known != path);
+        let is_known = paths.len() < before;
+        if is_known {
+            self.write(&paths)?;
+        }
+        drop(writing);
+        Ok(is_known)
+    }
+
+    /// The paths, in the order in which they were first used.
+    fn remembered(&self) -> Vec<PathBuf> {
+        let file = self.folder.as_ref().map(|folder| folder.join(FILE));
+        let bytes_max = (PATHS_MAX * (PATH_BYTES_MAX + 1)) as u64;
+        let text = file.and_then(|file| small_text(&file, bytes_max));
+        let text = text.unwrap_or_default();
+        let paths = text.lines().map(PathBuf::from);
+        paths
+            .filter(|path| path.is_absolute())
+            .take(PATHS_MAX)
+            .collect()
+    }
+
+    fn write(&self, paths: &[PathBuf]) -> Result<(), Failure> {
+        let folder = self.folder()?;
+        let failed = |cause| Failure::Record {
+            path: folder.join(FILE),
+            cause,
+        };
+        let lines: Vec<_> = paths.iter().filter_map(|path| path.to_str()).collect();
+        let text = lines
+            .iter()
+            .map(|line| format!("{line}\n"))
+            .collect::<String>();
+        keeping::replace(&folder.join(FILE), &text).map_err(failed)
+    }
+
+    /// Adds those of the remembered models that are there and that the library doesn't have otherwise.
+    pub(super) fn add_remembered(&self, entries: &mut Vec<Entry>) {
+        for path in self.remembered() {
+            let place = real(&path);
+            if entries.iter().any(|entry| real(&entry.path) == place) {
+                continue;
+            }
+            let Some(mut entry) = entry_at(&path) else {
+                continue;
+            };
+            // Another has the short name: this one is called by its path.
+            if entries.iter().any(|known| known.name == entry.name) {
+                entry.name = path.to_string_lossy().into_owned();
+            }
+            entries.push(entry);
+        }
+    }
+}
+
+/// What lies at a path, if it is a model.
+fn entry_at(path: &Path) -> Option<Entry> {
+    if !path.exists() {
+        return None;
+    }
+    let folder = match path.is_dir() {
+        true => path,
+        false => path.parent()?,
+    };
+    let is_weights = path.extension() == Some(OsStr::new("safetensors"));
+    let facts = match path.is_file() && !is_weights {
+        true => is_model_file(path).then(|| Facts::of_file(path))?,
+        false => Facts::of_folder(folder).or_else(|| only_file(folder))?,
+    };
+    Some(Entry {
+        origin: Origin::Path,
+        ..Entry::new(ModelName::at(path).name, path.to_owned(), folder, facts)
+    })
+}
+
+/// A folder may be named for the one file in it.
+fn only_file(folder: &Path) -> Option<Facts> {
+    let files = super::entry::files(folder);
+    files.first().map(|file| Facts::of_file(file))
+}
+
+fn is_model_file(path: &Path) -> bool {
+    is_gguf(path) || sluice_shared::coding::is_coded_file(path)
+}

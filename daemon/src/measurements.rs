@@ -1,0 +1,182 @@
+//! Measurements of fidelity that came to their end: kept for every client, whoever asked for them.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use sluice_engine::{Compare, Outcome};
+use sluice_proto::v1;
+use twox_hash::XxHash3_64;
+
+use crate::{
+    models::Serving,
+    registry::{Changes, Item},
+    translate::figures::Figures,
+};
+
+/// Measurements that are kept; beyond that the earliest goes.
+pub const KEPT_MAX: usize = 64;
+
+/// All that are kept; clones share them.
+#[derive(Debug, Clone)]
+pub struct Measurements {
+    kept: Arc<Mutex<Vec<v1::FidelityMeasurement>>>,
+    changes: Changes,
+}
+
+impl Measurements {
+    /// None yet.
+    #[must_use]
+    pub fn new(changes: Changes) -> Self {
+        Self {
+            kept: Arc::default(),
+            changes,
+        }
+    }
+
+    /// All, the earliest first.
+    #[must_use]
+    pub fn all(&self) -> Vec<v1::FidelityMeasurement> {
+        self.lock().clone()
+    }
+
+    /// Keeps one in the place of an earlier one of the same model, level and samples.
+    pub fn keep(&self, measurement: v1::FidelityMeasurement) {
+        let mut kept = self.lock();
+        kept.retain(|known| key(known) != key(&measurement));
+        kept.push(measurement);
+        let excess = kept.len().saturating_sub(KEPT_MAX);
+        kept.drain(..excess);
+        drop(kept);
+        self.changes.tell();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<v1::FidelityMeasurement>> {
+        // Nothing half done is ever seen under it.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What two measurements have in common of which the later one counts.
+fn key(measurement: &v1::FidelityMeasurement) -> (&str, u64, u64, Option<&str>) {
+    let result = measurement.result.as_ref();
+    (
+        &measurement.model,
+        measurement.parameters,
+        measurement.samples_hash,
+        result.map(|result| result.level.as_str()),
+    )
+}
+
+/// A measurement that is about to run; its result is kept.
+pub struct Measurement {
+    result: v1::FidelityResult,
+    /// Without the result.
+    measurement: v1::FidelityMeasurement,
+    kept: Measurements,
+}
+
+impl Measurement {
+    /// Of this work, with this model.
+    #[must_use]
+    pub fn new(kept: Measurements, serving: &Serving, work: &Compare) -> Self {
+        Self {
+            result: v1::FidelityResult {
+                seed: work.seed,
+                ..Default::default()
+            },
+            measurement: v1::FidelityMeasurement {
+                model: serving.name.name.clone(),
+                parameters: serving.loaded.info.parameters,
+                samples_hash: hash(&work.samples),
+                ..Default::default()
+            },
+            kept,
+        }
+    }
+}
+
+impl Figures for Measurement {
+    fn progress(request_id: u64, done: u32, total: u32) -> Item {
+        v1::FidelityResult::progress(request_id, done, total)
+    }
+
+    fn result(&self, request_id: u64, outcome: Outcome) -> Result<Item, Outcome> {
+        let item = self.result.result(request_id, outcome)?;
+        if let Item::Fidelity(v1::MeasureFidelityResponse {
+            kind: Some(v1::measure_fidelity_response::Kind::Result(result)),
+        }) = &item
+        {
+            let since = SystemTime::now().duration_since(UNIX_EPOCH);
+            self.kept.keep(v1::FidelityMeasurement {
+                measured_at_s: since.map_or(0, |since| since.as_secs()),
+                result: Some(result.clone()),
+                ..self.measurement.clone()
+            });
+        }
+        Ok(item)
+    }
+}
+
+/// The same for the same samples, in every version.
+fn hash(samples: &[Vec<u32>]) -> u64 {
+    let mut bytes = Vec::new();
+    for sample in samples {
+        bytes.extend_from_slice(&(sample.len() as u64).to_le_bytes());
+        bytes.extend(sample.iter().flat_map(|id| id.to_le_bytes()));
+    }
+    XxHash3_64::oneshot(&bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measurement(model: &str, level: &str, samples_hash: u64) -> v1::FidelityMeasurement {
+        v1::FidelityMeasurement {
+            model: model.into(),
+            parameters: 1,
+            samples_hash,
+            measured_at_s: 0,
+            result: Some(v1::FidelityResult {
+                level: level.into(),
+                ..Default::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn the_last_of_a_model_level_and_text_is_kept_up_to_a_bound() {
+        let kept = Measurements::new(Changes::default());
+        for (model, level, text) in [
+            ("a", "moderate", 1),
+            ("a", "aggressive", 1),
+            ("b", "moderate", 1),
+            ("a", "moderate", 2),
+            ("a", "moderate", 1),
+        ] {
+            kept.keep(measurement(model, level, text));
+        }
+        let all = kept.all();
+        assert_eq!(all.len(), 4);
+        assert_eq!(all[3], measurement("a", "moderate", 1), "the latest last");
+        for text in 0..1_000 {
+            kept.keep(measurement("c", "moderate", text));
+        }
+        let all = kept.all();
+        assert_eq!(all.len(), KEPT_MAX);
+        assert_eq!(all[KEPT_MAX - 1].samples_hash, 999);
+    }
+
+    #[test]
+    fn samples_that_are_cut_otherwise_are_other_samples() {
+        let hashes = [
+            hash(&[vec![1, 2], vec![3]]),
+            hash(&[vec![1], vec![2, 3]]),
+            hash(&[vec![1, 2, 3]]),
+        ];
+        assert!(hashes[0] != hashes[1] && hashes[1] != hashes[2] && hashes[0] != hashes[2]);
+        assert_eq!(hash(&[vec![1, 2], vec![3]]), hashes[0]);
+    }
+}

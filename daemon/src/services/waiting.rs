@@ -1,0 +1,293 @@
+//! Requests that come while a model loads: they stand in line for it, listed and with word of how far it is, and are made for
+//! the model that comes of it, in the order in which they came. Those that waited with the engine when another model took the
+//! place of theirs come to this line, too.
+
+use std::{
+    collections::VecDeque,
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use sluice_engine::EngineError;
+use sluice_proto::v1::{self, generation_event::Kind};
+use tokio::sync::watch;
+
+use super::{Daemon, Wanted};
+use crate::{
+    failure::Failure,
+    models::{Coming, LoadStage},
+    registry::{Ending, Facts, Item, Record},
+};
+
+/// Makes a request for the model that serves, of a record that stands in line where there is one.
+pub(super) type Admit = Box<
+    dyn Fn(
+            Option<Arc<Record>>,
+        ) -> Pin<Box<dyn Future<Output = Result<Arc<Record>, Failure>> + Send>>
+        + Send
+        + Sync,
+>;
+
+/// Those that wait for a model, in order.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    waiting: Mutex<VecDeque<u64>>,
+    /// Told when somebody has left.
+    moved: watch::Sender<()>,
+}
+
+impl Line {
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Puts a request at the end; how many are ahead of it. As many may wait as with the engine.
+    fn join(&self, id: u64, capacity: usize) -> Result<usize, Failure> {
+        let mut waiting = self.lock();
+        if waiting.len() >= capacity.max(1) {
+            return Err(EngineError::QueueFull { capacity }.into());
+        }
+        Ok(insert(&mut waiting, id))
+    }
+
+    /// Puts one back that the engine had; how many are ahead of it. It was let in before, and no more than the engine's queue
+    /// holds come at once.
+    fn rejoin(&self, id: u64) -> usize {
+        insert(&mut self.lock(), id)
+    }
+
+    fn leave(&self, id: u64) {
+        self.lock().retain(|waiting| *waiting != id);
+        self.moved.send_replace(());
+    }
+
+    /// Waits until nobody is ahead of it.
+    async fn is_first(&self, id: u64) {
+        let mut moved = self.moved.subscribe();
+        // The sender lives in `self`, so `changed` can't fail.
+        while self.lock().front() != Some(&id) && moved.changed().await.is_ok() {}
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<u64>> {
+        // One step each: nothing is left half-done.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ids tell who came first.
+fn insert(waiting: &mut VecDeque<u64>, id: u64) -> usize {
+    let place = waiting.partition_point(|other| *other < id);
+    waiting.insert(place, id);
+    place
+}
+
+/// A request's place in the line, which it leaves however it ends.
+struct Place {
+    daemon: Arc<Daemon>,
+    record: Arc<Record>,
+    _wanted: Wanted,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.daemon.line.leave(self.record.id());
+        self.daemon.changes.tell();
+    }
+}
+
+/// Admits a request at once where a model serves; otherwise it gets a place in the line for the one that comes.
+pub(super) async fn admit(
+    daemon: &Arc<Daemon>,
+    kind: v1::RequestKind,
+    make: Admit,
+) -> Result<Arc<Record>, Failure> {
+    let wanted = daemon.want();
+    let coming = daemon.models.coming(&daemon.engine)?;
+    if coming.is_none() && daemon.line.len() == 0 {
+        match make(None).await {
+            Err(failure) if is_gone(&failure) => {
+                // It went in this very moment.
+                let coming = daemon.models.coming(&daemon.engine)?;
+                let coming = Some(coming.ok_or(failure)?);
+                return stand_in_line(daemon, kind, make, coming, wanted);
+            }
+            Err(failure) => return Err(failure),
+            Ok(record) => {
+                tokio::spawn(attend(daemon.clone(), record.clone(), make));
+                return Ok(record);
+            }
+        }
+    }
+    stand_in_line(daemon, kind, make, coming, wanted)
+}
+
+/// Stays by a request until the engine begins with it. One whose model went before its turn waits for the next.
+async fn attend(daemon: Arc<Daemon>, record: Arc<Record>, make: Admit) {
+    while record.is_given_back().await {
+        let place = Place {
+            daemon: daemon.clone(),
+            record: record.clone(),
+            _wanted: daemon.want(),
+        };
+        let ahead = daemon.line.rejoin(record.id());
+        daemon.requests.expect(&record, ahead);
+        tracing::info!(
+            request = record.id(),
+            ahead,
+            "its model went before its turn; it waits for the next"
+        );
+        record.notice("the model went before this request's turn; another takes it if one comes");
+        // Where another load was begun in this very moment, there is word of it later.
+        let coming = daemon.models.coming(&daemon.engine).unwrap_or(None);
+        wait(place, &make, coming).await;
+    }
+}
+
+/// Whether a request could not be made because there is no model, or another by now.
+fn is_gone(failure: &Failure) -> bool {
+    matches!(
+        failure,
+        Failure::ModelLoading { .. }
+            | Failure::Engine(EngineError::NoModel | EngineError::ModelReplaced)
+    )
+}
+
+fn stand_in_line(
+    daemon: &Arc<Daemon>,
+    kind: v1::RequestKind,
+    make: Admit,
+    coming: Option<Coming>,
+    wanted: Wanted,
+) -> Result<Arc<Record>, Failure> {
+    let record = daemon.requests.create(Facts::unknown(kind));
+    let capacity = daemon.engine.queue().capacity;
+    let ahead = daemon.line.join(record.id(), capacity)?;
+    let place = Place {
+        daemon: daemon.clone(),
+        record: record.clone(),
+        _wanted: wanted,
+    };
+    daemon.requests.expect(&record, ahead);
+    let (daemon, waiting) = (daemon.clone(), record.clone());
+    tokio::spawn(async move {
+        wait(place, &make, coming).await;
+        attend(daemon, waiting, make).await;
+    });
+    Ok(record)
+}
+
+/// Waits for the model and makes the request for it, unless nobody wants that any more.
+async fn wait(place: Place, make: &Admit, coming: Option<Coming>) {
+    let Place { daemon, record, .. } = &place;
+    let admitted = tokio::select! {
+        biased;
+        () = record.unwanted() => return end_unwanted(daemon, record),
+        // A model may take longer to load than there is time left.
+        () = daemon.draining.cancelled() => Err(Failure::Draining),
+        admitted = become_admitted(daemon, record, make, coming) => admitted,
+    };
+    match admitted {
+        // Its cancel may have missed the engine by a hair.
+        Ok(()) if record.is_unwanted() => drop(record.cancel(&daemon.engine)),
+        Ok(()) => {}
+        Err(failure) => {
+            tracing::info!(request = record.id(), reason = %failure, "request failed while it waited");
+            let ending = Ending {
+                state: v1::RequestState::Failed,
+                status: Some(failure.into()),
+            };
+            daemon.requests.end(record, None, ending);
+        }
+    }
+}
+
+async fn become_admitted(
+    daemon: &Arc<Daemon>,
+    record: &Arc<Record>,
+    make: &Admit,
+    mut coming: Option<Coming>,
+) -> Result<(), Failure> {
+    loop {
+        if let Some(coming) = coming {
+            come(coming, record).await;
+        }
+        daemon.line.is_first(record.id()).await;
+        match make(Some(record.clone())).await {
+            // Another is loaded, or it went once more: of that there is word, too.
+            Err(failure) if is_gone(&failure) => {
+                coming = Some(daemon.models.coming(&daemon.engine)?.ok_or(failure)?);
+            }
+            Err(Failure::Engine(EngineError::QueueFull { .. })) => {
+                has_room(daemon).await;
+                coming = None;
+            }
+            made => return made.map(drop),
+        }
+    }
+}
+
+/// Waits until the engine takes one more.
+async fn has_room(daemon: &Daemon) {
+    let mut changes = daemon.changes.subscribe();
+    let is_full = || {
+        let queue = daemon.engine.queue();
+        // An idle engine takes one whatever its queue holds.
+        queue.waiting >= queue.capacity && queue.waiting + queue.running > 0
+    };
+    // The sender lives in the daemon, so `changed` can't fail.
+    while is_full() && changes.changed().await.is_ok() {}
+}
+
+/// Waits until a load is over, however it ends; the record tells of what, and how far it is. Why a model did not come, whoever asks for it
+/// hears.
+async fn come(coming: Coming, record: &Record) {
+    let Coming { model, mut states } = coming;
+    tracing::info!(request = record.id(), model, "waits for a model");
+    record.notice(&format!("waiting for the model {model} to load"));
+    loop {
+        let stage = states.borrow_and_update().stage.clone();
+        let progress = match stage {
+            LoadStage::Ready(_) | LoadStage::Failed(_) => return,
+            LoadStage::Reading(progress) => progress,
+            LoadStage::Converting(_) => v1::LoadProgress::default(),
+        };
+        record.waits_for(v1::Loading {
+            model: model.clone(),
+            loaded_bytes: progress.loaded_bytes,
+            total_bytes: progress.total_bytes,
+        });
+        if states.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// It was cancelled before the engine heard of it.
+fn end_unwanted(daemon: &Daemon, record: &Arc<Record>) {
+    tracing::info!(
+        request = record.id(),
+        "cancelled while it waited for a model"
+    );
+    let (result, failure) = match record.kind() {
+        v1::RequestKind::Generate => {
+            let done = v1::Done {
+                request_id: record.id(),
+                finish_reason: v1::FinishReason::Cancelled.into(),
+                ..Default::default()
+            };
+            (Some(Item::from(Kind::Done(done))), None)
+        }
+        // Figures that nobody computed.
+        _ => (None, Some(Failure::Cancelled)),
+    };
+    let ending = Ending {
+        state: v1::RequestState::Cancelled,
+        status: failure.map(Into::into),
+    };
+    daemon.requests.end(record, result, ending);
+}
+
+#[cfg(test)]
+mod tests;

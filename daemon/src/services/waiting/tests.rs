@@ -1,0 +1,276 @@
+//! The line, with a load that the test holds in its hand.
+
+use std::{future::ready, path::Path, time::Duration};
+
+use futures_util::StreamExt;
+use sluice_engine::{Engine, Options, engine::Ticket};
+use sluice_hub::Access;
+use sluice_shared::dial::Dial;
+use tonic::{Code, Status, metadata::MetadataMap};
+
+use super::*;
+use crate::{
+    library::Library,
+    models::{LoadState, ModelName},
+    services::{
+        deadline::Deadline,
+        requests::{self, Answers},
+    },
+    settings::Settings,
+};
+
+/// Longer than anything takes here.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// With room for two that wait.
+fn daemon() -> Arc<Daemon> {
+    let options = Options {
+        threads: 1,
+        queue_max: 2,
+        ..Options::default()
+    };
+    let engine = Arc::new(Engine::start(options).unwrap());
+    let access = Access::new("http://127.0.0.1:1", None, true).unwrap();
+    let library = Library::new(None, None, access);
+    let (settings, dial) = (Settings::default(), Dial::default());
+    Arc::new(Daemon::new(engine, library, settings, "s".into(), dial))
+}
+
+/// A load that ends when the test says so.
+fn load(daemon: &Daemon) -> watch::Sender<LoadState> {
+    let name = ModelName::at(Path::new("/m/late"));
+    daemon.models.load_by_hand(name)
+}
+
+/// Stands for the engine: takes requests, which it never begins with, or refuses.
+#[derive(Clone, Default)]
+struct Taker(Arc<Mutex<Taken>>);
+
+#[derive(Default)]
+struct Taken {
+    records: Vec<Arc<Record>>,
+    refusals: VecDeque<Failure>,
+}
+
+impl Taker {
+    /// In the order in which they were taken.
+    fn ids(&self) -> Vec<u64> {
+        let taken = self.0.lock().unwrap();
+        taken.records.iter().map(|record| record.id()).collect()
+    }
+
+    /// The next one that comes is not taken.
+    fn refuse(&self, error: EngineError) {
+        self.0.lock().unwrap().refusals.push_back(error.into());
+    }
+
+    fn take(&self, daemon: &Daemon, waited: Option<Arc<Record>>) -> Result<Arc<Record>, Failure> {
+        let mut taken = self.0.lock().unwrap();
+        if let Some(failure) = taken.refusals.pop_front() {
+            return Err(failure);
+        }
+        let facts = Facts::unknown(v1::RequestKind::Generate);
+        let record = waited.unwrap_or_else(|| daemon.requests.create(facts));
+        daemon.requests.admit(&record, Ticket { id: 1, ahead: 0 });
+        taken.records.push(record.clone());
+        Ok(record)
+    }
+
+    /// A call, to which the request belongs.
+    async fn ask(
+        &self,
+        daemon: &Arc<Daemon>,
+        deadline: Option<Deadline>,
+    ) -> Result<Answers<Item>, Status> {
+        let taker = self.clone();
+        let make = move |daemon: Arc<Daemon>, waited| ready(taker.take(&daemon, waited));
+        let kind = (v1::RequestKind::Generate, Ok(()));
+        let answer = requests::run(daemon, deadline, kind, make, |item| Some(item.clone()));
+        Ok(answer.await?.into_inner())
+    }
+}
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .expect("not for ever")
+}
+
+/// Waits for something that is told of as a change.
+async fn until(daemon: &Daemon, is_so: impl Fn() -> bool) {
+    let mut changes = daemon.changes.subscribe();
+    within(async {
+        while !is_so() {
+            changes.changed().await.unwrap();
+        }
+    })
+    .await;
+}
+
+async fn next(answers: &mut Answers<Item>) -> Kind {
+    match within(answers.next()).await.unwrap().unwrap() {
+        Item::Generation(event) => event.kind.unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The status that a request's stream ends with.
+async fn end(answers: &mut Answers<Item>) -> Status {
+    loop {
+        match within(answers.next()).await {
+            Some(Ok(_)) => {}
+            Some(Err(status)) => return status,
+            None => panic!("it ended well"),
+        }
+    }
+}
+
+/// Its number and place, and that it is told why it waits.
+async fn told(answers: &mut Answers<Item>) -> v1::Queued {
+    let Kind::Queued(queued) = next(answers).await else {
+        panic!("it has a number first")
+    };
+    let Kind::Notice(notice) = next(answers).await else {
+        panic!("it hears why it waits")
+    };
+    assert_eq!(notice.text, "waiting for the model late to load");
+    let Kind::Loading(loading) = next(answers).await else {
+        panic!("it hears how far the model is")
+    };
+    assert_eq!(loading.model, "late");
+    queued
+}
+
+#[tokio::test]
+async fn requests_wait_for_the_load_and_are_made_in_order() {
+    let (daemon, taker) = (daemon(), Taker::default());
+    let load = load(&daemon);
+    let mut first = taker.ask(&daemon, None).await.unwrap();
+    let mut second = taker.ask(&daemon, None).await.unwrap();
+    let (one, two) = (told(&mut first).await, told(&mut second).await);
+    assert_eq!((one.ahead, two.ahead), (0, 1));
+    assert_eq!(daemon.waiting_for_model(), 2);
+    let listed = daemon.requests.find(one.request_id).unwrap().summary();
+    assert_eq!(listed.state(), v1::RequestState::Queued);
+
+    // Nobody waits beyond what the queue has room for.
+    let refused = taker.ask(&daemon, None).await.err().unwrap();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+
+    let progress = v1::LoadProgress {
+        loaded_bytes: 3,
+        total_bytes: 4,
+    };
+    load.send_modify(|state| state.stage = LoadStage::Reading(progress));
+    let Kind::Loading(loading) = next(&mut first).await else {
+        panic!("it hears how far the model is")
+    };
+    assert_eq!((loading.loaded_bytes, loading.total_bytes), (3, 4));
+    assert!(taker.ids().is_empty());
+
+    // One to whom the engine says that its queue is full keeps its place.
+    taker.refuse(EngineError::QueueFull { capacity: 2 });
+    daemon.models.end_by_hand(&load);
+    until(&daemon, || daemon.waiting_for_model() == 0).await;
+    assert_eq!(taker.ids(), [one.request_id, two.request_id]);
+}
+
+#[tokio::test]
+async fn who_no_longer_wants_it_leaves_the_line_at_once() {
+    let (daemon, taker) = (daemon(), Taker::default());
+    let _load = load(&daemon);
+    let mut first = taker.ask(&daemon, None).await.unwrap();
+    let mut second = taker.ask(&daemon, None).await.unwrap();
+    let (one, two) = (told(&mut first).await, told(&mut second).await);
+
+    let record = daemon.requests.find(one.request_id).unwrap();
+    assert!(record.cancel(&daemon.engine));
+    let Kind::Done(done) = next(&mut first).await else {
+        panic!("it ends")
+    };
+    assert_eq!(done.finish_reason(), v1::FinishReason::Cancelled);
+    until(&daemon, || daemon.waiting_for_model() == 1).await;
+
+    // Its caller goes away.
+    drop(second);
+    until(&daemon, || daemon.waiting_for_model() == 0).await;
+    let gone = daemon.requests.find(two.request_id).unwrap();
+    assert_eq!(gone.summary().state(), v1::RequestState::Cancelled);
+
+    // Its time is over.
+    let mut metadata = MetadataMap::new();
+    metadata.insert("grpc-timeout", "200m".parse().unwrap());
+    let deadline = Deadline::of(&metadata);
+    let mut hasty = taker.ask(&daemon, deadline).await.unwrap();
+    assert_eq!(end(&mut hasty).await.code(), Code::DeadlineExceeded);
+    until(&daemon, || daemon.waiting_for_model() == 0).await;
+    assert!(taker.ids().is_empty());
+}
+
+#[tokio::test]
+async fn a_model_that_does_not_come_ends_those_who_wait() {
+    let (daemon, taker) = (daemon(), Taker::default());
+    let load = load(&daemon);
+    let mut answers = taker.ask(&daemon, None).await.unwrap();
+    told(&mut answers).await;
+    taker.refuse(EngineError::NoModel);
+    daemon.models.end_by_hand(&load);
+    assert_eq!(end(&mut answers).await.code(), Code::FailedPrecondition);
+    assert_eq!(daemon.requests.totals().to_wire().requests_failed, 1);
+}
+
+#[tokio::test]
+async fn nobody_waits_for_a_model_when_the_daemon_ends() {
+    let (daemon, taker) = (daemon(), Taker::default());
+    let _load = load(&daemon);
+    let mut answers = taker.ask(&daemon, None).await.unwrap();
+    told(&mut answers).await;
+    daemon.drain();
+    let status = end(&mut answers).await;
+    assert_eq!(status.message(), Failure::Draining.to_string());
+    within(daemon.requests.idle()).await;
+    assert!(taker.ids().is_empty());
+}
+
+#[tokio::test]
+async fn what_the_engine_gives_back_waits_for_the_next_model() {
+    let (daemon, taker) = (daemon(), Taker::default());
+    // A model serves, as far as anybody here knows.
+    let mut first = taker.ask(&daemon, None).await.unwrap();
+    let mut second = taker.ask(&daemon, None).await.unwrap();
+    let (Kind::Queued(one), Kind::Queued(two)) = (next(&mut first).await, next(&mut second).await)
+    else {
+        panic!("they have numbers first")
+    };
+    let (one, two) = (one.request_id, two.request_id);
+    assert_eq!(taker.ids(), [one, two]);
+
+    let load = load(&daemon);
+    // The order in which they come back is not the one in which they came.
+    for id in [two, one] {
+        daemon.requests.find(id).unwrap().give_back();
+        until(&daemon, || daemon.waiting_for_model() > 0).await;
+    }
+    until(&daemon, || daemon.waiting_for_model() == 2).await;
+    let Kind::Notice(notice) = next(&mut first).await else {
+        panic!("it hears what became of its model")
+    };
+    assert!(notice.text.starts_with("the model went"), "{}", notice.text);
+    let Kind::Notice(notice) = next(&mut first).await else {
+        panic!("it hears what it waits for")
+    };
+    assert_eq!(notice.text, "waiting for the model late to load");
+    assert!(!daemon.requests.find(one).unwrap().is_admitted());
+
+    // They can be cancelled as all that wait can.
+    let record = daemon.requests.find(two).unwrap();
+    assert!(record.cancel(&daemon.engine));
+    until(&daemon, || daemon.waiting_for_model() == 1).await;
+    assert!(record.has_ended());
+
+    daemon.models.end_by_hand(&load);
+    until(&daemon, || daemon.waiting_for_model() == 0).await;
+    assert_eq!(taker.ids(), [one, two, one]);
+    let record = daemon.requests.find(one).unwrap();
+    assert!(record.is_admitted() && !record.has_ended());
+}

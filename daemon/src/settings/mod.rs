@@ -1,0 +1,235 @@
+//! What holds for a model: its level, its budget, its system prompt, and how its tokens are drawn.
+//!
+//! Several may have said something of the same setting. Who wins is said once, by the order of [`Origin`], and found by
+//! one function, [`resolve`], for all of them. A model's own word stands in a file that its user writes
+//! ([`ModelsFile`]); what was asked for while an earlier daemon ran is kept beside the models ([`Remembered`]).
+
+mod remembered;
+mod sampler;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sluice_engine::Change;
+use sluice_proto::v1;
+use sluice_shared::level::Level;
+
+pub use self::{
+    remembered::{Choice, Remembered},
+    sampler::{Sampler, Subject},
+};
+use crate::{
+    config::{self, Budget, ModelsFile, Table, Tables},
+    models::ModelName,
+};
+
+/// Whose word a setting is. Of several that say something, the first of this list wins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// What is asked for now: a field of the request. A flag of `sluice` is such a field.
+    Request,
+    /// What the daemon was started with: a flag of `sluiced`, or one of its variables.
+    CommandLine,
+    /// The model's table in `models.toml`.
+    ModelFile,
+    /// What was asked for before, and outlived the daemon that did it.
+    Remembered,
+    /// The daemon's configuration file.
+    Configuration,
+    /// What the checkpoint says of itself.
+    Checkpoint,
+    /// Nobody's: what is so where nobody says otherwise.
+    BuiltIn,
+}
+
+impl Origin {
+    /// For people, and on the wire.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Request => "request",
+            Self::CommandLine => "command line",
+            Self::ModelFile => "models.toml",
+            Self::Remembered => "remembered",
+            Self::Configuration => "configuration",
+            Self::Checkpoint => "checkpoint",
+            Self::BuiltIn => "built-in",
+        }
+    }
+}
+
+impl From<&config::Source> for Origin {
+    fn from(source: &config::Source) -> Self {
+        match source {
+            config::Source::Default => Self::BuiltIn,
+            config::Source::File(_) => Self::Configuration,
+            config::Source::Variable(_) | config::Source::Flag(_) => Self::CommandLine,
+        }
+    }
+}
+
+/// A value, and whose word it is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Resolved<T> {
+    /// What holds.
+    pub value: T,
+    /// Who said so.
+    pub origin: Origin,
+}
+
+/// What holds, of all that was said; in whatever order it is given here. `None` where nobody says anything.
+pub fn resolve<T>(said: impl IntoIterator<Item = (Origin, Option<T>)>) -> Option<Resolved<T>> {
+    let said = said.into_iter().filter_map(|(origin, value)| {
+        let value = value?;
+        Some(Resolved { value, origin })
+    });
+    said.min_by_key(|resolved| resolved.origin)
+}
+
+/// What a model is loaded with.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LoadSettings {
+    /// How faithful its weights are.
+    pub level: Resolved<Level>,
+    /// Most bytes of the device's memory.
+    pub budget: Resolved<Budget>,
+}
+
+impl LoadSettings {
+    /// The same for a client, which shows them.
+    #[must_use]
+    pub fn to_wire(&self) -> Vec<v1::ResolvedSetting> {
+        vec![
+            told("level", self.level.value.name(), self.level.origin),
+            told("budget", self.budget.value, self.budget.origin),
+        ]
+    }
+}
+
+/// A setting as clients get it.
+pub(crate) fn told(
+    name: &str,
+    value: impl std::fmt::Display,
+    origin: Origin,
+) -> v1::ResolvedSetting {
+    v1::ResolvedSetting {
+        name: name.to_owned(),
+        value: value.to_string(),
+        origin: origin.name().to_owned(),
+    }
+}
+
+/// What the daemon was started with, where a model's settings may say otherwise.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Started {
+    /// How faithful weights are.
+    pub level: config::Setting<Level>,
+    /// Most bytes of the device's memory.
+    pub budget: config::Setting<Budget>,
+}
+
+impl Default for Started {
+    fn default() -> Self {
+        Self {
+            level: config::Setting::built_in(Level::Standard),
+            budget: config::Setting::built_in(Budget::default()),
+        }
+    }
+}
+
+/// All that is said of models' settings besides what is asked for now.
+#[derive(Debug, Default)]
+pub struct Settings {
+    started: Started,
+    file: Arc<ModelsFile>,
+    remembered: Mutex<Remembered>,
+}
+
+impl Settings {
+    /// What was said at the start, what stands in the file, and what is remembered.
+    #[must_use]
+    pub fn new(started: Started, file: Arc<ModelsFile>, remembered: Remembered) -> Self {
+        Self {
+            started,
+            file,
+            remembered: Mutex::new(remembered),
+        }
+    }
+
+    /// What a model is loaded with where this is asked for.
+    #[must_use]
+    pub fn for_load(&self, model: &ModelName, asked: &Choice) -> LoadSettings {
+        let remembered = self.remembered().of(model);
+        self.holds(model, asked, remembered)
+    }
+
+    /// The same where nobody has asked for anything before.
+    #[must_use]
+    pub fn unremembered(&self, model: &ModelName, asked: &Choice) -> LoadSettings {
+        self.holds(model, asked, Choice::default())
+    }
+
+    fn holds(&self, model: &ModelName, asked: &Choice, remembered: Choice) -> LoadSettings {
+        let table = self.table(model);
+        let Started { level, budget } = &self.started;
+        LoadSettings {
+            level: resolve([
+                (Origin::Request, asked.level),
+                (Origin::ModelFile, table.level),
+                (Origin::Remembered, remembered.level),
+                ((&level.source).into(), Some(level.value)),
+            ])
+            .expect("the daemon was started with a level"),
+            budget: resolve([
+                (Origin::Request, asked.budget),
+                (Origin::ModelFile, table.budget),
+                (Origin::Remembered, remembered.budget),
+                ((&budget.source).into(), Some(budget.value)),
+            ])
+            .expect("the daemon was started with a budget"),
+        }
+    }
+
+    /// The model's own table, as the file has it by now; empty where it has none.
+    #[must_use]
+    pub fn table(&self, model: &ModelName) -> Table {
+        self.tables().of(model).cloned().unwrap_or_default()
+    }
+
+    /// What is wrong with the file by now. What it said before holds meanwhile.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        self.file.current().1
+    }
+
+    /// Keeps what was asked for of a model: it holds the next time, too. Writes a file: not for async code.
+    pub fn remember(&self, model: &ModelName, choice: &Choice) {
+        self.remembered().remember(model, choice);
+    }
+
+    /// Forgets what was asked for of a model. Writes a file: not for async code.
+    pub fn forget(&self, model: &ModelName) {
+        self.remembered().forget(model);
+    }
+
+    fn tables(&self) -> Arc<Tables> {
+        self.file.current().0
+    }
+
+    fn remembered(&self) -> MutexGuard<'_, Remembered> {
+        self.remembered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl From<&Change> for Choice {
+    fn from(change: &Change) -> Self {
+        Self {
+            level: change.level,
+            budget: change.budget_bytes.map(Budget::from),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! Levels and budgets that were asked for while the daemon ran, by model: a small file beside the models, so that a model
+//! comes back as it was left.
+
+use std::{
+    collections::VecDeque,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use sluice_shared::level::Level;
+
+use crate::{config::Budget, keeping, models::ModelName};
+
+/// The file's name.
+const FILE: &str = ".settings.json";
+/// Models that are remembered; of more, the one that nobody has changed for longest is forgotten.
+pub(super) const MODELS_MAX: usize = 256;
+/// Largest file that is read: as many of the longest paths.
+const BYTES_MAX: u64 = 2 << 20;
+
+/// What was asked for of one model.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Choice {
+    /// How faithful its weights are.
+    pub level: Option<Level>,
+    /// Most bytes of the device's memory.
+    pub budget: Option<Budget>,
+}
+
+/// What was asked for of each model.
+#[derive(Debug, Default)]
+pub struct Remembered {
+    /// Where it is kept; `None`: only as long as the daemon runs.
+    file: Option<PathBuf>,
+    /// The one changed last comes last.
+    models: VecDeque<(String, Choice)>,
+}
+
+/// What the file holds. Keys that are not known here are a later version's, and are passed over.
+#[derive(Default, Serialize, Deserialize)]
+struct Written {
+    #[serde(default)]
+    models: Vec<Line>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    /// Where it lies, or the name of the one inside the program.
+    model: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    level: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    budget: Option<String>,
+}
+
+impl Remembered {
+    /// Reads what lies in this folder, the one for models. What can't be read is lost, which is said in the log.
+    #[must_use]
+    pub fn open(folder: Option<&Path>) -> Self {
+        let file = folder.map(|folder| folder.join(FILE));
+        let read = file.as_deref().map(read).transpose();
+        let written = read.unwrap_or_else(|error| {
+            tracing::warn!(%error, "what was asked for of models before can't be read");
+            None
+        });
+        let lines = written.unwrap_or_default().models;
+        let known = lines.into_iter().map(|line| {
+            // A word that is not known here says nothing.
+            let choice = Choice {
+                level: line.level.and_then(|text| text.parse().ok()),
+                budget: line.budget.and_then(|text| text.parse().ok()),
+            };
+            (line.model, choice)
+        });
+        Self {
+            models: known.take(MODELS_MAX).collect(),
+            file,
+        }
+    }
+
+    /// What was asked for of a model.
+    #[must_use]
+    pub fn of(&self, model: &ModelName) -> Choice {
+        let key = key(model);
+        let mut models = self.models.iter();
+        models
+            .find(|(name, _)| *name == key)
+            .map_or_else(Choice::default, |(_, choice)| *choice)
+    }
+
+    /// Adds what was asked for; what it leaves out stays.
+    pub(super) fn remember(&mut self, model: &ModelName, choice: &Choice) {
+        let before = self.take(model);
+        let choice = Choice {
+            level: choice.level.or(before.level),
+            budget: choice.budget.or(before.budget),
+        };
+        if choice == Choice::default() {
+            return;
+        }
+        while self.models.len() >= MODELS_MAX {
+            self.models.pop_front();
+        }
+        self.models.push_back((key(model), choice));
+        self.write();
+    }
+
+    /// Forgets all of it.
+    pub(super) fn forget(&mut self, model: &ModelName) {
+        if self.take(model) != Choice::default() {
+            self.write();
+        }
+    }
+
+    fn take(&mut self, model: &ModelName) -> Choice {
+        let key = key(model);
+        let place = self.models.iter().position(|(name, _)| *name == key);
+        let taken = place.and_then(|place| self.models.remove(place));
+        taken.map_or_else(Choice::default, |(_, choice)| choice)
+    }
+
+    /// A full disk costs the memory of it, and nothing else.
+    fn write(&self) {
+        let Some(file) = &self.file else { return };
+        let line = |(model, choice): &(String, Choice)| Line {
+            model: model.clone(),
+            level: choice.level.map(|level| level.name().to_owned()),
+            budget: choice.budget.map(|budget| budget.to_string()),
+        };
+        let written = Written {
+            models: self.models.iter().map(line).collect(),
+        };
+        let text = serde_json::to_string_pretty(&written).expect("texts alone");
+        if let Err(error) = keeping::replace(file, &(text + "\n")) {
+            tracing::warn!(%error, file = %file.display(), "can't remember what was asked for");
+        }
+    }
+}
+
+/// Names may be given to another model; places are one model's.
+fn key(model: &ModelName) -> String {
+    match &model.path {
+        Some(path) => path.to_string_lossy().into_owned(),
+        None => model.name.clone(),
+    }
+}
+
+fn read(file: &Path) -> io::Result<Written> {
+    let facts = match fs::metadata(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Written::default()),
+        facts => facts?,
+    };
+    if !facts.is_file() || facts.len() > BYTES_MAX {
+        let problem = format!("{} is no file of ours", file.display());
+        return Err(io::Error::other(problem));
+    }
+    Ok(serde_json::from_slice(&fs::read(file)?)?)
+}

@@ -1,0 +1,266 @@
+//! How a request's tokens are chosen, from all who say something of it.
+//!
+//! A model fills in what its card says and no more where it fills masks; one that writes from left to right is drawn from,
+//! since the most probable token each time leads small models in circles.
+
+use sluice_engine::checkpoint::Recommended;
+use sluice_proto::{model::Remasking, v1};
+use sluice_shared::sampling::{Drawing, Sampling};
+
+use super::{Origin, Resolved, resolve, told};
+use crate::config::Table;
+
+/// Of causal models that say nothing themselves.
+const TEMPERATURE: f64 = 0.7;
+const TOP_P: f64 = 0.9;
+/// Of those among them that talk. One that only continues text must be free to say again what its text says: code, names.
+const REPETITION_PENALTY: f64 = 1.1;
+/// Of Dream, by its model card; top-p, which stands beside it there, is for causal models alone here.
+const DREAM_TEMPERATURE: f64 = 0.2;
+const DREAM: &str = "Dream";
+
+/// What the choice of a model's tokens depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct Subject<'a> {
+    /// As its configuration names it.
+    pub family: &'a str,
+    /// Whether it fills masks.
+    pub is_masked: bool,
+    /// Whether it has a chat template.
+    pub talks: bool,
+    /// What its checkpoint says.
+    pub recommended: &'a Recommended,
+}
+
+/// How tokens are chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampler {
+    /// Scale of the noise.
+    pub temperature: f64,
+    /// What may be drawn; nothing that has no effect.
+    pub sampling: Sampling,
+    /// How the model's card has masked positions ranked, where neither request nor policy says so.
+    pub ranking: Option<Remasking>,
+    /// All of it, and whose word it is.
+    pub told: Vec<v1::ResolvedSetting>,
+}
+
+impl Subject<'_> {
+    /// How tokens are chosen where this is asked for, and the model's own table says that.
+    #[must_use]
+    pub fn sampler(&self, asked: &Drawing, table: &Table) -> Sampler {
+        let of_table = table.drawing();
+        let of_checkpoint = match self.is_masked {
+            true => self.recommended.drawing,
+            false => self.recommended.whole(),
+        };
+        let said = [
+            (Origin::Request, *asked),
+            (Origin::ModelFile, of_table),
+            (Origin::Checkpoint, of_checkpoint),
+            (Origin::BuiltIn, self.built_in()),
+        ];
+        let mut all = Vec::new();
+        let mut tell = |name, value: String, origin| {
+            all.push(match origin {
+                Origin::Checkpoint => v1::ResolvedSetting {
+                    origin: self.recommended.place.to_owned(),
+                    ..told(name, value, origin)
+                },
+                origin => told(name, value, origin),
+            });
+        };
+        let temperature = resolve(said.map(|(origin, drawing)| (origin, drawing.temperature)))
+            .expect("there is a temperature for all");
+        tell(
+            "temperature",
+            temperature.value.to_string(),
+            temperature.origin,
+        );
+        let sampling = match self.is_masked {
+            // What only causal models are asked is the engine's to refuse.
+            true => asked.sampling.effective(),
+            false => {
+                let of = |read: fn(&Sampling) -> Option<f64>| {
+                    resolve(said.map(|(origin, drawing)| (origin, read(&drawing.sampling))))
+                };
+                let top_k = of(|sampling| sampling.top_k.map(f64::from));
+                let top_p = of(|sampling| sampling.top_p);
+                let min_p = of(|sampling| sampling.min_p);
+                let penalty = of(|sampling| sampling.repetition_penalty);
+                let value = |found: Option<Resolved<f64>>| found.map(|found| found.value);
+                let sampling = Sampling {
+                    // It was a whole number before.
+                    top_k: value(top_k).map(|top_k| top_k as u32),
+                    top_p: value(top_p),
+                    min_p: value(min_p),
+                    repetition_penalty: value(penalty),
+                }
+                .effective();
+                for (name, has_effect, found) in [
+                    ("top_k", sampling.top_k.is_some(), top_k),
+                    ("top_p", sampling.top_p.is_some(), top_p),
+                    ("min_p", sampling.min_p.is_some(), min_p),
+                    (
+                        "repetition_penalty",
+                        sampling.repetition_penalty.is_some(),
+                        penalty,
+                    ),
+                ] {
+                    if let Some(found) = found.filter(|_| has_effect) {
+                        tell(name, found.value.to_string(), found.origin);
+                    }
+                }
+                sampling
+            }
+        };
+        // Both are one piece of advice: who takes another temperature has the usual ranking.
+        let is_card = temperature.origin == Origin::BuiltIn;
+        let ranking = is_card && self.is_masked && self.family == DREAM;
+        Sampler {
+            temperature: temperature.value,
+            sampling,
+            ranking: ranking.then_some(Remasking::Entropy),
+            told: all,
+        }
+    }
+
+    fn built_in(&self) -> Drawing {
+        let temperature = match (self.is_masked, self.family) {
+            (true, DREAM) => DREAM_TEMPERATURE,
+            (true, _) => 0.0,
+            (false, _) => TEMPERATURE,
+        };
+        Drawing {
+            temperature: Some(temperature),
+            sampling: Sampling {
+                top_p: Some(TOP_P),
+                repetition_penalty: self.talks.then_some(REPETITION_PENALTY),
+                ..Sampling::default()
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subject(recommended: &Recommended) -> Subject<'_> {
+        Subject {
+            family: "llama",
+            is_masked: false,
+            talks: true,
+            recommended,
+        }
+    }
+
+    /// As people read it.
+    fn told(sampler: &Sampler) -> String {
+        let told = sampler.told.iter();
+        let line = |setting: &v1::ResolvedSetting| {
+            format!("{} {} ({})", setting.name, setting.value, setting.origin)
+        };
+        told.map(line).collect::<Vec<_>>().join(", ")
+    }
+
+    #[test]
+    fn without_a_word_a_model_that_talks_is_drawn_from() {
+        let nothing = Recommended::default();
+        let sampler = subject(&nothing).sampler(&Drawing::default(), &Table::default());
+        assert_eq!(
+            told(&sampler),
+            "temperature 0.7 (built-in), top_p 0.9 (built-in), repetition_penalty 1.1 (built-in)"
+        );
+        assert_eq!(sampler.sampling.repetition_penalty, Some(1.1));
+        let base = Subject {
+            talks: false,
+            ..subject(&nothing)
+        };
+        let sampler = base.sampler(&Drawing::default(), &Table::default());
+        assert_eq!(
+            told(&sampler),
+            "temperature 0.7 (built-in), top_p 0.9 (built-in)"
+        );
+    }
+
+    #[test]
+    fn each_value_is_the_first_word_on_it() {
+        let recommended = Recommended {
+            drawing: Drawing {
+                temperature: Some(0.6),
+                sampling: Sampling {
+                    top_k: Some(20),
+                    top_p: Some(0.95),
+                    ..Sampling::default()
+                },
+            },
+            place: "generation_config.json",
+            problems: Vec::new(),
+        };
+        let subject = subject(&recommended);
+        // What a checkpoint leaves out is not there: no built-in penalty beside its advice.
+        let sampler = subject.sampler(&Drawing::default(), &Table::default());
+        let place = "(generation_config.json)";
+        assert_eq!(
+            told(&sampler),
+            format!("temperature 0.6 {place}, top_k 20 {place}, top_p 0.95 {place}")
+        );
+        let table = Table {
+            temperature: Some(0.3),
+            top_k: Some(0),
+            ..Table::default()
+        };
+        let mut asked = Drawing::default();
+        asked.sampling.min_p = Some(0.1);
+        assert_eq!(
+            told(&subject.sampler(&asked, &table)),
+            format!("temperature 0.3 (models.toml), top_p 0.95 {place}, min_p 0.1 (request)")
+        );
+        asked.temperature = Some(1.5);
+        assert!(told(&subject.sampler(&asked, &table)).starts_with("temperature 1.5 (request)"));
+        // The reference's way leaves nothing of all that.
+        let greedy = subject.sampler(&Drawing::greedy(), &table);
+        assert_eq!(told(&greedy), "temperature 0 (request)");
+        assert_eq!(greedy.sampling, Sampling::default());
+        let table = Table {
+            greedy: true,
+            repetition_penalty: Some(1.2),
+            ..Table::default()
+        };
+        assert_eq!(
+            told(&subject.sampler(&Drawing::default(), &table)),
+            "temperature 0 (models.toml), repetition_penalty 1.2 (models.toml)"
+        );
+    }
+
+    #[test]
+    fn models_that_fill_masks_do_as_their_cards_say() {
+        let nothing = Recommended::default();
+        let masked = |family| Subject {
+            family,
+            is_masked: true,
+            ..subject(&nothing)
+        };
+        let table = Table::default();
+        let llada = masked("llada").sampler(&Drawing::default(), &table);
+        assert_eq!(
+            (told(&llada).as_str(), llada.ranking),
+            ("temperature 0 (built-in)", None)
+        );
+        assert_eq!(llada.sampling, Sampling::default());
+        let dream = masked("Dream").sampler(&Drawing::default(), &table);
+        assert_eq!(told(&dream), "temperature 0.2 (built-in)");
+        assert_eq!(dream.ranking, Some(Remasking::Entropy));
+        let greedy = masked("Dream").sampler(&Drawing::greedy(), &table);
+        assert_eq!((greedy.temperature, greedy.ranking), (0.0, None));
+        // Nothing that the engine would take for a wish of a causal model's.
+        assert_eq!(greedy.sampling, Sampling::default());
+        let mut asked = Drawing::default();
+        asked.sampling.top_k = Some(4);
+        assert_eq!(
+            masked("llada").sampler(&asked, &table).sampling,
+            asked.sampling
+        );
+    }
+}

@@ -1,0 +1,227 @@
+//! Who wins, level by level, and what outlives the daemon.
+
+use std::path::Path;
+
+use clap::Parser;
+use sluice_shared::level::Level;
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    cli::Arguments,
+    config::{Config, Environment},
+};
+
+/// A daemon's surroundings in a folder of their own.
+struct World(TempDir);
+
+impl World {
+    fn new() -> Self {
+        Self(TempDir::new().unwrap())
+    }
+
+    fn file(&self, name: &str, text: &str) {
+        std::fs::write(self.0.path().join(name), text).unwrap();
+    }
+
+    fn config(&self, flags: &[&str]) -> Result<Config, String> {
+        let arguments = Arguments::parse_from(["sluiced"].iter().chain(flags));
+        let environment = Environment {
+            variables: Default::default(),
+            current_folder: self.0.path().to_owned(),
+            temporary: self.0.path().join("tmp"),
+            system_file: self.0.path().join("sluiced.toml"),
+            user_id: 1000,
+            cores: 2,
+        };
+        config::resolve(&arguments, &environment).map_err(|error| {
+            let folder = format!("{}/", self.0.path().display());
+            error.to_string().replace(&folder, "")
+        })
+    }
+
+    /// What a daemon that is started so holds to.
+    fn settings(&self, flags: &[&str]) -> Settings {
+        let config = self.config(flags).unwrap();
+        let started = Started {
+            level: config.level,
+            budget: config.budget,
+        };
+        let remembered = Remembered::open(Some(self.0.path()));
+        Settings::new(started, config.model_settings, remembered)
+    }
+}
+
+fn model() -> ModelName {
+    ModelName::at(Path::new("/m/some.gguf"))
+}
+
+fn level(level: Level) -> Choice {
+    Choice {
+        level: Some(level),
+        ..Choice::default()
+    }
+}
+
+#[test]
+fn who_wins_is_the_order_of_the_list() {
+    // Each step says one thing more, from the one that gives way to all to the one that gives way to none.
+    let world = World::new();
+    let holds = |flags: &[&str], asked: &Choice| {
+        let level = world.settings(flags).for_load(&model(), asked).level;
+        (level.origin, level.value)
+    };
+    let nothing = Choice::default();
+    assert_eq!(holds(&[], &nothing), (Origin::BuiltIn, Level::Standard));
+    world.file("sluiced.toml", "level = \"off\"\n");
+    assert_eq!(holds(&[], &nothing), (Origin::Configuration, Level::Off));
+    let settings = world.settings(&[]);
+    settings.remember(&model(), &level(Level::Moderate));
+    assert_eq!(holds(&[], &nothing), (Origin::Remembered, Level::Moderate));
+    world.file("models.toml", "[some]\nlevel = \"aggressive\"\n");
+    let of_file = (Origin::ModelFile, Level::Aggressive);
+    assert_eq!(holds(&[], &nothing), of_file);
+    let flags = ["--level", "mild"];
+    let of_flag = (Origin::CommandLine, Level::Mild);
+    assert_eq!(holds(&flags, &nothing), of_flag);
+    let asked = level(Level::Auto);
+    assert_eq!(holds(&flags, &asked), (Origin::Request, Level::Auto));
+
+    // Another model has what was said of all.
+    let other = ModelName::at(Path::new("/m/other.gguf"));
+    let of_other = world.settings(&[]).for_load(&other, &nothing);
+    assert_eq!(of_other.level.origin, Origin::Configuration);
+    // And each setting is looked for by itself.
+    let load = world.settings(&[]).for_load(&model(), &nothing);
+    assert_eq!(load.budget.origin, Origin::BuiltIn);
+}
+
+#[test]
+fn the_order_in_which_words_are_given_means_nothing() {
+    let origins = [
+        Origin::Request,
+        Origin::CommandLine,
+        Origin::ModelFile,
+        Origin::Remembered,
+        Origin::Configuration,
+        Origin::Checkpoint,
+        Origin::BuiltIn,
+    ];
+    for (place, first) in origins.iter().enumerate() {
+        let said = origins[place..].iter().rev();
+        let resolved = resolve(said.map(|origin| (*origin, Some(origin.name()))));
+        assert_eq!(resolved.unwrap().value, first.name());
+    }
+    let nobody: [(Origin, Option<u8>); 1] = [(Origin::Request, None)];
+    assert_eq!(resolve(nobody), None);
+}
+
+#[test]
+fn what_was_asked_for_outlives_the_daemon_by_model() {
+    let world = World::new();
+    let budget = Some("2GiB".parse().unwrap());
+    let settings = world.settings(&[]);
+    settings.remember(&model(), &level(Level::Moderate));
+    settings.remember(
+        &model(),
+        &Choice {
+            level: None,
+            budget,
+        },
+    );
+    settings.remember(&ModelName::embedded(), &level(Level::Off));
+    drop(settings);
+
+    let again = world.settings(&[]);
+    let load = again.for_load(&model(), &Choice::default());
+    assert_eq!(load.level.value, Level::Moderate);
+    assert_eq!(Some(load.budget.value), budget);
+    let embedded = again.for_load(&ModelName::embedded(), &Choice::default());
+    assert_eq!(embedded.level.value, Level::Off);
+    assert_eq!(embedded.budget.origin, Origin::BuiltIn);
+    again.forget(&model());
+    let load = world.settings(&[]).for_load(&model(), &Choice::default());
+    assert_eq!(load.level.origin, Origin::BuiltIn);
+}
+
+#[test]
+fn a_memory_that_is_not_whole_says_as_much_as_it_can() {
+    let world = World::new();
+    let of = |text: &str| {
+        world.file(".settings.json", text);
+        Remembered::open(Some(world.0.path())).of(&model())
+    };
+    // Of a later version.
+    let later = r#"{"version": 2, "models": [
+        {"model": "/m/some.gguf", "level": "sublime", "budget": "1GiB", "colour": "red"}]}"#;
+    let choice = of(later);
+    assert_eq!(choice.level, None);
+    assert_eq!(choice.budget, Some("1GiB".parse().unwrap()));
+    for broken in ["", "[", "[1]", "{\"models\": 3}"] {
+        assert_eq!(of(broken), Choice::default(), "{broken}");
+    }
+}
+
+#[test]
+fn a_bounded_number_of_models_is_remembered() {
+    let world = World::new();
+    let settings = world.settings(&[]);
+    let name = |number: usize| ModelName::at(Path::new(&format!("/m/{number}.gguf")));
+    for number in 0..=remembered::MODELS_MAX {
+        settings.remember(&name(number), &level(Level::Off));
+    }
+    let again = Remembered::open(Some(world.0.path()));
+    assert_eq!(again.of(&name(0)), Choice::default());
+    assert_eq!(again.of(&name(1)), level(Level::Off));
+    assert_eq!(again.of(&name(remembered::MODELS_MAX)), level(Level::Off));
+}
+
+#[test]
+fn the_file_of_models_is_read_again_when_it_has_changed() {
+    let world = World::new();
+    let settings = world.settings(&[]);
+    let system = || settings.table(&model()).system;
+    assert_eq!(system(), None);
+    world.file("models.toml", "[some]\nsystem = \"Be brief.\"\n");
+    assert_eq!(system().as_deref(), Some("Be brief."));
+    // By its path, which goes before its name.
+    let by_path = "[some]\nsystem = \"a\"\n[\"/m/some.gguf\"]\nsystem = \"Be very brief.\"\n";
+    world.file("models.toml", by_path);
+    assert_eq!(system().as_deref(), Some("Be very brief."));
+    // Half an edit changes nothing, and is told.
+    assert_eq!(settings.problem(), None);
+    world.file("models.toml", "[some]\nsystm = \"Be brief.\"\n");
+    assert_eq!(system().as_deref(), Some("Be very brief."));
+    let problem = settings.problem().unwrap();
+    assert!(problem.contains("unknown field `systm`"), "{problem}");
+    assert!(problem.contains("still holds"), "{problem}");
+    std::fs::remove_file(world.0.path().join("models.toml")).unwrap();
+    assert_eq!((system(), settings.problem()), (None, None));
+}
+
+#[test]
+fn the_daemon_does_not_start_with_a_file_of_models_that_is_wrong() {
+    let world = World::new();
+    let problem = |text: &str| {
+        world.file("models.toml", text);
+        world.config(&[]).unwrap_err()
+    };
+    let unknown = problem("[some]\ntemprature = 0.5\n");
+    assert!(unknown.starts_with("models.toml:2:1: unknown field `temprature`"));
+    let hot = problem("[some]\ntemperature = -1\n");
+    assert_eq!(
+        hot,
+        "temperature (from [\"some\"] in models.toml): must lie between 0 and 1000, not -1"
+    );
+    let both = problem("[some]\ngreedy = true\ntemperature = 0.5\n");
+    assert!(both.contains("beside greedy"), "{both}");
+    assert!(problem("[some]\ntop_p = 1.5\n").contains("top_p (from"));
+    assert!(problem("[some]\nlevel = \"best\"\n").contains("models.toml:2"));
+    assert!(problem("level = \"off\"\n").contains("models.toml:1"));
+    // A named configuration has its own beside it.
+    std::fs::create_dir(world.0.path().join("named")).unwrap();
+    world.file("named/sluiced.toml", "");
+    assert!(world.config(&["--config", "named/sluiced.toml"]).is_ok());
+    world.file("named/models.toml", "[some]\nx = 1\n");
+    assert!(world.config(&["--config", "named/sluiced.toml"]).is_err());
+}

@@ -1,0 +1,126 @@
+//! What the process holds of memory: no more than its account says and a little, however often models and levels change.
+
+use std::path::Path;
+
+use sluice_proto::v1;
+use tempfile::TempDir;
+
+use crate::support::{Daemon, generate, run, tokens, within};
+
+const MIB: u64 = 1 << 20;
+/// What may be resident beyond what is held: program, tokenizers, calls.
+const BEYOND_MAX: u64 = 40 * MIB;
+/// What may be resident without a model, on two threads.
+const UNLOADED_MAX: u64 = 24 * MIB;
+
+/// 113 million parameters, 215 MiB in bf16.
+const SYNTH: [&str; 7] = [
+    "synth",
+    "--layers=6",
+    "--width=1024",
+    "--heads=16",
+    "--mlp-width=3072",
+    "--vocabulary=15360",
+    "model",
+];
+
+async fn synth(folder: &TempDir) -> String {
+    let output = run(folder.path(), &SYNTH).await;
+    assert!(output.status.success());
+    let model = folder.path().join("model");
+    model.to_str().unwrap().to_owned()
+}
+
+/// Held and resident bytes; what is resident keeps to its bound.
+async fn look(daemon: &Daemon, when: &str) -> (u64, u64) {
+    let snapshot = daemon.snapshot().await;
+    let host = snapshot.host.unwrap();
+    let held = snapshot.device.unwrap().used_bytes;
+    let resident = host.resident_bytes.unwrap();
+    assert!(
+        resident <= held + BEYOND_MAX,
+        "{when}: {} MiB resident, {} held",
+        resident / MIB,
+        held / MIB
+    );
+    let beyond = resident.saturating_sub(held);
+    assert_eq!(host.resident_beyond_bytes, Some(beyond));
+    (held, resident)
+}
+
+async fn unload(daemon: &Daemon) {
+    let mut models = daemon.models().await;
+    let went = models.unload_model(v1::UnloadModelRequest {}).await;
+    let went = went.unwrap().into_inner();
+    let (_, resident) = look(daemon, "unloaded").await;
+    assert!(resident <= UNLOADED_MAX, "{} MiB resident", resident / MIB);
+    assert!(went.resident_bytes_after.unwrap() <= UNLOADED_MAX);
+}
+
+async fn switch(daemon: &Daemon, level: &str) {
+    let change = v1::ApplyRequest {
+        level: Some(level.to_owned()),
+        ..Default::default()
+    };
+    let mut optimizer = daemon.optimizer().await;
+    let mut stream = optimizer.apply(change).await.unwrap().into_inner();
+    while within("the change", stream.message())
+        .await
+        .unwrap()
+        .is_some()
+    {}
+}
+
+/// At an empty path is the demonstration model.
+async fn load(daemon: &Daemon, path: &str) {
+    let request = v1::LoadModelRequest {
+        path: path.to_owned(),
+        ..Default::default()
+    };
+    let mut models = daemon.models().await;
+    let mut stream = models.load_model(request).await.unwrap().into_inner();
+    while within("the load", stream.message())
+        .await
+        .unwrap()
+        .is_some()
+    {}
+}
+
+#[tokio::test]
+async fn levels_that_change_leave_nothing_behind() {
+    let folder = TempDir::new().unwrap();
+    let model = synth(&folder).await;
+    let arguments = ["--device", "cpu", "--threads", "2", "--budget", "140MiB"];
+    let daemon = Daemon::with_model(Path::new(&model), &arguments).await;
+    look(&daemon, "loaded").await;
+    for change in 0..20 {
+        let level = if change % 2 == 0 {
+            "moderate"
+        } else {
+            "standard"
+        };
+        switch(&daemon, level).await;
+        look(&daemon, level).await;
+    }
+    generate(&daemon, tokens(&[1, 2, 3], 8)).await.unwrap();
+    look(&daemon, "asked").await;
+    unload(&daemon).await;
+}
+
+#[tokio::test]
+async fn models_that_take_turns_leave_nothing_behind() {
+    let folder = TempDir::new().unwrap();
+    let model = synth(&folder).await;
+    let arguments = ["--device", "cpu", "--threads", "2"];
+    let daemon = Daemon::with_model(Path::new(&model), &arguments).await;
+    for turn in 0..20 {
+        let (path, name) = match turn % 2 {
+            0 => ("", "the demonstration model"),
+            _ => (&*model, "the synthetic model"),
+        };
+        load(&daemon, path).await;
+        generate(&daemon, tokens(&[1, 2, 3], 8)).await.unwrap();
+        look(&daemon, name).await;
+    }
+    unload(&daemon).await;
+}

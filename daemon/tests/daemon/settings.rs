@@ -1,0 +1,173 @@
+//! Settings of single models: who wins in a running daemon, and what outlives it.
+
+use std::fs;
+
+use sluice_proto::v1;
+use tempfile::TempDir;
+
+use crate::support::{Daemon, command, until, within};
+
+/// A daemon with the embedded model in a folder that may have seen others.
+async fn start(folder: TempDir, arguments: &[&str]) -> Daemon {
+    let socket = folder.path().join("s");
+    let mut command = command(folder.path());
+    command.arg("--socket").arg(&socket).args(arguments);
+    let daemon = Daemon::spawn(folder, socket, command).await;
+    daemon.model_state(v1::ModelState::Ready).await;
+    daemon
+}
+
+async fn restart(mut daemon: Daemon, arguments: &[&str]) -> Daemon {
+    daemon.signal(rustix::process::Signal::TERM);
+    daemon.ended().await;
+    let folder = std::mem::replace(&mut daemon.folder, TempDir::new().unwrap());
+    start(folder, arguments).await
+}
+
+async fn level(daemon: &Daemon) -> String {
+    daemon.snapshot().await.settings.unwrap().level
+}
+
+async fn set_level(daemon: &Daemon, level: &str) {
+    let request = v1::ApplyRequest {
+        level: Some(level.to_owned()),
+        ..Default::default()
+    };
+    let answers = daemon.optimizer().await.apply(request).await;
+    let mut answers = answers.unwrap().into_inner();
+    while within("the change", answers.message())
+        .await
+        .unwrap()
+        .is_some()
+    {}
+}
+
+/// Waits until the daemon has written down what was asked for, or that it no longer holds.
+async fn written(daemon: &Daemon, word: Option<&str>) {
+    let file = daemon
+        .folder
+        .path()
+        .join(".local/share/sluice/models/.settings.json");
+    until("the file", || async {
+        let text = fs::read_to_string(&file);
+        text.is_ok_and(|text| match word {
+            Some(word) => text.contains(word),
+            None => !text.contains("sluice-demo"),
+        })
+    })
+    .await;
+}
+
+/// What InspectModel says of a setting of the embedded model.
+async fn told(daemon: &Daemon, name: &str) -> Option<(String, String)> {
+    let request = v1::InspectModelRequest {
+        name: "sluice-demo".to_owned(),
+        ..Default::default()
+    };
+    let answer = daemon.models().await.inspect_model(request).await;
+    let settings = answer.unwrap().into_inner().settings;
+    let found = settings.into_iter().find(|setting| setting.name == name)?;
+    Some((found.value, found.origin))
+}
+
+#[tokio::test]
+async fn a_level_outlives_the_daemon_and_gives_way_to_file_and_flag() {
+    let daemon = start(TempDir::new().unwrap(), &[]).await;
+    assert_eq!(level(&daemon).await, "standard");
+    let pair = |value: &str, origin: &str| Some((value.to_owned(), origin.to_owned()));
+    assert_eq!(told(&daemon, "level").await, pair("standard", "built-in"));
+    set_level(&daemon, "moderate").await;
+    written(&daemon, Some("moderate")).await;
+
+    let daemon = restart(daemon, &[]).await;
+    assert_eq!(level(&daemon).await, "moderate");
+    assert_eq!(told(&daemon, "level").await, pair("moderate", "remembered"));
+
+    let config = daemon.folder.path().join("config/sluice");
+    fs::create_dir_all(&config).unwrap();
+    let file = "[sluice-demo]\nlevel = \"off\"\nbudget = \"64MiB\"\n";
+    fs::write(config.join("models.toml"), file).unwrap();
+    assert_eq!(told(&daemon, "level").await, pair("off", "models.toml"));
+    let daemon = restart(daemon, &[]).await;
+    assert_eq!(level(&daemon).await, "off");
+    let settings = daemon.snapshot().await.settings.unwrap();
+    assert_eq!(settings.budget_bytes, 64 << 20);
+
+    let daemon = restart(daemon, &["--level", "standard"]).await;
+    assert_eq!(level(&daemon).await, "standard");
+    let of_flag = pair("standard", "command line");
+    assert_eq!(told(&daemon, "level").await, of_flag);
+    set_level(&daemon, "aggressive").await;
+    assert_eq!(level(&daemon).await, "aggressive");
+
+    // Back to where nobody had asked for anything. What was asked for last is written last.
+    restore(&daemon, "").await;
+    written(&daemon, None).await;
+    fs::remove_file(config.join("models.toml")).unwrap();
+    let daemon = restart(daemon, &[]).await;
+    assert_eq!(told(&daemon, "level").await, pair("standard", "built-in"));
+}
+
+async fn restore(daemon: &Daemon, to: &str) {
+    let request = v1::RestoreRequest { to: to.to_owned() };
+    let restored = daemon.optimizer().await.restore(request).await;
+    let mut restored = restored.unwrap().into_inner();
+    while within("the change", restored.message())
+        .await
+        .unwrap()
+        .is_some()
+    {}
+}
+
+#[tokio::test]
+async fn what_a_daemon_goes_back_to_is_what_the_next_one_has() {
+    let daemon = start(TempDir::new().unwrap(), &[]).await;
+    set_level(&daemon, "moderate").await;
+    // A daemon writes down what was asked for before it ends.
+    let daemon = restart(daemon, &[]).await;
+    let settings = daemon.snapshot().await.settings.unwrap();
+    assert_eq!(settings.level, "moderate");
+    assert_eq!(settings.loaded_with.unwrap().level, "standard");
+    restore(&daemon, "").await;
+    assert_eq!(level(&daemon).await, "standard");
+    let daemon = restart(daemon, &[]).await;
+    assert_eq!(level(&daemon).await, "standard");
+    restore(&daemon, "source").await;
+    assert_eq!(level(&daemon).await, "off");
+    let daemon = restart(daemon, &[]).await;
+    assert_eq!(level(&daemon).await, "off");
+
+    // A level that the load asked for is where it goes back to.
+    let request = v1::LoadModelRequest {
+        level: Some("moderate".to_owned()),
+        ..Default::default()
+    };
+    let loading = daemon.models().await.load_model(request).await;
+    let mut loading = loading.unwrap().into_inner();
+    while within("the load", loading.message())
+        .await
+        .unwrap()
+        .is_some()
+    {}
+    set_level(&daemon, "aggressive").await;
+    restore(&daemon, "").await;
+    assert_eq!(level(&daemon).await, "moderate");
+    let daemon = restart(daemon, &[]).await;
+    assert_eq!(level(&daemon).await, "moderate");
+}
+
+#[tokio::test]
+async fn an_unknown_key_is_named_with_its_line() {
+    let folder = TempDir::new().unwrap();
+    let config = folder.path().join("config/sluice");
+    fs::create_dir_all(&config).unwrap();
+    let file = "[sluice-demo]\nlevel = \"off\"\ntemprature = 0.5\n";
+    fs::write(config.join("models.toml"), file).unwrap();
+    let output = crate::support::run(folder.path(), &["--check-config"]).await;
+    assert!(!output.status.success());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        error.contains("models.toml:3:1: unknown field `temprature`"),
+        "{error}"
+    );
+}

@@ -1,0 +1,155 @@
+//! Short names for models that people ask for, and what a misspelt name may have meant.
+//!
+//! The table is the one place for short names: `sluice run llada`, `sluice pull smollm2:135m`. Each names a repository of a
+//! family that is supported, and of GGUF files the label of one that is a good compromise.
+
+/// A short name and the model's name at the hub.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShortName {
+    /// What people type, in lower case.
+    pub short: &'static str,
+    /// `OWNER/NAME`, with `:LABEL` for one of several GGUF files.
+    pub full: &'static str,
+}
+
+/// The model inside the daemon.
+pub const DEMONSTRATION: &str = "demo";
+
+const fn row(short: &'static str, full: &'static str) -> ShortName {
+    ShortName { short, full }
+}
+
+/// All short names, by family.
+pub const SHORT_NAMES: &[ShortName] = &[
+    row("llada", "GSAI-ML/LLaDA-8B-Instruct"),
+    row("llada:8b", "GSAI-ML/LLaDA-8B-Instruct"),
+    row("llada:1.5", "GSAI-ML/LLaDA-1.5"),
+    row("llada:base", "GSAI-ML/LLaDA-8B-Base"),
+    row("dream", "Dream-org/Dream-v0-Instruct-7B"),
+    row("dream:7b", "Dream-org/Dream-v0-Instruct-7B"),
+    row("dream:base", "Dream-org/Dream-v0-Base-7B"),
+    row("dream-coder", "Dream-org/Dream-Coder-v0-Instruct-7B"),
+    row("smollm2", "bartowski/SmolLM2-1.7B-Instruct-GGUF:Q4_K_M"),
+    row(
+        "smollm2:1.7b",
+        "bartowski/SmolLM2-1.7B-Instruct-GGUF:Q4_K_M",
+    ),
+    row(
+        "smollm2:360m",
+        "bartowski/SmolLM2-360M-Instruct-GGUF:Q4_K_M",
+    ),
+    row(
+        "smollm2:135m",
+        "bartowski/SmolLM2-135M-Instruct-GGUF:Q4_K_M",
+    ),
+    row("qwen2.5", "bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M"),
+    row("qwen2.5:7b", "bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_K_M"),
+    row("qwen2.5:3b", "bartowski/Qwen2.5-3B-Instruct-GGUF:Q4_K_M"),
+    row(
+        "qwen2.5:1.5b",
+        "bartowski/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M",
+    ),
+    row(
+        "qwen2.5:0.5b",
+        "bartowski/Qwen2.5-0.5B-Instruct-GGUF:Q4_K_M",
+    ),
+    row("llama3.2", "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M"),
+    row("llama3.2:3b", "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M"),
+    row("llama3.2:1b", "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M"),
+    row(
+        "llama3.1",
+        "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M",
+    ),
+    row(
+        "llama3.1:8b",
+        "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M",
+    ),
+];
+
+/// Names that are suggested at once.
+const SUGGESTIONS_MAX: usize = 3;
+/// Longest name that others are compared with, which takes time by its length.
+const NAME_BYTES_MAX: usize = 200;
+/// How alike two names are, from 0 to 1, for one to be suggested in the place of the other.
+const ALIKE_MIN: f64 = 0.8;
+
+/// What a short name stands for; upper and lower case are as good.
+#[must_use]
+pub fn full(name: &str) -> Option<&'static str> {
+    let row = SHORT_NAMES
+        .iter()
+        .find(|row| row.short.eq_ignore_ascii_case(name));
+    row.map(|row| row.full)
+}
+
+/// Those of the known names and of the short ones that may have been meant, the likeliest first. No name is as long as some
+/// texts that are given for one.
+#[must_use]
+pub fn near<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    if name.len() > NAME_BYTES_MAX {
+        return Vec::new();
+    }
+    let name = name.to_ascii_lowercase();
+    let short = SHORT_NAMES.iter().map(|row| row.short);
+    let mut alike: Vec<(f64, &str)> = known
+        .into_iter()
+        .chain(short)
+        .chain([DEMONSTRATION])
+        .map(|known| (likeness(&name, &known.to_ascii_lowercase()), known))
+        .filter(|(likeness, _)| *likeness >= ALIKE_MIN)
+        .collect();
+    alike.sort_by(|a, b| b.0.total_cmp(&a.0));
+    alike.dedup_by(|a, b| a.1 == b.1);
+    let alike = alike.into_iter().take(SUGGESTIONS_MAX);
+    alike.map(|(_, known)| known.to_owned()).collect()
+}
+
+/// Of the whole name, of what follows the owner, and of what stands before the label.
+fn likeness(name: &str, known: &str) -> f64 {
+    let own = known.rsplit('/').next().unwrap_or(known);
+    let family = |name: &str| name.split(':').next().unwrap_or_default().to_owned();
+    let whole = strsim::jaro_winkler(name, known).max(strsim::jaro_winkler(name, own));
+    // The right family with a size that is not known is a good guess, but not as good as a whole name.
+    let of_family = strsim::jaro_winkler(&family(name), &family(known)) * 0.95;
+    match name.contains(':') {
+        true => whole.max(of_family),
+        false => whole,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_names_stand_for_models_of_the_hub() {
+        assert_eq!(full("LLaDA"), Some("GSAI-ML/LLaDA-8B-Instruct"));
+        assert_eq!(full("gpt-4"), None);
+        for row in SHORT_NAMES {
+            assert_eq!(row.short, row.short.to_ascii_lowercase());
+            let (owner, name) = row.full.split_once('/').expect("OWNER/NAME");
+            assert!(!owner.is_empty() && !name.contains('/'), "{}", row.full);
+            // GGUF repositories have several files, of which one has to be named.
+            assert_eq!(name.contains("GGUF"), name.contains(':'), "{}", row.full);
+            let same = SHORT_NAMES.iter().filter(|other| other.short == row.short);
+            assert_eq!(same.count(), 1, "{}", row.short);
+        }
+    }
+
+    #[test]
+    fn misspelt_names_are_recognised() {
+        assert_eq!(near("lada", [])[0], "llada");
+        assert_eq!(near("smolm2", [])[0], "smollm2");
+        assert_eq!(near("llama3.2:2b", [])[0], "llama3.2:3b");
+        assert!(
+            near("qwen2.5:9b", [])
+                .iter()
+                .all(|name| name.starts_with("qwen2.5"))
+        );
+        assert_eq!(near("my-modle", ["o/my-model"])[0], "o/my-model");
+        assert!(near("gpt-4o", []).is_empty());
+        assert!(near("", []).is_empty());
+        let long = "llada".repeat(100);
+        assert!(near(&long, [&*long]).is_empty());
+    }
+}

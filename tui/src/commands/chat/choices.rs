@@ -1,0 +1,166 @@
+//! What `/set` changes: the flags of `sluice chat`, by their names and with their rules.
+
+use clap::{ArgAction, CommandFactory, Parser};
+use sluice_proto::v1::GenerateRequest;
+
+use crate::cli::Choices as Flags;
+
+/// The flags as a command line of their own.
+#[derive(Debug, Clone, Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+struct Line {
+    #[command(flatten)]
+    flags: Flags,
+}
+
+/// Flags of the command line, and what was set since.
+#[derive(Debug, Default)]
+pub(super) struct Choices {
+    base: Flags,
+    /// By key, in the order in which they were set.
+    set: Vec<(String, String)>,
+    now: Flags,
+}
+
+impl Choices {
+    pub(super) fn new(base: Flags) -> Self {
+        Self {
+            now: base.clone(),
+            base,
+            set: Vec::new(),
+        }
+    }
+
+    pub(super) fn apply(&self, request: &mut GenerateRequest) {
+        self.now.apply(request);
+    }
+
+    /// Sets a key; without a value, or with `default`, it is as it was at the start.
+    pub(super) fn set(&mut self, key: &str, value: Option<&str>) -> Result<(), String> {
+        let key = key.trim_start_matches('-').replace('_', "-");
+        let command = Line::command();
+        let known: Vec<_> = command
+            .get_arguments()
+            .filter_map(|flag| flag.get_long())
+            .collect();
+        if !known.contains(&key.as_str()) {
+            return Err(format!(
+                "'{key}' can't be set; known are {}",
+                known.join(", ")
+            ));
+        }
+        let mut set = self.set.clone();
+        set.retain(|(known, _)| *known != key);
+        match value {
+            None | Some("default") => {}
+            Some(value) => set.push((key, value.to_owned())),
+        }
+        self.now = resolve(&self.base, &set)?;
+        self.set = set;
+        Ok(())
+    }
+
+    /// What was set, a line each.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let set = self.set.iter();
+        set.map(|(key, value)| format!("{key} {value}")).collect()
+    }
+}
+
+/// What the flags come to with what was set in their place.
+fn resolve(base: &Flags, set: &[(String, String)]) -> Result<Flags, String> {
+    let command = Line::command();
+    let mut words = Vec::new();
+    for (key, value) in set {
+        let flag = command
+            .get_arguments()
+            .find(|flag| flag.get_long() == Some(key));
+        let is_switch = flag.is_some_and(|flag| matches!(flag.get_action(), ArgAction::SetTrue));
+        match (is_switch, value.as_str()) {
+            (false, _) => words.push(format!("--{key}={value}")),
+            (true, "on" | "true" | "yes") => words.push(format!("--{key}")),
+            (true, other) => return Err(format!("{key} is on or default, not '{other}'")),
+        }
+    }
+    let mut line = Line {
+        flags: base.clone(),
+    };
+    line.try_update_from(words).map_err(|error| {
+        let text = error.to_string();
+        let first = text.lines().next().unwrap_or_default();
+        first.trim_start_matches("error: ").to_owned()
+    })?;
+    // The parser takes a switch that isn't there for one that is off.
+    line.flags.sampling.details.greedy |= base.sampling.details.greedy;
+    Ok(line.flags)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(choices: &Choices) -> GenerateRequest {
+        let mut request = GenerateRequest::default();
+        choices.apply(&mut request);
+        request
+    }
+
+    #[test]
+    fn what_is_set_takes_the_place_of_the_flags_until_it_is_dropped() {
+        let base = Flags {
+            length: Some(64),
+            ..Flags::default()
+        };
+        let mut choices = Choices::new(base);
+        choices.set("temperature", Some("0.5")).unwrap();
+        choices.set("length", Some("8")).unwrap();
+        choices.set("top_k", Some("40")).unwrap();
+        let asked = request(&choices);
+        assert_eq!(
+            (asked.length, asked.temperature, asked.top_k),
+            (Some(8), Some(0.5), Some(40))
+        );
+        assert_eq!(choices.lines(), ["temperature 0.5", "length 8", "top-k 40"]);
+        choices.set("length", None).unwrap();
+        choices.set("temperature", Some("default")).unwrap();
+        let asked = request(&choices);
+        assert_eq!(
+            (asked.length, asked.temperature, asked.top_k),
+            (Some(64), None, Some(40))
+        );
+    }
+
+    #[test]
+    fn a_switch_is_set_and_stays_as_the_command_line_had_it() {
+        let mut choices = Choices::default();
+        choices.set("greedy", Some("on")).unwrap();
+        assert!(request(&choices).greedy);
+        assert!(choices.set("greedy", Some("perhaps")).is_err());
+        choices.set("greedy", None).unwrap();
+        assert!(!request(&choices).greedy);
+        let mut base = Flags::default();
+        base.sampling.details.greedy = true;
+        let mut choices = Choices::new(base);
+        choices.set("length", Some("8")).unwrap();
+        assert!(request(&choices).greedy);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_and_changes_nothing() {
+        let mut choices = Choices::default();
+        let problem = choices.set("colour", Some("red")).unwrap_err();
+        assert!(
+            problem.contains("'colour'") && problem.contains("temperature"),
+            "{problem}"
+        );
+        let problem = choices.set("temperature", Some("hot")).unwrap_err();
+        assert!(
+            problem.contains("'hot'") && !problem.contains('\n'),
+            "{problem}"
+        );
+        let problem = choices.set("policy", Some("best")).unwrap_err();
+        assert!(problem.contains("known are"), "{problem}");
+        assert_eq!(request(&choices), GenerateRequest::default());
+        assert!(choices.lines().is_empty());
+    }
+}

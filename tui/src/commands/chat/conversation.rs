@@ -1,0 +1,196 @@
+//! What was said so far.
+
+use std::{
+    fs::File,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use serde_json::json;
+use sluice_proto::v1::Message;
+
+use super::super::message;
+use crate::places;
+
+/// Prompts and answers in turn, and the instructions before them. A turn without its answer would confuse the model in every
+/// later one, so there is none.
+#[derive(Debug, Default)]
+pub(super) struct Conversation {
+    system: Option<String>,
+    turns: Vec<Message>,
+    /// The last prompt, where no answer came to it.
+    unanswered: Option<String>,
+}
+
+/// A prompt on its way.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    words: String,
+    /// Turns that stand before it; those behind go once it is answered.
+    turns: usize,
+}
+
+impl Conversation {
+    pub(super) fn new(system: Option<String>) -> Self {
+        Self {
+            system,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn system(&self) -> Option<&str> {
+        self.system.as_deref()
+    }
+
+    pub(super) fn set_system(&mut self, text: Option<String>) {
+        self.system = text;
+    }
+
+    /// A prompt behind all turns.
+    pub(super) fn ask(&self, words: String) -> Asked {
+        let turns = self.turns.len();
+        Asked { words, turns }
+    }
+
+    /// The last prompt once more, in the place of its answer if it has one.
+    pub(super) fn retry(&self) -> Option<Asked> {
+        if let Some(words) = &self.unanswered {
+            return Some(self.ask(words.clone()));
+        }
+        let turns = self.turns.len().checked_sub(2)?;
+        let words = self.turns[turns].content.clone();
+        Some(Asked { words, turns })
+    }
+
+    /// What the model is to answer, all turns before it included.
+    pub(super) fn messages(&self, asked: &Asked) -> Vec<Message> {
+        let system = self.system.as_deref().map(|text| message("system", text));
+        let turns = self.turns.iter().take(asked.turns).cloned();
+        let own = message("user", &asked.words);
+        system.into_iter().chain(turns).chain([own]).collect()
+    }
+
+    pub(super) fn answered(&mut self, asked: Asked, text: &str) {
+        self.turns.truncate(asked.turns);
+        self.turns.push(message("user", &asked.words));
+        self.turns.push(message("assistant", text));
+        self.unanswered = None;
+    }
+
+    /// No answer came. Whether there is one from before, which stays.
+    pub(super) fn give_up(&mut self, asked: Asked) -> bool {
+        let has_answer = asked.turns < self.turns.len();
+        if !has_answer {
+            self.unanswered = Some(asked.words);
+        }
+        has_answer
+    }
+
+    /// Starts anew; the instructions stay.
+    pub(super) fn reset(&mut self) {
+        self.turns.clear();
+        self.unanswered = None;
+    }
+
+    /// Writes the turns to a file that is not there yet; where it is.
+    pub(super) fn save(&self, file: &str) -> Result<PathBuf, String> {
+        let path = place(file);
+        let failed = |error| format!("can't write {}: {error}", path.display());
+        let mut file = File::options()
+            .write(true)
+            .create_new(true)
+            .open(&path)
+            .map_err(failed)?;
+        let written = file.write_all(self.text(&path).as_bytes());
+        written.map_err(failed)?;
+        Ok(path)
+    }
+
+    fn text(&self, path: &Path) -> String {
+        let system = self.system.as_deref().map(|text| message("system", text));
+        let all = system.iter().chain(&self.turns);
+        if path.extension().is_some_and(|ending| ending == "json") {
+            let turns = all.map(|turn| json!({"role": turn.role, "content": turn.content}));
+            let turns: Vec<_> = turns.collect();
+            return format!("{:#}\n", json!(turns));
+        }
+        let parts = all.map(|turn| format!("## {}\n\n{}\n", turn.role, turn.content));
+        parts.collect::<Vec<_>>().join("\n")
+    }
+}
+
+/// `~` stands for the home folder here, too, where no shell says so.
+fn place(file: &str) -> PathBuf {
+    match (file.strip_prefix("~/"), places::home()) {
+        (Some(rest), Some(home)) => home.join(rest),
+        _ => PathBuf::from(file),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn roles(messages: &[Message]) -> Vec<(&str, &str)> {
+        let turns = messages.iter();
+        turns.map(|turn| (&*turn.role, &*turn.content)).collect()
+    }
+
+    #[test]
+    fn a_reset_keeps_the_instructions() {
+        let mut conversation = Conversation::new(Some("be brief".into()));
+        conversation.answered(conversation.ask("hi".into()), "hello");
+        conversation.reset();
+        assert_eq!(conversation.retry(), None);
+        let asked = conversation.messages(&conversation.ask("again".into()));
+        assert_eq!(roles(&asked), [("system", "be brief"), ("user", "again")]);
+    }
+
+    #[test]
+    fn a_retry_takes_the_place_of_the_answer_and_of_none_but_that() {
+        let mut conversation = Conversation::default();
+        assert_eq!(conversation.retry(), None);
+        conversation.answered(conversation.ask("same".into()), "1");
+        conversation.answered(conversation.ask("same".into()), "2");
+        let expected = [("user", "same"), ("assistant", "1"), ("user", "same")];
+        let again = conversation.retry().unwrap();
+        assert_eq!(roles(&conversation.messages(&again)), expected);
+        // One that comes to nothing leaves the answer that there is.
+        assert!(conversation.give_up(again));
+        assert_eq!(conversation.turns.last().unwrap().content, "2");
+        let again = conversation.retry().unwrap();
+        conversation.answered(again, "3");
+        assert_eq!(conversation.turns.len(), 4);
+        assert_eq!(conversation.turns.last().unwrap().content, "3");
+        // A prompt without an answer takes the place of none, whatever its words.
+        let asked = conversation.ask("same".into());
+        assert!(!conversation.give_up(asked));
+        let again = conversation.retry().unwrap();
+        assert_eq!(conversation.messages(&again).len(), 5);
+        conversation.answered(again, "4");
+        assert_eq!(conversation.turns.len(), 6);
+    }
+
+    #[test]
+    fn a_conversation_is_saved_but_never_over_another_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut conversation = Conversation::new(Some("be brief".into()));
+        conversation.answered(conversation.ask("hi".into()), "hello");
+        let file = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+        conversation.save(&file("a.md")).unwrap();
+        let text = std::fs::read_to_string(file("a.md")).unwrap();
+        assert_eq!(
+            text,
+            "## system\n\nbe brief\n\n## user\n\nhi\n\n## assistant\n\nhello\n"
+        );
+        conversation.save(&file("a.json")).unwrap();
+        let text = std::fs::read_to_string(file("a.json")).unwrap();
+        let turns: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(turns[2]["role"], "assistant");
+        let problem = conversation.save(&file("a.md")).unwrap_err();
+        assert!(
+            problem.contains("a.md") && problem.contains("exists"),
+            "{problem}"
+        );
+    }
+}

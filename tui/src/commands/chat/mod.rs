@@ -1,0 +1,309 @@
+//! `sluice chat`: a conversation, turn by turn.
+//!
+//! On a terminal, lines are edited and remembered, and the answer is drawn in place; in a pipe it is plain. Each turn sends
+//! the whole conversation: the daemon keeps none.
+
+mod choices;
+mod conversation;
+mod input;
+mod turn;
+
+use std::{future::pending, io::IsTerminal, path::Path};
+
+use sluice_proto::v1::{self, FinishReason, GenerateRequest, generate_request::Input as Prompt};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use self::{
+    choices::Choices,
+    conversation::{Asked, Conversation},
+    input::{Input, Line},
+    turn::Turn,
+};
+use super::{
+    follow::{self, Ended},
+    library, present,
+};
+use crate::{
+    cli::{Chat, Wish},
+    connection::Daemon,
+    output::{Failure, Out, dim, say},
+    text::sanitise_line,
+};
+
+/// The daemon's name for a conversation that no longer fits.
+const CONTEXT_EXCEEDED: &str = "CONTEXT_EXCEEDED";
+
+/// Holds a conversation until the input ends.
+pub(super) async fn run(
+    daemon: Daemon,
+    arguments: &Chat,
+    private: bool,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let interactive = std::io::stdin().is_terminal() && out.is_terminal();
+    let mut interrupts = follow::interrupts()?;
+    let mut ends = Ends::new(interactive)?;
+    let mut input = match interactive {
+        true => Input::editor(input::history(private))?,
+        false => Input::pipe()?,
+    };
+    let mut talk = Talk {
+        daemon,
+        conversation: Conversation::new(arguments.system.clone()),
+        choices: Choices::new(arguments.choices.clone()),
+        interactive,
+    };
+    if interactive {
+        say("A conversation with the model. /help lists the commands, Ctrl-D ends.");
+    }
+    let mut was_interrupted = false;
+    loop {
+        let line = tokio::select! {
+            line = input.next() => line?,
+            _ = interrupts.recv() => Line::Interrupted,
+            () = ends.recv() => return Ok(()),
+        };
+        let text = match line {
+            Line::End => return Ok(()),
+            Line::Interrupted if was_interrupted || !interactive => {
+                return Err(Failure::interrupted("the conversation is over"));
+            }
+            Line::Interrupted => {
+                was_interrupted = true;
+                dim("Ctrl-C again ends, and so does Ctrl-D");
+                continue;
+            }
+            Line::Text(text) => text,
+        };
+        was_interrupted = false;
+        let is_over = tokio::select! {
+            over = talk.turn(Turn::from(text), &mut interrupts, out) => over?,
+            () = ends.recv() => return Ok(()),
+        };
+        if is_over {
+            return Ok(());
+        }
+    }
+}
+
+/// A conversation with a daemon.
+struct Talk {
+    daemon: Daemon,
+    conversation: Conversation,
+    choices: Choices,
+    interactive: bool,
+}
+
+impl Talk {
+    /// Does what a line asks for; whether that was the end.
+    async fn turn(
+        &mut self,
+        turn: Turn,
+        interrupts: &mut Signal,
+        out: &mut Out,
+    ) -> Result<bool, Failure> {
+        match turn {
+            Turn::Nothing => {}
+            Turn::Quit => return Ok(true),
+            Turn::Help => say(&turn::help()),
+            Turn::Unknown(command) => say(&format!("unknown command {command}; /help lists them")),
+            Turn::Reset => {
+                self.conversation.reset();
+                say("the conversation starts anew");
+            }
+            Turn::System(text) => self.system(text),
+            Turn::Set(choice) => self.set(choice),
+            Turn::Save(None) => say("/save needs the name of a file"),
+            Turn::Save(Some(file)) => match self.conversation.save(&file) {
+                Ok(path) => say(&format!("saved in {}", path.display())),
+                Err(problem) => say(&problem),
+            },
+            Turn::Model(name) => {
+                let answer = self.model(name.as_deref(), interrupts, out).await;
+                self.told(answer)?;
+            }
+            Turn::Retry => match self.conversation.retry() {
+                Some(asked) => {
+                    let mut request = self.request(&asked);
+                    // The same seed would give the same answer.
+                    request.seed = None;
+                    self.answer(asked, request, interrupts, out).await?;
+                }
+                None => say("nothing was asked yet"),
+            },
+            Turn::Say(words) => {
+                let asked = self.conversation.ask(words);
+                let request = self.request(&asked);
+                self.answer(asked, request, interrupts, out).await?;
+            }
+        }
+        Ok(false)
+    }
+
+    fn request(&self, asked: &Asked) -> GenerateRequest {
+        let messages = self.conversation.messages(asked);
+        let mut request = GenerateRequest {
+            input: Some(Prompt::Chat(v1::Chat { messages })),
+            ..Default::default()
+        };
+        self.choices.apply(&mut request);
+        request
+    }
+
+    /// Asks the model, and shows its answer.
+    async fn answer(
+        &mut self,
+        asked: Asked,
+        request: GenerateRequest,
+        interrupts: &mut Signal,
+        out: &mut Out,
+    ) -> Result<(), Failure> {
+        let answer = follow::run(&self.daemon, request, false, out, interrupts).await;
+        match answer {
+            Ok(Some(ended)) => {
+                let text = ended.done.text.as_deref().unwrap_or_default();
+                self.conversation.answered(asked, text);
+                match self.interactive {
+                    true => notes(&ended).iter().for_each(|note| dim(note)),
+                    false => ended.note(false),
+                }
+                Ok(())
+            }
+            Ok(None) => {
+                let has_answer = self.conversation.give_up(asked);
+                if !self.interactive {
+                    return Err(Failure::interrupted("the conversation is over"));
+                }
+                say(match has_answer {
+                    true => "interrupted; the answer before stays, /retry asks for another",
+                    false => "interrupted; that turn is forgotten, /retry asks it again",
+                });
+                Ok(())
+            }
+            Err(failure) => {
+                self.conversation.give_up(asked);
+                let is_full = failure.reason() == Some(CONTEXT_EXCEEDED);
+                self.told(Err(failure))?;
+                if is_full {
+                    say(
+                        "the conversation fills the model's context: /reset starts anew, /save FILE keeps what was \
+                         said, /set length N asks for shorter answers",
+                    );
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn system(&mut self, text: Option<String>) {
+        match text.as_deref() {
+            None => match self.conversation.system() {
+                Some(text) => say(&format!("instructions: {text}")),
+                None => {
+                    say("instructions: the model's own, if it has any; /system TEXT gives others");
+                }
+            },
+            Some("none") => {
+                self.conversation.set_system(None);
+                say("no instructions but the model's own, if it has any, from now on");
+            }
+            Some(_) => {
+                self.conversation.set_system(text);
+                say("these instructions come before the conversation from now on");
+            }
+        }
+    }
+
+    fn set(&mut self, choice: Option<(String, Option<String>)>) {
+        if let Some((key, value)) = choice {
+            match self.choices.set(&key, value.as_deref()) {
+                Ok(()) => {}
+                Err(problem) => return say(&sanitise_line(&problem)),
+            }
+        }
+        let lines = self.choices.lines();
+        match lines.is_empty() {
+            true => say("nothing is set: all is as the command line and the model say"),
+            false => say(&format!("set: {}", lines.join(", "))),
+        }
+    }
+
+    async fn model(
+        &self,
+        name: Option<&str>,
+        interrupts: &mut Signal,
+        out: &mut Out,
+    ) -> Result<(), Failure> {
+        let model = match name {
+            None => present::loaded(&present::list(&self.daemon).await?).cloned(),
+            Some(name) => {
+                let subject = library::subject(Path::new(name))?;
+                let wish = Wish::default();
+                Some(present::have(&self.daemon, &subject, &wish, interrupts, out).await?)
+            }
+        };
+        say(&match model {
+            Some(model) => format!("the model is {}", sanitise_line(&model.name)),
+            None => "no model is loaded; /model NAME loads one".to_owned(),
+        });
+        Ok(())
+    }
+
+    /// Reports what went wrong and goes on, where somebody is there to read it.
+    fn told(&self, result: Result<(), Failure>) -> Result<(), Failure> {
+        match result {
+            Err(failure @ Failure::Told { .. }) if self.interactive => {
+                let _ = failure.report(false);
+                Ok(())
+            }
+            result => result,
+        }
+    }
+}
+
+/// What there is to know of an answer beside its text, and what can be done about it in a conversation.
+fn notes(ended: &Ended) -> Vec<String> {
+    let mut notes = Vec::new();
+    let cut = match ended.done.finish_reason() {
+        _ if !ended.done.cut => None,
+        FinishReason::Context => {
+            Some("cut, the context is full; /reset starts anew, /save FILE keeps what was said")
+        }
+        _ => Some("cut at its length; /set length N allows more, then /retry"),
+    };
+    notes.extend(cut.map(str::to_owned));
+    let started = ended.started.as_ref();
+    let drawn = started.filter(|started| started.seed_drawn);
+    notes.extend(drawn.map(|started| format!("drawn with seed {}", started.seed)));
+    notes
+}
+
+/// What ends the program from outside, where the terminal has to be given back first.
+struct Ends(Option<(Signal, Signal)>);
+
+impl Ends {
+    fn new(interactive: bool) -> Result<Self, Failure> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| Failure::new(format!("listen for signals: {error}")))
+        };
+        Ok(Self(match interactive {
+            true => Some((
+                listen(SignalKind::terminate())?,
+                listen(SignalKind::hangup())?,
+            )),
+            false => None,
+        }))
+    }
+
+    async fn recv(&mut self) {
+        match &mut self.0 {
+            None => pending().await,
+            Some((terminate, hang_up)) => {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = hang_up.recv() => {}
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! What was typed: words for the model, over one line or several, or a command.
+
+/// What a line asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Words for the model.
+    Say(String),
+    /// Another system prompt; `None` shows the present one.
+    System(Option<String>),
+    /// Another model; `None` shows the present one.
+    Model(Option<String>),
+    /// A choice for the answers to come; without a value it is dropped, without a key all are shown.
+    Set(Option<(String, Option<String>)>),
+    /// The last prompt again.
+    Retry,
+    /// The conversation in a file.
+    Save(Option<String>),
+    Reset,
+    Quit,
+    Help,
+    Unknown(String),
+    Nothing,
+}
+
+/// A command with its arguments and what it does; the help and the completion are made of these.
+pub(super) const COMMANDS: &[(&str, &str, &str)] = &[
+    (
+        "/system",
+        "TEXT",
+        "instructions that come before the conversation; \"none\" for none but the model's own",
+    ),
+    (
+        "/model",
+        "NAME",
+        "goes on with another model, which is loaded, and downloaded if need be",
+    ),
+    (
+        "/set",
+        "KEY VALUE",
+        "a flag of `sluice chat`, such as temperature 0.7; \"default\" drops it",
+    ),
+    ("/retry", "", "asks the last prompt again"),
+    (
+        "/save",
+        "FILE",
+        "writes the conversation: JSON if FILE ends in .json, else Markdown",
+    ),
+    ("/reset", "", "starts the conversation anew"),
+    ("/help", "", "this list; so does /?"),
+    ("/quit", "", "ends; so does Ctrl-D, or Ctrl-C twice"),
+];
+
+/// What `/help` says.
+pub(super) fn help() -> String {
+    let mut help = String::new();
+    for (command, argument, about) in COMMANDS {
+        let head = format!("{command} {argument}");
+        help += &format!("{head:<16} {about}\n");
+    }
+    help + "Without an argument, /system, /model and /set show what is in force.\n\
+        Ctrl-C           stops an answer\n\
+        A line that ends with \\ goes on in the next one, and so does a text between \"\"\" and \"\"\".\n\
+        A line that should start with a slash starts with two."
+}
+
+/// What lines say together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Text {
+    /// As it was typed: words or a command.
+    Plain(String),
+    /// It stood between quotes: words, however they begin.
+    Quoted(String),
+}
+
+impl Text {
+    /// The words alone.
+    pub(super) fn words(&self) -> &str {
+        match self {
+            Self::Plain(words) | Self::Quoted(words) => words,
+        }
+    }
+}
+
+impl From<Text> for Turn {
+    fn from(text: Text) -> Self {
+        match text {
+            Text::Plain(words) => Self::from(words.as_str()),
+            Text::Quoted(words) if words.trim().is_empty() => Self::Nothing,
+            Text::Quoted(words) => Self::Say(words),
+        }
+    }
+}
+
+impl From<&str> for Turn {
+    fn from(text: &str) -> Self {
+        let text = text.trim_end();
+        let begun = text.trim_start();
+        if begun.is_empty() {
+            return Self::Nothing;
+        }
+        if begun.starts_with("//") {
+            return Self::Say(begun[1..].to_owned());
+        }
+        if !begun.starts_with('/') {
+            return Self::Say(text.to_owned());
+        }
+        let (command, rest) = match begun.split_once(char::is_whitespace) {
+            Some((command, rest)) => (command, Some(rest.trim()).filter(|rest| !rest.is_empty())),
+            None => (begun, None),
+        };
+        let rest = rest.map(str::to_owned);
+        match command {
+            "/system" => Self::System(rest),
+            "/model" => Self::Model(rest),
+            "/set" => Self::Set(rest.map(|rest| match rest.split_once(char::is_whitespace) {
+                Some((key, value)) => (key.to_owned(), Some(value.trim().to_owned())),
+                None => (rest, None),
+            })),
+            "/retry" => Self::Retry,
+            "/save" => Self::Save(rest),
+            "/reset" => Self::Reset,
+            "/quit" | "/exit" | "/bye" => Self::Quit,
+            "/?" | "/help" => Self::Help,
+            _ => Self::Unknown(command.to_owned()),
+        }
+    }
+}
+
+/// What opens a text of several lines, and ends it.
+const QUOTES: &str = "\"\"\"";
+
+/// The text that lines say together; `None` while another line has to come.
+pub(super) fn complete(lines: &str) -> Option<Text> {
+    if let Some(text) = lines.trim_start().strip_prefix(QUOTES) {
+        // What follows the closing quotes belongs to it, too: nothing that was typed is lost.
+        let (text, rest) = text.split_once(QUOTES)?;
+        let text = text.trim_matches('\n');
+        return Some(Text::Quoted(format!("{text}{}", rest.trim_end())));
+    }
+    if ends_open(lines) {
+        return None;
+    }
+    let lines: Vec<_> = lines.split('\n').collect();
+    let last = lines.len() - 1;
+    let mut text = String::with_capacity(lines.iter().map(|line| line.len() + 1).sum());
+    for (index, line) in lines.iter().enumerate() {
+        match index < last && ends_open(line) {
+            true => text.push_str(&line[..line.len() - 1]),
+            false => text.push_str(line),
+        }
+        if index < last {
+            text.push('\n');
+        }
+    }
+    Some(Text::Plain(text))
+}
+
+/// Whether a backslash at the end asks for the next line; two are one that is meant.
+fn ends_open(line: &str) -> bool {
+    let slashes = line.len() - line.trim_end_matches('\\').len();
+    slashes % 2 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_words_or_commands() {
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(Turn::from("hello "), Turn::Say("hello".into()));
+        assert_eq!(Turn::from("  "), Turn::Nothing);
+        assert_eq!(Turn::from("/reset"), Turn::Reset);
+        assert_eq!(Turn::from("/quit"), Turn::Quit);
+        assert_eq!(Turn::from("/?"), Turn::Help);
+        assert_eq!(Turn::from("/nope x"), Turn::Unknown("/nope".into()));
+        assert_eq!(Turn::from("//etc"), Turn::Say("/etc".into()));
+        assert_eq!(
+            Turn::from("/system  be brief "),
+            Turn::System(text("be brief"))
+        );
+        assert_eq!(Turn::from("/system"), Turn::System(None));
+        assert_eq!(Turn::from("/model llada"), Turn::Model(text("llada")));
+        assert_eq!(Turn::from("/set"), Turn::Set(None));
+        assert_eq!(
+            Turn::from("/set length"),
+            Turn::Set(Some(("length".into(), None)))
+        );
+        assert_eq!(
+            Turn::from("/set stop a b"),
+            Turn::Set(Some(("stop".into(), text("a b"))))
+        );
+    }
+
+    #[test]
+    fn a_text_may_take_several_lines() {
+        let plain = |text: &str| Some(Text::Plain(text.to_owned()));
+        let quoted = |text: &str| Some(Text::Quoted(text.to_owned()));
+        assert_eq!(complete("one"), plain("one"));
+        assert_eq!(complete("one\\"), None);
+        assert_eq!(complete("one\\\ntwo"), plain("one\ntwo"));
+        assert_eq!(complete("C:\\\\"), plain("C:\\\\"));
+        assert_eq!(complete("pasted\ntwo"), plain("pasted\ntwo"));
+        assert_eq!(complete("\"\"\""), None);
+        assert_eq!(complete("\"\"\"one\n\ntwo\\\n"), None);
+        assert_eq!(complete("\"\"\"one\n\ntwo\"\"\""), quoted("one\n\ntwo"));
+        assert_eq!(complete("\"\"\"\none\n\"\"\" "), quoted("one"));
+        assert_eq!(complete("\"\"\"one\"\"\""), quoted("one"));
+        assert_eq!(complete("\"\"\"one\"\"\" two\n"), quoted("one two"));
+    }
+
+    #[test]
+    fn what_is_quoted_is_said_however_it_begins() {
+        let turn = |lines: &str| Turn::from(complete(lines).unwrap());
+        for words in ["/quit", "//x", "\\"] {
+            let said = turn(&format!("\"\"\"{words}\"\"\""));
+            assert_eq!(said, Turn::Say(words.to_owned()));
+        }
+        assert_eq!(turn("\"\"\"\n\"\"\""), Turn::Nothing);
+        assert_eq!(turn("/quit"), Turn::Quit);
+    }
+
+    #[test]
+    fn the_help_has_every_command() {
+        for (command, ..) in COMMANDS {
+            assert!(help().contains(command));
+            assert!(!matches!(
+                Turn::from(*command),
+                Turn::Unknown(_) | Turn::Say(_)
+            ));
+        }
+    }
+}

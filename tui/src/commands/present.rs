@@ -1,0 +1,266 @@
+//! Having a model in memory: it is loaded, downloaded first if need be, or is there already.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use sluice_proto::v1::{ListModelsRequest, LoadModelRequest, Model, ModelOrigin, ModelState};
+use sluice_shared::{names, units};
+use tokio::signal::unix::Signal;
+
+use super::{apply, library::Subject, load, pull};
+use crate::{
+    cli::{Pull, Wish},
+    connection::Daemon,
+    output::{Failure, Out, Progress, dim},
+    text::sanitise_line,
+};
+
+/// The daemon's name for a load that is refused because of another.
+const LOAD_IN_PROGRESS: &str = "LOAD_IN_PROGRESS";
+/// How often a load that is not ours is looked at.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The model, once requests can be made for it, at the level and within the budget that are wished for.
+pub(super) async fn have(
+    daemon: &Daemon,
+    subject: &Subject,
+    wish: &Wish,
+    interrupts: &mut Signal,
+    out: &mut Out,
+) -> Result<Model, Failure> {
+    let mut progress = Progress::new();
+    let mut subject = subject.clone();
+    let mut is_downloaded = false;
+    loop {
+        let models = list(daemon).await?;
+        let found = find(&models, &subject);
+        let state = found.map_or(ModelState::Unspecified, Model::state);
+        match (state, found) {
+            // A request brings back one that sleeps.
+            (ModelState::Ready | ModelState::Asleep, Some(model)) => {
+                progress.clear();
+                if wish.level.is_some() || wish.budget.is_some() {
+                    apply::wish(daemon, wish, out).await?;
+                }
+                return Ok(model.clone());
+            }
+            (ModelState::Loading, _) => {}
+            (ModelState::Unspecified | ModelState::Partial | ModelState::Pulling, _)
+                if matches!(subject, Subject::Name(_)) && !is_downloaded =>
+            {
+                progress.clear();
+                let model = download(daemon, &subject, &models, interrupts, out).await?;
+                // It may have a label that nobody had to say.
+                subject = Subject::Name(model.name);
+                is_downloaded = true;
+                continue;
+            }
+            _ => {
+                progress.clear();
+                let request = request(&subject, found, wish);
+                match load::model(daemon, request, false, interrupts, out).await {
+                    Err(failure) if failure.reason() == Some(LOAD_IN_PROGRESS) => {}
+                    result => return result,
+                }
+            }
+        }
+        progress.show(&waiting(&models));
+        tokio::select! {
+            () = tokio::time::sleep(PAUSE) => {}
+            _ = interrupts.recv() => return Err(Failure::interrupted("the load goes on")),
+        }
+    }
+}
+
+/// The model that serves, or would be brought back by a request.
+pub(super) fn loaded(models: &[Model]) -> Option<&Model> {
+    let mut models = models.iter();
+    models.find(|model| matches!(model.state(), ModelState::Ready | ModelState::Asleep))
+}
+
+pub(super) async fn list(daemon: &Daemon) -> Result<Vec<Model>, Failure> {
+    let answer = daemon.models().list_models(ListModelsRequest {}).await;
+    let answer = answer.map_err(|status| daemon.failure(status))?;
+    Ok(answer.into_inner().models)
+}
+
+/// The model of the list that is meant.
+pub(super) fn find<'a>(models: &'a [Model], subject: &Subject) -> Option<&'a Model> {
+    let name = match subject {
+        Subject::Path(path) => {
+            let place = place(path);
+            let mut placed = models.iter().filter(|model| !model.path.is_empty());
+            return placed.find(|model| self::place(&model.path) == place);
+        }
+        Subject::Name(name) => name,
+    };
+    let named = |name: &str| {
+        let exact = models.iter().find(|model| model.name == name);
+        exact.or_else(|| {
+            models
+                .iter()
+                .find(|model| model.name.eq_ignore_ascii_case(name))
+        })
+    };
+    named(name)
+        .or_else(|| named(names::full(name)?))
+        .or_else(|| {
+            let is_meant = |model: &&Model| name == names::DEMONSTRATION && model.is_demonstration;
+            models.iter().find(is_meant)
+        })
+}
+
+/// Where a path leads, however it is spelled; itself where nothing can be seen of it from here.
+fn place(path: &str) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| PathBuf::from(path))
+}
+
+/// Brings a model from the hub, if its name can be one there.
+async fn download(
+    daemon: &Daemon,
+    subject: &Subject,
+    models: &[Model],
+    interrupts: &mut Signal,
+    out: &mut Out,
+) -> Result<Model, Failure> {
+    let Subject::Name(name) = subject else {
+        return Err(Failure::new("what has a path is not downloaded"));
+    };
+    let Some(full) = names::full(name).or(name.contains('/').then_some(name.as_str())) else {
+        return Err(unknown(name, models));
+    };
+    if full != name {
+        dim(&format!("{} is {full}", sanitise_line(name)));
+    }
+    let arguments = Pull {
+        name: full.to_owned(),
+        file: None,
+        revision: None,
+        json: false,
+    };
+    let model = pull::model(daemon, &arguments, interrupts, out).await?;
+    dim(&format!(
+        "downloaded {}, {}",
+        sanitise_line(&model.name),
+        units::bytes(model.disk_bytes)
+    ));
+    Ok(model)
+}
+
+/// No model here has the name, and none at the hub could.
+fn unknown(name: &str, models: &[Model]) -> Failure {
+    let near = names::near(name, models.iter().map(|model| model.name.as_str()));
+    let failure = Failure::new(format!("there is no model {}", sanitise_line(name)));
+    failure.with_hint(match near.is_empty() {
+        false => format!("did you mean {}?", near.join(", or ")),
+        true => "`sluice list` shows what is here; from the hub, OWNER/NAME is downloaded; a folder or file is named by \
+                 its path, such as ./NAME; `sluice run --help` lists short names"
+            .to_owned(),
+    })
+}
+
+fn request(subject: &Subject, found: Option<&Model>, wish: &Wish) -> LoadModelRequest {
+    let (name, path) = match (found, subject) {
+        (Some(model), _) if model.is_demonstration => (String::new(), String::new()),
+        // Its path leads to it even where its name is not remembered.
+        (Some(model), _) if model.origin() == ModelOrigin::Path => {
+            (String::new(), model.path.clone())
+        }
+        (Some(model), Subject::Name(_)) => (model.name.clone(), String::new()),
+        (_, Subject::Path(path)) => (String::new(), path.clone()),
+        (None, Subject::Name(name)) => (name.clone(), String::new()),
+    };
+    load::request(name, path, false, wish)
+}
+
+/// What is waited for, in one line.
+fn waiting(models: &[Model]) -> String {
+    let loading = models
+        .iter()
+        .find(|model| model.state() == ModelState::Loading);
+    match loading.and_then(|model| Some((model, model.progress.as_ref()?))) {
+        Some((model, step)) => format!(
+            "waiting: {} is loading, {} of {}",
+            model.name,
+            units::bytes(step.loaded_bytes),
+            units::bytes(step.total_bytes)
+        ),
+        None => "waiting for another load".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(name: &str, path: &str) -> Model {
+        Model {
+            name: name.into(),
+            path: path.into(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_model_is_meant_by_its_name_its_short_name_or_its_path() {
+        let demonstration = Model {
+            is_demonstration: true,
+            ..model("sluice-demo", "")
+        };
+        let models = [
+            demonstration,
+            model("GSAI-ML/LLaDA-8B-Instruct", "/m/llada"),
+            model("mine", "/home/a/mine"),
+        ];
+        let name = |name: &str| {
+            let found = find(&models, &Subject::Name(name.to_owned()));
+            found.map(|model| model.name.clone())
+        };
+        assert_eq!(name("mine").as_deref(), Some("mine"));
+        assert_eq!(name("Mine").as_deref(), Some("mine"));
+        assert_eq!(name("llada").as_deref(), Some("GSAI-ML/LLaDA-8B-Instruct"));
+        assert_eq!(name("demo").as_deref(), Some("sluice-demo"));
+        assert_eq!(name("dream"), None);
+        let at = find(&models, &Subject::Path("/home/a/mine".to_owned()));
+        assert_eq!(at.map(|model| model.name.as_str()), Some("mine"));
+        assert_eq!(find(&models, &Subject::Path("/x".to_owned())), None);
+    }
+
+    #[test]
+    fn a_path_is_the_same_however_it_is_spelled() {
+        let folder = tempfile::tempdir().unwrap();
+        let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let models = [
+            model("sluice-demo", ""),
+            model("mine", real.to_str().unwrap()),
+            model("gone", "/nowhere/gone"),
+        ];
+        let found = |path: &str| {
+            let found = find(&models, &Subject::Path(path.to_owned()));
+            found.map(|model| model.name.clone())
+        };
+        let real = real.display();
+        for path in [
+            format!("{real}/"),
+            format!("{real}/../real"),
+            link.display().to_string(),
+        ] {
+            assert_eq!(found(&path).as_deref(), Some("mine"), "{path}");
+        }
+        assert_eq!(found("/nowhere/gone/").as_deref(), Some("gone"));
+        assert_eq!(found("/nowhere"), None);
+    }
+
+    #[test]
+    fn a_name_that_nobody_knows_leads_to_near_ones() {
+        let told = |name: &str| format!("{:?}", unknown(name, &[model("o/story-model", "")]));
+        assert!(
+            told("lada").contains("did you mean llada"),
+            "{}",
+            told("lada")
+        );
+        assert!(told("story-modle").contains("o/story-model"));
+        assert!(told("zzz").contains("`sluice list`"));
+    }
+}

@@ -1,0 +1,170 @@
+//! `sluice ps` and `sluice stop`: what is in memory and at work, in short, and how it leaves.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use sluice_proto::v1::{ModelState, Snapshot};
+use sluice_shared::units;
+
+use super::{library, present, requests};
+use crate::{
+    cli::Stop,
+    connection::Daemon,
+    json,
+    output::{Failure, Out},
+    text::{self, sanitise_line},
+};
+
+/// Shows the model in memory, and the requests for it.
+pub(super) async fn run(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
+    let snapshot = daemon.snapshot().await?;
+    if json {
+        return out.line(&to_json(&snapshot).to_string());
+    }
+    for line in lines(&snapshot) {
+        out.line(&sanitise_line(&line))?;
+    }
+    Ok(())
+}
+
+fn to_json(snapshot: &Snapshot) -> serde_json::Value {
+    let device = snapshot.device.as_ref();
+    let models: Vec<_> = snapshot
+        .model
+        .iter()
+        .map(|model| {
+            json!({
+                "name": model.name,
+                "path": model.path,
+                "state": json::model_state(model.state()),
+                "device": device.map(|device| &device.kind),
+                "device_bytes": device.map(|device| device.used_bytes),
+                "level": snapshot.plan.as_ref().map(|plan| &plan.level),
+                "budget_bytes": snapshot.plan.as_ref().map(|plan| plan.budget_bytes),
+            })
+        })
+        .collect();
+    let requests: Vec<_> = snapshot.requests.iter().map(json::request).collect();
+    json!({"models": models, "requests": requests})
+}
+
+fn lines(snapshot: &Snapshot) -> Vec<String> {
+    let Some(model) = &snapshot.model else {
+        return vec!["no model is loaded; `sluice run NAME` loads one".to_owned()];
+    };
+    let (device, plan) = (snapshot.device.as_ref(), snapshot.plan.as_ref());
+    let held = device.map_or_else(|| "?".to_owned(), |device| units::bytes(device.used_bytes));
+    let state = match model.state() {
+        ModelState::Ready => "loaded".to_owned(),
+        state => json::model_state(state),
+    };
+    let work = snapshot.queue.as_ref().map_or_else(String::new, |queue| {
+        match (queue.running, queue.waiting) {
+            (0, 0) => "nothing asked".to_owned(),
+            (running, 0) => format!("{running} running"),
+            (running, waiting) => format!("{running} running, {waiting} waiting"),
+        }
+    });
+    let width = text::width(&model.name).clamp(5, 48);
+    let mut lines = vec![
+        format!(
+            "{:<width$}  {:<8}  {:<6}  {:>9}  {:<10}  REQUESTS",
+            "MODEL", "STATE", "DEVICE", "HELD", "LEVEL"
+        ),
+        format!(
+            "{:<width$}  {:<8}  {:<6}  {:>9}  {:<10}  {}",
+            model.name,
+            state,
+            device.map_or("?", |device| &device.kind),
+            held,
+            plan.map_or("-", |plan| &plan.level),
+            work,
+        ),
+    ];
+    if !snapshot.requests.is_empty() {
+        lines.extend([String::new(), requests::header()]);
+        lines.extend(snapshot.requests.iter().map(requests::row));
+    }
+    lines
+}
+
+/// Lets the loaded model go, if it is the one that is named.
+pub(super) async fn stop(socket: PathBuf, arguments: &Stop, out: &mut Out) -> Result<(), Failure> {
+    let daemon = Daemon::connect(socket).await?;
+    if let Some(name) = &arguments.model {
+        check_named(&daemon, name).await?;
+    }
+    library::unload(&daemon, arguments.json, out).await
+}
+
+/// Whether the loaded model is the one that is meant; another's is not to be taken away.
+async fn check_named(daemon: &Daemon, name: &Path) -> Result<(), Failure> {
+    let subject = library::subject(name)?;
+    let models = present::list(daemon).await?;
+    let named = present::find(&models, &subject);
+    let loaded = present::loaded(&models);
+    match (loaded, named) {
+        (Some(loaded), Some(named)) if loaded.name == named.name => Ok(()),
+        // The daemon says what can be done about one that is on its way.
+        (_, Some(named)) if named.state() == ModelState::Loading => Ok(()),
+        (loaded, _) => {
+            let failure = Failure::new(format!(
+                "{} is not loaded",
+                sanitise_line(&name.to_string_lossy())
+            ));
+            Err(match loaded {
+                Some(loaded) => failure.with_hint(format!("{} is", sanitise_line(&loaded.name))),
+                None => failure.with_hint("nothing is"),
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_proto::v1::{Device, Model, Plan, Queue, RequestSummary};
+
+    use super::*;
+
+    #[test]
+    fn the_model_and_its_work_fit_a_line() {
+        let snapshot = Snapshot {
+            model: Some(Model {
+                name: "o/m".into(),
+                state: ModelState::Ready.into(),
+                ..Default::default()
+            }),
+            device: Some(Device {
+                kind: "cpu".into(),
+                used_bytes: 3 << 30,
+                ..Default::default()
+            }),
+            plan: Some(Plan {
+                level: "standard".into(),
+                ..Default::default()
+            }),
+            queue: Some(Queue {
+                running: 1,
+                waiting: 2,
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        assert_eq!(
+            lines(&snapshot),
+            [
+                "MODEL  STATE     DEVICE       HELD  LEVEL       REQUESTS",
+                "o/m    loaded    cpu      3.00 GiB  standard    1 running, 2 waiting",
+            ]
+        );
+        let busy = Snapshot {
+            requests: vec![RequestSummary::default()],
+            ..snapshot.clone()
+        };
+        let busy = lines(&busy);
+        assert_eq!((busy.len(), &busy[3]), (5, &requests::header()));
+        let none = lines(&Snapshot::default());
+        assert_eq!(none, ["no model is loaded; `sluice run NAME` loads one"]);
+        assert_eq!(to_json(&snapshot)["models"][0]["device_bytes"], 3_u64 << 30);
+    }
+}

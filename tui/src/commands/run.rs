@@ -1,0 +1,94 @@
+//! `sluice run`: from a model's name to an answer, with all that it takes: a daemon, the download, the load.
+
+use std::{
+    io::IsTerminal,
+    path::{Path, PathBuf},
+};
+
+use sluice_proto::v1::{self, GenerateRequest, generate_request::Input};
+
+use super::{
+    background, chat, follow,
+    input::{self, STDIN},
+    library, message, present, usage,
+};
+use crate::{
+    cli::{Chat, Run},
+    output::{Failure, Out, dim},
+    text::sanitise_line,
+};
+
+/// Answers a prompt with a model, or holds a conversation with it.
+pub(super) async fn run(
+    socket: PathBuf,
+    flag: Option<&Path>,
+    arguments: Run,
+    private: bool,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let subject = library::subject(&arguments.model)?;
+    let prompt = prompt(&arguments)?;
+    if arguments.json && prompt.is_none() {
+        return Err(usage("--json needs a PROMPT: a conversation is for people"));
+    }
+    let daemon = background::daemon(socket, flag).await?;
+    let mut interrupts = follow::interrupts()?;
+    let model = present::have(&daemon, &subject, &arguments.wish, &mut interrupts, out).await?;
+    let Run {
+        system, choices, ..
+    } = arguments;
+    match prompt {
+        None => {
+            drop(interrupts);
+            let arguments = Chat {
+                system,
+                choices,
+                private,
+            };
+            chat::run(daemon, &arguments, private, out).await
+        }
+        // Nothing was asked, as by `sluice run NAME < /dev/null`: it is there for what comes next.
+        Some(words) if words.trim().is_empty() => {
+            dim(&format!("{} is loaded", sanitise_line(&model.name)));
+            Ok(())
+        }
+        Some(words) => {
+            let system = system.as_deref().map(|text| message("system", text));
+            let messages = system.into_iter().chain([message("user", &words)]);
+            let mut request = GenerateRequest {
+                input: Some(Input::Chat(v1::Chat {
+                    messages: messages.collect(),
+                })),
+                ..Default::default()
+            };
+            choices.apply(&mut request);
+            drop(interrupts);
+            follow::generate(&daemon, request, arguments.json, out).await
+        }
+    }
+}
+
+/// The prompt's words, or all of what a pipe brings; `None` where somebody is there to talk to.
+fn prompt(arguments: &Run) -> Result<Option<String>, Failure> {
+    match &arguments.prompt[..] {
+        [] if std::io::stdin().is_terminal() => Ok(None),
+        [] => input::text(STDIN).map(Some),
+        [word] if word == STDIN => input::text(STDIN).map(Some),
+        [words @ .., last] if last == STDIN => {
+            let text = input::text(STDIN)?;
+            Ok(Some(with_text(words.join(" "), &text)))
+        }
+        words => {
+            let text = input::beside_words()?;
+            Ok(Some(with_text(words.join(" "), &text)))
+        }
+    }
+}
+
+/// Words, and behind them the text that they are about.
+fn with_text(words: String, text: &str) -> String {
+    match text.trim().is_empty() {
+        true => words,
+        false => format!("{words}\n\n{text}"),
+    }
+}

@@ -1,0 +1,77 @@
+//! Sending requests of our own: at once, or after the answer that they follow.
+
+use sluice_proto::v1::GenerateRequest;
+
+use super::{event::Effect, pages, requests::OWN_MAX, state::State};
+
+/// Sends the prompt, or has it wait for the answer before it.
+pub(super) fn send_prompt(state: &mut State, effects: &mut Vec<Effect>) {
+    let prompt = state.prompt.value().trim().to_owned();
+    if prompt.is_empty() {
+        return;
+    }
+    if !state.is_connected() {
+        state.warn("not connected; the prompt is kept");
+    } else if state.requests.own.len() + state.chat.waiting.len() >= OWN_MAX {
+        state.warn(format!(
+            "{OWN_MAX} requests of yours wait or run; Esc twice cancels them, and the prompt is kept"
+        ));
+    } else {
+        state.prompt.reset();
+        state.prompts.keep(&prompt);
+        state.message = None;
+        if state.chat.asked_here().is_some() {
+            state.tell("sent as soon as the answer before it is there");
+        }
+        state.chat.wait(prompt);
+        send_waiting(state, effects);
+    }
+}
+
+/// Sends the prompts that wait for no answer of their conversation any more.
+pub(super) fn send_waiting(state: &mut State, effects: &mut Vec<Effect>) {
+    while state.is_connected()
+        && let Some(waiting) = state.chat.next_waiting()
+    {
+        let serial = state.requests.send();
+        let mut request = pages::chat::request(state, serial, &waiting);
+        state.options.apply(&mut request);
+        submit(state, serial, request, effects);
+    }
+}
+
+/// Whether a request of ours can be sent now; if not, it is told why.
+pub(super) fn can_send(state: &mut State, otherwise: &str) -> bool {
+    if !state.is_connected() {
+        state.warn(format!("not connected; {otherwise}"));
+        return false;
+    }
+    if state.requests.own.len() >= OWN_MAX {
+        state.warn(format!(
+            "{OWN_MAX} requests of yours wait or run; {otherwise}"
+        ));
+        return false;
+    }
+    true
+}
+
+/// The same for another text in the place of an answer of the open conversation.
+pub(super) fn can_replace(state: &mut State) -> bool {
+    if state.chat.asked_here().is_some() {
+        state.warn("an answer of this conversation is on its way; Esc twice cancels it");
+        return false;
+    }
+    can_send(state, "the answer stays")
+}
+
+/// Sends a request of our own that was listed under this serial number.
+pub(super) fn submit(
+    state: &mut State,
+    serial: u64,
+    request: GenerateRequest,
+    effects: &mut Vec<Effect>,
+) {
+    state.show_latest();
+    let request = Box::new(request);
+    effects.push(Effect::Generate { serial, request });
+}
