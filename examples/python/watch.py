@@ -1,0 +1,26 @@
+"""Somebody else's request, from its first event on: `python watch.py [ID]`; without an id, the latest."""
+
+import sys
+
+from client import generation, generation_pb2
+
+requests = generation.ListRequests(generation_pb2.ListRequestsRequest()).requests
+if len(sys.argv) > 1:
+    request_id = int(sys.argv[1])
+elif requests:
+    request_id = max(request.request_id for request in requests)
+else:
+    sys.exit("the daemon had no request yet")
+
+for response in generation.WatchRequest(generation_pb2.WatchRequestRequest(request_id=request_id)):
+    event = response.event
+    match event.WhichOneof("kind"):
+        case "started":
+            print(f"request {request_id}: {event.started.length} positions, {event.started.blocks} blocks")
+        case "pass_done":
+            passed = event.pass_done
+            print(f"pass {passed.passes}, block {passed.block}: {passed.committed} committed")
+        case "block_done":
+            print(f"block {event.block_done.block} done after {event.block_done.passes} passes")
+        case "done":
+            print(event.done.text)
