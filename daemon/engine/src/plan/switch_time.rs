@@ -65,6 +65,7 @@ pub fn switch_time(
     };
     let threads = machine.device.threads.max(1) as f64;
     let mut copied_bytes = 0;
+    let mut written_bytes = 0;
     for tensor in to_convert.iter().filter(is_converted) {
         let numbers = tensor.numbers();
         let read_bytes = match tensor.coded {
@@ -81,7 +82,7 @@ pub fn switch_time(
         time.idle_s += convert_s.unwrap_or(0.0) * numbers as f64 / threads;
         time.idle_s += read_bytes as f64 / rates.copy_bytes_per_s / threads;
         if converted == Converted::Keeping {
-            copied_bytes += tensor.bytes();
+            written_bytes += tensor.bytes();
         }
     }
     if converted == Converted::Coding {
@@ -95,7 +96,7 @@ pub fn switch_time(
             time.read_bytes += read_bytes;
             time.idle_s += rates.code_s * numbers as f64 / threads;
             time.idle_s += read_bytes as f64 / rates.copy_bytes_per_s;
-            copied_bytes += coding.bytes;
+            written_bytes += coding.bytes;
         }
     }
     for tensor in &brought {
@@ -105,7 +106,11 @@ pub fn switch_time(
         time.read_bytes += tensor.file_bytes();
         copied_bytes += tensor.file_bytes();
     }
-    time.idle_s += copied_bytes as f64 / rates.copy_bytes_per_s;
+    time.idle_s += (copied_bytes + written_bytes) as f64 / rates.copy_bytes_per_s;
+    // A copy is used once it is on disk, and hardly any disk writes faster than it reads.
+    if let Some(cold) = machine.disk.cold_bytes_per_s {
+        time.idle_s += written_bytes as f64 / cold;
+    }
     // What the system's cache doesn't have comes from the disk, at least as slowly.
     if let Some(cold) = machine.disk.cold_bytes_per_s
         && time.read_bytes > machine.cache_bytes
@@ -184,6 +189,12 @@ mod tests {
             (keeping.idle_s / (expected + more) - 1.0).abs() < 0.05,
             "{keeping:?}"
         );
+        let mut on_disk = machine.clone();
+        on_disk.disk.cold_bytes_per_s = Some(1e9);
+        on_disk.cache_bytes = u64::MAX;
+        let on_disk = switch_time(&standard.units, &moderate, &on_disk, Converted::Keeping);
+        let written_s = on_disk.unwrap().idle_s - keeping.idle_s;
+        assert!((written_s / (written as f64 / 1e9) - 1.0).abs() < 0.05);
         let kept = time(Converted::Kept);
         assert_eq!(kept.converted, 0);
         assert!(
