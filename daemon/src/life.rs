@@ -315,11 +315,7 @@ fn load_configured_model(daemon: &Arc<Daemon>, name: ModelName) {
         AskedBy::Configuration,
     );
     match load {
-        Ok(states) => drop(tokio::spawn(services::remember_path(
-            daemon.clone(),
-            name,
-            states,
-        ))),
+        Ok(states) => services::remember_path(daemon, name, states),
         Err(error) => unreachable!("the first load meets no other: {error}"),
     }
 }

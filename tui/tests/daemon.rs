@@ -14,7 +14,7 @@ use serde_json::Value;
 use support::{code, eventually, sluice, stderr, stdout, terminal::Journey};
 
 /// Reading the embedded model takes a moment, more so beside other tests.
-const READY_WITHIN: Duration = Duration::from_secs(60);
+const READY_WITHIN: Duration = Duration::from_secs(180);
 
 struct Daemon {
     child: Child,

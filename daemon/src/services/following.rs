@@ -6,13 +6,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::requests::Answers;
+use super::{recording::Recorded, requests::Answers};
 
 /// What a listener has not heard yet.
 pub(super) struct News<A> {
     pub(super) answers: Vec<Result<A, Status>>,
-    /// Whether that is all there will be.
-    pub(super) is_last: bool,
+    /// Whether that is all there will be; and what is written down first, before it is told.
+    pub(super) end: Option<Recorded>,
 }
 
 /// Tells what comes, each time that the state changes, until the last of it or the daemon's end.
@@ -35,9 +35,15 @@ where
             () = closing.cancelled() => return None,
         }
         let state = states.borrow_and_update().clone();
-        let News { answers, is_last } = news(state);
-        let rest = (!is_last).then_some((states, news, closing));
-        Some((stream::iter(answers), rest))
+        let News { answers, end } = news(state);
+        let Some(recorded) = end else {
+            return Some((stream::iter(answers), Some((states, news, closing))));
+        };
+        tokio::select! {
+            () = recorded.is_done() => {}
+            () = closing.cancelled() => {}
+        }
+        Some((stream::iter(answers), None))
     });
     answers.flatten().boxed()
 }

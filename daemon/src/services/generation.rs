@@ -92,17 +92,22 @@ impl GenerationService for Service {
         if record.kind() != v1::RequestKind::Generate {
             return Err(Failure::NotAGeneration { id }.into());
         }
-        let closing = self.0.closing.clone().cancelled_owned();
-        let answers = stream::unfold(Reader::new(record), |mut reader| async {
-            let item = reader.next().await?;
-            Some((item, reader))
+        let begun = (Reader::new(record), self.0.closing.clone());
+        let answers = stream::unfold(begun, |(mut reader, closing)| async {
+            let item = tokio::select! {
+                // First, so that an end that was just told is heard.
+                biased;
+                item = reader.next() => item?,
+                () = closing.cancelled() => return None,
+            };
+            Some((item, (reader, closing)))
         })
         .map(|item| {
             item.map(|item| v1::WatchRequestResponse {
                 event: generation_event(&item),
             })
         });
-        Ok(Response::new(answers.take_until(closing).boxed()))
+        Ok(Response::new(answers.boxed()))
     }
 
     async fn cancel_request(

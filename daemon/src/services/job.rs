@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status};
 use super::{
     Daemon,
     following::{News, follow},
+    recording::Recorded,
     requests::Answers,
 };
 use crate::{
@@ -92,7 +93,7 @@ impl Service {
         let mut first = Some(Kind::Job(job.to_wire()));
         let news = move |State { progress, end }| {
             let mut answers: Vec<_> = first.take().map(Ok).into_iter().collect();
-            let is_last = end.is_some();
+            let is_last = end.as_ref().map(|_| Recorded::nothing());
             answers.push(match end {
                 Some(end) => end.result.map(Kind::Result),
                 None => Ok(Kind::Progress(progress)),
@@ -102,7 +103,7 @@ impl Service {
                 answers: answers
                     .map(|kind| kind.map(|kind| v1::JobEvent { kind: Some(kind) }))
                     .collect(),
-                is_last,
+                end: is_last,
             }
         };
         Response::new(follow(states, &self.0.closing, news))

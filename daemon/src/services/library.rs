@@ -18,6 +18,7 @@ use tokio::{sync::watch, task::spawn_blocking};
 use super::{
     Daemon,
     following::{News, follow},
+    recording::Recorded,
     requests::Answers,
 };
 use crate::{
@@ -321,14 +322,17 @@ fn kept_name(kept: &KeptWeights, entries: &[Entry]) -> String {
 }
 
 /// Writes down where a model lies that was loaded by its path, once it has come to a good end.
-pub(crate) async fn remember_path(
-    daemon: Arc<Daemon>,
+pub(crate) fn remember_path(
+    daemon: &Arc<Daemon>,
     name: ModelName,
     states: watch::Receiver<LoadState>,
 ) {
-    if is_loaded(states).await {
-        drop(spawn_blocking(move || write_path(&daemon, &name)));
-    }
+    let record = daemon.clone();
+    daemon.recording.then(async move {
+        if is_loaded(states).await {
+            drop(spawn_blocking(move || write_path(&record, &name)).await);
+        }
+    });
 }
 
 fn write_path(daemon: &Daemon, name: &ModelName) {
@@ -401,10 +405,10 @@ impl Told {
         let told = std::mem::replace(&mut self.notices, notices.len());
         let notices = notices.into_iter().skip(told);
         answers.extend(notices.map(|text| Ok(Kind::Notice(text))));
-        let (answer, is_last) = match stage {
-            PullStage::Going(progress) => (Ok(Kind::Progress(progress)), false),
-            PullStage::Done(model) => (Ok(Kind::Model(*model)), true),
-            PullStage::Failed(status) => (Err(status), true),
+        let (answer, end) = match stage {
+            PullStage::Going(progress) => (Ok(Kind::Progress(progress)), None),
+            PullStage::Done(model) => (Ok(Kind::Model(*model)), Some(Recorded::nothing())),
+            PullStage::Failed(status) => (Err(status), Some(Recorded::nothing())),
         };
         answers.push(answer);
         let answers = answers.into_iter();
@@ -412,7 +416,7 @@ impl Told {
             answers: answers
                 .map(|kind| kind.map(|kind| v1::PullModelResponse { kind: Some(kind) }))
                 .collect(),
-            is_last,
+            end,
         }
     }
 }

@@ -12,6 +12,7 @@ use super::{
     Daemon,
     following::{News, follow},
     library,
+    recording::Recorded,
     requests::Answers,
 };
 use crate::{
@@ -65,8 +66,12 @@ impl ModelService for Service {
             choice,
             make_default: asked.make_default,
         };
-        self.0.recording.then(record.once_loaded(states.clone()));
-        let mut told = Told::default();
+        let recorded = (self.0.recording).then(record.once_loaded(states.clone()));
+        let mut told = Told {
+            plan: false,
+            notices: 0,
+            recorded,
+        };
         let answers = follow(states, &self.0.closing, move |state| told.news(state));
         Ok(Response::new(answers))
     }
@@ -131,10 +136,10 @@ impl ModelService for Service {
 }
 
 /// What the caller of a load has heard of it.
-#[derive(Default)]
 struct Told {
     plan: bool,
     notices: usize,
+    recorded: Recorded,
 }
 
 impl Told {
@@ -152,11 +157,11 @@ impl Told {
         let told = std::mem::replace(&mut self.notices, notices.len());
         let notices = notices.into_iter().skip(told);
         answers.extend(notices.map(|text| Ok(Kind::Notice(text))));
-        let (answer, is_last) = match stage {
-            LoadStage::Converting(conversion) => (Ok(Kind::Conversion(conversion)), false),
-            LoadStage::Reading(progress) => (Ok(Kind::Progress(progress)), false),
-            LoadStage::Ready(model) => (Ok(Kind::Model(*model)), true),
-            LoadStage::Failed(status) => (Err(status), true),
+        let (answer, end) = match stage {
+            LoadStage::Converting(conversion) => (Ok(Kind::Conversion(conversion)), None),
+            LoadStage::Reading(progress) => (Ok(Kind::Progress(progress)), None),
+            LoadStage::Ready(model) => (Ok(Kind::Model(*model)), Some(self.recorded.clone())),
+            LoadStage::Failed(status) => (Err(status), Some(Recorded::nothing())),
         };
         answers.push(answer);
         let answers = answers.into_iter();
@@ -164,7 +169,7 @@ impl Told {
             answers: answers
                 .map(|kind| kind.map(|kind| v1::LoadModelResponse { kind: Some(kind) }))
                 .collect(),
-            is_last,
+            end,
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use futures_util::{StreamExt, stream};
 use sluice_engine::{
     Change, EngineError, Settings, Work, engine::Outline, model::shape::Preset, plan::PlanError,
 };
@@ -20,6 +19,8 @@ use tonic::{Request, Response, Status};
 use super::{
     Daemon,
     deadline::Deadline,
+    following::{News, follow},
+    recording::Recorded,
     requests::{self, Answers},
 };
 use crate::{
@@ -296,13 +297,11 @@ async fn record(
     afterwards: Afterwards,
     mut states: watch::Receiver<ApplyState>,
 ) {
-    let is_in_force = match states.wait_for(|state| state.end.is_some()).await {
-        Ok(state) => matches!(state.end, Some(Ok(_))),
+    let is_kept = match states.wait_for(|state| state.end.is_some()).await {
+        Ok(state) => (state.end.as_ref()).is_some_and(|end| is_kept(&daemon, &change, end)),
         Err(_) => return,
     };
-    // What was in force is written down even if another change has followed, whose turn comes next.
-    let settings = daemon.engine.settings();
-    if !is_in_force && settings.with(&change) != settings {
+    if !is_kept {
         return;
     }
     let write = move || match afterwards {
@@ -314,6 +313,13 @@ async fn record(
     };
     // Whoever comes next waits until it is written.
     drop(tokio::task::spawn_blocking(write).await);
+}
+
+/// Whether a change that has ended is in force, or held for the next load. What was in force is written down even if another
+/// change has followed, whose turn comes next.
+fn is_kept(daemon: &Daemon, change: &Change, end: &Result<Applied, Status>) -> bool {
+    let settings = daemon.engine.settings();
+    end.is_ok() || settings.with(change) == settings
 }
 
 fn begin(
@@ -340,39 +346,33 @@ fn begin(
         daemon.changes.clone(),
         daemon.switch_target.clone(),
     );
-    daemon.recording.then(record(
+    let recorded = daemon.recording.then(record(
         daemon.clone(),
         model,
         change,
         afterwards,
         states.clone(),
     ));
-    let told = Told {
+    let mut told = Told {
         daemon: daemon.clone(),
-        states,
+        change,
+        recorded,
         planned: false,
         notices: 0,
         conversion: None,
         progress: None,
     };
     // The change goes on when the caller goes away; a watcher of the daemon sees its end.
-    let answers = stream::unfold(Some(told), |told| async {
-        let mut told = told?;
-        told.states.changed().await.ok()?;
-        let (answers, ended) = told.news();
-        Some((stream::iter(answers), (!ended).then_some(told)))
-    });
-    let answers = answers
-        .flatten()
-        .map(|kind| kind.map(|kind| v1::ApplyResponse { kind: Some(kind) }))
-        .take_until(daemon.closing.clone().cancelled_owned());
-    Ok(answers.boxed())
+    Ok(follow(states, &daemon.closing, move |state| {
+        told.news(state)
+    }))
 }
 
-/// A change, and what its caller has heard of it.
+/// What a change's caller has heard of it.
 struct Told {
     daemon: Arc<Daemon>,
-    states: watch::Receiver<ApplyState>,
+    change: Change,
+    recorded: Recorded,
     planned: bool,
     notices: usize,
     conversion: Option<v1::Conversion>,
@@ -380,15 +380,15 @@ struct Told {
 }
 
 impl Told {
-    /// What the caller has not heard, and whether that is all there will be.
-    fn news(&mut self) -> (Vec<Result<Kind, Status>>, bool) {
+    /// What the caller has not heard.
+    fn news(&mut self, state: ApplyState) -> News<v1::ApplyResponse> {
         let ApplyState {
             planned,
             notices,
             conversion,
             progress,
             end,
-        } = self.states.borrow_and_update().clone();
+        } = state;
         let mut answers = Vec::new();
         if let Some(planned) = planned.filter(|_| !self.planned) {
             self.planned = true;
@@ -405,9 +405,19 @@ impl Told {
             self.progress = progress;
             answers.extend(progress.map(|progress| Ok(Kind::Progress(progress))));
         }
-        let ended = end.is_some();
+        // A change that is refused is so at once, whatever else is to be written down.
+        let last = (end.as_ref()).map(|end| match is_kept(&self.daemon, &self.change, end) {
+            true => self.recorded.clone(),
+            false => Recorded::nothing(),
+        });
         answers.extend(end.map(|end| end.map(|applied| self.applied(applied))));
-        (answers, ended)
+        let answers = answers.into_iter();
+        News {
+            answers: answers
+                .map(|kind| kind.map(|kind| v1::ApplyResponse { kind: Some(kind) }))
+                .collect(),
+            end: last,
+        }
     }
 
     fn applied(&self, applied: Applied) -> Kind {

@@ -6,37 +6,55 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
 
 /// The order. One task for each load or change that has not been written down.
 #[derive(Debug, Default)]
-pub(super) struct Recording(Mutex<Option<JoinHandle<()>>>);
+pub(super) struct Recording(Mutex<Recorded>);
+
+/// One step of it. A client is told of an end once that is written down, so that what it asks for next finds it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Recorded(Option<watch::Receiver<()>>);
 
 impl Recording {
     /// Does it once all that was begun before is done.
-    pub(super) fn then(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let mut last = self.lock();
-        let before = last.take();
-        *last = Some(tokio::spawn(async move {
-            if let Some(before) = before {
-                // One that panicked wrote nothing, and is over, too.
-                drop(before.await);
-            }
+    pub(super) fn then(&self, work: impl Future<Output = ()> + Send + 'static) -> Recorded {
+        // Dropped when the work ends, and also where it panics: that wrote nothing, and is over, too.
+        let (done, recorded) = watch::channel(());
+        let recorded = Recorded(Some(recorded));
+        let before = std::mem::replace(&mut *self.lock(), recorded.clone());
+        tokio::spawn(async move {
+            let _done = done;
+            before.is_done().await;
             work.await;
-        }));
+        });
+        recorded
     }
 
     /// Returns once all that was begun so far is done.
     pub(super) async fn is_done(&self) {
-        let last = self.lock().take();
-        if let Some(last) = last {
-            drop(last.await);
-        }
+        let last = self.lock().clone();
+        last.is_done().await;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
+    fn lock(&self) -> MutexGuard<'_, Recorded> {
         // One step: nothing is left half-done.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Recorded {
+    /// Of what nothing is written down.
+    pub(super) fn nothing() -> Self {
+        Self::default()
+    }
+
+    /// Returns once it is written down, or nothing will be.
+    pub(super) async fn is_done(self) {
+        if let Some(mut done) = self.0 {
+            // Nothing is ever sent: this is the sender's end.
+            while done.changed().await.is_ok() {}
+        }
     }
 }
 
@@ -58,15 +76,23 @@ mod tests {
             move || done.lock().unwrap().push(word)
         };
         let (first, second) = (write("first"), write("second"));
-        recording.then(async move {
+        let first = recording.then(async move {
             let _ = first_ended.await;
             first();
         });
-        recording.then(async move { second() });
+        let second = recording.then(async move { second() });
         tokio::task::yield_now().await;
         assert!(done.lock().unwrap().is_empty());
         first_ends.send(()).unwrap();
+        first.is_done().await;
+        assert_eq!(done.lock().unwrap()[0], "first");
+        // Several may wait for the same.
+        tokio::join!(second.clone().is_done(), second.is_done());
         recording.is_done().await;
         assert_eq!(*done.lock().unwrap(), ["first", "second"]);
+
+        let panics = recording.then(async { panic!("as a disk might") });
+        panics.is_done().await;
+        Recorded::nothing().is_done().await;
     }
 }

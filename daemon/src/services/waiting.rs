@@ -109,8 +109,7 @@ pub(super) async fn admit(
         match make(None).await {
             Err(failure) if is_gone(&failure) => {
                 // It went in this very moment.
-                let coming = daemon.models.coming(&daemon.engine)?;
-                let coming = Some(coming.ok_or(failure)?);
+                let coming = next(daemon, failure)?;
                 return stand_in_line(daemon, kind, make, coming, wanted);
             }
             Err(failure) => return Err(failure),
@@ -152,6 +151,15 @@ fn is_gone(failure: &Failure) -> bool {
         Failure::ModelLoading { .. }
             | Failure::Engine(EngineError::NoModel | EngineError::ModelReplaced)
     )
+}
+
+/// What a request waits for whose model is gone: another on its way, or none where that is here already.
+fn next(daemon: &Daemon, failure: Failure) -> Result<Option<Coming>, Failure> {
+    let coming = daemon.models.coming(&daemon.engine)?;
+    match coming.is_some() || daemon.models.serving().is_ok() {
+        true => Ok(coming),
+        false => Err(failure),
+    }
 }
 
 fn stand_in_line(
@@ -216,9 +224,7 @@ async fn become_admitted(
         daemon.line.is_first(record.id()).await;
         match make(Some(record.clone())).await {
             // Another is loaded, or it went once more: of that there is word, too.
-            Err(failure) if is_gone(&failure) => {
-                coming = Some(daemon.models.coming(&daemon.engine)?.ok_or(failure)?);
-            }
+            Err(failure) if is_gone(&failure) => coming = next(daemon, failure)?,
             Err(Failure::Engine(EngineError::QueueFull { .. })) => {
                 has_room(daemon).await;
                 coming = None;

@@ -180,6 +180,14 @@ async fn killed_after(folder: &Path, arguments: &[&str], time: Duration, signal:
     status.unwrap().success()
 }
 
+/// How long a run takes. Of several the shortest counts: what else the machine does makes single ones longer.
+async fn timed(folder: &Path, arguments: &[&str]) -> Duration {
+    let begun = Instant::now();
+    let output = run(folder, arguments).await;
+    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
+    begun.elapsed()
+}
+
 /// Times between 0 and somewhat more than a run takes: anywhere in a run, and now and then just after it.
 struct Moments(u32);
 
@@ -206,11 +214,10 @@ async fn a_killed_run_leaves_the_source_and_nothing_that_looks_finished() {
         (10, "small", "c.sluice", "--bits=4"),
     ] {
         let arguments = ["compress", source, "-o", target, how];
-        let begun = Instant::now();
-        let output = run(folder.path(), &arguments).await;
-        assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
-        let takes = begun.elapsed();
+        let mut takes = timed(folder.path(), &arguments).await;
         let whole = fs::read(path(target)).unwrap();
+        fs::remove_file(path(target)).unwrap();
+        takes = takes.min(timed(folder.path(), &arguments).await);
         fs::remove_file(path(target)).unwrap();
 
         let (partial, journal) = (
@@ -270,10 +277,9 @@ async fn a_killed_way_back_leaves_nothing_that_stays() {
         assert!(contents(&path("back")) == source);
         fs::remove_dir_all(path("back")).unwrap();
     };
-    let begun = Instant::now();
-    let output = run(folder.path(), &arguments).await;
-    assert_eq!(code(&output), exit::OK, "{}", stderr(&output));
-    let takes = begun.elapsed();
+    let mut takes = timed(folder.path(), &arguments).await;
+    took_back();
+    takes = takes.min(timed(folder.path(), &arguments).await);
     took_back();
 
     let mut moments = Moments(11);

@@ -11,7 +11,7 @@ use sluice_proto::{
     v1::{self, pull_model_response::Kind},
 };
 use tempfile::TempDir;
-use tonic::Code;
+use tonic::{Code, Streaming};
 
 use crate::{
     hub::{COMMIT, Fault, Hub},
@@ -19,6 +19,8 @@ use crate::{
 };
 
 const NAME: &str = "o/llada-tiny";
+
+type Pulling = Streaming<v1::PullModelResponse>;
 
 /// A daemon and its hub, which has the small fixture.
 struct Setting {
@@ -153,16 +155,20 @@ async fn start(
 }
 
 async fn pull(daemon: &Daemon, name: &str) -> Result<Vec<Kind>, CallError> {
+    pulled(pulling(daemon, name).await?).await
+}
+
+/// A download that was begun, or joined.
+async fn pulling(daemon: &Daemon, name: &str) -> Result<Pulling, CallError> {
     let request = v1::PullModelRequest {
         name: name.to_owned(),
         ..Default::default()
     };
-    let mut stream = daemon
-        .models()
-        .await
-        .pull_model(request)
-        .await?
-        .into_inner();
+    let answer = daemon.models().await.pull_model(request).await?;
+    Ok(answer.into_inner())
+}
+
+async fn pulled(mut stream: Pulling) -> Result<Vec<Kind>, CallError> {
     let mut kinds = Vec::new();
     while let Some(answer) = within("a download", stream.message()).await? {
         kinds.extend(answer.kind);
@@ -332,6 +338,8 @@ async fn a_download_outlives_its_client_and_a_daemon_that_is_killed() {
 async fn a_download_is_joined_and_cancelled_by_name() {
     let setting = Setting::new(&[]).await;
     setting.hub.fault("model.safetensors", [Fault::Stall(1000)]);
+    let first = pulling(&setting.daemon, NAME).await.unwrap();
+    let second = pulling(&setting.daemon, NAME).await.unwrap();
     let cancelled = async {
         until("the download", || async {
             !setting.hub.asked_for("model.safetensors").is_empty()
@@ -364,7 +372,7 @@ async fn a_download_is_joined_and_cancelled_by_name() {
         let answer = setting.daemon.models().await.cancel_pull(request).await;
         assert!(!answer.unwrap().into_inner().was_pulling);
     };
-    let (first, second, ()) = tokio::join!(setting.pull(NAME), setting.pull(NAME), cancelled);
+    let (first, second, ()) = tokio::join!(pulled(first), pulled(second), cancelled);
     for ended in [first, second] {
         assert_eq!(ended.unwrap_err().reason.as_deref(), Some("PULL_CANCELLED"));
     }
@@ -562,11 +570,10 @@ async fn an_idle_model_goes_and_the_next_request_has_it_back() {
     let arguments = ["--device", "cpu", "--model", slow, "--idle-unload", "300ms"];
     let daemon = Daemon::start(&arguments).await;
     daemon.model_state(v1::ModelState::Asleep).await;
-    assert!(
-        daemon.log().contains("nobody asked for it"),
-        "{}",
-        daemon.log()
-    );
+    until("a line in the log", || async {
+        daemon.log().contains("nobody asked for it")
+    })
+    .await;
     let kinds = daemon.snapshot().await.device.unwrap().memory;
     assert!(
         kinds
@@ -582,7 +589,8 @@ async fn an_idle_model_goes_and_the_next_request_has_it_back() {
     );
     let (first, second) = (first.unwrap(), second.unwrap());
     let is_loading = |kind: &v1::generation_event::Kind| matches!(kind, v1::generation_event::Kind::Loading(loading) if loading.model == "slow-checkpoint");
-    assert!(first.iter().any(is_loading) && second.iter().any(is_loading));
+    // The second may have come when it was awake again.
+    assert!(first.iter().any(is_loading) || second.iter().any(is_loading));
     assert_eq!(daemon.log().matches("a request wakes the model").count(), 1);
     assert_eq!(done(&first).tokens, done(&second).tokens);
 

@@ -640,6 +640,8 @@ async fn a_caller_that_goes_away_stops_neither_load_nor_change() {
         daemon.snapshot().await.settings.unwrap().level == "moderate"
     })
     .await;
+    // Of a change that changes nothing there is an answer once the one before is written down.
+    apply(&daemon, level("moderate")).await.unwrap();
     let answer = daemon.models().await.load_model(slow_checkpoint()).await;
     drop(answer);
     // What it was loaded with tells the new one from the one before.

@@ -6,7 +6,9 @@ use std::{fs, path::Path};
 use sluice_proto::v1::{self, generation_event::Kind};
 use tempfile::TempDir;
 
-use crate::support::{Daemon, chat, checkpoints, done, generate, long, rest, run, tokens, within};
+use crate::support::{
+    Daemon, chat, checkpoints, done, generate, long, rest, run, tokens, until, within,
+};
 
 /// A model that understands text, and that takes a while to load.
 const LATE: [&str; 8] = [
@@ -75,7 +77,10 @@ async fn requests_that_come_at_once_run_on_the_model_that_comes() {
     // The text was made into tokens by the model that came.
     let listed = daemon.request(done.request_id).await;
     assert!(listed.prompt_tokens > 1 && listed.length == 4, "{listed:?}");
-    assert_eq!(daemon.snapshot().await.queue.unwrap().waiting, 0);
+    until("that nobody waits", || async {
+        daemon.snapshot().await.queue.unwrap().waiting == 0
+    })
+    .await;
     // A late joiner hears of its passes, no more of the load.
     let watch = v1::WatchRequestRequest {
         request_id: done.request_id,

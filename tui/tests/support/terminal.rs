@@ -25,7 +25,7 @@ use rustix::{
 use vt100::{Cell, MouseProtocolMode, Parser, Screen};
 
 /// How long something may take to come to the screen; only a failure takes as long, and machines may be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// Longer than between two parts of a frame, shorter than between two frames.
 const QUIET: Duration = Duration::from_millis(16);
 /// The sequence that begins a frame, where the program says so, and the one that is in each frame of any program.

@@ -178,9 +178,10 @@ impl Worker {
         if goes {
             self.abandon_switch(EngineError::Superseded);
             self.current = None;
-            self.shared.state.clear();
             self.ops.rest();
             self.update_limit();
+            // Whoever sees that there is no model sees that its memory is back, too.
+            self.shared.state.clear();
         }
         (unload.report)(goes);
     }
