@@ -15,7 +15,8 @@ use std::{
 use serde_json::Value;
 use sluice_proto::v1::generate_request::Input;
 use support::{
-    Change, Fake, code, run_with_input, sluice, stderr, stdout, story, terminal::Journey,
+    Change, Fake, code, eventually, run_with_input, sluice, stderr, stdout, story,
+    terminal::Journey,
 };
 
 /// A user with a home and a runtime folder, where no daemon runs yet. What was started is ended with it.
@@ -296,6 +297,30 @@ fn what_is_on_disk_is_loaded_and_what_is_not_is_downloaded_first() {
 }
 
 /// The prompt of the last request.
+#[test]
+fn stop_cancels_a_load() {
+    let change = Change {
+        hangs: true,
+        ..Change::default()
+    };
+    let fake = Fake::with_changes(story("well"), change);
+    let loading = fake.sluice(&["load", "on-its-way"]).spawn().unwrap();
+    eventually("a load begins", || {
+        !fake.seen.lock().unwrap().loaded.is_empty()
+    });
+    let output = fake.output(&["stop", "fake"]);
+    assert_eq!(code(&output), 1, "the one that is on its way is another");
+    assert!(stderr(&output).contains("fake is not loaded\nhint: on-its-way is"));
+    let output = fake.output(&["stop", "on-its-way"]);
+    assert_eq!(
+        (code(&output), &stdout(&output)[..]),
+        (0, "cancelled the load of on-its-way\n")
+    );
+    assert_eq!(fake.seen.lock().unwrap().loads_cancelled, 1);
+    let output = loading.wait_with_output().unwrap();
+    assert_eq!(code(&output), 1, "{}", stderr(&output));
+}
+
 fn asked(fake: &Fake) -> String {
     let seen = fake.seen.lock().unwrap();
     let Some(Input::Chat(chat)) = &seen.generate.last().expect("a request").input else {

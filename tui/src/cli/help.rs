@@ -88,8 +88,8 @@ Examples:
   sluice stop smollm2
   sluice stop --daemon
 
-The next `sluice run`, or `sluice load`, brings a model back. A daemon that `sluice run` started goes on until
-`sluice stop --daemon`, and holds no model after 15 minutes without requests.";
+The load of one that is on its way is cancelled. The next `sluice run`, or `sluice load`, brings a model back. A daemon that
+`sluice run` started goes on until `sluice stop --daemon`, and holds no model after 15 minutes without requests.";
 
 pub(super) const INSPECT: &str = "\
 Examples:

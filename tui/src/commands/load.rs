@@ -6,6 +6,7 @@ use std::{
 };
 
 use futures_util::StreamExt;
+use serde_json::json;
 use sluice_proto::v1::{
     CancelLoadRequest, LoadModelRequest, LoadModelResponse, Model, Plan, load_model_response::Kind,
 };
@@ -25,6 +26,7 @@ use crate::{
     json,
     output::{Failure, Out, Progress, dim},
     plans,
+    text::sanitise_line,
 };
 
 /// How long an interrupted client waits for the daemon to take the cancellation.
@@ -150,11 +152,31 @@ async fn follow(
     model.ok_or_else(|| Failure::new("the daemon ended the stream without a model"))
 }
 
-async fn cancel(daemon: &Daemon) -> Result<(), Failure> {
+/// Cancels the load of this model.
+pub(super) async fn stop(
+    daemon: &Daemon,
+    name: &str,
+    json: bool,
+    out: &mut Out,
+) -> Result<(), Failure> {
+    let was_loading = cancel(daemon).await?;
+    if json {
+        return out.line(&json!({"name": name, "was_loading": was_loading}).to_string());
+    }
+    let name = sanitise_line(name);
+    out.line(&match was_loading {
+        true => format!("cancelled the load of {name}"),
+        false => format!("the load of {name} had already ended"),
+    })
+}
+
+/// Whether something was loading.
+async fn cancel(daemon: &Daemon) -> Result<bool, Failure> {
     let mut client = daemon.models();
     let call = client.cancel_load(CancelLoadRequest {});
     match tokio::time::timeout(CANCEL_WAIT, call).await {
-        Ok(answer) => answer.map(|_| ()).map_err(|status| daemon.failure(status)),
+        Ok(Ok(answer)) => Ok(answer.into_inner().was_loading),
+        Ok(Err(status)) => Err(daemon.failure(status)),
         Err(_) => Err(unconfirmed()),
     }
 }

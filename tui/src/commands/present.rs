@@ -77,6 +77,12 @@ pub(super) fn loaded(models: &[Model]) -> Option<&Model> {
     models.find(|model| matches!(model.state(), ModelState::Ready | ModelState::Asleep))
 }
 
+/// The model that is on its way.
+pub(super) fn loading(models: &[Model]) -> Option<&Model> {
+    let mut models = models.iter();
+    models.find(|model| model.state() == ModelState::Loading)
+}
+
 pub(super) async fn list(daemon: &Daemon) -> Result<Vec<Model>, Failure> {
     let answer = daemon.models().list_models(ListModelsRequest {}).await;
     let answer = answer.map_err(|status| daemon.failure(status))?;
@@ -174,10 +180,7 @@ fn request(subject: &Subject, found: Option<&Model>, wish: &Wish) -> LoadModelRe
 
 /// What is waited for, in one line.
 fn waiting(models: &[Model]) -> String {
-    let loading = models
-        .iter()
-        .find(|model| model.state() == ModelState::Loading);
-    match loading.and_then(|model| Some((model, model.progress.as_ref()?))) {
+    match loading(models).and_then(|model| Some((model, model.progress.as_ref()?))) {
         Some((model, step)) => format!(
             "waiting: {} is loading, {} of {}",
             model.name,

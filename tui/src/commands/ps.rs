@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use sluice_proto::v1::{ModelState, Snapshot};
+use sluice_proto::v1::{Model, ModelState, Snapshot};
 use sluice_shared::units;
 
-use super::{library, present, requests};
+use super::{library, load, present, requests};
 use crate::{
     cli::Stop,
     connection::Daemon,
@@ -88,32 +88,33 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
     lines
 }
 
-/// Lets the loaded model go, if it is the one that is named.
+/// Lets the loaded model go, if it is the one that is named, or cancels the load of one that is on its way.
 pub(super) async fn stop(socket: PathBuf, arguments: &Stop, out: &mut Out) -> Result<(), Failure> {
     let daemon = Daemon::connect(socket).await?;
+    let models = present::list(&daemon).await?;
     if let Some(name) = &arguments.model {
-        check_named(&daemon, name).await?;
+        check_named(&models, name)?;
     }
-    library::unload(&daemon, arguments.json, out).await
+    match present::loading(&models) {
+        Some(model) => load::stop(&daemon, &model.name, arguments.json, out).await,
+        None => library::unload(&daemon, arguments.json, out).await,
+    }
 }
 
-/// Whether the loaded model is the one that is meant; another's is not to be taken away.
-async fn check_named(daemon: &Daemon, name: &Path) -> Result<(), Failure> {
+/// Whether the model that is loaded or on its way is the one that is meant; another's is not to be taken away.
+fn check_named(models: &[Model], name: &Path) -> Result<(), Failure> {
     let subject = library::subject(name)?;
-    let models = present::list(daemon).await?;
-    let named = present::find(&models, &subject);
-    let loaded = present::loaded(&models);
-    match (loaded, named) {
-        (Some(loaded), Some(named)) if loaded.name == named.name => Ok(()),
-        // The daemon says what can be done about one that is on its way.
-        (_, Some(named)) if named.state() == ModelState::Loading => Ok(()),
-        (loaded, _) => {
+    let named = present::find(models, &subject);
+    let present = present::loading(models).or_else(|| present::loaded(models));
+    match (present, named) {
+        (Some(present), Some(named)) if present.name == named.name => Ok(()),
+        (present, _) => {
             let failure = Failure::new(format!(
                 "{} is not loaded",
                 sanitise_line(&name.to_string_lossy())
             ));
-            Err(match loaded {
-                Some(loaded) => failure.with_hint(format!("{} is", sanitise_line(&loaded.name))),
+            Err(match present {
+                Some(present) => failure.with_hint(format!("{} is", sanitise_line(&present.name))),
                 None => failure.with_hint("nothing is"),
             })
         }
@@ -122,7 +123,7 @@ async fn check_named(daemon: &Daemon, name: &Path) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{Device, Model, Plan, Queue, RequestSummary};
+    use sluice_proto::v1::{Device, Plan, Queue, RequestSummary};
 
     use super::*;
 

@@ -178,7 +178,7 @@ impl Drop for Fake {
 }
 
 /// How long something may take; only a failure takes as long, and machines may be busy.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Waits until something holds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
@@ -339,7 +339,18 @@ impl ModelService for Service {
         &self,
         _: Request<ListModelsRequest>,
     ) -> Result<Response<ListModelsResponse>, Status> {
-        let models = vec![model(), on_disk()];
+        let mut models = vec![model(), on_disk()];
+        let is_loading = {
+            let seen = self.seen.lock().expect("no test panics with it");
+            self.change.hangs && seen.loaded.len() as u32 > seen.loads_cancelled
+        };
+        if is_loading {
+            models.push(Model {
+                name: "on-its-way".to_owned(),
+                state: ModelState::Loading.into(),
+                ..Default::default()
+            });
+        }
         let kept = KeptWeights {
             model: "tiny".to_owned(),
             level: "moderate".to_owned(),
