@@ -20,10 +20,11 @@ const SELDOM_NAMES: f64 = 0.25;
 /// How many of the names have no token of their own.
 const NAMES_IN_PIECES: f64 = 0.06;
 
-/// How often the hero and the friend are those who live at the place: nobody else comes up in a story unasked, so most
-/// others are drawn in vain.
-const RESIDENT_HEROES: f64 = 0.15;
-const RESIDENT_FRIENDS: f64 = 0.6;
+/// How often the hero, the friend, and the hero for a friend that was drawn are the usual ones: nobody else comes up in a story
+/// unasked, so most others are drawn in vain.
+const USUAL_HEROES: f64 = 0.1;
+const USUAL_FRIENDS: f64 = 0.6;
+const HEROES_FOR_FRIENDS: f64 = 0.08;
 
 /// A child or an animal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,32 +61,42 @@ impl Person {
         }
     }
 
-    /// Two who live at a place, children or animals: whom a story brings in that was not told whom to name. Were it free to
-    /// take anybody, no name would be likely, and a model that takes the likeliest would take the one it knows: the hero's.
-    fn residents(place: &Place, animal: bool) -> [Self; 2] {
-        let mut places = words::NEAR.iter().chain(words::FAR);
-        let number = places.position(|other| other.name == place.name);
-        let number = number.unwrap_or_default();
-        let names = if animal {
-            &names::ANIMALS
-        } else {
-            &names::CHILDREN
+    /// Whom a story is about that was not told whom to name, but perhaps what the hero is. Were it free to take anybody, no name
+    /// would be likely, and a model that takes the likeliest would mix several.
+    fn usual(kind: &'static str) -> Self {
+        let number = words::ANIMALS.iter().position(|animal| *animal == kind);
+        let (number, names) = match number {
+            Some(number) => (number, &names::ANIMALS),
+            None => (usize::from(kind == "boy"), &names::CHILDREN),
         };
+        // Girls' and boys' names in turn.
+        Self::named(kind, names, number, number % 2 == 0)
+    }
+
+    /// Who comes into the story of this one unasked: a boy for a girl and the other way, so that the two have different names, and
+    /// of animals another kind.
+    fn companion(&self) -> Self {
+        let she = !self.name.she;
+        if !self.animal {
+            return Self::usual(if she { "girl" } else { "boy" });
+        }
         let kinds = words::ANIMALS;
-        [(true, "girl"), (false, "boy")].map(|(she, child)| {
-            let texts = if she { names.she } else { names.he };
-            // Half the list apart, so that the two are different animals.
-            let kind = kinds[(number + if she { 0 } else { kinds.len() / 2 }) % kinds.len()];
-            Self {
-                name: Name {
-                    text: texts[number % texts.len()],
-                    she,
-                },
-                kind: if animal { kind } else { child },
-                animal,
-                seldom: false,
-            }
-        })
+        let number = kinds.iter().position(|kind| *kind == self.kind);
+        let number = (number.unwrap_or_default() + kinds.len() / 2) % kinds.len();
+        Self::named(kinds[number], &names::ANIMALS, number, she)
+    }
+
+    fn named(kind: &'static str, names: &Names, number: usize, she: bool) -> Self {
+        let texts = if she { names.she } else { names.he };
+        Self {
+            name: Name {
+                text: texts[number % texts.len()],
+                she,
+            },
+            kind,
+            animal: words::ANIMALS.contains(&kind),
+            seldom: false,
+        }
     }
 
     /// Whether both can be in one story: they must be told apart by name, and animals by kind.
@@ -171,7 +182,8 @@ impl Cast {
                 && cast.split() == split
                 && cast.helper != first.helper
                 && cast.noun != first.noun
-                && cast.friend == cast.resident_friend()
+                && cast.friend == cast.hero.companion()
+                && cast.thing == cast.noun
             {
                 return cast;
             }
@@ -219,22 +231,9 @@ impl Cast {
         animal: bool,
     ) -> Self {
         let place = random.pick(if plot.far { words::FAR } else { words::NEAR });
-        let hero = hero.unwrap_or_else(|| {
-            if random.chance(RESIDENT_HEROES) {
-                *random.pick(&Person::residents(place, animal))
-            } else {
-                Person::draw(random, animal)
-            }
-        });
-        let friend = if random.chance(RESIDENT_FRIENDS) {
-            resident_beside(place, &hero)
-        } else {
-            loop {
-                let friend = Person::draw(random, animal);
-                if friend.differs_from(&hero) {
-                    break friend;
-                }
-            }
+        let (hero, friend) = match hero {
+            Some(hero) => (hero, Self::friend_of(random, &hero)),
+            None => Self::draw_two(random, animal),
         };
         let (thing, noun) = draw_thing(random, plot, place);
         Self {
@@ -251,6 +250,37 @@ impl Cast {
             wish: random.pick(words::WISHES),
             who: hero.introduced(),
             whom: friend.introduced(),
+        }
+    }
+
+    fn draw_two(random: &mut Random, animal: bool) -> (Person, Person) {
+        let drawn = random.unit();
+        if drawn < HEROES_FOR_FRIENDS {
+            let friend = Person::draw(random, animal);
+            return (friend.companion(), friend);
+        }
+        let hero = if drawn < HEROES_FOR_FRIENDS + USUAL_HEROES {
+            let kinds = if animal {
+                words::ANIMALS
+            } else {
+                &["girl", "boy"]
+            };
+            Person::usual(random.pick::<&'static str>(kinds))
+        } else {
+            Person::draw(random, animal)
+        };
+        (hero, Self::friend_of(random, &hero))
+    }
+
+    fn friend_of(random: &mut Random, hero: &Person) -> Person {
+        if random.chance(USUAL_FRIENDS) {
+            return hero.companion();
+        }
+        loop {
+            let friend = Person::draw(random, hero.animal);
+            if friend.differs_from(hero) {
+                return friend;
+            }
         }
     }
 
@@ -273,21 +303,24 @@ impl Cast {
         }
     }
 
-    fn resident_friend(&self) -> Person {
-        resident_beside(self.place, &self.hero)
-    }
-
-    /// Whether the story names only people whom the request names, and those who live at the place.
-    pub(super) fn names_nobody_unasked(&self, story: &str, asked: &str) -> bool {
-        let is_new = |person: &Person| {
-            let name = person.name.text;
-            has_word(story, name) && !has_word(asked, name)
+    /// Whether the story names only people whom the request names and those who are usual beside them, and says of no thing what
+    /// it looks like unless the request does.
+    pub(super) fn brings_nothing_unasked(&self, story: &str, asked: &str) -> bool {
+        let is_new = |word: &str| has_word(story, word) && !has_word(asked, word);
+        let friend_is_asked = has_word(asked, self.friend.name.text);
+        let usual_hero = if has_word(asked, self.hero.kind) || !friend_is_asked {
+            let kind = match self.hero.animal {
+                true if !has_word(asked, self.hero.kind) => words::ANIMALS[0],
+                false if self.hero.kind == "boy" && !has_word(asked, "boy") => "girl",
+                _ => self.hero.kind,
+            };
+            Person::usual(kind)
+        } else {
+            self.friend.companion()
         };
-        let hero = Person::residents(self.place, self.hero.animal)[0];
-        let knows_kind = has_word(asked, self.hero.kind);
-        let is_hero = self.hero.name == hero.name && (knows_kind || self.hero.kind == hero.kind);
-        (!is_new(&self.hero) || is_hero)
-            && (!is_new(&self.friend) || self.friend == self.resident_friend())
+        (!is_new(self.hero.name.text) || self.hero == usual_hero)
+            && (!is_new(self.friend.name.text) || self.friend == self.hero.companion())
+            && (self.thing == self.noun || !is_new(&self.thing))
     }
 
     /// This cast with the hero and friend named as a user names them.
@@ -359,22 +392,6 @@ impl Cast {
             _ => vec![self.value(slot)],
         }
     }
-}
-
-/// Who of those who live at a place can be the hero's friend.
-fn resident_beside(place: &Place, hero: &Person) -> Person {
-    let [first, second] = Person::residents(place, hero.animal);
-    let fitting = [second, first]
-        .into_iter()
-        .find(|person| person.differs_from(hero));
-    // A hero who has the name of one and is what the other is: both are friends of somebody else.
-    fitting.unwrap_or_else(|| {
-        let others = words::NEAR
-            .iter()
-            .flat_map(|place| Person::residents(place, hero.animal));
-        let mut others = others.filter(|person| person.differs_from(hero));
-        others.next().unwrap_or(first)
-    })
 }
 
 /// What is different when a story is told again.

@@ -1,6 +1,8 @@
 //! The plots: what happens in a story, in which order, and in which words.
 //!
-//! Every variant of a stage fits every variant of the stages before it. An empty variant leaves the stage out.
+//! Every variant of a stage fits every variant of the stages before it. An empty variant leaves the stage out. Variants of a stage
+//! begin with different words, and two that name hero and friend in like sentences name them in the same order: a model that fills
+//! in the likeliest word at each place would else mix them.
 
 mod everyday;
 mod friendship;

@@ -43,14 +43,14 @@ pub(super) fn sample(task: Task, split: Split, random: &mut Random) -> Sample {
     }
 }
 
-/// A story that names nobody but whom the request names and who lives where it happens.
+/// A story that names nobody but whom the request names and who is usual beside them.
 fn without_strangers(random: &mut Random, tell: impl Fn(&mut Random) -> (Cast, Sample)) -> Sample {
     loop {
         let (cast, sample) = tell(random);
         let asked: Vec<&str> = (sample.messages.iter())
             .map(|message| &message.content[..])
             .collect();
-        if cast.names_nobody_unasked(&sample.answer, &asked.join(" ")) {
+        if cast.brings_nothing_unasked(&sample.answer, &asked.join(" ")) {
             return sample;
         }
     }
@@ -92,8 +92,10 @@ fn tell(split: Split, length: Length, random: &mut Random) -> Told {
 
 fn with_words(split: Split, random: &mut Random) -> (Cast, Sample) {
     let told = tell(split, Length::Whole, random);
-    let mut others: Vec<String> = ["{whom}", "{thing}", "{place}", "{helper}"]
-        .iter()
+    // Of two animals nobody could tell which is which.
+    let friend = ["{whom}"].iter().filter(|_| !told.cast.friend.animal);
+    let mut others: Vec<String> = friend
+        .chain(&["{thing}", "{place}", "{helper}"])
         .flat_map(|template| told.cast.content(template))
         .filter(|word| has_word(&told.text, word))
         .collect();

@@ -144,9 +144,6 @@ pub(super) struct Wish {
 #[rustfmt::skip]
 pub(super) const WISHES: &[Wish] = &[
     Wish { text: "to be as tall as a tree", trouble: "the house and the bed were too small" },
-    Wish { text: "to be as small as a bee", trouble: "every drop of rain was as big as a lake" },
-    Wish { text: "to fly like a bird", trouble: "the wind was strong and home was far away" },
     Wish { text: "for a hundred cakes", trouble: "there was no room to sleep or to play" },
     Wish { text: "that it was always night", trouble: "it was dark and nobody came out to play" },
-    Wish { text: "that it was always winter", trouble: "it was cold and all the flowers were gone" },
 ];

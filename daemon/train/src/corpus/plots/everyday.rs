@@ -24,19 +24,17 @@ pub(super) const LOST: Plot = Plot {
         &[
             "{He} played and sang, and then the {thing} was gone.",
             "A strong wind came, and the {thing} was gone.",
-            "{He} fell asleep, and when {he} woke up, the {thing} was gone.",
+            "Then {he} fell asleep, and when {he} woke up, the {thing} was gone.",
         ],
         &[
             "\"Where is my {thing}?\" asked {hero}.",
             "{hero} looked and looked, but {he} could not find it.",
-            "{hero} was very sad and began to cry.",
         ],
         &["Then {a helper} came by.", "Just then, {hero} met {a helper}."],
         &["\"Look {spot},\" said the {helper}.", "\"I saw the {thing} {spot},\" said the {helper}."],
-        &["{hero} ran to look, and there was the {thing}!", "{hero} looked {spot}, and there it was!"],
+        &["{hero} ran to look, and there was the {thing}!", "And there it was, {spot}!"],
         &[
-            "\"Thank you!\" said {hero}, and {he} hugged the {helper}.", "\"Thank you, kind {helper}!\" said {hero}.",
-            "",
+            "\"Thank you!\" said {hero}, and {he} hugged the {helper}.", "",
         ],
         &[
             "{hero} went home with {his} {thing}, and {he} was happy again.",
@@ -82,9 +80,9 @@ pub(super) const WISH: Plot = Plot {
             "More than anything, {who} wanted {a thing}.",
             "Every night, {who} dreamed of {a thing}.",
         ],
-        &["But {he} had no money.", "But nobody had one to give.", ""],
-        &["One {day}, {hero} went to the {place}.", "One {day}, {hero} walked all the way to the {place}."],
-        &["There {he} met {a helper} who was stuck {spot}.", "There {he} saw {a helper} who sat {spot} and cried."],
+        &["But {he} had no money.", "Nobody had one to give.", ""],
+        &["One {day}, {hero} went to the {place}."],
+        &["There {he} met {a helper} who was stuck {spot}.", "{A helper} sat {spot} and cried."],
         &[
             "\"Can you help me?\" asked the {helper}.",
             "\"Please help me,\" said the {helper}. \"I want to go home.\"",
@@ -97,7 +95,6 @@ pub(super) const WISH: Plot = Plot {
         &[
             "{hero} danced all the way home with {his} {thing}.",
             "So {hero} got {his} {thing} at last.",
-            "{hero} had never been so happy.",
         ],
     ],
     again: &[],
@@ -150,7 +147,7 @@ pub(super) const MYSTERY: Plot = Plot {
         ],
         &[
             "\"I am sorry. I only wanted to play,\" said the {helper}.",
-            "\"I am sorry. It was so beautiful,\" said the {helper}.",
+            "\"It was so beautiful,\" said the {helper}.",
         ],
         &["The {helper} gave the {thing} back.", "So {hero} took the {thing} back to {friend}."],
         &[
@@ -199,7 +196,7 @@ pub(super) const FEAST: Plot = Plot {
             "One {day}, {who} wanted to make {a thing} for the feast {at}.",
         ],
         &["{whom} came to help.", "\"I will help you,\" said {whom}."],
-        &["But there was no {missing} in the house.", "But the {missing} was all gone."],
+        &["But there was no {missing} in the house.", "The {missing} was all gone."],
         &["\"What can we do?\" asked {friend}.", "\"No {missing}, no {thing},\" said {hero}.", ""],
         &[
             "They went out and asked {a helper} for some {missing}.",

@@ -17,7 +17,7 @@ pub(super) const QUARREL: Plot = Plot {
         "{who} and {whom} {at}",
     ],
     stages: &[
-        &["One {day}, {who} and {whom} went to the {place}.", "One {day}, {who} met {whom} {at}."],
+        &["One {day}, {who} and {whom} went to the {place}."],
         &["They found {a thing} {spot}.", "There was {a thing} {spot}."],
         &[
             "\"It is mine!\" said {hero}. \"No, it is mine!\" said {friend}.",
@@ -26,7 +26,7 @@ pub(super) const QUARREL: Plot = Plot {
         &[
             "They pulled and pulled, and nobody was happy.",
             "They did not speak for a long time.",
-            "{friend} began to cry, and {hero} was angry.",
+            "{hero} began to cry, and {friend} was angry.",
         ],
         &[
             "{A helper} saw them. \"You can share it,\" said the {helper}.",
@@ -38,7 +38,7 @@ pub(super) const QUARREL: Plot = Plot {
         ],
         &[
             "\"You can have the {thing} first,\" said {hero} to {friend}.",
-            "\"Let us play together,\" said {friend}.", "",
+            "\"Let us play together,\" said {hero}.", "",
         ],
         &[
             "So they shared the {thing} and played until the stars came out.",
@@ -140,9 +140,12 @@ pub(super) const RACE: Plot = Plot {
             "One {day}, there was a race {at}. The prize was {a thing}.",
             "There was a big race {at}, and the prize was {a thing}.",
         ],
-        &["{who} wanted to win, and {whom} wanted to win too.", "{who} and {whom} both wanted the {thing}."],
+        &[
+            "{who} wanted to win, and {whom} wanted to win too.",
+            "\"I will win,\" said {who}. \"No, I will win,\" said {whom}.",
+        ],
         &["\"One, two, three, go!\" said {a helper}.", "{A helper} called, \"Go!\""],
-        &["{hero} ran like the wind.", "{hero} ran and ran, and soon {he} was first."],
+        &["{hero} ran like the wind.", "Soon {hero} was first."],
         &["But then {friend} fell down.", "Then there was a cry. {friend} fell down!"],
         &[
             "{hero} turned around and helped {friend} up.",
@@ -194,10 +197,10 @@ pub(super) const NEIGHBOR: Plot = Plot {
             "One {day}, {whom} moved into a house near the {place}.",
             "{whom} was new and lived near the {place}.",
         ],
-        &["{friend} knew nobody and sat {spot}, all alone.", "{friend} was shy and played alone {spot}."],
-        &["{who} saw {friend} and came with {a thing}.", "{who} came by with {a thing}."],
-        &["\"Hello, I am {hero},\" said {hero}. \"Who are you?\"", "\"Hello, do you want to play?\" asked {hero}."],
-        &["But {friend} did not speak.", "But {friend} looked at the ground."],
+        &["{friend} knew nobody and sat {spot}, all alone.", "There sat {friend} {spot}, all alone."],
+        &["{who} saw {friend} and came with {a thing}.", "Then {who} came by with {a thing}."],
+        &["\"Hello, I am {hero},\" said {hero}. \"Who are you?\"", "\"Do you want to play?\" asked {hero}."],
+        &["But {friend} did not speak.", "At first, {friend} looked at the ground."],
         &["So {hero} gave the {thing} to {friend}.", "\"You can have my {thing} for a day,\" said {hero}."],
         &[
             "\"Is it for me? I am {friend},\" said {friend} and smiled.",
@@ -205,7 +208,7 @@ pub(super) const NEIGHBOR: Plot = Plot {
         ],
         &[
             "Soon they played with the {thing} and laughed.",
-            "They played with the {thing} until the stars came out.",
+            "They laughed until the stars came out.",
         ],
         &["From that day on, {hero} and {friend} were best friends.", "And {friend} was not alone again."],
     ],
