@@ -202,7 +202,7 @@ All text comes from the generator in `daemon/train/src/corpus.rs`: a dozen plots
 names, things, places and helpers from its lists, and the ways to ask for them. A quarter of the names are from a list
 of seldom ones, so that a name has to be copied from the request and cannot be known by heart; six in a hundred have no
 token of their own and are copied in pieces. Whom a story brings in unasked goes by whom it is about: a girl meets Ben, a
-boy Mia, and each animal another kind with a name of its own.
+boy Mia, and an animal Luna the rabbit or Theo the bear.
 
 The tokenizer has the words of this language as they are, one token each, and byte-level BPE for all others.
 

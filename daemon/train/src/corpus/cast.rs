@@ -73,17 +73,17 @@ impl Person {
         Self::named(kind, names, number, number % 2 == 0)
     }
 
-    /// Who comes into the story of this one unasked: a boy for a girl and the other way, so that the two have different names, and
-    /// of animals another kind.
+    /// Who comes into the story of this one unasked: one for heroes who are called "he" and one for those called "she", of the
+    /// other sex, so that the two have different names.
     fn companion(&self) -> Self {
         let she = !self.name.she;
         if !self.animal {
             return Self::usual(if she { "girl" } else { "boy" });
         }
-        let kinds = words::ANIMALS;
-        let number = kinds.iter().position(|kind| *kind == self.kind);
-        let number = (number.unwrap_or_default() + kinds.len() / 2) % kinds.len();
-        Self::named(kinds[number], &names::ANIMALS, number, she)
+        let kind = if she { "rabbit" } else { "bear" };
+        // Two of a kind could not be told apart by it.
+        let kind = if self.kind == kind { "fox" } else { kind };
+        Self::named(kind, &names::ANIMALS, 0, she)
     }
 
     fn named(kind: &'static str, names: &Names, number: usize, she: bool) -> Self {
@@ -119,8 +119,13 @@ impl Person {
         if self.animal && random.chance(0.3) {
             format!("{} the {kind}", name.text)
         } else if self.animal || random.chance(if self.seldom { 0.8 } else { 0.15 }) {
+            let named = if random.chance(0.25) {
+                "called"
+            } else {
+                "named"
+            };
             written(
-                &format!("{kind} named {}", name.text),
+                &format!("{kind} {named} {}", name.text),
                 super::slots::Form::Article,
             )
         } else {

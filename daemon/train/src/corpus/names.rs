@@ -13,6 +13,15 @@ pub(super) struct Names {
     pub(super) he: &'static [&'static str],
 }
 
+/// All lists.
+pub(super) const ALL: [&Names; 4] = [&CHILDREN, &ANIMALS, &SELDOM, &IN_PIECES];
+
+/// Whether a word is in one of them.
+pub(super) fn is_name(word: &str) -> bool {
+    ALL.iter()
+        .any(|names| names.she.contains(&word) || names.he.contains(&word))
+}
+
 /// The usual names of children.
 #[rustfmt::skip]
 pub(super) const CHILDREN: Names = Names {

@@ -7,7 +7,7 @@ pub(super) const STORY: &[&str] = &[
     "Please tell me <story> about <subject>.", "Please write <story> about <subject>.",
     "Can you tell me <story> about <subject>?", "Could you write <story> about <subject>?",
     "I would like <story> about <subject>.", "I want <story> about <subject>.", "<Story> about <subject>, please.",
-    "<Story> about <subject>.", "Make up <story> about <subject>.",
+    "<Story> about <subject>.", "Make up <story> about <subject>.", "Give me <story> about <subject>.",
 ];
 
 /// Requests that are hardly more than the subject.
@@ -37,6 +37,7 @@ pub(super) const OPEN: &[&str] = &[
 #[rustfmt::skip]
 pub(super) const WHOLE: &[&str] = &[
     "a story", "a story", "a story", "a nice story", "a bedtime story", "a story for children",
+    "a funny story", "a good story",
 ];
 pub(super) const SHORT: &[&str] = &["a short story", "a very short story", "a little story"];
 pub(super) const LONG: &[&str] = &["a long story", "a very long story"];
@@ -172,7 +173,8 @@ pub(super) const TALKS: &[Talk] = &[
     Talk {
         said: &[
             "What is two and three?", "What is the news?", "Write a poem.", "Will it rain?", "Write a program.",
-            "What time is it?",
+            "What time is it?", "What is the capital of France?", "Why is the sky blue?", "Write me a letter.",
+            "What is the answer?", "Explain it to me.", "How old is the moon?", "Count to ten.", "Tell me a joke.",
         ],
         answers: &["I do not know that. I can only tell stories."],
     },

@@ -128,6 +128,15 @@ pub(super) fn article(next: &str) -> &'static str {
     }
 }
 
+/// The text with a small first letter.
+pub(super) fn small(text: &str) -> String {
+    let mut letters = text.chars();
+    letters
+        .next()
+        .map(|first| first.to_lowercase().collect::<String>() + letters.as_str())
+        .unwrap_or_default()
+}
+
 /// The text with a capital first letter.
 pub(super) fn capital(text: &str) -> String {
     let mut letters = text.chars();

@@ -3,9 +3,10 @@
 use super::asking::{request, subject};
 use super::cast::{Cast, Change};
 use super::grammar::sentences;
+use super::names::is_name;
 use super::plots::{COMMON_QUESTIONS, Question};
 use super::requests::{self, Talk};
-use super::slots::capital;
+use super::slots::{capital, small};
 use super::word::has_word;
 use super::words::Things;
 use super::{Message, Role, Sample, Split, Task, story};
@@ -69,7 +70,7 @@ fn asked_for(split: Split, random: &mut Random) -> (Cast, Sample) {
     let (request, kept_words) = request(&told, length, random);
     let sample = Sample {
         task: Task::Story,
-        messages: vec![user(request)],
+        messages: vec![user(typed(request, random))],
         answer: told.text,
         kept_words,
     };
@@ -113,7 +114,7 @@ fn with_words(split: Split, random: &mut Random) -> (Cast, Sample) {
     );
     let sample = Sample {
         task: Task::With,
-        messages: vec![user(request)],
+        messages: vec![user(typed(request, random))],
         answer: told.text,
         kept_words: words,
     };
@@ -330,7 +331,7 @@ fn chat(split: Split, random: &mut Random) -> Sample {
 }
 
 fn small_talk(mut messages: Vec<Message>, talk: &Talk, random: &mut Random) -> Sample {
-    messages.push(user((*random.pick(talk.said)).to_owned()));
+    messages.push(user(typed((*random.pick(talk.said)).to_owned(), random)));
     Sample {
         task: Task::Chat,
         messages,
@@ -411,6 +412,22 @@ fn again(split: Split, length: Length, random: &mut Random) -> Sample {
         answer,
         kept_words: asked.content(template),
     }
+}
+
+/// As people type: now and then without the capital that a request begins with, or its last stop.
+fn typed(request: String, random: &mut Random) -> String {
+    let (is_small, is_open) = (random.chance(0.15), random.chance(0.15));
+    let mut request = request;
+    let first = request.split(' ').next().unwrap_or_default();
+    let first = first.trim_end_matches(|letter: char| !letter.is_alphabetic());
+    if is_small && !is_name(first) {
+        request = small(&request);
+    }
+    if is_open {
+        let end = request.trim_end_matches(['.', '!', '?']).len();
+        request.truncate(end);
+    }
+    request
 }
 
 /// Puts a text for `<place>`, and with a capital for `<Place>`.

@@ -224,7 +224,7 @@ mod tests {
     use crate::corpus::{Message, Role, Task};
 
     const TEXT: &str = "One sunny day, Mia took her blue kite to the lake. A strong wind came, and the blue kite was \
-        gone. Just then, Mia met a duck. Mia looked in the reeds, and there it was!";
+        gone. Just then, Mia met a duck. Mia ran to look, and there was the blue kite!";
 
     fn sample(answer: &str) -> Sample {
         Sample {
@@ -293,11 +293,11 @@ mod tests {
         let original = &TEXT[gap.holes[0].clone()];
         assert_eq!(judge(original), (true, true, true));
         assert_eq!(
-            judge("Mia was very sad and began to cry."),
+            judge("Mia looked and looked, but she could not find it."),
             (true, true, false)
         );
         assert_eq!(
-            judge("Anna was very sad and began to cry."),
+            judge("Anna looked and looked, but she could not find it."),
             (true, false, false)
         );
         assert_eq!(
