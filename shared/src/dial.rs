@@ -59,7 +59,7 @@ pub const DIALS: &[DialInfo] = &[
         dial: Dial::Quality,
         name: "quality",
         summary: "the sure tokens of a pass at once; what stands before a block is kept",
-        policy: "threshold:t=0.9",
+        policy: "threshold:t=0.95,apart=1",
         caching: "prefix:behind=64",
         window: Some(64),
         growth: "fixed",
