@@ -40,7 +40,7 @@ where
             return Some((stream::iter(answers), Some((states, news, closing))));
         };
         tokio::select! {
-            () = recorded.is_done() => {}
+            () = recorded.finished() => {}
             () = closing.cancelled() => {}
         }
         Some((stream::iter(answers), None))

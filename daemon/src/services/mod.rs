@@ -196,7 +196,7 @@ impl Daemon {
 
     /// Returns once all is written down that was asked for and has come to an end.
     pub(crate) async fn is_recorded(&self) {
-        self.recording.is_done().await;
+        self.recording.finished().await;
     }
 
     fn check_open(&self) -> Result<(), Failure> {

@@ -25,16 +25,16 @@ impl Recording {
         let before = std::mem::replace(&mut *self.lock(), recorded.clone());
         tokio::spawn(async move {
             let _done = done;
-            before.is_done().await;
+            before.finished().await;
             work.await;
         });
         recorded
     }
 
     /// Returns once all that was begun so far is done.
-    pub(super) async fn is_done(&self) {
+    pub(super) async fn finished(&self) {
         let last = self.lock().clone();
-        last.is_done().await;
+        last.finished().await;
     }
 
     fn lock(&self) -> MutexGuard<'_, Recorded> {
@@ -50,7 +50,7 @@ impl Recorded {
     }
 
     /// Returns once it is written down, or nothing will be.
-    pub(super) async fn is_done(self) {
+    pub(super) async fn finished(self) {
         if let Some(mut done) = self.0 {
             // Nothing is ever sent: this is the sender's end.
             while done.changed().await.is_ok() {}
@@ -84,15 +84,15 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(done.lock().unwrap().is_empty());
         first_ends.send(()).unwrap();
-        first.is_done().await;
+        first.finished().await;
         assert_eq!(done.lock().unwrap()[0], "first");
         // Several may wait for the same.
-        tokio::join!(second.clone().is_done(), second.is_done());
-        recording.is_done().await;
+        tokio::join!(second.clone().finished(), second.finished());
+        recording.finished().await;
         assert_eq!(*done.lock().unwrap(), ["first", "second"]);
 
         let panics = recording.then(async { panic!("as a disk might") });
-        panics.is_done().await;
-        Recorded::nothing().is_done().await;
+        panics.finished().await;
+        Recorded::nothing().finished().await;
     }
 }
