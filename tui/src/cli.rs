@@ -169,7 +169,7 @@ pub struct Sampling {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Decoding")]
 pub struct Details {
-    /// Positions decoded together, left to right [default: 32]
+    /// Positions decoded together, left to right [default: the model's own, else 32]
     #[arg(long, value_name = "N")]
     pub block: Option<u32>,
     /// Passes over the whole canvas, shared out over the blocks [default: one a position]

@@ -142,6 +142,7 @@ pub(crate) fn sampling(model: &ModelName, answer: &mut v1::InspectModelResponse,
     };
     let sampler = subject.sampler(&Drawing::default(), table);
     answer.settings.extend(sampler.told);
+    answer.settings.extend(subject.block_length(None).1);
     if let Some(system) = &table.system {
         let system = settings::told("system", system, Origin::ModelFile);
         answer.settings.push(system);

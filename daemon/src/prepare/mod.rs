@@ -33,8 +33,6 @@ pub const IDS_MAX: usize = 1 << 20;
 
 /// Positions to fill when nobody says how many.
 const LENGTH_DEFAULT: usize = 128;
-/// Positions decoded together when nobody says how many.
-const BLOCK_LENGTH_DEFAULT: usize = 32;
 /// Draws of an estimate when nobody says how many.
 const DRAWS_DEFAULT: usize = 128;
 
@@ -118,20 +116,22 @@ pub fn generation(
         }
     };
     let masked = canvas.iter().filter(|slot| **slot == Slot::Masked).count();
-    let sampler = Subject {
+    let subject = Subject {
         family: info.family,
         is_masked: info.mask.is_some(),
         talks: serving.talks(),
         recommended: &serving.loaded.recommended,
-    }
-    .sampler(&request.drawing, table);
+    };
+    let sampler = subject.sampler(&request.drawing, table);
+    let (block_length, told_block) = subject.block_length(request.block_length);
     let mut work = Generate {
         model: serving.loaded.id,
         prompt,
-        block_length: request.block_length.map_or_else(
-            || BLOCK_LENGTH_DEFAULT.min(canvas.len()),
-            |length| length as usize,
-        ),
+        block_length: match request.block_length {
+            // What was asked for and is too long, is the engine's to refuse.
+            Some(length) => length as usize,
+            None => (block_length as usize).min(canvas.len()),
+        },
         steps: request.steps.map_or(masked.max(1), |steps| steps as usize),
         canvas,
         temperature: sampler.temperature,
@@ -155,7 +155,7 @@ pub fn generation(
         default_dial,
         is_bus_bound,
     );
-    told.splice(0..0, sampler.told);
+    told.splice(0..0, sampler.told.into_iter().chain(told_block));
     // A policy that ranks positions itself takes no other ranking.
     let is_open = policy(&work.policy).needs().ranking.is_none();
     if let (None, Some(ranking), true) = (request.remasking, sampler.ranking, is_open) {

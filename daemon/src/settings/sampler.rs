@@ -1,7 +1,9 @@
-//! How a request's tokens are chosen, from all who say something of it.
+//! How a request's tokens are chosen, and how many positions are decoded together, from all who say something of it.
 //!
 //! A model fills in what its card says and no more where it fills masks; one that writes from left to right is drawn from,
 //! since the most probable token each time leads small models in circles.
+
+use std::fmt::Display;
 
 use sluice_engine::checkpoint::Recommended;
 use sluice_proto::{model::Remasking, v1};
@@ -18,6 +20,8 @@ const REPETITION_PENALTY: f64 = 1.1;
 /// Of Dream, by its model card; top-p, which stands beside it there, is for causal models alone here.
 const DREAM_TEMPERATURE: f64 = 0.2;
 const DREAM: &str = "Dream";
+/// Positions decoded together where nobody says how many.
+const BLOCK_LENGTH: u32 = 32;
 
 /// What the choice of a model's tokens depends on.
 #[derive(Debug, Clone, Copy)]
@@ -61,15 +65,7 @@ impl Subject<'_> {
             (Origin::BuiltIn, self.built_in()),
         ];
         let mut all = Vec::new();
-        let mut tell = |name, value: String, origin| {
-            all.push(match origin {
-                Origin::Checkpoint => v1::ResolvedSetting {
-                    origin: self.recommended.place.to_owned(),
-                    ..told(name, value, origin)
-                },
-                origin => told(name, value, origin),
-            });
-        };
+        let mut tell = |name, value: String, origin| all.push(self.told(name, value, origin));
         let temperature = resolve(said.map(|(origin, drawing)| (origin, drawing.temperature)))
             .expect("there is a temperature for all");
         tell(
@@ -122,6 +118,33 @@ impl Subject<'_> {
             sampling,
             ranking: ranking.then_some(Remasking::Entropy),
             told: all,
+        }
+    }
+
+    /// Positions decoded together where so many are asked for, and what to tell of it where the checkpoint decided.
+    #[must_use]
+    pub fn block_length(&self, asked: Option<u32>) -> (u32, Option<v1::ResolvedSetting>) {
+        let recommended = self.recommended.block_length.filter(|_| self.is_masked);
+        let length = resolve([
+            (Origin::Request, asked),
+            (Origin::Checkpoint, recommended),
+            (Origin::BuiltIn, Some(BLOCK_LENGTH)),
+        ])
+        .expect("there is one for all");
+        let told = (length.origin == Origin::Checkpoint)
+            .then(|| self.told("block_length", length.value, length.origin));
+        (length.value, told)
+    }
+
+    /// A setting as clients get it, with the file's name where it is the checkpoint's word.
+    fn told(&self, name: &str, value: impl Display, origin: Origin) -> v1::ResolvedSetting {
+        let told = told(name, value, origin);
+        match origin {
+            Origin::Checkpoint => v1::ResolvedSetting {
+                origin: self.recommended.place.to_owned(),
+                ..told
+            },
+            _ => told,
         }
     }
 
@@ -196,7 +219,7 @@ mod tests {
                 },
             },
             place: "generation_config.json",
-            problems: Vec::new(),
+            ..Recommended::default()
         };
         let subject = subject(&recommended);
         // What a checkpoint leaves out is not there: no built-in penalty beside its advice.
@@ -232,6 +255,30 @@ mod tests {
             told(&subject.sampler(&Drawing::default(), &table)),
             "temperature 0 (models.toml), repetition_penalty 1.2 (models.toml)"
         );
+    }
+
+    #[test]
+    fn a_block_is_as_long_as_asked_or_recommended() {
+        let nothing = Recommended::default();
+        let recommended = Recommended {
+            block_length: Some(8),
+            place: "generation_config.json",
+            ..Recommended::default()
+        };
+        let of = |recommended, asked, is_masked| {
+            let subject = Subject {
+                is_masked,
+                ..subject(recommended)
+            };
+            let (length, told) = subject.block_length(asked);
+            (length, told.map(|told| told.origin))
+        };
+        let place = Some("generation_config.json".to_owned());
+        assert_eq!(of(&recommended, None, true), (8, place));
+        assert_eq!(of(&recommended, Some(64), true), (64, None));
+        assert_eq!(of(&nothing, None, true), (32, None));
+        // A causal model writes one token after another, whatever its checkpoint says.
+        assert_eq!(of(&recommended, None, false), (32, None));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! How a checkpoint's authors would have tokens chosen: `generation_config.json`, or the keys `general.sampling.*` of a GGUF
+//! How a checkpoint's authors would have text generated: `generation_config.json`, or the keys `general.sampling.*` of a GGUF
 //! file. What a file says is somebody's word and no more: what makes no sense is passed over, and told.
 
 use serde_json::{Map, Value};
@@ -23,11 +23,16 @@ const NUMBERS: [(&str, &str, &str); 5] = [
     ),
 ];
 
+/// Positions decoded together, by the name that LLaDA's `generate` gives it; GGUF has no key for it.
+const BLOCK_LENGTH: &str = "block_length";
+
 /// What a checkpoint says of it.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Recommended {
     /// What it says, key by key.
     pub drawing: Drawing,
+    /// Positions that a mask-filling model decodes together, at least one.
+    pub block_length: Option<u32>,
     /// Where it says so.
     pub place: &'static str,
     /// What it says and makes no sense.
@@ -50,7 +55,7 @@ impl Recommended {
 }
 
 impl Checkpoint {
-    /// What it says of how its tokens are best chosen.
+    /// What it says of how its text is best generated.
     #[must_use]
     pub fn recommended(&self) -> Recommended {
         match &self.gguf {
@@ -58,7 +63,15 @@ impl Checkpoint {
             None => match self.generation_config() {
                 Ok(Some(config)) => {
                     let draws = config.get("do_sample") != Some(&Value::Bool(false));
-                    read(GENERATION, |names| number(&config, names.1), draws)
+                    let mut read = read(GENERATION, |names| number(&config, names.1), draws);
+                    match block_length(&config) {
+                        Ok(length) => read.block_length = length,
+                        Err(problem) => {
+                            read.problems
+                                .push(passed_over(GENERATION, BLOCK_LENGTH, &problem))
+                        }
+                    }
+                    read
                 }
                 Ok(None) => Recommended::default(),
                 Err(error) => Recommended {
@@ -81,6 +94,25 @@ fn number(config: &Map<String, Value>, key: &str) -> Result<Option<f64>, String>
     }
 }
 
+fn block_length(config: &Map<String, Value>) -> Result<Option<u32>, String> {
+    match number(config, BLOCK_LENGTH)? {
+        None => Ok(None),
+        Some(length) if length >= 1.0 => Ok(Some(whole(length)?)),
+        Some(length) => Err(format!("must be at least 1, not {length}")),
+    }
+}
+
+fn whole(number: f64) -> Result<u32, String> {
+    match number.fract() == 0.0 && number <= f64::from(u32::MAX) {
+        true => Ok(number as u32),
+        false => Err(format!("must be a whole number, not {number}")),
+    }
+}
+
+fn passed_over(place: &str, key: &str, problem: &str) -> String {
+    format!("{place}: {key} {problem}; it is passed over")
+}
+
 fn read(
     place: &'static str,
     number: impl Fn((&str, &str, &str)) -> Result<Option<f64>, String>,
@@ -96,7 +128,7 @@ fn read(
             Err(problem) => Err(problem),
         };
         if let Err(problem) = taken {
-            problems.push(format!("{place}: {key} {problem}; it is passed over"));
+            problems.push(passed_over(place, key, &problem));
         }
     }
     if !draws {
@@ -111,6 +143,7 @@ fn read(
     }
     Recommended {
         drawing: said,
+        block_length: None,
         place,
         problems,
     }
@@ -126,10 +159,7 @@ fn take(said: &mut Drawing, name: &str, number: f64) -> Result<(), String> {
         "repetition_penalty" => next.sampling.repetition_penalty = Some(number),
         // 0, and in llama.cpp all below, mean all tokens.
         _ if number <= 0.0 => next.sampling.top_k = Some(0),
-        _ if number.fract() == 0.0 && number <= f64::from(u32::MAX) => {
-            next.sampling.top_k = Some(number as u32);
-        }
-        _ => return Err(format!("must be a whole number, not {number}")),
+        _ => next.sampling.top_k = Some(whole(number)?),
     }
     if let Some((_, problem)) = next.problem() {
         return Err(problem);

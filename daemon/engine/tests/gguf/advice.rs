@@ -88,17 +88,30 @@ fn what_makes_no_sense_in_a_generation_config_is_passed_over_and_told() {
             r#"{"repetition_penalty": 0}"#,
             "repetition_penalty must be above 0",
         ),
+        (
+            r#"{"block_length": 0}"#,
+            "block_length must be at least 1, not 0",
+        ),
+        (
+            r#"{"block_length": 7.5}"#,
+            "block_length must be a whole number, not 7.5",
+        ),
         ("[1, 2]", "generation_config.json"),
     ] {
         let read = of(config);
-        assert_eq!(read.whole(), Drawing::default(), "{config}");
+        assert_eq!(
+            (read.whole(), read.block_length),
+            (Drawing::default(), None),
+            "{config}"
+        );
         let [problem] = &read.problems[..] else {
             panic!("{config}: {:?}", read.problems);
         };
         assert!(problem.contains(told), "{problem}");
     }
     // The rest holds.
-    let read = of(r#"{"temperature": -1, "top_k": -1, "top_p": 0.5}"#);
+    let read = of(r#"{"temperature": -1, "top_k": -1, "top_p": 0.5, "block_length": 4}"#);
+    assert_eq!(read.block_length, Some(4));
     let drawing = read.whole();
     assert_eq!(
         (drawing.temperature, drawing.sampling.top_k),
