@@ -15,8 +15,8 @@ use crate::{
     vocabulary::Vocabulary,
 };
 
-/// Canvases are padded to a multiple of this, the usual block.
-const BLOCK_LENGTH: usize = 32;
+/// Canvases are padded to a multiple of this.
+const CANVAS_MULTIPLE: usize = 32;
 
 /// How much is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub fn negative_log_likelihood(
             if model.config.causal {
                 0
             } else {
-                answer_length.next_multiple_of(BLOCK_LENGTH) - answer_length
+                answer_length.next_multiple_of(CANVAS_MULTIPLE) - answer_length
             }
         };
         let length_max = model.config.max_sequence_length;

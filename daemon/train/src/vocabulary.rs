@@ -12,7 +12,10 @@ use tokenizers::{
     pre_tokenizers::byte_level::ByteLevel,
 };
 
-use crate::corpus::{self, Message, Role, Sample, Split};
+use crate::{
+    corpus::{self, Message, Role, Sample, Split},
+    objective::BLOCK_LENGTH,
+};
 
 const BEGIN: &str = "<|startoftext|>";
 const END: &str = "<|endoftext|>";
@@ -222,6 +225,7 @@ impl Vocabulary {
             "bos_token_id": self.tokenizer.token_to_id(BEGIN),
             "eos_token_id": self.end_id,
             "pad_token_id": self.end_id,
+            "block_length": BLOCK_LENGTH,
         })
     }
 }

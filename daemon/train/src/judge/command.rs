@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::{
     Schedule, Settings, curve::curve, fingerprint, judge, report, session::Session, ways::ways,
 };
+use crate::objective::BLOCK_LENGTH;
 
 /// Requests where none are given, for a judgement and for each row of a curve.
 const PROMPTS: usize = 500;
@@ -34,7 +35,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 128)]
     length: usize,
     /// Positions decoded together.
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = BLOCK_LENGTH)]
     block_length: usize,
     /// Passes for a canvas, by the reference schedule; as many as positions if left out.
     #[arg(long, group = "schedule")]
