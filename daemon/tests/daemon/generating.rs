@@ -81,7 +81,7 @@ async fn the_embedded_model_answers_in_words() {
     let Kind::Started(started) = &events[1] else {
         panic!("the second event is {:?}", events[1]);
     };
-    assert_eq!((started.length, started.blocks, started.steps), (32, 1, 32));
+    assert_eq!((started.length, started.blocks, started.steps), (32, 8, 32));
     assert_eq!(started.seed, 7);
     let prompt = String::from_utf8_lossy(&started.prompt_text);
     assert!(prompt.contains("Tell me a story."), "{prompt}");

@@ -142,10 +142,10 @@ judged; there
 is no other source of data."
             .to_owned(),
         Some(weights) => format!(
-            "`BEFORE` is the model before this one, with the weights {weights}: made in the same way from a seed alone, as its \
-card
-says in the project's history. Text and masks follow from the seed, and so do the requests by which it is judged; there
-is no other source of data."
+            "`BEFORE` is the model before this one, with the weights {weights}; shape and tokenizer are its own. It was trained
+in the same way, and the first of the line from a seed alone; the project's history has the cards of those that were
+published. Text and masks follow from the seed, and so do the requests by which it is judged; there is no other source
+of data."
         ),
     };
     text += match progress.seconds_planned {
@@ -173,9 +173,9 @@ fn train_command(program: &str, output: &str, run: &Run) -> String {
         Some(seconds) => format!("--seconds {seconds}"),
         None => format!("--steps {}", progress.steps_planned),
     };
-    // Of another model comes the shape, too.
+    // Of another model come shape and tokenizer, too.
     let shape = match &progress.began_with {
-        Some(_) => format!(" --from BEFORE --vocabulary {vocabulary}"),
+        Some(_) => " --from BEFORE".to_owned(),
         None => format!(
             " --vocabulary {vocabulary} --layers {} --width {} --mlp {} --heads {}",
             config.n_layers, config.d_model, config.mlp_hidden_size, config.n_heads

@@ -32,9 +32,9 @@ const BLOCK_CHANCE: f64 = 0.6;
 const GAP_CHANCE: f64 = 0.15;
 /// Positions decoded together, as the exported model recommends: so many that a small model can tell how long what it has not
 /// written yet will be.
-pub const BLOCK_LENGTH: usize = 8;
+pub const BLOCK_LENGTH: usize = 4;
 /// Lengths of the windows of block rows; some are for who asks for longer blocks.
-const BLOCK_LENGTHS: [usize; 4] = [BLOCK_LENGTH, BLOCK_LENGTH, 16, 32];
+const BLOCK_LENGTHS: [usize; 4] = [BLOCK_LENGTH, BLOCK_LENGTH, 8, 32];
 /// What a padding token after the end of the turn counts.
 const PADDING_WEIGHT: f32 = 0.1;
 

@@ -144,7 +144,7 @@ fn a_card_tells_what_a_run_began_with_and_that_time_ended_it() {
     let card = text(&facts);
     for expected in [
         "train --output run --seed 7 --seconds 3600 \\\n",
-        "--part-tokens 1536 --from BEFORE --vocabulary 1000\n",
+        "--part-tokens 1536 --from BEFORE\n",
         "with the weights 00ff",
         "gives other weights elsewhere",
         "900 steps, 3.0 million tokens",

@@ -37,7 +37,7 @@ pub(super) const OPEN: &[&str] = &[
 #[rustfmt::skip]
 pub(super) const WHOLE: &[&str] = &[
     "a story", "a story", "a story", "a nice story", "a bedtime story", "a story for children",
-    "a funny story", "a good story",
+    "a funny story", "a good story", "a fairy tale", "a tale",
 ];
 pub(super) const SHORT: &[&str] = &["a short story", "a very short story", "a little story"];
 pub(super) const LONG: &[&str] = &["a long story", "a very long story"];

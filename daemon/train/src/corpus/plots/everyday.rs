@@ -13,7 +13,7 @@ pub(super) const LOST: Plot = Plot {
     genres: &["story about something lost"],
     subjects: &[
         "{who} who lost {a thing}", "{who} and a lost {thing}", "{who} who lost {a thing} {at}",
-        "a lost {thing}", "{a helper} who saw a lost {thing}",
+        "a lost {thing}", "{a helper} who saw a lost {thing}", "{who} who looks for {a thing}",
     ],
     stages: &[
         &[
@@ -127,6 +127,7 @@ pub(super) const MYSTERY: Plot = Plot {
     genres: &["mystery"],
     subjects: &[
         "{who} who finds out who took {a thing}", "{who} and the missing {thing}", "the mystery of the {thing}",
+        "{who} and a missing {thing}", "{who} who looks for a thief",
         "{who}, {whom} and the missing {thing}", "a thief {at}",
     ],
     stages: &[
@@ -188,7 +189,7 @@ pub(super) const FEAST: Plot = Plot {
     genres: &["story about baking", "story about a feast"],
     subjects: &[
         "{who} who makes {a thing}", "{who} who makes {a thing} for {whom}", "{who}, {whom} and {a thing}",
-        "a feast {at}",
+        "{who} who bakes {a thing}", "a feast {at}", "{who} and a feast",
     ],
     stages: &[
         &[

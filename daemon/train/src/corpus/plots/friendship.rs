@@ -13,6 +13,7 @@ pub(super) const QUARREL: Plot = Plot {
     genres: &["story about sharing", "story about two friends"],
     subjects: &[
         "{who} and {whom} who share {a thing}", "{who} and {whom} who both want {a thing}",
+        "two friends, {who} and {whom}", "two friends, {who} and {whom}, who both want {a thing}",
         "{who}, {whom} and {a thing}",
         "{who} and {whom} {at}",
     ],
@@ -78,7 +79,8 @@ pub(super) const PRESENT: Plot = Plot {
     genres: &["story about a gift", "story about a birthday"],
     subjects: &[
         "{who} and a gift for {whom}", "{who} who makes {a thing} for {whom}", "a gift for {whom}",
-        "the birthday of {whom}", "{who} who makes {a thing}",
+        "the birthday of {whom}", "{who} who makes {a thing}", "{who} and a birthday", "{a kind} and a birthday",
+        "{who} who needs a gift", "a birthday",
     ],
     stages: &[
         &[
@@ -133,7 +135,7 @@ pub(super) const RACE: Plot = Plot {
     genres: &["story about a race"],
     subjects: &[
         "{who} and a race {at}", "{who} who wins {a thing}", "a race for {a thing}",
-        "{who} and {whom} in a race", "a race {at}",
+        "{who} and {whom} in a race", "a race {at}", "{who} who runs a race", "{who} and a race",
     ],
     stages: &[
         &[

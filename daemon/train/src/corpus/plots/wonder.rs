@@ -14,6 +14,7 @@ pub(super) const SHY: Plot = Plot {
     subjects: &[
         "{who}", "{who} {at}", "{who} who is brave", "{who} and {whom}", "{who} who is afraid",
         "{who} who helps {whom}", "a shy {kind}", "a brave {kind}",
+        "a brave {kind} named {hero}", "a shy {kind} named {hero}",
     ],
     stages: &[
         &[
@@ -66,7 +67,8 @@ pub(super) const JOURNEY: Plot = Plot {
     genres: &["adventure", "adventure story", "story about a journey"],
     subjects: &[
         "{who} who goes to the {place}", "{who} and {whom} who go to the {place}", "{who} and {a thing}",
-        "{who}, {whom} and {a thing}", "a journey to the {place}",
+        "{who}, {whom} and {a thing}", "a journey to the {place}", "a trip to the {place}",
+        "{who} and a trip to the {place}", "{who} and {whom} on the way to the {place}", "{who} who wants to see the {place}",
     ],
     stages: &[
         &[
@@ -175,7 +177,7 @@ pub(super) const STORM: Plot = Plot {
     genres: &["story about a storm", "story about a rescue"],
     subjects: &[
         "{who} who finds {whom} in a storm", "{who}, {whom} and a storm", "a storm {at}",
-        "{who} and {a thing} in a storm", "{who} who is brave in a storm",
+        "{who} and {a thing} in a storm", "{who} who is brave in a storm", "{who} and a storm",
     ],
     stages: &[
         &[
