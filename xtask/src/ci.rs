@@ -1,4 +1,4 @@
-//! `cargo ci`: everything that CI runs, step by step.
+//! `cargo ci`: everything that CI runs, step by step. `cargo soak`: what takes too long for that.
 
 use std::io;
 use std::process::{Command, ExitCode};
@@ -29,9 +29,10 @@ pub(crate) enum Outcome {
 type Step = (&'static str, fn() -> io::Result<Outcome>);
 
 const TESTS: Step = ("test", tests);
-const CHECKS: [Step; 8] = [
+const CHECKS: [Step; 9] = [
     ("format", format),
     ("lints", lints),
+    ("stand-in", stand_in),
     ("fuzz targets", fuzz_targets),
     ("docs", docs),
     ("licences", licences),
@@ -43,6 +44,15 @@ const CHECKS: [Step; 8] = [
 pub(crate) fn run(tests: Tests) -> ExitCode {
     let tests = (tests == Tests::Run).then_some(TESTS);
     steps(tests.into_iter().chain(CHECKS))
+}
+
+/// What is run by hand, for as long as one likes.
+pub(crate) fn run_soak() -> ExitCode {
+    let hostile: fn() -> _ =
+        || command(cargo().args(["test", "--release", "--lib", "--", "--ignored"]));
+    let memory: fn() -> _ =
+        || command(cargo().args(["test", "--test", "card_memory", "--", "--ignored", SOAKED]));
+    steps([("hostile bytes", hostile), ("memory of a card", memory)].into_iter())
 }
 
 pub(crate) fn run_units() -> ExitCode {
@@ -81,6 +91,29 @@ fn steps(steps: impl Iterator<Item = Step>) -> ExitCode {
         println!("skipped, wholly or partly: {}", skipped.join(", "));
     }
     ExitCode::SUCCESS
+}
+
+/// The test of the stand-in that is for [`run_soak`].
+const SOAKED: &str = "a_thousand_requests";
+
+/// Tests that compute a card's kernels with the processor, which takes minutes: `cargo test` leaves them out. All ignored
+/// tests beside the libraries' own are such.
+fn stand_in() -> io::Result<Outcome> {
+    if std::env::var_os("CXX").is_none() && !has("c++", &["--version"]) {
+        return Ok(Outcome::Skipped(
+            "there is no C++ compiler for the stand-in; on Debian: apt-get install g++".to_owned(),
+        ));
+    }
+    command(cargo().args([
+        "test",
+        "--no-fail-fast",
+        "--test",
+        "*",
+        "--",
+        "--ignored",
+        "--skip",
+        SOAKED,
+    ]))
 }
 
 /// Tests that want what isn't in the repository pass without it, which is to be seen.

@@ -21,13 +21,14 @@ Usage: cargo xtask COMMAND
   model [--yardstick]    makes the demonstration model: training, judgement, model card; an hour or more
   pictures [NAME ...]    draws the pictures in docs/pictures: the client on a terminal, with a daemon of its own
   ci [--without-tests]   runs everything that CI runs, and stops at the first failure
+  soak                   runs the tests that take too long for that: many hostile inputs, many requests
   examples               runs examples/ against a daemon of its own, with gRPC for Python and Node from their package indexes
   units                  checks the files in systemd/
   ptx [--check]          compiles the kernels for NVIDIA cards; --check compares with what is committed, and assembles
                          it for every kind of card
   smollm2                fetches a small real model, which some tests compare with
 
-`cargo demo`, `cargo model`, `cargo pictures` and `cargo ci` are short for these.";
+`cargo demo`, `cargo model`, `cargo pictures`, `cargo ci` and `cargo soak` are short for these.";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = match std::env::args_os()
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         }
         ["ci"] => ci::run(ci::Tests::Run),
         ["ci", "--without-tests"] => ci::run(ci::Tests::Leave),
+        ["soak"] => ci::run_soak(),
         ["examples"] => ci::run_examples(),
         ["units"] => ci::run_units(),
         ["ptx"] => ptx::run(ptx::Mode::Write),

@@ -9,9 +9,8 @@ use sluice_cuda::{CopyStream, Gpu, HostMemory};
 
 /// Runs a test where there is a stand-in for the card.
 fn on_card(body: impl FnOnce(&Gpu)) {
-    if here::open_stand_in() {
-        body(&Gpu::open(0).unwrap());
-    }
+    here::open_stand_in();
+    body(&Gpu::open(0).unwrap());
 }
 
 fn filled(gpu: &Gpu, byte: u8, bytes: usize) -> HostMemory {
@@ -21,6 +20,7 @@ fn filled(gpu: &Gpu, byte: u8, bytes: usize) -> HostMemory {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn work_begins_after_the_copies_that_it_was_told_to_wait_for() {
     on_card(|gpu| {
         let copies = CopyStream::new(gpu).unwrap();
@@ -36,6 +36,7 @@ fn work_begins_after_the_copies_that_it_was_told_to_wait_for() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn copies_begin_after_the_work_that_they_were_told_to_wait_for() {
     on_card(|gpu| {
         let copies = CopyStream::new(gpu).unwrap();
@@ -53,6 +54,7 @@ fn copies_begin_after_the_work_that_they_were_told_to_wait_for() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn memory_is_not_written_before_copies_from_it_have_ended() {
     on_card(|gpu| {
         for make in [HostMemory::pinned, HostMemory::pageable] {
@@ -75,6 +77,7 @@ fn memory_is_not_written_before_copies_from_it_have_ended() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn marks_tell_the_time_between_them_once_they_have_passed() {
     on_card(|gpu| {
         let copies = CopyStream::new(gpu).unwrap();

@@ -20,6 +20,7 @@ fn refusal() -> Unavailable {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_driver_that_cannot_be_opened_is_said() {
     apart::run_without(
         &["libcuda.so.1"],
@@ -41,6 +42,7 @@ fn a_driver_that_cannot_be_opened_is_said() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn an_old_driver_is_refused() {
     let settings = [("STAND_IN_DRIVER_VERSION", "11080")];
     apart::run("an_old_driver_is_refused", &settings, || {
@@ -60,6 +62,7 @@ fn an_old_driver_is_refused() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn the_toolkits_stand_in_for_linking_is_named() {
     let settings = [("STAND_IN_VERSION_FAILS", "34")];
     apart::run(
@@ -79,6 +82,7 @@ fn the_toolkits_stand_in_for_linking_is_named() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_machine_without_a_card_is_refused() {
     let settings = [("STAND_IN_DEVICES", "0")];
     apart::run("a_machine_without_a_card_is_refused", &settings, || {
@@ -88,6 +92,7 @@ fn a_machine_without_a_card_is_refused() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn cards_that_are_hidden_are_told_from_none() {
     let settings = [("CUDA_VISIBLE_DEVICES", "")];
     apart::run(
@@ -106,6 +111,7 @@ fn cards_that_are_hidden_are_told_from_none() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_card_that_is_named_and_not_found_is_not_hidden() {
     let settings = [("CUDA_VISIBLE_DEVICES", "0"), ("STAND_IN_DEVICES", "0")];
     apart::run_without(
@@ -121,6 +127,7 @@ fn a_card_that_is_named_and_not_found_is_not_hidden() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_value_that_names_no_card_hides_all_whoever_counts_them() {
     let settings = [("CUDA_VISIBLE_DEVICES", "-1")];
     apart::run_without(
@@ -135,6 +142,7 @@ fn a_value_that_names_no_card_hides_all_whoever_counts_them() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_card_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
     let settings = [("STAND_IN_DEVICES", "2")];
     apart::run(
@@ -158,6 +166,7 @@ fn a_card_that_is_not_there_is_refused_with_the_number_of_those_that_are() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn an_old_card_is_refused() {
     let settings = [("STAND_IN_CAPABILITY", "7.0")];
     apart::run("an_old_card_is_refused", &settings, || {
@@ -179,6 +188,7 @@ fn an_old_card_is_refused() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_full_card_is_refused() {
     let settings = [
         ("STAND_IN_MEMORY", "0x40000000"),
@@ -197,6 +207,7 @@ fn a_full_card_is_refused() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_card_that_is_held_alone_is_refused() {
     let settings = [
         ("STAND_IN_CONTEXT_FAILS", "46"),
@@ -220,6 +231,7 @@ fn a_card_that_is_held_alone_is_refused() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_card_that_is_set_to_accept_nothing_is_refused() {
     let settings = [
         ("STAND_IN_CONTEXT_FAILS", "46"),
@@ -237,6 +249,7 @@ fn a_card_that_is_set_to_accept_nothing_is_refused() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_driver_of_another_version_than_its_module_is_named() {
     let settings = [("STAND_IN_INIT_FAILS", "803")];
     apart::run(
@@ -255,6 +268,7 @@ fn a_driver_of_another_version_than_its_module_is_named() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_card_that_may_not_be_opened_is_named() {
     let settings = [("STAND_IN_CONTEXT_FAILS", "800")];
     apart::run("a_card_that_may_not_be_opened_is_named", &settings, || {
@@ -268,6 +282,7 @@ fn a_card_that_may_not_be_opened_is_named() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_code_that_nobody_knows_is_an_error_like_others() {
     let settings = [("STAND_IN_INIT_FAILS", "31337")];
     apart::run(
@@ -283,6 +298,7 @@ fn a_code_that_nobody_knows_is_an_error_like_others() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn bytes_come_back_as_they_went() {
     apart::run("bytes_come_back_as_they_went", &[], || {
         let gpu = Gpu::open(0).unwrap();
@@ -306,6 +322,7 @@ fn bytes_come_back_as_they_went() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_copy_beside_the_work_does_not_wait_for_it() {
     // The work before would end the card when it ran, which it does when somebody waits for it.
     let settings = [("STAND_IN_FAIL_KERNEL", "1")];
@@ -326,6 +343,7 @@ fn a_copy_beside_the_work_does_not_wait_for_it() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn what_was_uploaded_may_change_at_once() {
     apart::run("what_was_uploaded_may_change_at_once", &[], || {
         const BYTES: usize = 300_000;
@@ -349,6 +367,7 @@ fn what_was_uploaded_may_change_at_once() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn nothing_is_fine() {
     apart::run("nothing_is_fine", &[], || {
         let gpu = Gpu::open(0).unwrap();
@@ -363,6 +382,7 @@ fn nothing_is_fine() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 #[should_panic(expected = "exceed a span")]
 fn a_part_lies_inside() {
     // No card is needed to cut a span of nothing.
@@ -371,6 +391,7 @@ fn a_part_lies_inside() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn too_much_is_refused_with_the_figures() {
     let settings = [("STAND_IN_MEMORY", "0x40000000")];
     apart::run("too_much_is_refused_with_the_figures", &settings, || {
@@ -395,6 +416,7 @@ fn too_much_is_refused_with_the_figures() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn pinned_memory_that_cannot_be_had_is_said() {
     // The first is the card's own, for small uploads.
     let settings = [("STAND_IN_FAIL_PINNED", "2")];
@@ -415,6 +437,7 @@ fn pinned_memory_that_cannot_be_had_is_said() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn all_memory_is_given_back() {
     apart::run("all_memory_is_given_back", &[], || {
         let gpu = Gpu::open(0).unwrap();
@@ -438,6 +461,7 @@ fn all_memory_is_given_back() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_card_serves_many_threads() {
     let settings = [("STAND_IN_DEVICES", "2")];
     apart::run("a_card_serves_many_threads", &settings, || {
@@ -467,6 +491,7 @@ fn a_card_serves_many_threads() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_kernel_that_fails_is_told_by_whoever_waits() {
     let settings = [("STAND_IN_FAIL_KERNEL", "2")];
     apart::run(
@@ -493,6 +518,7 @@ fn a_kernel_that_fails_is_told_by_whoever_waits() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn each_generation_gets_its_kernels() {
     for capability in ["7.5", "8.0", "9.0", "12.0"] {
         let settings = [("STAND_IN_CAPABILITY", capability)];
@@ -516,6 +542,7 @@ fn each_generation_gets_its_kernels() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn time_on_the_card_is_measured() {
     apart::run("time_on_the_card_is_measured", &[], || {
         let gpu = Gpu::open(0).unwrap();
@@ -530,6 +557,7 @@ fn time_on_the_card_is_measured() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn moments_in_a_cards_work_are_noted_again_and_again() {
     apart::run(
         "moments_in_a_cards_work_are_noted_again_and_again",
@@ -560,6 +588,7 @@ fn moments_in_a_cards_work_are_noted_again_and_again() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn cublas_multiplies() {
     apart::run("cublas_multiplies", &[], || {
         const ROWS: usize = 5;
@@ -628,6 +657,7 @@ fn cublas_multiplies() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn without_cublas_there_is_a_reason() {
     apart::run_without(
         &["libcublas.so.13", "libcublas.so.12", "libcublas.so.11"],
@@ -642,6 +672,7 @@ fn without_cublas_there_is_a_reason() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_cublas_that_cannot_compute_is_passed_over() {
     apart::run(
         "a_cublas_that_cannot_compute_is_passed_over",
@@ -655,6 +686,7 @@ fn a_cublas_that_cannot_compute_is_passed_over() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_cublas_that_cannot_compute_leaves_our_own_kernels() {
     apart::run_without(
         &["libcublas.so.11"],
@@ -675,6 +707,7 @@ fn a_cublas_that_cannot_compute_leaves_our_own_kernels() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn cublas_works_in_memory_that_stays() {
     apart::run("cublas_works_in_memory_that_stays", &[], || {
         let gpu = Gpu::open(0).unwrap();

@@ -7,33 +7,30 @@ use std::process::{Command, Output};
 
 use sluice_cuda::devices;
 
-/// Runs one test of one of its test programs; none where tests do without.
-fn run(program: &str, test: &str, environment: &[(&str, &str)]) -> Option<Output> {
-    let libraries = stand_in::build()?;
+/// Runs one test of one of its test programs.
+fn run(program: &str, test: &str, environment: &[(&str, &str)]) -> Output {
+    let libraries = stand_in::build();
     // It finds the stand-in as if it were installed; the environment gives the card other shapes.
-    let output = Command::new(libraries.join(program))
+    Command::new(libraries.join(program))
         .env("LD_LIBRARY_PATH", libraries)
         .arg(test)
         .envs(environment.iter().copied())
         .output()
-        .expect("run the test program");
-    Some(output)
+        .expect("run the test program")
 }
 
 fn passes(program: &str, test: &str, environment: &[(&str, &str)]) {
-    if let Some(output) = run(program, test, environment) {
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{test} {environment:?}: {text}");
-    }
+    let output = run(program, test, environment);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{test} {environment:?}: {text}");
 }
 
 /// It ends with a signal, having said this.
 fn is_stopped(program: &str, test: &str, environment: &[(&str, &str)], says: &str) {
-    if let Some(output) = run(program, test, environment) {
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), None, "{test}: {text}");
-        assert!(text.contains(says), "{test}: {text}");
-    }
+    let output = run(program, test, environment);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), None, "{test}: {text}");
+    assert!(text.contains(says), "{test}: {text}");
 }
 
 const ORDERS: [[(&str, &str); 1]; 2] = [
@@ -42,6 +39,7 @@ const ORDERS: [[(&str, &str); 1]; 2] = [
 ];
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn kernels_compute_as_on_a_card() {
     for order in ORDERS {
         for test in [
@@ -60,6 +58,7 @@ fn kernels_compute_as_on_a_card() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn threads_that_part_at_a_barrier_are_named() {
     for order in ORDERS {
         for (test, says) in [
@@ -85,6 +84,7 @@ fn threads_that_part_at_a_barrier_are_named() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn the_driver_keeps_a_cards_rules() {
     for test in [
         "kernel_runs",
@@ -104,6 +104,7 @@ fn the_driver_keeps_a_cards_rules() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn streams_take_the_order_that_they_are_told() {
     for (test, order) in [
         ("work_waits", "lazy"),
@@ -115,6 +116,7 @@ fn streams_take_the_order_that_they_are_told() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_simulated_clock_tells_what_runs_beside_what() {
     let settings = [
         ("STAND_IN_CLOCK", "simulated"),
@@ -132,6 +134,7 @@ fn a_simulated_clock_tells_what_runs_beside_what() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn the_environment_makes_things_fail() {
     for (test, name, value) in [
         ("second_allocation_fails", "STAND_IN_FAIL_ALLOCATION", "2"),
@@ -149,6 +152,7 @@ fn the_environment_makes_things_fail() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn accesses_outside_of_an_allocation_are_named() {
     for (test, says) in [
         (
@@ -170,10 +174,9 @@ fn accesses_outside_of_an_allocation_are_named() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn this_process_finds_it() {
-    if !here::open_stand_in() {
-        return;
-    }
+    here::open_stand_in();
 
     let devices = devices().expect("the stand-in's card");
 

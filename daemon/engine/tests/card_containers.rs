@@ -69,10 +69,9 @@ fn check(engine: &Engine, path: &Path, scheme: Scheme, expected: &Generated) {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn coded_weights_compute_what_they_are_decoded_to() {
-    if !here::open_stand_in() {
-        return;
-    }
+    here::open_stand_in();
     let folder = tempfile::tempdir().unwrap();
     let plain = small::write(folder.path(), 4);
     let (card, cpu) = (engine(Choice::Cuda(0)), engine(Choice::Cpu));
@@ -91,10 +90,9 @@ fn coded_weights_compute_what_they_are_decoded_to() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_longer_turn_of_rows_computes_what_shorter_ones_do() {
-    if !here::open_stand_in() {
-        return;
-    }
+    here::open_stand_in();
     let folder = tempfile::tempdir().unwrap();
     let shape = Shape {
         context_length: 640,

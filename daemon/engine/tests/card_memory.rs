@@ -72,6 +72,7 @@ fn generate(engine: &Engine, model: ModelId, steps: usize) -> usize {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn nothing_is_timed_while_the_driver_finds_memory() {
     apart::run(
         "nothing_is_timed_while_the_driver_finds_memory",
@@ -88,6 +89,7 @@ fn nothing_is_timed_while_the_driver_finds_memory() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn what_a_card_can_do_is_measured_once_and_by_the_engines_thread() {
     apart::run(
         "what_a_card_can_do_is_measured_once_and_by_the_engines_thread",
@@ -114,6 +116,7 @@ fn what_a_card_can_do_is_measured_once_and_by_the_engines_thread() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_pass_asks_for_no_memory() {
     apart::run("a_pass_asks_for_no_memory", &[], || {
         let engine = Engine::start(options()).unwrap();
@@ -128,6 +131,7 @@ fn a_pass_asks_for_no_memory() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn the_driver_counts_what_the_account_does_to_a_piece() {
     const PIECE: u64 = 0x4000;
     let settings = [("STAND_IN_GRANULARITY", "0x4000")];
@@ -193,6 +197,7 @@ fn requests_leave_nothing(count: usize) {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn requests_leave_the_drivers_free_memory_as_it_was() {
     apart::run(
         "requests_leave_the_drivers_free_memory_as_it_was",
@@ -202,7 +207,7 @@ fn requests_leave_the_drivers_free_memory_as_it_was() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "minutes, on the stand-in: cargo soak"]
 fn a_thousand_requests_leave_the_drivers_free_memory_as_it_was() {
     apart::run(
         "a_thousand_requests_leave_the_drivers_free_memory_as_it_was",
@@ -286,6 +291,7 @@ fn take_all_and(engine: &Engine, too_much: u64) -> impl Fn() + Send + use<> {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn giving_way_to_others_takes_none_of_what_a_refusal_has() {
     const NAME: &str = "giving_way_to_others_takes_none_of_what_a_refusal_has";
     beside_others(NAME, Some("0x4000"), || {
@@ -303,6 +309,7 @@ fn giving_way_to_others_takes_none_of_what_a_refusal_has() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn what_can_not_give_way_to_others_fails_nobody() {
     const NAME: &str = "what_can_not_give_way_to_others_fails_nobody";
     beside_others(NAME, Some("0x4000"), || {
@@ -339,6 +346,7 @@ fn beside_others(name: &str, granularity: Option<&str>, body: impl FnOnce()) {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn other_programs_are_given_way_to_before_anything_is_refused() {
     const NAME: &str = "other_programs_are_given_way_to_before_anything_is_refused";
     beside_others(NAME, None, || {
@@ -387,6 +395,7 @@ fn other_programs_are_given_way_to_before_anything_is_refused() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn what_the_driver_counts_otherwise_is_told_once() {
     apart::run("what_the_driver_counts_otherwise_is_told_once", &[], || {
         let engine = Engine::start(options()).unwrap();
@@ -406,6 +415,7 @@ fn what_the_driver_counts_otherwise_is_told_once() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn the_first_card_that_can_be_used_is_taken() {
     let settings = [("STAND_IN_DEVICES", "2"), ("STAND_IN_OLD_CARD", "0")];
     apart::run(
@@ -422,6 +432,7 @@ fn the_first_card_that_can_be_used_is_taken() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn where_no_card_can_be_used_the_first_ones_reason_is_told() {
     let settings = [("STAND_IN_DEVICES", "2"), ("STAND_IN_CAPABILITY", "7.0")];
     apart::run(
@@ -436,6 +447,7 @@ fn where_no_card_can_be_used_the_first_ones_reason_is_told() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn memory_that_a_card_refuses_is_refused_with_what_is_free() {
     apart::run(
         "memory_that_a_card_refuses_is_refused_with_what_is_free",

@@ -182,22 +182,26 @@ fn check_passes(name: &str, pin_limit_bytes: u64) {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn weights_come_whole_from_pinned_memory() {
     check_passes("weights_come_whole_from_pinned_memory", ALL);
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn weights_come_whole_where_some_are_kept() {
     check_passes("weights_come_whole_where_some_are_kept", SOME);
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn weights_come_whole_where_none_are_kept() {
     check_passes("weights_come_whole_where_none_are_kept", NOTHING);
 }
 
 /// Passes that are given up after any unit, the next one follows at once.
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn a_pass_that_is_given_up_leaves_nothing_half_filled() {
     for streams in ["lazy", "eager", "random:1", "random:2"] {
         let name = "a_pass_that_is_given_up_leaves_nothing_half_filled";
@@ -215,6 +219,7 @@ fn a_pass_that_is_given_up_leaves_nothing_half_filled() {
 
 /// Where the system pins nothing at all, or stops to, weights come as well.
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn memory_that_can_not_be_pinned_is_done_without() {
     // The first allocation is the card's own; then come units, then buffers that are read to.
     for which in ["2", "3", "5"] {
@@ -231,6 +236,7 @@ fn memory_that_can_not_be_pinned_is_done_without() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn what_is_kept_stays_within_its_limit_and_is_read_once() {
     let name = "what_is_kept_stays_within_its_limit_and_is_read_once";
     apart::run(name, &[], || {
@@ -252,6 +258,7 @@ fn what_is_kept_stays_within_its_limit_and_is_read_once() {
 
 /// Two models, of which one takes the other's place, keep to the limit together; in the end it is the new one's.
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn models_keep_to_the_limit_together() {
     let name = "models_keep_to_the_limit_together";
     apart::run(name, &[], || {
@@ -312,6 +319,7 @@ fn time(passes: u32) -> Times {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn the_bus_never_rests_where_it_is_slower() {
     let name = "the_bus_never_rests_where_it_is_slower";
     let clock = [
@@ -328,6 +336,7 @@ fn the_bus_never_rests_where_it_is_slower() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn work_never_waits_where_it_is_slower() {
     let name = "work_never_waits_where_it_is_slower";
     let clock = [

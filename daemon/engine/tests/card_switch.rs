@@ -79,6 +79,7 @@ fn apply(engine: &Engine, change: Change) -> Result<Arc<Plan>, EngineError> {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn levels_change_while_a_card_writes_and_lose_nothing() {
     for streams in ["eager", "random:1"] {
         let name = "levels_change_while_a_card_writes_and_lose_nothing";
@@ -161,6 +162,7 @@ fn refuse_after(more: u64) {
 
 /// A change that runs short of memory once is given up, or made otherwise: the request beside it is written as ever.
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn every_allocation_of_a_change_may_fail_and_no_request_does() {
     let name = "every_allocation_of_a_change_may_fail_and_no_request_does";
     apart::run(name, &[], || {
@@ -198,6 +200,7 @@ fn every_allocation_of_a_change_may_fail_and_no_request_does() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn every_allocation_may_fail_and_the_next_request_works() {
     let name = "every_allocation_may_fail_and_the_next_request_works";
     apart::run(name, &[], || {

@@ -81,10 +81,9 @@ impl Running {
 }
 
 #[tokio::test]
+#[ignore = "on the stand-in: cargo ci"]
 async fn a_benchmark_that_is_stopped_tells_what_it_found() {
-    let Some(libraries) = stand_in::build() else {
-        return;
-    };
+    let libraries = stand_in::build();
     // So slow there that it never comes to its end.
     let mut running = Running::start(libraries, &[], &["bench"]);
     running.says("to the card").await;
@@ -100,10 +99,9 @@ async fn a_benchmark_that_is_stopped_tells_what_it_found() {
 }
 
 #[tokio::test]
+#[ignore = "on the stand-in: cargo ci"]
 async fn a_check_that_is_stopped_tells_what_it_found_and_ends_by_itself() {
-    let Some(libraries) = stand_in::build() else {
-        return;
-    };
+    let libraries = stand_in::build();
     let words = "check --no-operations --compute f32 --requests 100000";
     let arguments: Vec<&str> = words.split(' ').collect();
     let mut running = Running::start(libraries, &[], &arguments);
@@ -115,10 +113,9 @@ async fn a_check_that_is_stopped_tells_what_it_found_and_ends_by_itself() {
 }
 
 #[tokio::test]
+#[ignore = "on the stand-in: cargo ci"]
 async fn memory_that_is_not_as_planned_or_over_the_budget_fails_a_benchmark_that_goes_on() {
-    let Some(libraries) = stand_in::build() else {
-        return;
-    };
+    let libraries = stand_in::build();
     let folder = TempDir::new().unwrap();
     let model = folder.path().join("model").display().to_string();
     let words =

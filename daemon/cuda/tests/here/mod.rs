@@ -10,24 +10,21 @@ use crate::stand_in;
 /// NVIDIA's names for what stands in, the first of which the others need.
 const LIBRARIES: [&str; 3] = ["libcuda.so.1", "libcublas.so.12", "libnvidia-ml.so.1"];
 
-/// Has the stand-in found wherever this process opens NVIDIA's libraries from now on. False where tests do without.
+/// Has the stand-in found wherever this process opens NVIDIA's libraries from now on.
 ///
 /// A library that is loaded is known by the name it gives itself, and no other is looked for under that name.
-pub(crate) fn open_stand_in() -> bool {
-    static LOADED: OnceLock<bool> = OnceLock::new();
-    *LOADED.get_or_init(|| {
+pub(crate) fn open_stand_in() {
+    static LOADED: OnceLock<()> = OnceLock::new();
+    LOADED.get_or_init(|| {
         if env::var_os("SLUICE_TEST_CARD").is_some_and(|value| value == "1") {
-            return true;
+            return;
         }
-        let Some(folder) = stand_in::build() else {
-            return false;
-        };
+        let folder = stand_in::build();
         for name in LIBRARIES {
             // SAFETY: the libraries' initializers only set their own variables.
             let library = unsafe { Library::open(Some(folder.join(name)), RTLD_NOW) };
             // It stays for as long as the process does.
             std::mem::forget(library.unwrap_or_else(|cause| panic!("open the stand-in: {cause}")));
         }
-        true
-    })
+    });
 }

@@ -149,6 +149,7 @@ fn check_tasks(seed: u64, tasks: &[Queries<'_>]) {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn attention() {
     let queries = |start, count, keys| Queries {
         start,
@@ -168,6 +169,7 @@ fn attention() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn attention_up_to_a_querys_own_place() {
     let queries = |start, count, keys, place| Queries {
         start,

@@ -45,6 +45,7 @@ fn check(gpu: &Gpu, sample: &Sample, original: &[u8]) {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn coded_matrices_are_decoded_as_the_codec_does_it() {
     on_card(|gpu| {
         let mut random = Random::new(41);
@@ -74,6 +75,7 @@ fn coded_matrices_are_decoded_as_the_codec_does_it() {
 
 /// Tiles of noise are kept as they are, and in others there are escapes.
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn numbers_of_any_bits_come_back() {
     on_card(|gpu| {
         let mut random = Random::new(42);
@@ -110,6 +112,7 @@ fn numbers_of_any_bits_come_back() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn more_chunks_than_a_launch_takes_are_decoded() {
     on_card(|gpu| {
         let mut random = Random::new(43);
@@ -124,6 +127,7 @@ fn more_chunks_than_a_launch_takes_are_decoded() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn rows_of_all_sizes_have_their_steps() {
     on_card(|gpu| {
         let mut random = Random::new(44);
@@ -142,6 +146,7 @@ fn rows_of_all_sizes_have_their_steps() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn damaged_bytes_are_decoded_to_something() {
     on_card(|gpu| {
         let mut random = Random::new(45);
@@ -173,6 +178,7 @@ fn damaged_bytes_are_decoded_to_something() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn chunks_outside_of_their_bytes_are_refused() {
     on_card(|gpu| {
         let values = weights(&mut Random::new(46), 8 * 100, false);

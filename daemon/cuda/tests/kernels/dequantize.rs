@@ -10,6 +10,7 @@ use crate::{
 };
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn blocks_become_the_numbers_that_they_stand_for() {
     on_card(|gpu| {
         let mut random = Random::new(31);
@@ -45,6 +46,7 @@ fn blocks_become_the_numbers_that_they_stand_for() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn scales_of_any_bits_stay_in_what_half_precision_has() {
     on_card(|gpu| {
         let mut random = Random::new(32);
@@ -79,6 +81,7 @@ fn scales_of_any_bits_stay_in_what_half_precision_has() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn what_has_no_blocks_is_refused() {
     on_card(|gpu| {
         let memory = Buffer::new(gpu, 1 << 10);

@@ -8,6 +8,7 @@ use crate::{
 };
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn weights_are_decoded_as_the_engine_decodes_them() {
     on_card(|gpu| {
         let mut random = Random::new(1);
@@ -32,6 +33,7 @@ fn weights_are_decoded_as_the_engine_decodes_them() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn rows_of_a_table_are_picked_and_decoded() {
     on_card(|gpu| {
         let mut random = Random::new(2);
@@ -74,6 +76,7 @@ fn rows_of_a_table_are_picked_and_decoded() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn rows_are_taken_as_they_are() {
     on_card(|gpu| {
         let x: Vec<u32> = (0..7 * 301)
@@ -105,6 +108,7 @@ fn rows_are_taken_as_they_are() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn elementwise_operations() {
     on_card(|gpu| {
         let mut random = Random::new(3);
@@ -135,6 +139,7 @@ fn elementwise_operations() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn norm() {
     on_card(|gpu| {
         let mut random = Random::new(4);
@@ -174,6 +179,7 @@ fn norm() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn rotary_embedding() {
     on_card(|gpu| {
         let mut random = Random::new(5);
@@ -225,6 +231,7 @@ fn rotary_embedding() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn products_and_their_bias() {
     on_card(|gpu| {
         let mut random = Random::new(14);
@@ -269,6 +276,7 @@ fn products_and_their_bias() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn keys_and_values_are_put_to_their_places() {
     on_card(|gpu| {
         for words in [1, 255, 1000] {
@@ -291,6 +299,7 @@ fn keys_and_values_are_put_to_their_places() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn nothing_is_sent_for_nothing() {
     on_card(|gpu| {
         let none = Buffer::new(gpu, 0);

@@ -84,6 +84,7 @@ fn reduce(
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn the_head_is_reduced_as_the_engine_reduces_it() {
     on_card(|gpu| {
         const COLUMNS: usize = 3001;
@@ -192,6 +193,7 @@ fn the_head_is_reduced_as_the_engine_reduces_it() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn heads_are_compared_as_the_engine_compares_them() {
     on_card(|gpu| {
         const COLUMNS: usize = 1009;

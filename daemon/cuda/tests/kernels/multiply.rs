@@ -11,6 +11,7 @@ use crate::{
 };
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn what_is_too_large_for_half_precision_stays_the_largest() {
     on_card(|gpu| {
         let values = [
@@ -47,6 +48,7 @@ fn what_is_too_large_for_half_precision_stays_the_largest() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn products_too_large_for_half_precision_stay_the_largest_by_cublas_too() {
     on_card(|gpu| {
         const SIDE: usize = 32;
@@ -171,6 +173,7 @@ fn check_multiply(
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn multiply_few_rows() {
     on_card(|gpu| {
         let mut random = Random::new(6);
@@ -193,6 +196,7 @@ fn multiply_few_rows() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn multiply_in_small_tiles() {
     on_card(|gpu| {
         let mut random = Random::new(7);
@@ -223,6 +227,7 @@ fn multiply_in_small_tiles() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn multiply_in_large_tiles() {
     on_card(|gpu| {
         let mut random = Random::new(8);
@@ -244,6 +249,7 @@ fn multiply_in_large_tiles() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn the_same_shape_gives_the_same_bits() {
     on_card(|gpu| {
         let mut random = Random::new(9);
@@ -276,6 +282,7 @@ fn the_same_shape_gives_the_same_bits() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn formats_that_are_decoded_first_are_not_multiplied() {
     on_card(|gpu| {
         let memory = Buffer::new(gpu, 1 << 12);

@@ -85,6 +85,7 @@ fn check_salience(
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn what_queries_pay_attention_to() {
     on_card(|gpu| {
         let mut random = Random::new(12);
@@ -113,6 +114,7 @@ fn what_queries_pay_attention_to() {
 }
 
 #[test]
+#[ignore = "on the stand-in: cargo ci"]
 fn rows_that_stay_are_moved_to_the_beginning() {
     on_card(|gpu| {
         let mut random = Random::new(13);

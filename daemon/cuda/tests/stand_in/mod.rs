@@ -1,6 +1,5 @@
-//! The stand-in for NVIDIA's libraries, compiled when a test first wants it: `daemon/cuda/stand-in/README.md`.
-//!
-//! Without a C++ compiler such tests fail, unless `SLUICE_WITHOUT_STAND_IN=1` says to leave them out.
+//! The stand-in for NVIDIA's libraries, compiled when a test first wants it: `daemon/cuda/stand-in/README.md`. It takes minutes and
+//! a C++ compiler, so tests that want it are run by `cargo ci`, not by `cargo test`.
 
 use std::{
     env,
@@ -11,15 +10,10 @@ use std::{
     sync::OnceLock,
 };
 
-/// The folder with the libraries; none where tests do without.
-pub(crate) fn build() -> Option<&'static Path> {
-    static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
-    FOLDER
-        .get_or_init(|| {
-            let left_out = env::var_os("SLUICE_WITHOUT_STAND_IN").is_some_and(|value| value == "1");
-            (!left_out).then(compile)
-        })
-        .as_deref()
+/// The folder with the libraries.
+pub(crate) fn build() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(compile)
 }
 
 fn compile() -> PathBuf {
@@ -44,8 +38,7 @@ fn compile() -> PathBuf {
         .expect("run bash, which compiles the stand-in");
     assert!(
         output.status.success(),
-        "the stand-in for NVIDIA's libraries can't be compiled, and tests of the card need it; \
-         SLUICE_WITHOUT_STAND_IN=1 leaves them out\n{}",
+        "the stand-in for NVIDIA's libraries can't be compiled, and tests of the card need it\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
     fs::rename(&unfinished, &folder).expect("name the folder");
