@@ -74,6 +74,47 @@ pub fn fixture_logits(
     ops: &Ops,
     plan_for: &PlanFor<'_>,
 ) -> Result<Vec<Check>, EngineError> {
+    let forwards = fixture_forwards(folder, ops, plan_for)?;
+    let compare = |forward: Forward| {
+        let Forward {
+            name,
+            reference,
+            found,
+        } = forward;
+        let (measure, error, tolerance) = distance(&reference, &found, ops.device().number());
+        Check {
+            name: format!("{} {name}: logits, {measure}", label(folder)),
+            error: match reference.len() == found.len() {
+                true => error,
+                false => f64::NAN,
+            },
+            tolerance,
+            cause: None,
+        }
+    };
+    Ok(forwards.into_iter().map(compare).collect())
+}
+
+/// A case of a fixture, computed: logits of `rows x vocabulary`, row by row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Forward {
+    /// The case's name.
+    pub name: String,
+    /// The reference's.
+    pub reference: Vec<f32>,
+    /// Ours.
+    pub found: Vec<f32>,
+}
+
+/// Computes the logits of every position, or of the last ones where the reference kept no others.
+///
+/// # Errors
+/// A folder that isn't such a fixture, or a pass that fails.
+pub fn fixture_forwards(
+    folder: &Path,
+    ops: &Ops,
+    plan_for: &PlanFor<'_>,
+) -> Result<Vec<Forward>, EngineError> {
     let checkpoint = Checkpoint::open(&Source::Folder(folder.to_owned()))?;
     let config = checkpoint.model()?;
     let shape = config.shape.clone();
@@ -92,7 +133,7 @@ pub fn fixture_logits(
     };
     let bytes = read(&folder.join("expected.safetensors"))?;
     let tensors = SafeTensors::deserialize(&bytes).map_err(|_| broken(folder))?;
-    let mut checks = Vec::new();
+    let mut forwards = Vec::new();
     for case in cases(&expected(folder)?, "forward", folder)? {
         let (Some(rows), Some(name)) = (case["input_ids"].as_array(), case["name"].as_str()) else {
             return Err(broken(folder));
@@ -130,18 +171,13 @@ pub fn fixture_logits(
             .chunks_exact(4)
             .map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]))
             .collect();
-        let (measure, error, tolerance) = distance(&reference, &found, device.number());
-        checks.push(Check {
-            name: format!("{} {name}: logits, {measure}", label(folder)),
-            error: match reference.len() == found.len() {
-                true => error,
-                false => f64::NAN,
-            },
-            tolerance,
-            cause: None,
+        forwards.push(Forward {
+            name: name.to_owned(),
+            reference,
+            found,
         });
     }
-    Ok(checks)
+    Ok(forwards)
 }
 
 /// Rows of a causal sequence that go through the layers together: few, so that most of them see what is kept.

@@ -9,7 +9,7 @@ mod speed;
 use std::error::Error;
 
 pub use self::{
-    fixtures::{FIXTURES, PlanFor, fixture_logits, fixture_tokens},
+    fixtures::{FIXTURES, Forward, PlanFor, fixture_forwards, fixture_logits, fixture_tokens},
     operations::operations,
     plans::{resident, streamed},
     speed::{Sizes, Speed, speeds},
