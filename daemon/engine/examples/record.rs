@@ -110,12 +110,9 @@ fn plans(name: &str, outline: &Outline) {
             for budget in BUDGETS {
                 let workload = Workload::new(canvas, BLOCK_DEFAULT, 1);
                 let line = format!("plan {name} {} {canvas} {budget}", level.name());
-                let plan = match outline.plan(level, budget, workload) {
-                    Ok(plan) => plan,
-                    Err(_) => {
-                        println!("{line} none");
-                        continue;
-                    }
+                let Ok(plan) = outline.plan(level, budget, workload) else {
+                    println!("{line} none");
+                    continue;
                 };
                 println!(
                     "{line} {} {} {} {}",
@@ -208,10 +205,9 @@ fn logits(name: &str, folder: &Path) -> Result<()> {
 
 /// Answers of all kinds with everything resident, then some while streaming and at other levels.
 fn requests(name: &str, model: &Path) -> Result<()> {
-    let copies = scratch().join("copies");
     let engine = Engine::start(Options {
         threads: THREADS,
-        derivatives: Some(copies.clone()),
+        derivatives: Some(scratch().join("copies")),
         ..Options::default()
     })?;
     let settings = Settings {

@@ -68,7 +68,7 @@ impl Checkpoint {
                         Ok(length) => read.block_length = length,
                         Err(problem) => {
                             read.problems
-                                .push(passed_over(GENERATION, BLOCK_LENGTH, &problem))
+                                .push(passed_over(GENERATION, BLOCK_LENGTH, &problem));
                         }
                     }
                     read
