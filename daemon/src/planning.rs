@@ -10,6 +10,7 @@ use sluice_engine::{
     checkpoint::CheckpointError,
     device::{self, Unavailable},
     engine::{Outline, machine},
+    machine::default_budget,
     model::shape::Preset,
 };
 use sluice_proto::{model, plan_table, v1};
@@ -155,7 +156,7 @@ impl Planning {
             (None, None) => unreachable!("the command line requires one of the two"),
         };
         let budget = self.budget.and_then(Budget::bytes);
-        let budget = budget.or_else(|| memory.free_bytes.map(device::default_budget));
+        let budget = budget.or_else(|| memory.free_bytes.map(default_budget));
         let workload = translate::plan::workload(&asked, outline.context_length())?;
         let choices = Choices {
             embedding: self.embedding,

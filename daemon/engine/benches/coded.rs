@@ -18,8 +18,10 @@ use sluice_engine::{
     },
     device::Device,
     format::Format,
-    ledger::{Kind, Ledger, Mark},
-    ops::{Noise, Ops},
+    ledger::{Ledger, Mark},
+    machine::Kind,
+    noise::Noise,
+    ops::Ops,
     residency::{CodedRows, Data, Weight},
 };
 

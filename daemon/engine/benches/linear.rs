@@ -11,7 +11,8 @@ use sluice_engine::{
     device::Device,
     format::Format,
     ledger::Ledger,
-    ops::{Noise, Ops},
+    noise::Noise,
+    ops::Ops,
     residency::{Data, Weight},
 };
 

@@ -29,9 +29,10 @@ use sluice_engine::{
         coded::{Compression, How, compress},
     },
     decode::compare::{Reading, rows, samples},
-    device::{Device, Profile},
+    device::Device,
     format::Format,
     ledger::Ledger,
+    machine::Profile,
     model::{
         family::ModelConfig,
         transformer::{Interrupt, Transformer},

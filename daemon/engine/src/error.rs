@@ -1,11 +1,9 @@
 //! What can go wrong, with the figures a reader needs.
 
-use std::{io, path::PathBuf};
-
 use sluice_cuda::{CudaError, Unavailable};
 use sluice_shared::level::Level;
 
-use crate::{checkpoint::CheckpointError, plan::PlanError};
+use crate::{checkpoint::CheckpointError, plan::PlanError, text::TextError};
 
 /// A request breaks a rule; nothing was computed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -106,6 +104,9 @@ pub enum EngineError {
     /// The checkpoint can't be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The checkpoint's tokenizer can't be used.
+    #[error("tokenizer: {0}")]
+    Tokenizer(#[from] TextError),
     /// The request breaks a rule.
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -172,14 +173,6 @@ pub enum EngineError {
         level: Level,
         /// In every pass.
         streamed_bytes: u64,
-    },
-    /// A converted copy of the checkpoint can't be written.
-    #[error("can't write the converted weights to {path}: {cause}", path = path.display())]
-    Derivative {
-        /// Where.
-        path: PathBuf,
-        /// The system's words.
-        cause: io::Error,
     },
     /// The engine is shutting down.
     #[error("the engine is shutting down")]

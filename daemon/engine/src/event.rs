@@ -9,7 +9,7 @@ use std::{
 
 use sluice_shared::level::Level;
 
-use crate::{decode::WeightsState, error::EngineError, ops::Times};
+use crate::{error::EngineError, ops::Times, residency::StreamStats};
 
 /// Takes a request's events, on the engine's thread; must not block.
 pub type Sink = Box<dyn FnMut(Event) + Send>;
@@ -102,6 +102,19 @@ pub struct PassReport {
     pub elapsed: Duration,
     /// What the pass took.
     pub cost: PassCost,
+}
+
+/// How weights stand after a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WeightsState {
+    /// Number of their state.
+    pub epoch: u64,
+    /// Whether they are the checkpoint's own, bit for bit, and rows are multiplied with them as they are.
+    pub is_lossless: bool,
+    /// Steps done and in all, while a plan gives way to another.
+    pub switch: Option<(usize, usize)>,
+    /// What streaming cost so far.
+    pub stream: StreamStats,
 }
 
 /// What a pass took, for all the requests that shared it.

@@ -13,53 +13,7 @@ use std::{
 };
 
 pub(crate) use self::pinned::PinnedEntry;
-use crate::{error::EngineError, mapped::Mapped};
-
-/// What a reservation is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// What the driver of a card takes before anything is computed.
-    Context,
-    /// The model's tensors that stay on the device.
-    Weights,
-    /// Buffers that streamed weights pass through.
-    Slots,
-    /// Rows on their way through the layers.
-    Activations,
-    /// Keys and values that outlive a pass.
-    Cache,
-    /// Logits of one piece of the vocabulary.
-    Head,
-    /// Tiles that threads widen weights into, and scores of one tile of queries.
-    Scratch,
-}
-
-impl Kind {
-    /// All kinds, in the order in which they are shown.
-    pub const ALL: [Self; 7] = [
-        Self::Context,
-        Self::Weights,
-        Self::Slots,
-        Self::Activations,
-        Self::Cache,
-        Self::Head,
-        Self::Scratch,
-    ];
-
-    /// The name that logs and screens use.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Context => "context",
-            Self::Weights => "weights",
-            Self::Slots => "slots",
-            Self::Activations => "activations",
-            Self::Cache => "cache",
-            Self::Head => "head",
-            Self::Scratch => "scratch",
-        }
-    }
-}
+use crate::{error::EngineError, machine::Kind, mapped::Mapped};
 
 /// Since when a peak is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

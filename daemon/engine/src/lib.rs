@@ -5,7 +5,9 @@
 
 pub mod checkpoint;
 pub mod format;
+pub mod machine;
 pub mod mapped;
+pub mod noise;
 pub mod page;
 pub mod text;
 

@@ -14,12 +14,12 @@ use std::{
 
 use crate::{
     checkpoint::Source,
-    device::Rates,
     engine::{
         ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, LoadStep, Settings, UnloadReport,
     },
     error::EngineError,
     event::{Listener, Outcome, Sink},
+    machine::Rates,
     plan::Workload,
     request::{ModelId, Work},
 };

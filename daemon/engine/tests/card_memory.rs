@@ -15,7 +15,8 @@ use sluice_engine::{
     Work,
     checkpoint::Source,
     device::{self, Choice, Device, DeviceBuffer, Number},
-    ledger::{Kind, Ledger},
+    ledger::Ledger,
+    machine::Kind,
     ops::Ops,
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use sluice_engine::{
     Options,
     check::{Check, fixture_logits, fixture_tokens},
-    device::{Device, Profile},
+    device::Device,
     ledger::Ledger,
+    machine::Profile,
     model::shape::Shape,
     ops::Ops,
     plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload},

@@ -13,8 +13,8 @@ use std::{
 use sluice_engine::{
     ApplyEvent, Change, Engine, EngineError, Generate, Options, Outcome, Settings, Work,
     checkpoint::{Source, synth::Element},
-    device::Profile,
     engine::Outline,
+    machine::Profile,
     plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Storage, Workload},
 };
 use sluice_shared::level::Level;

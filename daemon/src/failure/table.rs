@@ -244,6 +244,7 @@ fn engine(error: &EngineError) -> Row {
             "start sluiced again; what nvidia-smi and the kernel's log say of the card tells more",
         ),
         EngineError::Plan(error) => plan(error),
+        EngineError::Tokenizer(_) => broken("TOKENIZER_INVALID"),
         EngineError::LoadCancelled => Row::new(Code::Cancelled, "LOAD_CANCELLED"),
         EngineError::Superseded => Row::new(Code::Aborted, "SUPERSEDED")
             .hint("sluice status shows the level and the budget that are in force"),
@@ -251,21 +252,6 @@ fn engine(error: &EngineError) -> Row {
             Row::new(Code::FailedPrecondition, "NO_CACHE_FOLDER")
                 .hint("start sluiced with --cache DIR, raise the budget, or choose level standard")
                 .figure("streamed_bytes", streamed_bytes)
-        }
-        EngineError::Derivative { path, cause } => {
-            let (code, hint) = match cause.kind() {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (
-                    Code::ResourceExhausted,
-                    "make room on that disk, or start sluiced with another --cache",
-                ),
-                _ => (
-                    Code::FailedPrecondition,
-                    "start sluiced with a --cache that its user may write to",
-                ),
-            };
-            Row::new(code, "CONVERSION_FAILED")
-                .hint(hint)
-                .figure("path", path.display())
         }
         EngineError::Stopped => {
             Row::new(Code::Unavailable, "STOPPED").hint("start sluiced again and repeat")
@@ -393,11 +379,12 @@ fn text(error: &TextError) -> Row {
     }
 }
 
+fn broken(reason: &'static str) -> Row {
+    Row::new(Code::FailedPrecondition, reason)
+        .hint("the checkpoint is incomplete or damaged; fetch it again")
+}
+
 pub(super) fn checkpoint(error: &CheckpointError) -> Row {
-    let broken = |reason| {
-        Row::new(Code::FailedPrecondition, reason)
-            .hint("the checkpoint is incomplete or damaged; fetch it again")
-    };
     match error {
         CheckpointError::Io { cause, .. } => match cause.kind() {
             io::ErrorKind::NotFound => {
@@ -470,6 +457,20 @@ pub(super) fn checkpoint(error: &CheckpointError) -> Row {
         CheckpointError::Unsupported { hint, .. } => {
             Row::new(Code::FailedPrecondition, "CHECKPOINT_UNSUPPORTED").hint(hint.clone())
         }
-        CheckpointError::Tokenizer(_) => broken("TOKENIZER_INVALID"),
+        CheckpointError::Derivative { path, cause } => {
+            let (code, hint) = match cause.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (
+                    Code::ResourceExhausted,
+                    "make room on that disk, or start sluiced with another --cache",
+                ),
+                _ => (
+                    Code::FailedPrecondition,
+                    "start sluiced with a --cache that its user may write to",
+                ),
+            };
+            Row::new(code, "CONVERSION_FAILED")
+                .hint(hint)
+                .figure("path", path.display())
+        }
     }
 }

@@ -33,7 +33,7 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::LoadCancelled) => "load cancelled",
         F::Engine(E::Superseded) => "superseded",
         F::Engine(E::NoDerivatives { .. }) => "no derivatives",
-        F::Engine(E::Derivative { .. }) => "derivative",
+        F::Engine(E::Tokenizer(_)) => "checkpoint's tokenizer",
         F::Engine(E::Stopped) => "stopped",
         F::Engine(E::Threads(_)) => "threads",
         F::Engine(E::NotANumber { .. }) => "not a number",
@@ -133,7 +133,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
         C::Config { .. } => "config",
         C::Metadata { .. } => "metadata",
         C::Unsupported { .. } => "unsupported",
-        C::Tokenizer(_) => "checkpoint's tokenizer",
+        C::Derivative { .. } => "derivative",
     }
 }
 
@@ -195,6 +195,12 @@ async fn all() -> Vec<(Failure, Code)> {
                 level: Level::Moderate,
                 streamed_bytes: 1,
             }),
+            FailedPrecondition,
+        ),
+        (
+            engine(EngineError::Tokenizer(TextError::Tokenizer {
+                cause: text(),
+            })),
             FailedPrecondition,
         ),
         (
@@ -359,10 +365,10 @@ fn budget_too_small(level: Level) -> PlanError {
 }
 
 fn no_derivative(kind: io::ErrorKind) -> EngineError {
-    EngineError::Derivative {
+    EngineError::Checkpoint(CheckpointError::Derivative {
         path: "/p".into(),
         cause: kind.into(),
-    }
+    })
 }
 
 fn broken_checkpoints() -> Vec<CheckpointError> {
@@ -428,7 +434,6 @@ fn broken_checkpoints() -> Vec<CheckpointError> {
             what: text(),
             hint: text(),
         },
-        C::Tokenizer(TextError::Tokenizer { cause: text() }),
     ]
 }
 

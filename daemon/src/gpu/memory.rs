@@ -7,10 +7,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use sluice_engine::{
-    device,
-    ledger::{Kind, Report},
-};
+use sluice_engine::{device, ledger::Report, machine::Kind};
 use sluice_shared::units;
 
 /// What the driver rounds an allocation up to.

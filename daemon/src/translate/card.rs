@@ -2,7 +2,7 @@
 
 use sluice_engine::{
     device::{Device, Gpu, Live},
-    ledger::Kind,
+    machine::Kind,
 };
 use sluice_proto::v1;
 

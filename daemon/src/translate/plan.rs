@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use sluice_engine::{
     Engine, EngineError,
-    device::BUSY_SHARE,
     engine::{Measured, SwitchState, default_canvas},
+    machine::BUSY_SHARE,
     plan::{PassTime, Plan, PlanError, Storage, SwitchTime, TensorPlan, Tier, UnitPlan, Workload},
     residency::{Part, Unit, UnitState},
 };
@@ -282,8 +282,8 @@ fn part_name(part: Part) -> &'static str {
 #[cfg(test)]
 mod tests {
     use sluice_engine::{
-        device::Profile,
         engine::Outline,
+        machine::Profile,
         model::shape::Preset,
         plan::{BLOCK_DEFAULT, Machine, Workload},
     };

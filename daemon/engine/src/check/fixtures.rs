@@ -27,8 +27,8 @@ use crate::{
         shape::Shape,
         transformer::{Interrupt, Sees, Sequence, Transformer, logits},
     },
-    ops::{Ops, cache_format},
-    plan::{self, Plan, PlanError, SourceTensor},
+    ops::Ops,
+    plan::{self, Plan, PlanError, SourceTensor, cache_format},
     residency::{LoadOutcome, Reader, Residency},
 };
 

@@ -13,9 +13,11 @@ use crate::{
     device::{Device, DeviceBuffer},
     error::EngineError,
     format::Format,
-    ledger::{Kind, Ledger},
+    ledger::Ledger,
+    machine::Kind,
     model::family::Rope,
-    ops::{Activation, Noise, Ops, ROUNDED_ROWS_ERROR, RopeTable},
+    noise::Noise,
+    ops::{Activation, Ops, ROUNDED_ROWS_ERROR, RopeTable},
     page::{PAGE_BYTES, Page},
     residency::{Data, Weight},
 };

@@ -3,7 +3,7 @@
 use sluice_shared::level::{Choices, Level};
 
 use crate::{
-    device::Profile,
+    machine::Profile,
     model::shape::Shape,
     plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload},
 };

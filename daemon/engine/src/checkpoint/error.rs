@@ -17,6 +17,14 @@ pub enum CheckpointError {
         /// The system's words.
         cause: io::Error,
     },
+    /// A converted copy of the checkpoint can't be written.
+    #[error("can't write the converted weights to {path}: {cause}", path = path.display())]
+    Derivative {
+        /// Where.
+        path: PathBuf,
+        /// The system's words.
+        cause: io::Error,
+    },
     /// Neither a folder nor a file of a kind that can be read.
     #[error("{path} is no checkpoint: a Hugging Face folder, a .safetensors file in one, or a .gguf file is", path = path.display())]
     NotACheckpoint {
@@ -159,9 +167,6 @@ pub enum CheckpointError {
         /// What to do about it.
         hint: String,
     },
-    /// The tokenizer's files don't work.
-    #[error("tokenizer: {0}")]
-    Tokenizer(#[from] crate::text::TextError),
 }
 
 impl CheckpointError {

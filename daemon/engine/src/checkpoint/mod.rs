@@ -37,7 +37,7 @@ use self::{
 pub use self::{
     derivative::{KeptWeights, Removed, kept_weights, remove_kept},
     error::CheckpointError,
-    rate::{DiskRates, disk_rates},
+    rate::disk_rates,
     recommended::Recommended,
 };
 use crate::{format::Format, page::Page};

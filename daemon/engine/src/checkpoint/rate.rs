@@ -11,6 +11,7 @@ use super::{
     file::{CheckpointFile, PIECE_BYTES},
 };
 use crate::{
+    machine::DiskRates,
     mapped::Mapped,
     page::{PAGE_BYTES, Page},
 };
@@ -25,15 +26,6 @@ const COLD_READS_MAX: u64 = 4;
 const TIME_MAX: Duration = Duration::from_millis(150);
 /// In a smaller file the time of a read's way would hide the disk's rate.
 const FILE_BYTES_MIN: u64 = 1 << 20;
-
-/// How fast a disk is, read by one thread.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct DiskRates {
-    /// Bytes a second past the page cache.
-    pub direct_bytes_per_s: Option<f64>,
-    /// Bytes a second through the page cache, of what it doesn't have: making room in it costs, too.
-    pub cold_bytes_per_s: Option<f64>,
-}
 
 /// Measured on the middle half of the largest file. Nothing is known of files inside the program, too small to tell, or
 /// on a file system without reads past the page cache.

@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{
     event::{Event, Finish, Generated, PassCost, PassReport, Position, TokenState},
-    ops::{Candidate, Noise},
+    noise::Noise,
+    ops::Candidate,
     request::Generate,
     text::Text,
 };

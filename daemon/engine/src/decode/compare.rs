@@ -10,7 +10,8 @@ use crate::{
         family::Mask,
         transformer::{Interrupt, Sees, Sequence, Transformer},
     },
-    ops::{Activation, CacheShape, Noise, Ops},
+    noise::Noise,
+    ops::{Activation, CacheShape, Ops},
     request::Compare,
     residency::Residency,
 };

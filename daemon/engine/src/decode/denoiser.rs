@@ -9,11 +9,12 @@ use crate::{
         family::Mask,
         transformer::{Interrupt, Sees, Sequence, Transformer, acquire},
     },
+    noise::Noise,
     ops::{
-        Candidate, Choice, Distributions, HeadGroup, HeadRow, KeySegment, KvCache, Noise, Ops,
-        Phase, Ranking,
+        Candidate, Choice, Distributions, HeadGroup, HeadRow, KeySegment, KvCache, Ops, Phase,
+        Ranking,
     },
-    residency::{Part, Residency, StreamStats},
+    residency::{Part, Residency},
 };
 
 /// Ids with a meaning of their own.
@@ -129,19 +130,6 @@ pub trait Filling: Send {
 
     /// What it came to: when there is nothing left to do, or it is cancelled.
     fn outcome(self: Box<Self>) -> Outcome;
-}
-
-/// How weights stand after a pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct WeightsState {
-    /// Number of their state.
-    pub epoch: u64,
-    /// Whether they are the checkpoint's own, bit for bit, and rows are multiplied with them as they are.
-    pub is_lossless: bool,
-    /// Steps done and in all, while a plan gives way to another.
-    pub switch: Option<(usize, usize)>,
-    /// What streaming cost so far.
-    pub stream: StreamStats,
 }
 
 /// A loaded model, and the operations of its device.

@@ -28,7 +28,8 @@ use super::{
 };
 use crate::{
     event::{Event, Finish, Generated, Outcome, PassCost, PassReport, Position, TokenState},
-    ops::{Candidate, HeadRow, Noise, Ranking},
+    noise::Noise,
+    ops::{Candidate, HeadRow, Ranking},
     request::{Generate, Slot},
 };
 

@@ -12,7 +12,7 @@ pub mod score;
 mod visible;
 
 pub use self::{
-    denoiser::{Asked, Denoiser, Filling, Memory, Pass, Vocabulary, WeightsState},
+    denoiser::{Asked, Denoiser, Filling, Memory, Pass, Vocabulary},
     reach::{Reach, most_rows},
     visible::Visible,
 };

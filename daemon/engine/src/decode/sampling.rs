@@ -6,7 +6,10 @@
 
 use sluice_shared::sampling::Sampling;
 
-use crate::ops::{Candidate, Evidence, Noise};
+use crate::{
+    noise::Noise,
+    ops::{Candidate, Evidence},
+};
 
 /// What the choice of one token depends on besides its logits.
 #[derive(Debug, Clone, Copy)]

@@ -10,7 +10,8 @@ use std::{sync::Arc, time::Instant};
 use super::{Filling, Pass, Reach, Vocabulary, diffusion::Diffusion};
 use crate::{
     event::{Event, Outcome, PassCost, Scored},
-    ops::{Candidate, HeadRow, Noise, Ranking},
+    noise::Noise,
+    ops::{Candidate, HeadRow, Ranking},
     request::{Generate, Score},
 };
 

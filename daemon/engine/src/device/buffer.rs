@@ -5,7 +5,8 @@ use sluice_cuda::{CudaError, GpuMemory, Span};
 use super::Device;
 use crate::{
     error::EngineError,
-    ledger::{Buffer, Entry, Kind, Ledger},
+    ledger::{Buffer, Entry, Ledger},
+    machine::Kind,
     page::{PAGE_BYTES, Page},
     plan::decoded::BYTES_MAX,
 };

@@ -20,46 +20,12 @@ use crate::{
     checkpoint::{CheckpointError, derivative},
     error::EngineError,
     format::Format,
-    ledger::Kind,
+    machine::{Kind, LinearRate, POINTS, Rates},
     mapped::Mapped,
     ops::Ops,
     residency::{Data, Weight},
 };
 
-/// How fast the machine is.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Rates {
-    /// Bytes a second from the page cache into the engine's memory, by one thread.
-    pub copy_bytes_per_s: f64,
-    /// Bytes a second from pinned memory to the card, where one computes.
-    pub link_bytes_per_s: Option<f64>,
-    /// The time of [`Ops::linear`], by format.
-    pub linear: Vec<LinearRate>,
-    /// Seconds that one thread takes to decode a number, by how it is coded; of a card, all of it.
-    pub decode: Vec<(Scheme, f64)>,
-    /// Share of the processors that other programs had meanwhile, from 0 to 1.
-    pub others_share: f64,
-    /// Seconds that one thread of the machine takes to convert a weight to a format that levels ask for.
-    pub convert: Vec<(Format, f64)>,
-    /// Seconds that one thread of the machine takes to code a weight of bf16 without loss.
-    pub code_s: f64,
-}
-
-/// From this share on, a machine is called busy.
-pub const BUSY_SHARE: f64 = 0.15;
-
-/// The time of [`Ops::linear`] in one format.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LinearRate {
-    /// How the weights are stored.
-    pub format: Format,
-    /// Numbers of rows, rising, and the seconds that a weight costs with each of them,
-    /// never falling. One line through all of them would be far off: single rows have a
-    /// kernel of their own, which reading the weights bounds.
-    pub points: [(usize, f64); POINTS],
-}
-
-const POINTS: usize = 3;
 const POINT_ROWS: [usize; POINTS] = [1, 8, 64];
 
 /// Rounds over all formats and rows, at least and at most. The fastest run of each counts:
@@ -89,52 +55,6 @@ const CONVERTED_WEIGHTS: usize = 1 << 15;
 const CODED_ROWS: usize = 32;
 /// A sound number in every format, as element, scale and code alike.
 pub(crate) const FILLING: u8 = 0x3C;
-
-impl LinearRate {
-    /// Seconds that `weights` weights take with so many rows: on the line between the
-    /// points beside, and on the last one's beyond them.
-    #[must_use]
-    pub fn seconds(&self, weights: u64, rows: usize) -> f64 {
-        if rows == 0 {
-            return 0.0;
-        }
-        let beside = |pair: &&[(usize, f64)]| rows <= pair[1].0;
-        let mut pairs = self.points.windows(2);
-        let pair = pairs.find(beside).unwrap_or(&self.points[POINTS - 2..]);
-        let ((from, low), (to, high)) = (pair[0], pair[1]);
-        let slope = (high - low) / (to - from) as f64;
-        weights as f64 * (low + slope * (rows as f64 - from as f64))
-    }
-
-    /// Seconds that each further row costs a weight, once there are many.
-    #[must_use]
-    pub fn per_row_s(&self) -> f64 {
-        let [.., (from, low), (to, high)] = self.points;
-        (high - low) / (to - from) as f64
-    }
-}
-
-impl Rates {
-    /// The rate of a format.
-    #[must_use]
-    pub fn linear(&self, format: Format) -> Option<&LinearRate> {
-        self.linear.iter().find(|rate| rate.format == format)
-    }
-
-    /// Seconds that one thread takes to decode a number, or all of a card.
-    #[must_use]
-    pub fn decode_s(&self, scheme: Scheme) -> Option<f64> {
-        let mut known = self.decode.iter();
-        known.find_map(|(known, seconds)| (*known == scheme).then_some(*seconds))
-    }
-
-    /// Seconds that one thread takes to convert a weight, where that was measured.
-    #[must_use]
-    pub fn convert_s(&self, format: Format) -> Option<f64> {
-        let mut known = self.convert.iter();
-        known.find_map(|(known, seconds)| (*known == format).then_some(*seconds))
-    }
-}
 
 /// Measures the rates, in about a quarter of a second and 48 MiB that are given back; on a card, in what it takes to make
 /// the kernels and a quarter of a second, and 224 MiB or some times what its cache holds. Not at all where that memory can't be had: then plans say nothing of
@@ -259,7 +179,7 @@ fn measure_decode() -> Vec<(Scheme, f64)> {
 
 /// Weights of bf16 as trained ones are: most of them small. Equal ones would be found sooner.
 fn sample_weights() -> Vec<u8> {
-    let noise = crate::ops::Noise::new(1);
+    let noise = crate::noise::Noise::new(1);
     let weights: Vec<f32> = (0..CONVERTED_WEIGHTS as u64)
         .map(|place| (noise.uniform(0, place, 0) * 2.0 - 1.0).powi(3) as f32 * 0.05)
         .collect();
@@ -407,24 +327,5 @@ mod tests {
             assert!((1e-11..1e-5).contains(&seconds), "{format:?}: {seconds}");
         }
         assert_eq!(ledger.used_bytes(), before);
-    }
-
-    #[test]
-    fn times_lie_on_the_lines_through_the_points() {
-        let rate = LinearRate {
-            format: Format::Bf16,
-            points: [(1, 10.0), (8, 17.0), (64, 129.0)],
-        };
-        for (rows, expected) in [
-            (0, 0.0),
-            (1, 10.0),
-            (4, 13.0),
-            (8, 17.0),
-            (36, 73.0),
-            (64, 129.0),
-            (256, 513.0),
-        ] {
-            assert_eq!(rate.seconds(3, rows), 3.0 * expected, "{rows} rows");
-        }
     }
 }

@@ -1,38 +1,30 @@
 //! The device that computes, the CPU as one pool of threads or a card beside it, and what is known of it: its memory and
 //! its rates.
 
-mod background;
 mod buffer;
 mod busy;
 mod facts;
-mod memory;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::fmt;
 
 use sluice_cuda::{self as cuda, Blas};
 pub use sluice_cuda::{CudaError, Gpu, Live, Number, Unavailable};
 
-use self::background::Background;
-pub(crate) use self::{
-    background::{Busy, Computing, SHARE, Waiting},
-    facts::{CodedSample, FILLING, SampleOnCard},
+pub(crate) use self::facts::{CodedSample, FILLING, SampleOnCard};
+pub use self::{buffer::DeviceBuffer, facts::measure};
+use crate::{
+    error::EngineError,
+    machine::{CardProfile, Computing, MemoryFacts, Profile, Waiting, Workers},
 };
-pub use self::{
-    buffer::DeviceBuffer,
-    facts::{BUSY_SHARE, LinearRate, Rates, measure},
-    memory::{MemoryFacts, default_budget, default_pin_limit},
-};
-use crate::error::EngineError;
 
 /// A device and what is known of it; clones are the same one.
 #[derive(Clone)]
 pub struct Device {
-    /// The machine's own threads, which convert weights whatever computes. None in a rehearsal.
-    pool: Option<Arc<rayon::ThreadPool>>,
+    /// The machine's own threads, which convert weights whatever computes.
+    workers: Workers,
     /// What computes, where it isn't these threads. None in a rehearsal, too.
     gpu: Option<Gpu>,
     profile: Profile,
-    background: Arc<Background>,
 }
 
 /// Which device is to compute.
@@ -53,39 +45,6 @@ pub struct Opened {
     pub device: Device,
     /// What was wrong with the first one.
     pub no_card: Option<Unavailable>,
-}
-
-/// What of a device decides how much memory a pass takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Profile {
-    /// Threads of the machine.
-    pub threads: usize,
-    /// The card, if one computes.
-    pub card: Option<CardProfile>,
-}
-
-/// What of a card decides how much memory a pass takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CardProfile {
-    /// All of its memory.
-    pub total_bytes: u64,
-    /// What is computed in; sums are `f32` whatever it is.
-    pub number: Number,
-    /// What the driver takes for itself.
-    pub context_bytes: u64,
-    /// What cuBLAS works in; 0 where there is none.
-    pub workspace_bytes: usize,
-}
-
-impl Profile {
-    /// The CPU with so many threads.
-    #[must_use]
-    pub fn cpu(threads: usize) -> Self {
-        Self {
-            threads,
-            card: None,
-        }
-    }
 }
 
 impl fmt::Debug for Device {
@@ -131,16 +90,11 @@ impl Device {
     /// # Errors
     /// When the threads can't be started.
     pub fn cpu(threads: usize) -> Result<Self, EngineError> {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|index| format!("sluice-cpu-{index}"))
-            .build()
-            .map_err(|error| EngineError::Threads(error.to_string()))?;
+        let workers = Workers::new(threads).map_err(EngineError::Threads)?;
         Ok(Self {
-            profile: Profile::cpu(pool.current_num_threads()),
-            pool: Some(Arc::new(pool)),
+            profile: Profile::cpu(workers.threads()),
+            workers,
             gpu: None,
-            background: Arc::default(),
         })
     }
 
@@ -176,10 +130,9 @@ impl Device {
     #[must_use]
     pub fn rehearsal(profile: Profile) -> Self {
         Self {
-            pool: None,
+            workers: Workers::none(profile.threads),
             gpu: None,
             profile,
-            background: Arc::default(),
         }
     }
 
@@ -193,6 +146,11 @@ impl Device {
     #[must_use]
     pub fn threads(&self) -> usize {
         self.profile.threads
+    }
+
+    /// The machine's own threads, and how work on them gives way to passes.
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.workers
     }
 
     /// The card that computes.
@@ -248,43 +206,26 @@ impl Device {
     /// Does `work`, all of which runs operations, on one of the threads that they run on: going there and back for each takes
     /// longer than one of a single row. It must not wait for another thread, which may need this one.
     pub(crate) fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        match &self.pool {
-            Some(pool) if self.gpu.is_none() => pool.install(work),
-            _ => work(),
+        match self.gpu {
+            None => self.workers.within(work),
+            Some(_) => work(),
         }
     }
 
-    /// A pass begins, and computes until what comes back goes: work beside it gives way. A card leaves the machine's threads
-    /// to whoever wants them.
+    /// A pass begins, and computes until the guard is dropped: work beside it gives way. A GPU leaves the machine's threads to
+    /// whoever wants them.
     pub(crate) fn compute(&self) -> Option<Computing> {
-        (!self.is_card()).then(|| Computing::new(&self.background))
+        (!self.is_card()).then(|| self.workers.computing())
     }
 
-    /// The pass that computes waits until what comes back goes.
+    /// The pass that computes waits until the guard is dropped.
     pub(crate) fn wait(&self) -> Option<Waiting> {
-        (!self.is_card()).then(|| Waiting::new(&self.background))
-    }
-
-    /// Does a piece of work beside passes, some milliseconds at most, which tells what it took of all cores. While a pass
-    /// computes, all such work together has one part in [`SHARE`] of the time, and this returns after a rest.
-    pub(crate) fn beside(&self, work: impl FnOnce() -> Duration) {
-        self.background.work(work);
-    }
-
-    /// The same on the machine's threads, each of which does what it does through [`Busy::during`].
-    pub(crate) fn run_beside(&self, work: impl FnOnce(&Busy) + Send) {
-        self.beside(|| {
-            let busy = Busy::default();
-            self.run(|| work(&busy));
-            busy.of_all(self.threads())
-        });
+        (!self.is_card()).then(|| self.workers.waiting())
     }
 
     /// Runs `work` on the machine's threads; not at all in a rehearsal.
     pub fn run(&self, work: impl FnOnce() + Send) {
-        if let Some(pool) = &self.pool {
-            pool.install(work);
-        }
+        self.workers.run(work);
     }
 }
 

@@ -6,11 +6,12 @@ use sluice_shared::level::Choices;
 
 use super::{Engine, Shared, current::Planner};
 use crate::{
-    checkpoint::{Checkpoint, DiskRates, Source, derivative},
-    device::{self, Device, Profile, Rates},
+    checkpoint::{Checkpoint, Source, derivative},
+    device::{self, Device},
     error::EngineError,
     format::Format,
     ledger::Ledger,
+    machine::{DiskRates, Profile, Rates},
     model::shape::Preset,
     ops::Ops,
     plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, SourceTensor, Workload},
@@ -148,7 +149,7 @@ mod tests {
     use sluice_shared::level::Level;
 
     use super::*;
-    use crate::{device::Profile, plan::BLOCK_DEFAULT};
+    use crate::{machine::Profile, plan::BLOCK_DEFAULT};
 
     fn unmeasured() -> Machine {
         Machine::unmeasured(Profile::cpu(2), u64::MAX)

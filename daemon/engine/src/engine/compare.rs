@@ -15,8 +15,8 @@ use crate::{
     event::{Compared, Event, Outcome},
     format::Format,
     model::transformer::Interrupt,
-    ops::{Activation, cache_format},
-    plan::{Plan, UnitPlan},
+    ops::Activation,
+    plan::{Plan, UnitPlan, cache_format},
     request::Compare,
     residency::{LoadOutcome, Part, Unit},
 };

@@ -21,7 +21,8 @@ use crate::{
     },
     device::Device,
     error::EngineError,
-    plan::{Converted, Plan, Storage, SwitchTime, Tier, UnitPlan, switch_time},
+    machine::Workers,
+    plan::{Converted, Plan, Storage, SwitchTime, TensorPlan, Tier, UnitPlan, switch_time},
     residency::Reader,
 };
 
@@ -128,7 +129,7 @@ impl Keeping {
                 total_bytes,
             });
         };
-        let copy = missing.write(device, cancel, progress)?;
+        let copy = missing.write(device.workers(), cancel, progress)?;
         let copy = copy.ok_or(EngineError::LoadCancelled)?;
         planner.set_copy(Some(copy.into()));
         Ok(())
@@ -207,7 +208,7 @@ impl Keeping {
     }
 
     /// Goes on without a copy that can't be kept, which `notice` hears once.
-    pub(super) fn do_without(&self, error: &EngineError, notice: &mut dyn FnMut(String)) {
+    pub(super) fn do_without(&self, error: &CheckpointError, notice: &mut dyn FnMut(String)) {
         let words = format!(
             "{error}; they are not kept, and the next switch will have to convert them again"
         );
@@ -296,20 +297,34 @@ impl Keeping {
                 total_bytes,
             });
         };
-        match missing.write(&reader, device, cancel, progress) {
+        let written = write_converted(&missing, &reader, device.workers(), cancel, progress);
+        match written {
             Ok(Some(copy)) => {
                 self.has_told.store(false, Ordering::Relaxed);
                 Ok(Arc::new(reader.with_derivative(Arc::new(copy), &sources)))
             }
             Ok(None) => Err(EngineError::LoadCancelled),
             // The next load will have to convert again; this one can do without.
-            Err(error @ EngineError::Derivative { .. }) if !is_needed => {
+            Err(error @ CheckpointError::Derivative { .. }) if !is_needed => {
                 self.do_without(&error, &mut |notice| report(LoadEvent::Notice(notice)));
                 Ok(Arc::new(reader))
             }
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Writes the copy from what `reader` reads.
+fn write_converted(
+    copy: &Derivative,
+    reader: &Reader,
+    workers: &Workers,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Option<Checkpoint>, CheckpointError> {
+    let convert =
+        &mut |piece: &TensorPlan, out: &mut [u8]| reader.convert(piece, workers, out, cancel);
+    copy.write(workers.threads(), convert, cancel, progress)
 }
 
 fn tell_deleted(deleted: Vec<Deleted>, bytes_max: u64, notice: &mut dyn FnMut(String)) {
@@ -342,7 +357,7 @@ impl Worker {
             conversion = missing.map(|missing| {
                 let total_bytes = missing.plain_bytes();
                 Conversion::start(total_bytes, true, move |cancel, progress| {
-                    missing.write(ops.device(), cancel, progress)
+                    missing.write(ops.device().workers(), cancel, progress)
                 })
             });
             match planner.copy() {
@@ -368,7 +383,8 @@ impl Worker {
                         total_bytes,
                         is_needed,
                         move |cancel, progress| {
-                            missing.write(&reader, ops.device(), cancel, progress)
+                            let workers = ops.device().workers();
+                            write_converted(&missing, &reader, workers, cancel, progress)
                         },
                     ))
                 }
@@ -438,7 +454,7 @@ impl super::current::Current {
 pub(super) struct Conversion {
     /// Something will be streamed from it; otherwise it is only kept for the next time.
     is_needed: bool,
-    result: mpsc::Receiver<Result<Option<Checkpoint>, EngineError>>,
+    result: mpsc::Receiver<Result<Option<Checkpoint>, CheckpointError>>,
     done_bytes: Arc<AtomicU64>,
     total_bytes: u64,
     cancel: Arc<AtomicBool>,
@@ -450,7 +466,10 @@ impl Conversion {
     fn start(
         total_bytes: u64,
         is_needed: bool,
-        write: impl FnOnce(&AtomicBool, &mut dyn FnMut(u64)) -> Result<Option<Checkpoint>, EngineError>
+        write: impl FnOnce(
+            &AtomicBool,
+            &mut dyn FnMut(u64),
+        ) -> Result<Option<Checkpoint>, CheckpointError>
         + Send
         + 'static,
     ) -> Result<Self, EngineError> {
@@ -494,7 +513,7 @@ impl Conversion {
         match self.result.recv_timeout(patience) {
             Ok(Ok(Some(copy))) => Some(Ok(copy)),
             Ok(Ok(None)) => unreachable!("whoever cancels doesn't ask"),
-            Ok(Err(error)) => Some(Err(error)),
+            Ok(Err(error)) => Some(Err(error.into())),
             Err(mpsc::RecvTimeoutError::Timeout) => None,
             Err(mpsc::RecvTimeoutError::Disconnected) => Some(Err(EngineError::Panicked)),
         }

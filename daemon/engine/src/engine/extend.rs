@@ -8,12 +8,12 @@ use sluice_shared::level::Kv;
 use super::{current::Current, worker::Worker};
 use crate::{
     decode::autoregressive::{Continuation, share_rows},
-    device::Profile,
     error::EngineError,
     event::{Event, Generated, PassCost},
+    machine::Profile,
     model::transformer::{Interrupt, Sees, Sequence, acquire},
-    ops::{Activation, Candidate, KvCache, LogitsRows, Ops, Phase, cache_format, computed_format},
-    plan::{Storage, Workload},
+    ops::{Activation, Candidate, KvCache, LogitsRows, Ops, Phase},
+    plan::{Storage, Workload, cache_format, computed_format},
     request::Generate,
     residency::{Part, Residency},
 };

@@ -21,9 +21,10 @@ use super::{
     worker::Worker,
 };
 use crate::{
-    checkpoint::{Checkpoint, CheckpointError, Source},
-    device::{self, Rates},
+    checkpoint::{Checkpoint, Source},
+    device::{self},
     error::EngineError,
+    machine::Rates,
     model::family::ModelConfig,
     ops::Ops,
     plan::{Plan, UnitPlan},
@@ -322,8 +323,7 @@ impl Opened {
                 Text::with_template(&files.tokenizer, files.config.as_deref(), template)
                     .map(Arc::new)
             })
-            .transpose()
-            .map_err(CheckpointError::from)?;
+            .transpose()?;
         Ok(Self {
             checkpoint: Arc::new(checkpoint),
             config,

@@ -40,6 +40,7 @@ use crate::{
     error::EngineError,
     event::Sink,
     ledger::{self, Ledger},
+    machine::default_budget,
     model::ModelInfo,
     ops::{self, Ops},
     plan::{Learned, Plan, Storage, SwitchTime, Workload},
@@ -70,7 +71,7 @@ pub struct Options {
     /// uses them has the rest. `None`: as fast as it goes.
     pub read_limit_bytes_per_s: Option<u64>,
     /// Most bytes of the host's memory that are pinned for a card to copy streamed weights from, of all models together while
-    /// one takes another's place. `None`: what [`device::default_pin_limit`] says.
+    /// one takes another's place. `None`: what [`crate::machine::default_pin_limit`] says.
     pub pin_limit_bytes: Option<u64>,
     /// What models are loaded with.
     pub settings: Settings,
@@ -312,9 +313,9 @@ impl Engine {
         let ops = Ops::new(device.clone(), ledger.clone())?;
         let free_bytes = device.memory().free_bytes;
         let budget_default = free_bytes.map_or(u64::MAX, |free| {
-            device::default_budget(free).saturating_add(ledger.used_bytes())
+            default_budget(free).saturating_add(ledger.used_bytes())
         });
-        let spare_bytes = free_bytes.map_or(0, |free| free - device::default_budget(free));
+        let spare_bytes = free_bytes.map_or(0, |free| free - default_budget(free));
         let shared = Arc::new(Shared {
             queue: Queue::new(options.queue_max),
             ledger,

@@ -20,8 +20,8 @@ use crate::{
     event::{Event, Listener, Outcome},
     ledger::Mark,
     model::transformer::Interrupt,
-    ops::{LogitsRows, canvas_cache_format},
-    plan::Workload,
+    ops::LogitsRows,
+    plan::{Workload, canvas_cache_format},
     request::Work,
     schedule::Job,
 };

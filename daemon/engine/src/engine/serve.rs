@@ -11,9 +11,8 @@ use std::{
 use self::give_way::{as_refusal, mlp_rows_from};
 use super::{SwitchState, current::Current, derive::lacks_copy, worker::Worker};
 use crate::{
-    decode::WeightsState,
     error::EngineError,
-    event::{PassCost, Phases},
+    event::{PassCost, Phases, WeightsState},
     ledger::Mark,
     model::transformer::Interrupt,
     ops::Ops,

@@ -21,6 +21,7 @@ use super::{
     worker::Worker,
 };
 use crate::{
+    checkpoint::CheckpointError,
     error::EngineError,
     plan::{Plan, PlanError, transition},
     schedule::Apply,
@@ -311,7 +312,9 @@ impl Worker {
                     let notice = &mut |notice| notices.push(notice);
                     match copy {
                         Ok(copy) => self.use_derivative(copy, notice),
-                        Err(error @ EngineError::Derivative { .. }) if !is_needed => {
+                        Err(EngineError::Checkpoint(
+                            error @ CheckpointError::Derivative { .. },
+                        )) if !is_needed => {
                             self.keeping.do_without(&error, notice);
                         }
                         Err(error) => return Err(error),

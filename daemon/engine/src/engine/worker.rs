@@ -18,9 +18,9 @@ use super::{
 };
 use crate::{
     decode::Vocabulary,
-    device::Rates,
     error::EngineError,
     ledger::Mark,
+    machine::Rates,
     model::{END_TOKENS_MAX, ModelInfo, transformer::Transformer},
     ops::Ops,
     request::ModelId,

@@ -293,7 +293,7 @@ mod tests {
     const WEIGHTS: usize = 8 * 256;
 
     fn values() -> Vec<f32> {
-        let noise = crate::ops::Noise::new(5);
+        let noise = crate::noise::Noise::new(5);
         (0..WEIGHTS as u64)
             .map(|place| {
                 let size = if place % 512 < 256 { 0.02 } else { 3.0 };

@@ -10,16 +10,18 @@ use super::{
     transformer::{Interrupt, Sees, Sequence, Transformer},
 };
 use crate::{
-    device::{Device, Profile},
+    device::Device,
     error::EngineError,
     format::Format,
-    ledger::{Kind, Ledger},
-    ops::{
-        Activation, Choice, HeadGroup, HeadRow, Noise, Ops, Ranking, cache_format,
-        canvas_cache_format,
-    },
+    ledger::Ledger,
+    machine::{Kind, Profile},
+    noise::Noise,
+    ops::{Activation, Choice, HeadGroup, HeadRow, Ops, Ranking},
     page::PAGE_BYTES,
-    plan::{SourceTensor, UnitPlan, Working, Workload, decoded::mlp_rows, units},
+    plan::{
+        SourceTensor, UnitPlan, Working, Workload, cache_format, canvas_cache_format,
+        decoded::mlp_rows, units,
+    },
     residency::{Part, Residency},
 };
 

@@ -15,11 +15,13 @@ use super::{
 };
 use crate::{
     checkpoint::{Checkpoint, Source},
-    device::{CardProfile, Device, Profile},
+    device::Device,
     format::Format,
-    ledger::{Kind, Ledger},
-    ops::{Activation, Choice, HeadGroup, HeadRow, KvCache, Noise, Ops, Ranking, cache_format},
-    plan::{self, Machine, Plan, Question, SourceTensor, Working, Workload},
+    ledger::Ledger,
+    machine::{CardProfile, Kind, Profile},
+    noise::Noise,
+    ops::{Activation, Choice, HeadGroup, HeadRow, KvCache, Ops, Ranking},
+    plan::{self, Machine, Plan, Question, SourceTensor, Working, Workload, cache_format},
     residency::{LoadOutcome, Part, Reader, Residency},
 };
 

@@ -12,7 +12,8 @@ use sluice_cuda::Span;
 use crate::{
     device::{Device, DeviceBuffer},
     error::EngineError,
-    ledger::{Kind, Ledger},
+    ledger::Ledger,
+    machine::Kind,
 };
 
 /// What is taken and given back: a cache line, whose start suits every kernel's loads.
@@ -153,7 +154,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::device::Profile;
+    use crate::machine::Profile;
 
     proptest! {
         #[test]

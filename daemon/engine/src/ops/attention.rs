@@ -267,9 +267,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        device::{CardProfile, Device, Profile},
+        device::Device,
         ledger::Ledger,
-        ops::Noise,
+        machine::{CardProfile, Profile},
+        noise::Noise,
     };
 
     fn filled(ops: &Ops, rows: usize, width: usize, seed: u64) -> Activation {

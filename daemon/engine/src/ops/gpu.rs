@@ -20,9 +20,10 @@ use super::{
     head::Running,
 };
 use crate::{
-    device::{CardProfile, Device, DeviceBuffer},
+    device::{Device, DeviceBuffer},
     error::EngineError,
-    ledger::{Entry, Kind, Ledger},
+    ledger::{Entry, Ledger},
+    machine::{CardProfile, Kind},
     residency::Weight,
 };
 

@@ -9,11 +9,13 @@ use rayon::prelude::*;
 pub use self::distributions::Distributions;
 use self::distributions::Moved;
 use super::{
-    Activation, Body, Noise, Ops, Phase,
+    Activation, Body, Ops, Phase,
     cpu::{Cpu, exp},
     gpu::{CardHead, HeadMemory},
 };
-use crate::{device::DeviceBuffer, error::EngineError, ledger::Kind, residency::Weight};
+use crate::{
+    device::DeviceBuffer, error::EngineError, machine::Kind, noise::Noise, residency::Weight,
+};
 
 /// Logits that exist at once: 4 MiB, or a piece of the least size where that is more.
 const PIECE_LOGITS: usize = 1 << 20;

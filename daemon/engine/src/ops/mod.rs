@@ -11,7 +11,6 @@ mod cpu;
 mod gpu;
 mod head;
 mod logits;
-mod noise;
 
 use std::{ops::Range, time::Instant};
 
@@ -22,19 +21,19 @@ use self::{activation::Pool, cpu::Cpu, gpu::Card};
 pub use self::{
     activation::{Activation, Indices},
     attention::{AttentionRange, AttentionShape, AttentionTasks, KeyRows, KeySegment, Keys},
-    cache::{CacheShape, KvCache, cache_format, canvas_cache_format, computed_format},
+    cache::{CacheShape, KvCache},
     compare::{Comparison, Divergence},
     head::{
         Candidate, Choice, Distributions, Evidence, HeadGroup, HeadReduction, HeadRow, Ranking, Top,
     },
     logits::LogitsRows,
-    noise::Noise,
 };
 use crate::{
     device::{Device, DeviceBuffer},
     error::EngineError,
     format::Format,
-    ledger::{Kind, Ledger},
+    ledger::Ledger,
+    machine::Kind,
     model::family::Rope,
     residency::Weight,
 };

@@ -8,8 +8,8 @@ use super::{
     unit::{Storage, TensorPlan, UnitPlan},
 };
 use crate::{
-    device::{CardProfile, Profile},
     format::Format,
+    machine::{CardProfile, Profile},
     model::transformer::MLP_ROWS,
     page::PAGE_BYTES,
     residency::Part,

@@ -2,6 +2,7 @@
 //! loaded, by functions that need no device.
 
 pub(crate) mod decoded;
+mod kv;
 pub(crate) mod layout;
 pub(crate) mod learned;
 mod recipe;
@@ -19,12 +20,13 @@ use sluice_shared::{
 pub use self::learned::Learned;
 pub(crate) use self::time::{Pinned, STAGING, keep_limit};
 pub use self::{
+    kv::{cache_format, canvas_cache_format, computed_format},
     switch_time::{Converted, SwitchTime, switch_time},
     time::{Machine, PassTime},
     transition::{Step, transition},
     unit::{Coding, SourceTensor, Storage, TensorPlan, Tier, UnitPlan, sources, units},
 };
-use crate::{format::Format, ledger::Kind, model::shape::Shape};
+use crate::{format::Format, machine::Kind, model::shape::Shape};
 
 /// What a plan is made for: requests that share a pass, of which the sums are known, and the longest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! How long a switch from one plan to another takes, from rates measured on this machine: what is converted, and what is read.
 
 use super::{Machine, Plan, Storage, TensorPlan, Tier, UnitPlan};
-use crate::device::SHARE;
+use crate::machine::SHARE;
 
 /// Where the weights that a plan's level converts come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,9 +135,9 @@ mod tests {
 
     use super::*;
     use crate::{
-        device::{Profile, Rates},
         engine::Outline,
         format::Format,
+        machine::{Profile, Rates},
         model::shape::Preset,
         plan::Workload,
     };

@@ -7,9 +7,10 @@ use sluice_codec::Scheme;
 
 use super::*;
 use crate::{
-    checkpoint::{DiskRates, derivative},
-    device::{CardProfile, LinearRate, MemoryFacts, Number, Profile, Rates},
+    checkpoint::derivative,
+    device::Number,
     format::Format,
+    machine::{CardProfile, DiskRates, LinearRate, MemoryFacts, Profile, Rates},
     model::shape::{Naming, Preset},
     residency::{Part, Unit},
 };

@@ -13,9 +13,8 @@ use super::{
     unit::{Coding, Storage, TensorPlan, Tier, UnitPlan},
 };
 use crate::{
-    checkpoint::DiskRates,
-    device::{MemoryFacts, Profile, Rates, default_pin_limit},
     format::Format,
+    machine::{DiskRates, MemoryFacts, Profile, Rates, default_pin_limit},
     model::shape::Shape,
     residency::{Part, Unit},
 };

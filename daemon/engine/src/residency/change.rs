@@ -13,7 +13,7 @@ use super::{Held, LoadOutcome, Place, Residency, reader::Loaded};
 use crate::{
     device::DeviceBuffer,
     error::EngineError,
-    ledger::Kind,
+    machine::Kind,
     ops::Ops,
     page::PAGE_BYTES,
     plan::{Plan, Slots, Tier, UnitPlan, layout},
@@ -232,8 +232,9 @@ mod tests {
     use super::*;
     use crate::{
         checkpoint::{Checkpoint, Source},
-        device::{Device, Profile},
+        device::Device,
         ledger::Ledger,
+        machine::Profile,
         model::family::ModelConfig,
         plan::{self, Machine, Question, Working, Workload},
         residency::Reader,

@@ -12,8 +12,7 @@ use sluice_codec::DecodeError;
 
 use crate::{
     checkpoint::{CheckpointError, OpenRows},
-    device::Device,
-    error::EngineError,
+    machine::Workers,
     plan::TensorPlan,
 };
 
@@ -31,16 +30,16 @@ thread_local! {
 /// Reads the rows of a plan's tensor by `read`, which fills bytes from a range of the stored tensor, and stores them as
 /// the plan says; false when cancelled.
 pub(super) fn convert(
-    device: &Device,
+    workers: &Workers,
     tensor: &TensorPlan,
     read: impl Fn(Range<u64>, &mut [u8]) -> Result<(), CheckpointError> + Sync,
     out: &mut [u8],
     cancel: &AtomicBool,
-) -> Result<bool, EngineError> {
+) -> Result<bool, CheckpointError> {
     let (from, to) = (tensor.source, tensor.storage.format());
     let width = tensor.width;
     let (stride, source_stride) = (to.bytes(width), from.bytes(width));
-    in_pieces(device, out, width, stride, cancel, |rows, out| {
+    in_pieces(workers, out, width, stride, cancel, |rows, out| {
         SCRATCH.with_borrow_mut(|(source, numbers)| {
             let start = ((tensor.first_row + rows.start) * source_stride) as u64;
             source.resize(rows.len() * source_stride, 0);
@@ -51,12 +50,11 @@ pub(super) fn convert(
             Ok(())
         })
     })
-    .map_err(EngineError::Checkpoint)
 }
 
 /// Decodes rows of a chunk, which are a plan's tensor, and stores them as the plan says.
 pub(super) fn decode(
-    device: &Device,
+    workers: &Workers,
     tensor: &TensorPlan,
     open: &OpenRows<'_>,
     out: &mut [u8],
@@ -65,7 +63,7 @@ pub(super) fn decode(
     let width = tensor.width;
     // A chunk is short: who reads the next one looks for a cancel.
     let never = AtomicBool::new(false);
-    in_pieces(device, out, width, to.bytes(width), &never, |rows, out| {
+    in_pieces(workers, out, width, to.bytes(width), &never, |rows, out| {
         let local = open.local.start + rows.start..open.local.start + rows.end;
         if to == tensor.source {
             return open.decode(local, out);
@@ -80,9 +78,9 @@ pub(super) fn decode(
     .map(drop)
 }
 
-/// Makes rows of `stride` bytes, a piece to a thread of the device at a time, and gives way to passes. False when cancelled.
+/// Makes rows of `stride` bytes, a piece to a thread at a time, and gives way to passes. False when cancelled.
 fn in_pieces<E: Send>(
-    device: &Device,
+    workers: &Workers,
     out: &mut [u8],
     width: usize,
     stride: usize,
@@ -90,7 +88,7 @@ fn in_pieces<E: Send>(
     make: impl Fn(Range<usize>, &mut [u8]) -> Result<(), E> + Sync,
 ) -> Result<bool, E> {
     let rows = (PIECE_NUMBERS / width).max(1);
-    let threads = device.threads().max(1);
+    let threads = workers.threads().max(1);
     let batch_rows = rows * BATCH_PIECES * threads;
     let mut result = Ok(());
     for (batch, out) in out.chunks_mut(batch_rows * stride).enumerate() {
@@ -98,7 +96,7 @@ fn in_pieces<E: Send>(
             return Ok(false);
         }
         let first_row = batch * batch_rows;
-        device.run_beside(|busy| {
+        workers.run_beside(|busy| {
             let pieces = out.par_chunks_mut(rows * stride).enumerate();
             result = pieces.try_for_each(|(piece, out)| {
                 let start = first_row + piece * rows;

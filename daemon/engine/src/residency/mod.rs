@@ -30,10 +30,11 @@ pub use self::{
     weight::{CodedOnCard, CodedRows, Data, OnCard, Weight},
 };
 use crate::{
-    device::{Device, DeviceBuffer, Profile},
+    device::{Device, DeviceBuffer},
     error::EngineError,
     format::Format,
-    ledger::{Kind, Ledger},
+    ledger::Ledger,
+    machine::{Kind, Profile},
     page::{PAGE_BYTES, Page},
     plan::{Plan, Slots, Storage, Tier, UnitPlan, layout},
 };

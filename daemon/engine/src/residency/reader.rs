@@ -16,9 +16,10 @@ use super::{
     weight::{CodedOnCard, CodedRows, Data, OnCard},
 };
 use crate::{
-    checkpoint::{Checkpoint, CodedTensor, OpenRows, TensorEntry, Via},
+    checkpoint::{Checkpoint, CheckpointError, CodedTensor, OpenRows, TensorEntry, Via},
     device::{Device, DeviceBuffer},
     error::EngineError,
+    machine::Workers,
     mapped::Mapped,
     page::{PAGE_BYTES, Page},
     plan::{
@@ -258,13 +259,14 @@ impl Reader {
             DeviceBuffer::Gpu(_) => &mut staging,
         };
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(pages);
+        let workers = device.workers();
         for (tensor, place) in unit.tensors.iter().zip(&layout.places) {
             let out = &mut bytes[place.offset as usize..][..stored_bytes(tensor)];
             let done = match self.stored(tensor) {
                 Some((checkpoint, entry)) if !entry.is_coded() => {
-                    read_in_pieces(checkpoint, entry, tensor, out, cancel, Some(device))?
+                    read_in_pieces(checkpoint, entry, tensor, out, cancel, Some(workers))?
                 }
-                _ => self.convert(tensor, device, out, cancel)?,
+                _ => self.convert(tensor, workers, out, cancel)?,
             };
             if !done {
                 return Ok(None);
@@ -283,18 +285,18 @@ impl Reader {
         }))
     }
 
-    /// Reads a tensor of the checkpoint and stores it as the plan says, on the device's threads; false when cancelled.
+    /// Reads a tensor of the checkpoint and stores it as the plan says, on the machine's threads; false when cancelled.
     pub(crate) fn convert(
         &self,
         tensor: &TensorPlan,
-        device: &Device,
+        workers: &Workers,
         out: &mut [u8],
         cancel: &AtomicBool,
-    ) -> Result<bool, EngineError> {
+    ) -> Result<bool, CheckpointError> {
         let entry = &self.entries[tensor.tensor];
         if entry.is_coded() {
             let decode =
-                |open: &OpenRows<'_>, out: &mut [u8]| convert::decode(device, tensor, open, out);
+                |open: &OpenRows<'_>, out: &mut [u8]| convert::decode(workers, tensor, open, out);
             return read_coded(
                 &self.checkpoint,
                 entry,
@@ -307,7 +309,7 @@ impl Reader {
         }
         self.checkpoint.check_unchanged(entry)?;
         let read = |part, out: &mut [u8]| self.checkpoint.read_part(entry, part, out);
-        let done = convert::convert(device, tensor, read, out, cancel)?;
+        let done = convert::convert(workers, tensor, read, out, cancel)?;
         self.checkpoint.check_unchanged(entry)?;
         Ok(done)
     }
@@ -480,15 +482,15 @@ fn part_of(tensor: &TensorPlan) -> std::ops::Range<u64> {
     start..start + stored_bytes(tensor) as u64
 }
 
-/// Reads through the system's cache, looking for a cancel now and then, and giving way to the passes of a device.
+/// Reads through the system's cache, looking for a cancel now and then, and giving way to passes.
 fn read_in_pieces(
     checkpoint: &Checkpoint,
     entry: &TensorEntry,
     tensor: &TensorPlan,
     out: &mut [u8],
     cancel: &AtomicBool,
-    gives_way_on: Option<&Device>,
-) -> Result<bool, EngineError> {
+    gives_way_on: Option<&Workers>,
+) -> Result<bool, CheckpointError> {
     /// Some milliseconds of a disk.
     const PIECE_BYTES: usize = 8 << 20;
     checkpoint.check_unchanged(entry)?;
@@ -502,9 +504,9 @@ fn read_in_pieces(
         let end = at + piece.len() as u64;
         match gives_way_on {
             None => checkpoint.read_part(entry, at..end, piece)?,
-            Some(device) => {
+            Some(workers) => {
                 let mut result = Ok(());
-                device.beside(|| {
+                workers.beside(|| {
                     let begun = Instant::now();
                     result = checkpoint.read_part(entry, at..end, piece);
                     // A pass's threads wait for the one whose core this took.
@@ -529,7 +531,7 @@ fn read_coded(
     out: &mut [u8],
     cancel: &AtomicBool,
     decode: impl Fn(&OpenRows<'_>, &mut [u8]) -> Result<(), DecodeError>,
-) -> Result<bool, EngineError> {
+) -> Result<bool, CheckpointError> {
     checkpoint.check_unchanged(entry)?;
     let stride = out.len() / tensor.rows;
     let rows = tensor.first_row..tensor.first_row + tensor.rows;
@@ -549,7 +551,7 @@ fn read_direct(
     place: &Place,
     memory: &mut [Page],
     cancel: &AtomicBool,
-) -> Result<Option<usize>, EngineError> {
+) -> Result<Option<usize>, CheckpointError> {
     checkpoint.check_unchanged(entry)?;
     let page = size_of::<Page>();
     let first = place.offset as usize / page;

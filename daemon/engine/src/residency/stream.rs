@@ -25,7 +25,8 @@ use super::{
 use crate::{
     device::{Device, DeviceBuffer},
     error::EngineError,
-    ledger::{Kind, Ledger},
+    ledger::Ledger,
+    machine::Kind,
     page::{PAGE_BYTES, Page},
     plan::{Slots, UnitPlan},
 };

@@ -20,7 +20,7 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use sluice_engine::{
     ApplyEvent, Change, Engine, EngineError, Event, Generate, LoadedModel, Options, Outcome,
     Settings, Work,
-    checkpoint::{Source, synth::Element},
+    checkpoint::{CheckpointError, Source, synth::Element},
     model::shape::Shape,
     plan::{BLOCK_DEFAULT, CANVAS_DEFAULT, Plan, Workload},
 };
@@ -539,7 +539,7 @@ fn serve_on_a_small_disk(folder: &Path) {
     setrlimit(Resource::Fsize, limit).unwrap();
     let settings = streaming(&engine, Level::Aggressive);
     let check = |error: EngineError| {
-        let EngineError::Derivative { path, cause } = error else {
+        let EngineError::Checkpoint(CheckpointError::Derivative { path, cause }) = error else {
             panic!("{error}")
         };
         assert!(path.starts_with(folder.join("copies")));

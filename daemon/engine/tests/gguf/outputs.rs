@@ -5,8 +5,9 @@ use std::cell::RefCell;
 use sluice_engine::{
     Options,
     check::{fixture_logits, fixture_tokens},
-    device::{Device, Profile},
+    device::Device,
     ledger::Ledger,
+    machine::Profile,
     model::shape::Shape,
     ops::Ops,
     plan::{

@@ -7,9 +7,10 @@ use std::{
 
 use sluice_engine::{
     checkpoint::{Checkpoint, Source},
-    device::{Device, Profile},
+    device::Device,
     format::Format,
     ledger::Ledger,
+    machine::Profile,
     model::transformer::{Interrupt, Sees, Sequence, Transformer, logits},
     ops::{Activation, CacheShape, Ops},
     plan::{self, Machine, Plan, Question, Working, Workload},

@@ -3,10 +3,8 @@
 use super::Pair;
 use crate::{
     error::EngineError,
-    ops::{
-        Activation, AttentionRange, AttentionShape, CacheShape, KeyRows, KeySegment, Keys, Ops,
-        computed_format,
-    },
+    ops::{Activation, AttentionRange, AttentionShape, CacheShape, KeyRows, KeySegment, Keys, Ops},
+    plan::computed_format,
 };
 
 impl Pair<'_> {

@@ -7,7 +7,7 @@ use crate::{
     device::DeviceBuffer,
     error::EngineError,
     format::Format,
-    ledger::Kind,
+    machine::Kind,
     ops::{Activation, Choice, HeadGroup, HeadRow, Ranking},
 };
 

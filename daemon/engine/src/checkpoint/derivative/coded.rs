@@ -31,9 +31,8 @@ use crate::{
         Checkpoint, CheckpointError, CodedTensor, Source, TensorEntry,
         container::{CodeShares, number_of},
     },
-    device::Device,
-    error::EngineError,
     format::Format,
+    machine::Workers,
     plan::SourceTensor,
     residency::Part,
 };
@@ -276,19 +275,19 @@ impl CodedDerivative {
         Ok(Some(copy))
     }
 
-    /// Writes it, by the threads of `device`; `progress` is told the bytes that are done of those that are coded. `None` when
+    /// Writes it, by these threads; `progress` is told the bytes that are done of those that are coded. `None` when
     /// cancelled. Unless all went well, nothing is left of it; of a run that was killed this one takes up what is whole.
     ///
     /// # Errors
     /// What the system refused, too little room among it, or a source that changed.
     pub(crate) fn write(
         &self,
-        device: &Device,
+        workers: &Workers,
         cancel: &AtomicBool,
         progress: &mut dyn FnMut(u64),
-    ) -> Result<Option<Checkpoint>, EngineError> {
+    ) -> Result<Option<Checkpoint>, CheckpointError> {
         let path = self.path();
-        let refused = |cause| EngineError::Derivative {
+        let refused = |cause| CheckpointError::Derivative {
             path: path.clone(),
             cause,
         };
@@ -320,7 +319,7 @@ impl CodedDerivative {
             let mut work = Work {
                 copy: self,
                 writer: &mut writer,
-                device,
+                workers,
                 cancel,
                 done_bytes,
                 progress,
@@ -340,7 +339,7 @@ impl CodedDerivative {
             Ok(()) => {}
             Err(Interrupt::Cancelled) => return Ok(None),
             Err(Interrupt::Refused(cause)) => return Err(refused(cause)),
-            Err(Interrupt::Source(error)) => return Err(error.into()),
+            Err(Interrupt::Source(error)) => return Err(error),
         }
         match self.open()? {
             Some(copy) => Ok(Some(copy)),
@@ -384,7 +383,7 @@ impl From<CheckpointError> for Interrupt {
 struct Work<'a> {
     copy: &'a CodedDerivative,
     writer: &'a mut Writer,
-    device: &'a Device,
+    workers: &'a Workers,
     cancel: &'a AtomicBool,
     done_bytes: u64,
     progress: &'a mut dyn FnMut(u64),
@@ -410,13 +409,13 @@ impl Work<'_> {
         let chunk_bytes = CHUNK_ROWS * row_bytes;
         let batch_bytes = (BATCH_BYTES / chunk_bytes).max(1) * chunk_bytes;
         let before = self.done_bytes;
-        let device = self.device;
+        let workers = self.workers;
         let mut hasher = Hasher::default();
         self.writer.begin_tensor(scheme)?;
         self.each_piece(entry, batch_bytes as u64, |work, bytes| {
             hasher.update(bytes);
             let mut coded = Ok(Vec::new());
-            device.run_beside(|busy| {
+            workers.run_beside(|busy| {
                 let chunks = bytes.par_chunks(chunk_bytes);
                 let coded_rows = |chunk: &[u8]| {
                     let rows = chunk.len() / row_bytes;

@@ -1,6 +1,9 @@
 //! Copies of small checkpoints: what is in them, when they are refused, and what is left when writing ends early.
 
-use std::{fs, sync::atomic::AtomicBool};
+use std::{
+    fs,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use ::safetensors::SafeTensors;
 use rustix::fs::FlockOperation;
@@ -9,11 +12,9 @@ use tempfile::TempDir;
 use super::{write::check_room, *};
 use crate::{
     checkpoint::synth::{Element, Synthesis},
-    device::{Device, Profile},
-    error::EngineError,
+    machine::Profile,
     model::shape::{Naming, Shape},
     plan::{BLOCK_DEFAULT, Machine, Question, Working, Workload, sources},
-    residency::Reader,
 };
 
 /// With matrices whose bytes are no multiple of 64 when converted.
@@ -70,7 +71,7 @@ impl Setup {
         names
     }
 
-    fn derivative(&self, level: Level) -> (Derivative, Reader) {
+    fn derivative(&self, level: Level) -> (Derivative, Rows) {
         let source = Source::Folder(self.folder.path().join("model"));
         let checkpoint = Arc::new(Checkpoint::open(&source).unwrap());
         let shape = shape();
@@ -87,15 +88,43 @@ impl Setup {
         let plan = plan.unwrap();
         let derivative = Derivative::new(&self.copies(), &checkpoint, &sources, &plan);
         let derivative = derivative.unwrap().expect("the level converts some");
-        (derivative, Reader::new(checkpoint, &sources))
+        (
+            derivative,
+            Rows {
+                checkpoint,
+                sources,
+            },
+        )
     }
 }
 
-fn write(derivative: &Derivative, reader: &Reader) -> Result<Checkpoint, EngineError> {
+/// Reads the rows that are converted, all at once.
+struct Rows {
+    checkpoint: Arc<Checkpoint>,
+    sources: Vec<SourceTensor>,
+}
+
+impl Rows {
+    fn convert(&self, rows: &TensorPlan, out: &mut [u8]) -> Result<(), CheckpointError> {
+        let entry = self.checkpoint.tensor(&self.sources[rows.tensor].spec.name);
+        let row_bytes = rows.source.bytes(rows.width);
+        let start = (rows.first_row * row_bytes) as u64;
+        let mut bytes = vec![0; rows.rows * row_bytes];
+        let end = start + bytes.len() as u64;
+        self.checkpoint
+            .read_part(entry.unwrap(), start..end, &mut bytes)?;
+        let mut numbers = vec![0.0; rows.rows * rows.width];
+        rows.source.widen(&bytes, &mut numbers);
+        rows.storage.format().store(&numbers, out);
+        Ok(())
+    }
+}
+
+fn write(derivative: &Derivative, rows: &Rows) -> Result<Checkpoint, CheckpointError> {
     let never = AtomicBool::new(false);
-    let device = Device::cpu(2).unwrap();
     let mut last = 0;
-    let written = derivative.write(reader, &device, &never, &mut |done| {
+    let convert = &mut |piece: &TensorPlan, out: &mut [u8]| rows.convert(piece, out).map(|()| true);
+    let written = derivative.write(2, convert, &never, &mut |done| {
         assert!(done > last);
         last = done;
     })?;
@@ -107,9 +136,9 @@ fn write(derivative: &Derivative, reader: &Reader) -> Result<Checkpoint, EngineE
 fn a_copy_is_a_safetensors_file_of_what_storing_gives() {
     let setup = Setup::new();
     for level in [Level::Moderate, Level::Aggressive] {
-        let (derivative, reader) = setup.derivative(level);
+        let (derivative, rows) = setup.derivative(level);
         assert!(derivative.open().unwrap().is_none());
-        let copy = write(&derivative, &reader).unwrap();
+        let copy = write(&derivative, &rows).unwrap();
 
         let bytes = fs::read(derivative.path()).unwrap();
         let (header, _) = SafeTensors::read_metadata(&bytes).unwrap();
@@ -155,8 +184,8 @@ fn a_copy_is_a_safetensors_file_of_what_storing_gives() {
 #[test]
 fn a_file_in_its_place_that_is_not_it_is_refused_and_written_over() {
     let setup = Setup::new();
-    let (derivative, reader) = setup.derivative(Level::Moderate);
-    write(&derivative, &reader).unwrap();
+    let (derivative, rows) = setup.derivative(Level::Moderate);
+    write(&derivative, &rows).unwrap();
     let path = derivative.path();
     let whole = fs::read(&path).unwrap();
     let with = |from: &str, to: &str| {
@@ -193,7 +222,7 @@ fn a_file_in_its_place_that_is_not_it_is_refused_and_written_over() {
         let error = derivative.open().unwrap_err().to_string();
         assert!(error.contains(words), "{error} has no {words}");
         assert!(error.contains(path.to_str().unwrap()), "{error}");
-        write(&derivative, &reader).unwrap();
+        write(&derivative, &rows).unwrap();
         assert_eq!(fs::read(&path).unwrap(), whole);
     }
 }
@@ -202,8 +231,8 @@ fn a_file_in_its_place_that_is_not_it_is_refused_and_written_over() {
 fn a_source_is_known_again_until_it_is_written_anew() {
     let setup = Setup::new();
     let folder = setup.folder.path();
-    let (before, reader) = setup.derivative(Level::Moderate);
-    write(&before, &reader).unwrap();
+    let (before, rows) = setup.derivative(Level::Moderate);
+    write(&before, &rows).unwrap();
 
     fs::rename(folder.join("model"), folder.join("elsewhere")).unwrap();
     fs::create_dir(folder.join("other")).unwrap();
@@ -242,15 +271,12 @@ fn sources_of_the_same_lengths_and_times_are_told_apart_by_their_weights() {
 #[test]
 fn a_source_that_changes_underneath_is_not_copied() {
     let setup = Setup::new();
-    let (derivative, reader) = setup.derivative(Level::Moderate);
+    let (derivative, rows) = setup.derivative(Level::Moderate);
     let path = setup.folder.path().join("model/model.safetensors");
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, bytes).unwrap();
-    let error = write(&derivative, &reader).unwrap_err();
-    let is_change = matches!(
-        error,
-        EngineError::Checkpoint(CheckpointError::Changed { .. })
-    );
+    let error = write(&derivative, &rows).unwrap_err();
+    let is_change = matches!(error, CheckpointError::Changed { .. });
     assert!(is_change, "{error}");
     assert!(setup.left().is_empty());
 }
@@ -258,7 +284,7 @@ fn a_source_that_changes_underneath_is_not_copied() {
 #[test]
 fn what_killed_writers_left_goes_and_what_somebody_writes_stays() {
     let setup = Setup::new();
-    let (derivative, reader) = setup.derivative(Level::Moderate);
+    let (derivative, rows) = setup.derivative(Level::Moderate);
     fs::create_dir(setup.copies()).unwrap();
     let old = "model-0123456789abcdef-aggressive.safetensors.77-0.partial";
     let locked = "model-0123456789abcdef-moderate.safetensors.78-0.partial";
@@ -272,7 +298,7 @@ fn what_killed_writers_left_goes_and_what_somebody_writes_stays() {
     }
     let held = fs::File::open(setup.copies().join(locked)).unwrap();
     rustix::fs::flock(&held, FlockOperation::NonBlockingLockExclusive).unwrap();
-    write(&derivative, &reader).unwrap();
+    write(&derivative, &rows).unwrap();
     let mut expected: Vec<String> = foreign.iter().map(|&name| name.to_owned()).collect();
     expected.push(locked.to_owned());
     expected.push(derivative.file_name());
@@ -283,13 +309,15 @@ fn what_killed_writers_left_goes_and_what_somebody_writes_stays() {
 #[test]
 fn a_cancelled_writer_leaves_nothing() {
     let setup = Setup::new();
-    let (derivative, reader) = setup.derivative(Level::Moderate);
+    let (derivative, rows) = setup.derivative(Level::Moderate);
     let cancel = AtomicBool::new(false);
-    let device = Device::cpu(1).unwrap();
     let mut pieces = 0;
-    let written = derivative.write(&reader, &device, &cancel, &mut |_| {
+    let convert = &mut |piece: &TensorPlan, out: &mut [u8]| {
+        rows.convert(piece, out).map(|()| !cancel.load(Relaxed))
+    };
+    let written = derivative.write(1, convert, &cancel, &mut |_| {
         pieces += 1;
-        cancel.store(true, std::sync::atomic::Ordering::Relaxed);
+        cancel.store(true, Relaxed);
     });
     assert!(written.unwrap().is_none());
     assert_eq!(pieces, 1);

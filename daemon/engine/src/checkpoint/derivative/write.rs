@@ -10,8 +10,8 @@ use std::{
 
 use rustix::fs::FlockOperation;
 
-use super::{Checkpoint, Converted, Derivative};
-use crate::{device::Device, error::EngineError, plan::TensorPlan, residency::Reader};
+use super::{Checkpoint, CheckpointError, Converted, Derivative};
+use crate::plan::TensorPlan;
 
 /// Numbers that each thread converts between two writes: some milliseconds, which a pass that wants the threads at the
 /// same time waits.
@@ -21,21 +21,25 @@ const SYNC_BYTES: u64 = 256 << 20;
 /// Ends the names of files that aren't whole.
 const PARTIAL: &str = ".partial";
 
+/// Reads rows of the source and stores them in the format that they are converted to; false when cancelled.
+pub(crate) type Convert<'a> =
+    &'a mut dyn FnMut(&TensorPlan, &mut [u8]) -> Result<bool, CheckpointError>;
+
 impl Derivative {
-    /// Writes it, by the threads of `device` and from what `reader` reads; `progress` is told the bytes of tensors that
-    /// are done. `None` when cancelled. Unless all went well, nothing is left of it.
+    /// Writes it, `threads` pieces at a time, each as `convert` makes it; `progress` is told the bytes of tensors that are
+    /// done. `None` when cancelled. Unless all went well, nothing is left of it.
     ///
     /// # Errors
     /// What the system refused, too little room among it, or a source that changed.
     pub(crate) fn write(
         &self,
-        reader: &Reader,
-        device: &Device,
+        threads: usize,
+        convert: Convert<'_>,
         cancel: &AtomicBool,
         progress: &mut dyn FnMut(u64),
-    ) -> Result<Option<Checkpoint>, EngineError> {
+    ) -> Result<Option<Checkpoint>, CheckpointError> {
         let path = self.path();
-        let refused = |cause| EngineError::Derivative {
+        let refused = |cause| CheckpointError::Derivative {
             path: path.clone(),
             cause,
         };
@@ -46,9 +50,8 @@ impl Derivative {
         let partial = Partial::create(&self.folder, &self.file_name()).map_err(refused)?;
         let mut writer = Writer {
             file: &partial.file,
-            reader,
-            device,
-            cancel,
+            threads,
+            convert,
             done_bytes: 0,
             unsynced_bytes: 0,
             progress,
@@ -108,9 +111,8 @@ impl Derivative {
 /// What writing the tensors goes through.
 struct Writer<'a> {
     file: &'a File,
-    reader: &'a Reader,
-    device: &'a Device,
-    cancel: &'a AtomicBool,
+    threads: usize,
+    convert: Convert<'a>,
     done_bytes: u64,
     unsynced_bytes: u64,
     progress: &'a mut dyn FnMut(u64),
@@ -122,9 +124,9 @@ impl Writer<'_> {
         &mut self,
         tensor: &Converted,
         start: u64,
-        refused: &dyn Fn(io::Error) -> EngineError,
-    ) -> Result<bool, EngineError> {
-        let rows_max = (PIECE_NUMBERS / tensor.plan.width).max(1) * self.device.threads();
+        refused: &dyn Fn(io::Error) -> CheckpointError,
+    ) -> Result<bool, CheckpointError> {
+        let rows_max = (PIECE_NUMBERS / tensor.plan.width).max(1) * self.threads;
         let mut buffer = vec![0; rows_max.min(tensor.plan.rows) * tensor.row_bytes()];
         let mut at = start;
         for first_row in (0..tensor.plan.rows).step_by(rows_max) {
@@ -135,7 +137,7 @@ impl Writer<'_> {
                 ..tensor.plan
             };
             let out = &mut buffer[..rows * tensor.row_bytes()];
-            if !self.reader.convert(&piece, self.device, out, self.cancel)? {
+            if !(self.convert)(&piece, out)? {
                 return Ok(false);
             }
             self.file.write_all_at(out, at).map_err(refused)?;

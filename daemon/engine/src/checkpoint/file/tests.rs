@@ -21,7 +21,7 @@ fn folder_with(len: usize) -> TempDir {
 }
 
 fn content(len: usize) -> Vec<u8> {
-    let noise = crate::ops::Noise::new(3);
+    let noise = crate::noise::Noise::new(3);
     (0..len as u64)
         .map(|place| (noise.uniform(0, place, 0) * 256.0) as u8)
         .collect()

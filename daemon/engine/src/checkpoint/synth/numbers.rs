@@ -7,7 +7,7 @@ use std::f64::consts::TAU;
 use half::{bf16, f16};
 
 use super::{Element, layout::Job};
-use crate::ops::Noise;
+use crate::noise::Noise;
 
 /// What LLaDA and most Llama-like models begin their training with.
 const SPREAD: f64 = 0.02;

@@ -10,8 +10,9 @@ use crate::{
     checkpoint::{chunk_at, coding_of},
     device::{Device, DeviceBuffer},
     error::EngineError,
-    ledger::{Kind, Ledger},
-    ops::Noise,
+    ledger::Ledger,
+    machine::Kind,
+    noise::Noise,
 };
 
 const TILE: usize = 512;

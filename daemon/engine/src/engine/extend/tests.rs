@@ -18,7 +18,7 @@ use crate::{
     checkpoint::Source,
     engine::ApplyEvent,
     event::{Event, Generated, Outcome},
-    ledger,
+    machine::Kind,
     plan::{Plan, PlanError},
     request::{Compare, Slot},
 };
@@ -90,7 +90,7 @@ impl World {
 
     fn cached_bytes(&self) -> u64 {
         let report = self.engine.memory();
-        report.kinds[ledger::Kind::Cache as usize].bytes
+        report.kinds[Kind::Cache as usize].bytes
     }
 }
 

@@ -6,7 +6,7 @@ use sluice_shared::level::Level;
 
 use super::Beside;
 use crate::{
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, CheckpointError},
     engine::{
         LoadEvent, LoadReport, Settings, Substitution,
         current::{Planner, usual_workload},
@@ -146,6 +146,6 @@ fn is_of_level(error: &EngineError) -> bool {
         error,
         EngineError::Plan(PlanError::BudgetTooSmall { .. } | PlanError::NotCoded { .. })
             | EngineError::NoDerivatives { .. }
-            | EngineError::Derivative { .. }
+            | EngineError::Checkpoint(CheckpointError::Derivative { .. })
     )
 }

@@ -12,7 +12,8 @@ use super::{MLP_ROWS_MIN, Served};
 use crate::{
     engine::derive::lacks_copy,
     error::EngineError,
-    ledger::{Kind, Ledger},
+    ledger::Ledger,
+    machine::Kind,
     model::transformer::{Interrupt, MLP_ROWS},
     plan::{Plan, PlanError, rounded_bytes},
 };

@@ -6,7 +6,8 @@ use super::*;
 use crate::{
     device::Device,
     ledger::Ledger,
-    ops::{AttentionRange, AttentionShape, KeyRows, KeySegment, Keys, Noise},
+    noise::Noise,
+    ops::{AttentionRange, AttentionShape, KeyRows, KeySegment, Keys},
 };
 
 const POSITIONS: usize = 700;

@@ -395,7 +395,8 @@ mod tests {
         device::Device,
         format::Format,
         ledger::Ledger,
-        ops::{Noise, Ops, ROUNDED_ROWS_ERROR},
+        noise::Noise,
+        ops::{Ops, ROUNDED_ROWS_ERROR},
         residency::CodedRows,
     };
 

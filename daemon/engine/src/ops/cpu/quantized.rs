@@ -339,7 +339,7 @@ struct Source<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::Noise;
+    use crate::noise::Noise;
 
     /// Words that a product of these tests takes of scratch.
     const SCRATCH_LEN: usize = 1 << 20;

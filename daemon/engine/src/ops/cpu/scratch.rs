@@ -4,7 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::{
     error::EngineError,
-    ledger::{Buffer, Kind, Ledger},
+    ledger::{Buffer, Ledger},
+    machine::Kind,
 };
 
 /// Numbers that a thread's scratch holds, 4 MiB: what `linear` packs, and some rows of the widest projection

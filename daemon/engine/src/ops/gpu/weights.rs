@@ -6,9 +6,9 @@ use sluice_cuda::{self as cuda, Gpu, Number, Span};
 
 use super::super::{Activation, Phase, clock::CardClock};
 use crate::{
-    device::CardProfile,
     error::EngineError,
     format::Format,
+    machine::CardProfile,
     plan::decoded::{Kept, ROWS, is_decoded_first, piece_rows},
     residency::Weight,
 };

@@ -3,10 +3,7 @@
 use half::bf16;
 
 use super::super::Ops;
-use crate::{
-    error::EngineError,
-    ledger::{Buffer, Kind},
-};
+use crate::{error::EngineError, ledger::Buffer, machine::Kind};
 
 /// The last distributions of the positions of a block, one each: half a number a token, since whole ones would take twice
 /// the memory to tell whether a distribution has moved by a hundredth.

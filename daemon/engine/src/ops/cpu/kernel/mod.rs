@@ -278,7 +278,7 @@ fn copy_lanes<const LANES: usize>(rows: Rows<'_>, from: usize, panel: &mut [f32]
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::Noise;
+    use crate::noise::Noise;
 
     fn numbers(count: usize, seed: u64) -> Vec<f32> {
         let noise = Noise::new(seed);

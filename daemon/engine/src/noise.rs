@@ -15,7 +15,7 @@ impl Noise {
     }
 
     /// What the noise is made from, for a kernel that makes the same.
-    pub(super) fn key(self) -> u64 {
+    pub(crate) fn key(self) -> u64 {
         self.key
     }
 

@@ -1,5 +1,5 @@
-//! Work beside passes: conversion and reading for another plan. They have all cores while no pass computes, and a fixed
-//! share of the time while one does, however many threads ask for it.
+//! The machine's threads. Passes compute on them, and work beside passes (conversion and reading for another plan) has all
+//! of them while no pass computes and a fixed share of the time while one does, however many threads ask for it.
 
 use std::{
     sync::{
@@ -16,6 +16,87 @@ pub(crate) const SHARE: u32 = 6;
 /// Who rests looks this often whether passes have ended.
 const REST_PIECE: Duration = Duration::from_millis(1);
 
+/// One pool of threads for everything that computes or converts; clones share it. A device that only counts memory has none.
+#[derive(Clone)]
+pub struct Workers {
+    pool: Option<Arc<rayon::ThreadPool>>,
+    threads: usize,
+    background: Arc<Background>,
+}
+
+impl Workers {
+    /// So many threads; 0: one a core.
+    ///
+    /// # Errors
+    /// Says why the threads can't be started.
+    pub(crate) fn new(threads: usize) -> Result<Self, String> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|index| format!("sluice-cpu-{index}"))
+            .build()
+            .map_err(|error| error.to_string())?;
+        Ok(Self {
+            threads: pool.current_num_threads(),
+            pool: Some(Arc::new(pool)),
+            background: Arc::default(),
+        })
+    }
+
+    /// No threads, where so many would work.
+    pub(crate) fn none(threads: usize) -> Self {
+        Self {
+            pool: None,
+            threads,
+            background: Arc::default(),
+        }
+    }
+
+    /// How many they are.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Does `work` on one of the threads, or here where there are none.
+    pub(crate) fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
+    }
+
+    /// Runs `work` on the threads; not at all where there are none.
+    pub(crate) fn run(&self, work: impl FnOnce() + Send) {
+        if let Some(pool) = &self.pool {
+            pool.install(work);
+        }
+    }
+
+    /// A pass computes on these threads until the guard is dropped.
+    pub(crate) fn computing(&self) -> Computing {
+        Computing::new(&self.background)
+    }
+
+    /// The pass that computes waits until the guard is dropped.
+    pub(crate) fn waiting(&self) -> Waiting {
+        Waiting::new(&self.background)
+    }
+
+    /// Does a piece of work beside passes, some milliseconds at most, which tells what it took of all cores. While a pass
+    /// computes, all such work together has one part in [`SHARE`] of the time, and this returns after a rest.
+    pub(crate) fn beside(&self, work: impl FnOnce() -> Duration) {
+        self.background.work(work);
+    }
+
+    /// The same on the threads, each of which does what it does through [`Busy::during`].
+    pub(crate) fn run_beside(&self, work: impl FnOnce(&Busy) + Send) {
+        self.beside(|| {
+            let busy = Busy::default();
+            self.run(|| work(&busy));
+            busy.of_all(self.threads)
+        });
+    }
+}
+
 /// What threads that work beside passes spend of their time.
 #[derive(Debug, Default)]
 pub(crate) struct Busy(AtomicU64);
@@ -31,14 +112,14 @@ impl Busy {
     }
 
     /// What it was of so many threads' time.
-    pub(super) fn of_all(self, threads: usize) -> Duration {
+    fn of_all(self, threads: usize) -> Duration {
         Duration::from_nanos(self.0.into_inner() / threads.max(1) as u64)
     }
 }
 
 /// Passes that compute, and the turn of those who work beside them.
 #[derive(Debug, Default)]
-pub(super) struct Background {
+struct Background {
     /// Passes that compute at this moment.
     computing: AtomicIsize,
     /// Taken for a piece of work and the rest after it: the share is that of all together.
@@ -54,7 +135,7 @@ pub(crate) struct Computing(Arc<Background>);
 pub(crate) struct Waiting(Arc<Background>);
 
 impl Computing {
-    pub(super) fn new(background: &Arc<Background>) -> Self {
+    fn new(background: &Arc<Background>) -> Self {
         background.computing.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(background))
     }
@@ -67,7 +148,7 @@ impl Drop for Computing {
 }
 
 impl Waiting {
-    pub(super) fn new(background: &Arc<Background>) -> Self {
+    fn new(background: &Arc<Background>) -> Self {
         background.computing.fetch_sub(1, Ordering::Relaxed);
         Self(Arc::clone(background))
     }
@@ -85,7 +166,7 @@ impl Background {
     }
 
     /// Does a piece of work, which tells what it took of all cores, and rests after it where a pass computes.
-    pub(super) fn work(&self, work: impl FnOnce() -> Duration) {
+    fn work(&self, work: impl FnOnce() -> Duration) {
         if !self.is_computing() {
             work();
             return;
