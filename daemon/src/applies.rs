@@ -212,8 +212,8 @@ impl Drop for Report {
 #[cfg(test)]
 mod tests {
     use sluice_engine::{
+        checkpoint::family::Preset,
         engine::{Options, Outline},
-        model::shape::Preset,
         plan::Workload,
     };
     use sluice_shared::level::Level;

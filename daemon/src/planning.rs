@@ -7,11 +7,10 @@ use std::{
 
 use clap::Args;
 use sluice_engine::{
-    checkpoint::CheckpointError,
+    checkpoint::{CheckpointError, family::Preset},
     device::{self, Unavailable},
     engine::{Outline, machine},
     machine::default_budget,
-    model::shape::Preset,
 };
 use sluice_proto::{model, plan_table, v1};
 use sluice_shared::{

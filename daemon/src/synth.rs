@@ -10,9 +10,10 @@ use rustix::fs::statvfs;
 use sluice_engine::{
     checkpoint::{
         CheckpointError,
+        family::{PRESETS, Preset},
         synth::{Element, SynthError, Synthesis, check},
     },
-    model::shape::{Naming, PRESETS, Preset, Shape},
+    weights::{Naming, Shape},
 };
 use sluice_shared::{exit, units};
 

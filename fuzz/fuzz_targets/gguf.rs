@@ -6,11 +6,7 @@
 use std::slice;
 
 use libfuzzer_sys::fuzz_target;
-use sluice_engine::{
-    checkpoint::{Checkpoint, Source, gguf::Gguf},
-    model::family::ModelConfig,
-    text::Text,
-};
+use sluice_engine::{checkpoint::{Checkpoint, Source, family::ModelConfig, gguf::Gguf}, text::Text};
 
 /// Longest tensor that is read; a part of it takes all ways through the code that the whole does.
 const READ_BYTES_MAX: usize = 1 << 20;

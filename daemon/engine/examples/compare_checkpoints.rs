@@ -27,20 +27,19 @@ use sluice_engine::{
     checkpoint::{
         Checkpoint, Source, TensorEntry,
         coded::{Compression, How, compress},
+        family::ModelConfig,
     },
     decode::compare::{Reading, rows, samples},
     device::Device,
     format::Format,
     ledger::Ledger,
     machine::Profile,
-    model::{
-        family::ModelConfig,
-        transformer::{Interrupt, Transformer},
-    },
-    ops::{Activation, Ops},
+    model::transformer::{Interrupt, Transformer},
+    ops::{Activation, CacheShape, Ops},
     plan::{self, Machine, Plan, Question, Working, Workload},
-    residency::{LoadOutcome, Part, Reader, Residency},
+    residency::{LoadOutcome, Reader, Residency},
     text::Text,
+    weights::Part,
 };
 use sluice_shared::level::{Choices, Level};
 
@@ -205,7 +204,7 @@ impl Loaded {
         let count = samples.iter().map(|sample| sample.rows.len()).sum();
         let shape = &self.config.shape;
         let reading = shape.causal.then(|| Reading {
-            cache: shape.cache(Format::F32),
+            cache: CacheShape::of(shape, Format::F32),
             rows: ROWS,
         });
         let never = AtomicBool::new(false);

@@ -15,8 +15,10 @@ use std::{
 use half::bf16;
 use serde_json::{Map, Value, json};
 use sluice_engine::{
-    Engine, Generate, Options, Outcome, Settings, Work, checkpoint::Source, machine::Kind,
-    model::family::ModelConfig, noise::Noise,
+    Engine, Generate, Options, Outcome, Settings, Work,
+    checkpoint::{Source, family::ModelConfig},
+    machine::Kind,
+    noise::Noise,
 };
 use sluice_shared::units;
 

@@ -23,13 +23,13 @@ use sluice_engine::{
     checkpoint::{
         Source,
         coded::{self, Compression, How, Lossless, compress, decompress},
+        family::PRESETS,
     },
     device::Device,
     engine::Outline,
     event::{Position, TokenState},
     ledger::Ledger,
     machine::Profile,
-    model::shape::PRESETS,
     ops::Ops,
     plan::{BLOCK_DEFAULT, Machine, Plan, Workload, transition},
 };

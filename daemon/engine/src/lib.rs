@@ -10,6 +10,7 @@ pub mod mapped;
 pub mod noise;
 pub mod page;
 pub mod text;
+pub mod weights;
 
 pub mod device;
 pub mod ledger;

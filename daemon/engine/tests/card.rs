@@ -21,8 +21,8 @@ use sluice_engine::{
     checkpoint::Source,
     device::{Choice, Device, Number},
     ledger::Ledger,
-    model::shape::Shape,
     ops::Ops,
+    weights::Shape,
 };
 use sluice_shared::{decoding::Decoding, level::Level, sampling::EosPolicy};
 

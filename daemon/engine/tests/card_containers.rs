@@ -24,8 +24,8 @@ use sluice_engine::{
     },
     device::Choice,
     event::Generated,
-    model::shape::Shape,
     plan::{Plan, Storage},
+    weights::Shape,
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};
 

@@ -21,7 +21,8 @@ use sluice_engine::{
     device::{Choice, Device, Number},
     ledger::Ledger,
     plan::{self, BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload},
-    residency::{LoadOutcome, Reader, Residency, StreamStats, Unit},
+    residency::{LoadOutcome, Reader, Residency, StreamStats},
+    weights::Unit,
 };
 use sluice_shared::level::Level;
 

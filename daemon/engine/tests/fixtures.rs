@@ -9,9 +9,9 @@ use sluice_engine::{
     device::Device,
     ledger::Ledger,
     machine::Profile,
-    model::shape::Shape,
     ops::Ops,
     plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload},
+    weights::Shape,
 };
 use sluice_shared::level::{Choices, Level};
 

@@ -9,7 +9,7 @@ use sluice_engine::{
         Source,
         synth::{Element, Synthesis},
     },
-    model::shape::{Naming, Shape},
+    weights::{Naming, Shape},
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};
 

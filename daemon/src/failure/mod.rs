@@ -8,9 +8,8 @@ use std::{io, path::PathBuf, time::Duration};
 
 use sluice_engine::{
     EngineError, RequestError,
-    checkpoint::{CheckpointError, coded::CompressError},
+    checkpoint::{CheckpointError, coded::CompressError, family::PRESETS},
     event::Outcome,
-    model::shape::PRESETS,
     plan::PlanError,
     text::TextError,
 };

@@ -9,9 +9,9 @@ use sluice_engine::{
     check::{Check, FIXTURES, fixture_logits, fixture_tokens, operations, resident, streamed},
     device::{self, Number},
     ledger::Ledger,
-    model::shape::Shape,
     ops::Ops,
     plan::{Plan, PlanError, SourceTensor},
+    weights::Shape,
 };
 use sluice_shared::level::Level;
 

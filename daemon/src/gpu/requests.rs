@@ -16,7 +16,7 @@ use sluice_engine::{
         synth::{Element, Synthesis},
     },
     device::{self, Choice, Number},
-    model::shape::{Naming, Shape},
+    weights::{Naming, Shape},
 };
 use sluice_shared::{
     decoding::{Caching, Decoding},

@@ -9,9 +9,9 @@ use sluice_engine::{
     checkpoint::{
         Checkpoint,
         coded::{self, Container},
+        family::Family,
     },
     engine::Outline,
-    model::family::Family,
     plan::{BLOCK_DEFAULT, Machine, Plan, Workload},
 };
 use sluice_hub::Manifest;

@@ -10,8 +10,9 @@ use std::{
 };
 
 use sluice_engine::{
-    Engine, EngineError, LoadedModel, Settings as EngineSettings, checkpoint::Source,
-    model::family::Family, text::Text,
+    Engine, EngineError, LoadedModel, Settings as EngineSettings,
+    checkpoint::{Source, family::Family},
+    text::Text,
 };
 use sluice_proto::v1;
 use sluice_shared::level::Level;

@@ -6,8 +6,8 @@ mod dial;
 mod samples;
 
 use sluice_engine::{
-    EngineError, Generate, RequestError, Score, Slot, Work, decode::policy::policy,
-    model::family::Family,
+    EngineError, Generate, RequestError, Score, Slot, Work, checkpoint::family::Family,
+    decode::policy::policy,
 };
 use sluice_proto::{
     model::{

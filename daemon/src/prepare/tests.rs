@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use sluice_engine::{
     LoadedModel, ModelId,
-    checkpoint::Recommended,
-    model::{ModelInfo, family::Mask},
+    checkpoint::{Recommended, family::Mask},
+    model::ModelInfo,
     text::Text,
 };
 use sluice_proto::v1;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use sluice_engine::{
-    Change, EngineError, Settings, Work, engine::Outline, model::shape::Preset, plan::PlanError,
+    Change, EngineError, Settings, Work, checkpoint::family::Preset, engine::Outline,
+    plan::PlanError,
 };
 use sluice_proto::{
     model::{Adjustment, Measuring, Planned, Planning, Restoring},

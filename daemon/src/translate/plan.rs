@@ -7,7 +7,8 @@ use sluice_engine::{
     engine::{Measured, SwitchState, default_canvas},
     machine::BUSY_SHARE,
     plan::{PassTime, Plan, PlanError, Storage, SwitchTime, TensorPlan, Tier, UnitPlan, Workload},
-    residency::{Part, Unit, UnitState},
+    residency::UnitState,
+    weights::{Part, Unit},
 };
 use sluice_proto::{model::Planning, v1};
 
@@ -282,9 +283,9 @@ fn part_name(part: Part) -> &'static str {
 #[cfg(test)]
 mod tests {
     use sluice_engine::{
+        checkpoint::family::Preset,
         engine::Outline,
         machine::Profile,
-        model::shape::Preset,
         plan::{BLOCK_DEFAULT, Machine, Workload},
     };
     use sluice_shared::level::Level;

@@ -11,17 +11,14 @@ use candle_core::{Device, Tensor};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
 use sluice_engine::{
-    checkpoint::{Checkpoint, Source},
+    checkpoint::{Checkpoint, Source, family},
     device,
     ledger::Ledger,
-    model::{
-        family,
-        shape::Shape,
-        transformer::{Sees, Sequence, Transformer, logits},
-    },
+    model::transformer::{Sees, Sequence, Transformer, logits},
     ops::Ops,
     plan::{self, Machine, Plan, Question, Working, Workload},
     residency::{LoadOutcome, Reader, Residency},
+    weights::Shape,
 };
 use sluice_shared::level::Level;
 use sluice_train::{

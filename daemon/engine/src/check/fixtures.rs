@@ -23,13 +23,11 @@ use crate::{
     device::Number,
     error::EngineError,
     event::Generated,
-    model::{
-        shape::Shape,
-        transformer::{Interrupt, Sees, Sequence, Transformer, logits},
-    },
-    ops::Ops,
+    model::transformer::{Interrupt, Sees, Sequence, Transformer, logits},
+    ops::{CacheShape, Ops},
     plan::{self, Plan, PlanError, SourceTensor, cache_format},
     residency::{LoadOutcome, Reader, Residency},
+    weights::Shape,
 };
 
 /// The folders that every device is checked with: models with many heads, with grouped heads in bf16 and two files, with a
@@ -196,7 +194,7 @@ fn causal_logits(
     // The reference's keys and values are not rounded.
     let profile = ops.device().profile();
     let format = cache_format(Kv::F32, &profile).or_else(|_| cache_format(Kv::Auto, &profile));
-    let cache_shape = shape.cache(format.map_err(EngineError::from)?);
+    let cache_shape = CacheShape::of(shape, format.map_err(EngineError::from)?);
     let caches = texts.iter().map(|text| ops.cache(cache_shape, text.len()));
     let mut caches = caches.collect::<Result<Vec<_>, _>>()?;
     let mut all = vec![Vec::new(); texts.len()];

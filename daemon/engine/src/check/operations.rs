@@ -15,11 +15,11 @@ use crate::{
     format::Format,
     ledger::Ledger,
     machine::Kind,
-    model::family::Rope,
     noise::Noise,
     ops::{Activation, Ops, ROUNDED_ROWS_ERROR, RopeTable},
     page::{PAGE_BYTES, Page},
     residency::{Data, Weight},
+    weights::Rope,
 };
 
 /// Memory that results are written to, poisoned before each check.

@@ -6,6 +6,7 @@ pub mod coded;
 pub(crate) mod container;
 pub(crate) mod derivative;
 mod error;
+pub mod family;
 mod file;
 mod find;
 mod folder;

@@ -26,7 +26,7 @@ use self::{
     numbers::Numbers,
 };
 use super::folder::{PartialFolder, free_target};
-use crate::model::shape::Shape;
+use crate::weights::Shape;
 
 /// How the numbers are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,11 +5,9 @@
 //! more than a model's activations.
 
 use crate::{
+    checkpoint::family::Mask,
     error::EngineError,
-    model::{
-        family::Mask,
-        transformer::{Interrupt, Sees, Sequence, Transformer},
-    },
+    model::transformer::{Interrupt, Sees, Sequence, Transformer},
     noise::Noise,
     ops::{Activation, CacheShape, Ops},
     request::Compare,

@@ -4,17 +4,16 @@ use std::{slice, sync::atomic::AtomicBool};
 
 use super::reach::Reach;
 use crate::{
+    checkpoint::family::Mask,
     event::{Event, Outcome, PassCost},
-    model::{
-        family::Mask,
-        transformer::{Interrupt, Sees, Sequence, Transformer, acquire},
-    },
+    model::transformer::{Interrupt, Sees, Sequence, Transformer, acquire},
     noise::Noise,
     ops::{
         Candidate, Choice, Distributions, HeadGroup, HeadRow, KeySegment, KvCache, Ops, Phase,
         Ranking,
     },
-    residency::{Part, Residency},
+    residency::Residency,
+    weights::Part,
 };
 
 /// Ids with a meaning of their own.

@@ -6,13 +6,12 @@ use sluice_shared::level::Choices;
 
 use super::{Engine, Shared, current::Planner};
 use crate::{
-    checkpoint::{Checkpoint, Source, derivative},
+    checkpoint::{Checkpoint, Source, derivative, family::Preset},
     device::{self, Device},
     error::EngineError,
     format::Format,
     ledger::Ledger,
     machine::{DiskRates, Profile, Rates},
-    model::shape::Preset,
     ops::Ops,
     plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, SourceTensor, Workload},
 };

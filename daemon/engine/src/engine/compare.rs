@@ -15,10 +15,11 @@ use crate::{
     event::{Compared, Event, Outcome},
     format::Format,
     model::transformer::Interrupt,
-    ops::Activation,
+    ops::{Activation, CacheShape},
     plan::{Plan, UnitPlan, cache_format},
     request::Compare,
-    residency::{LoadOutcome, Part, Unit},
+    residency::LoadOutcome,
+    weights::{Part, Unit},
 };
 
 /// Memory that a comparison takes beside a plan: both sides' rows, a converted part of the head, and a second piece of
@@ -127,7 +128,7 @@ impl Worker {
         let current = self.current_mut()?;
         let shape = &current.planner.config.shape;
         let reading = shape.causal.then(|| Reading {
-            cache: shape.cache(kept_in),
+            cache: CacheShape::of(shape, kept_in),
             rows: current.mlp_rows,
         });
         let longest = samples

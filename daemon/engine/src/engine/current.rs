@@ -7,15 +7,16 @@ use sluice_shared::level::{Choices, Kv};
 
 use super::{ask::default_canvas, extend::Kept, switch::Switch};
 use crate::{
-    checkpoint::{Checkpoint, derivative, disk_rates},
+    checkpoint::{Checkpoint, derivative, disk_rates, family::ModelConfig},
     decode::Vocabulary,
     error::EngineError,
-    model::{family::ModelConfig, rehearse::Rehearsal, shape::Shape, transformer::Transformer},
+    model::{rehearse::Rehearsal, transformer::Transformer},
     plan::{
         self, BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload,
     },
     request::ModelId,
     residency::{Reader, Residency},
+    weights::Shape,
 };
 
 /// What plans for a model are made from.

@@ -12,10 +12,11 @@ use crate::{
     event::{Event, Generated, PassCost},
     machine::Profile,
     model::transformer::{Interrupt, Sees, Sequence, acquire},
-    ops::{Activation, Candidate, KvCache, LogitsRows, Ops, Phase},
+    ops::{Activation, CacheShape, Candidate, KvCache, LogitsRows, Ops, Phase},
     plan::{Storage, Workload, cache_format, computed_format},
     request::Generate,
-    residency::{Part, Residency},
+    residency::Residency,
+    weights::Part,
 };
 
 /// Requests whose keys and values are kept after they ended, at most.
@@ -87,7 +88,7 @@ impl Continuing {
         let profile = worker.ops.device().profile();
         let current = worker.current_mut()?;
         let kv = current.serving_kv.unwrap_or_default();
-        let shape = (current.planner.config.shape).cache(cache_format(kv, &profile)?);
+        let shape = CacheShape::of(&current.planner.config.shape, cache_format(kv, &profile)?);
         let vocabulary = Arc::clone(&current.vocabulary);
         let watch = Watch::new(&current.weights);
         let mut cache = worker.ops.cache(shape, capacity)?;
@@ -278,7 +279,7 @@ impl Worker {
         let profile = self.ops.device().profile();
         let current = self.current_mut()?;
         let storages = current.weights.storages();
-        let shape = (current.planner.config.shape).cache(cache_format(kv, &profile)?);
+        let shape = CacheShape::of(&current.planner.config.shape, cache_format(kv, &profile)?);
         let is_of_use = |kept: &Kept| kept.cache.shape() == shape && kept.storages == storages;
         current.kept.retain(is_of_use);
         if let Some((best, _)) = longest(&current.kept, prompt) {

@@ -21,11 +21,10 @@ use super::{
     worker::Worker,
 };
 use crate::{
-    checkpoint::{Checkpoint, Source},
+    checkpoint::{Checkpoint, Source, family::ModelConfig},
     device::{self},
     error::EngineError,
     machine::Rates,
-    model::family::ModelConfig,
     ops::Ops,
     plan::{Plan, UnitPlan},
     residency::{LoadOutcome, Reader, Residency},

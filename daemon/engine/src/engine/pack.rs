@@ -20,7 +20,7 @@ use crate::{
     event::{Event, Listener, Outcome},
     ledger::Mark,
     model::transformer::Interrupt,
-    ops::LogitsRows,
+    ops::{CacheShape, LogitsRows},
     plan::{Workload, canvas_cache_format},
     request::Work,
     schedule::Job,
@@ -132,7 +132,10 @@ impl Worker {
         let profile = self.ops.device().profile();
         let current = self.current_mut()?;
         let kv = current.serving_kv.unwrap_or_default();
-        let shape = (current.planner.config.shape).cache(canvas_cache_format(kv, &profile)?);
+        let shape = CacheShape::of(
+            &current.planner.config.shape,
+            canvas_cache_format(kv, &profile)?,
+        );
         let head_rows = current.planner.config.shape.embedding_rows;
         let caches = (0..count).map(|_| self.ops.cache(shape, places / count));
         let distributions = match workload.compared_rows() {

@@ -21,11 +21,12 @@ use crate::{
     error::EngineError,
     ledger::Mark,
     machine::Rates,
-    model::{END_TOKENS_MAX, ModelInfo, transformer::Transformer},
+    model::{ModelInfo, transformer::Transformer},
     ops::Ops,
     request::ModelId,
     schedule::{Command, Unload},
     text::Text,
+    weights::END_TOKENS_MAX,
 };
 
 /// A plan that made room for a long canvas stays this long after its request: the next one is often like it.

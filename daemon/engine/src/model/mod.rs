@@ -1,21 +1,9 @@
 //! Models: families, which say what is computed, and the layers of all of them.
 
-pub mod family;
 pub mod rehearse;
-pub mod shape;
 pub mod transformer;
 
-use self::family::Mask;
-use crate::error::RequestError;
-
-/// Largest width of any projection's input: a thread's scratch then holds a tile of 16 rows.
-pub const WIDTH_MAX: usize = 1 << 16;
-/// Tokens that end a text, at most, the end of a chat's turn among them.
-pub const END_TOKENS_MAX: usize = sluice_cuda::HEAD_TOKENS;
-/// Longest context: a thread's scratch then holds one query's scores several times over.
-pub const CONTEXT_MAX: usize = 1 << 18;
-/// Most numbers in a head: a thread's scratch then holds a tile of keys beside one query's scores.
-pub const HEAD_DIM_MAX: usize = 1 << 10;
+use crate::{checkpoint::family::Mask, error::RequestError};
 
 /// What is known of a loaded model.
 #[derive(Debug, Clone, PartialEq)]

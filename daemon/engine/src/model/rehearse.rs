@@ -5,24 +5,23 @@ use std::sync::atomic::AtomicBool;
 
 use sluice_shared::level::Kv;
 
-use super::{
-    family::ModelConfig,
-    transformer::{Interrupt, Sees, Sequence, Transformer},
-};
+use super::transformer::{Interrupt, Sees, Sequence, Transformer};
 use crate::{
+    checkpoint::family::ModelConfig,
     device::Device,
     error::EngineError,
     format::Format,
     ledger::Ledger,
     machine::{Kind, Profile},
     noise::Noise,
-    ops::{Activation, Choice, HeadGroup, HeadRow, Ops, Ranking},
+    ops::{Activation, CacheShape, Choice, HeadGroup, HeadRow, Ops, Ranking},
     page::PAGE_BYTES,
     plan::{
         SourceTensor, UnitPlan, Working, Workload, cache_format, canvas_cache_format,
         decoded::mlp_rows, units,
     },
-    residency::{Part, Residency},
+    residency::Residency,
+    weights::Part,
 };
 
 /// A model's pass, rehearsed for any workload.
@@ -102,7 +101,7 @@ impl Rehearsal {
         let shape = &self.config.shape;
         let requests = workload.requests;
         let mut logits = ops.logits_rows(requests, shape.embedding_rows)?;
-        let cache_shape = shape.cache(format);
+        let cache_shape = CacheShape::of(shape, format);
         let capacities = shares(workload.rows(), requests, workload.canvas);
         let mut caches = (capacities.iter())
             .map(|&capacity| ops.cache(cache_shape, capacity))
@@ -153,7 +152,7 @@ impl Rehearsal {
         } = *workload;
         // Each cache ends within a page, and where they are of several lengths, only their sum is known.
         let (places, count) = workload.kept();
-        let bytes = self.config.shape.cache(kept).bytes(places) + count * PAGE_BYTES;
+        let bytes = CacheShape::of(&self.config.shape, kept).bytes(places) + count * PAGE_BYTES;
         let _caches = match count {
             0 => None,
             _ => Some(ops.ledger().reserve(Kind::Cache, bytes as u64)?),

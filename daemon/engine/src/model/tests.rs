@@ -20,9 +20,10 @@ use crate::{
     ledger::Ledger,
     machine::{CardProfile, Kind, Profile},
     noise::Noise,
-    ops::{Activation, Choice, HeadGroup, HeadRow, KvCache, Ops, Ranking},
+    ops::{Activation, CacheShape, Choice, HeadGroup, HeadRow, KvCache, Ops, Ranking},
     plan::{self, Machine, Plan, Question, SourceTensor, Working, Workload, cache_format},
-    residency::{LoadOutcome, Part, Reader, Residency},
+    residency::{LoadOutcome, Reader, Residency},
+    weights::Part,
 };
 
 const MLP_ROWS: usize = 16;
@@ -70,7 +71,7 @@ impl World {
 
     fn cache(&self, capacity: usize) -> KvCache {
         let format = cache_format(Kv::Auto, &self.profile).unwrap();
-        let shape = self.config.shape.cache(format);
+        let shape = CacheShape::of(&self.config.shape, format);
         self.ops.cache(shape, capacity).unwrap()
     }
 
@@ -263,7 +264,7 @@ fn rows_of_several_sequences_are_those_of_each_alone() {
         [(2, &[1]), (1, &[]), (2, &[1, 0])],
     ];
     let places: Vec<usize> = (0..60).collect();
-    let shape = world.config.shape.cache(Format::F32);
+    let shape = CacheShape::of(&world.config.shape, Format::F32);
     let caches = || {
         texts
             .iter()

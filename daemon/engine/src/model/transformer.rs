@@ -13,11 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use self::rows::{Kept, Rows, Seen};
 pub use self::rows::{Sees, Sequence};
-use super::{ModelInfo, family::ModelConfig};
+use super::ModelInfo;
 use crate::{
+    checkpoint::family::ModelConfig,
     error::EngineError,
     ops::{Activation, AttentionShape, KeyRows, Ops, Phase, RopeTable},
-    residency::{Guard, Part, Residency, Unit},
+    residency::{Guard, Residency},
+    weights::{Part, Unit},
 };
 
 /// Rows that go through an MLP together, where its weights aren't decoded for them: enough for the kernel, few enough that a

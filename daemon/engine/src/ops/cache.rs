@@ -12,6 +12,7 @@ use crate::{
     format::Format,
     machine::Kind,
     page::{PAGE_BYTES, Page},
+    weights::Shape,
 };
 
 /// What rows of a cache are like.
@@ -28,6 +29,17 @@ pub struct CacheShape {
 }
 
 impl CacheShape {
+    /// The KV cache of a model of this shape, kept in this format.
+    #[must_use]
+    pub fn of(shape: &Shape, format: Format) -> Self {
+        Self {
+            layers: shape.layers,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            format,
+        }
+    }
+
     /// Numbers that are stored for a head: whole blocks.
     pub(super) fn stored_dim(&self) -> usize {
         self.head_dim.next_multiple_of(self.format.block_len())

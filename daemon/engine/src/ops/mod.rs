@@ -34,8 +34,8 @@ use crate::{
     format::Format,
     ledger::Ledger,
     machine::Kind,
-    model::family::Rope,
     residency::Weight,
+    weights::Rope,
 };
 
 /// What products differ by, relative to all of them, where rows are rounded to 8 bits ([`Ops::rounds_rows`]): at most this

@@ -12,7 +12,7 @@ use crate::{
     machine::{CardProfile, Profile},
     model::transformer::MLP_ROWS,
     page::PAGE_BYTES,
-    residency::Part,
+    weights::Part,
 };
 
 /// Most bytes of it, but for rows so long that no piece has room. Less keeps a large card waiting between launches, more

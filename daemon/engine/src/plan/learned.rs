@@ -10,7 +10,7 @@ use std::{
 use sluice_shared::level::Level;
 
 use super::time::PassTime;
-use crate::model::shape::Shape;
+use crate::weights::Shape;
 
 /// Passes are alike that have up to so many rows, or more than all of these: rates are measured at the first three.
 const ROWS: [usize; 5] = [1, 8, 64, 256, 1024];
@@ -168,7 +168,7 @@ impl PartialEq for Learned {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::shape::Preset;
+    use crate::checkpoint::family::Preset;
 
     fn kind(level: Level, rows: usize) -> Kind<'static> {
         Kind {

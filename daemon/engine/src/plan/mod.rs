@@ -26,7 +26,7 @@ pub use self::{
     transition::{Step, transition},
     unit::{Coding, SourceTensor, Storage, TensorPlan, Tier, UnitPlan, sources, units},
 };
-use crate::{format::Format, machine::Kind, model::shape::Shape};
+use crate::{format::Format, machine::Kind, weights::Shape};
 
 /// What a plan is made for: requests that share a pass, of which the sums are known, and the longest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

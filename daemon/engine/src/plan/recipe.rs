@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     format::Format,
-    residency::{Part, Unit},
+    weights::{Part, Unit},
 };
 
 /// Share of its bytes that a block must save to be rounded a second time: of `q8_0` and `q6_k` to `q4_k`, not of

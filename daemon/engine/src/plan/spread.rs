@@ -2,7 +2,7 @@
 //! it never wait for each other (a resident set of a prefix leaves the reader idle there).
 
 use super::unit::UnitPlan;
-use crate::residency::Unit;
+use crate::weights::Unit;
 
 /// Indices of the units to stream, in these forms with `slots` slots, such that `needed` bytes shrink to the budget; `None` when that
 /// can't be done.

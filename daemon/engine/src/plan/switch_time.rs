@@ -135,10 +135,10 @@ mod tests {
 
     use super::*;
     use crate::{
+        checkpoint::family::Preset,
         engine::Outline,
         format::Format,
         machine::{Profile, Rates},
-        model::shape::Preset,
         plan::Workload,
     };
 

@@ -7,12 +7,11 @@ use sluice_codec::Scheme;
 
 use super::*;
 use crate::{
-    checkpoint::derivative,
+    checkpoint::{derivative, family::Preset},
     device::Number,
     format::Format,
     machine::{CardProfile, DiskRates, LinearRate, MemoryFacts, Profile, Rates},
-    model::shape::{Naming, Preset},
-    residency::{Part, Unit},
+    weights::{Naming, Part, Unit},
 };
 
 const GIB: u64 = 1 << 30;

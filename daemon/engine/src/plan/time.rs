@@ -15,8 +15,7 @@ use super::{
 use crate::{
     format::Format,
     machine::{DiskRates, MemoryFacts, Profile, Rates, default_pin_limit},
-    model::shape::Shape,
-    residency::{Part, Unit},
+    weights::{Part, Shape, Unit},
 };
 
 /// What this machine can do for a plan.

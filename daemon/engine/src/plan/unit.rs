@@ -8,7 +8,7 @@ use super::layout;
 use crate::{
     checkpoint::{Checkpoint, CheckpointError, CodedTensor},
     format::Format,
-    residency::{Part, TensorSpec, Unit},
+    weights::{Part, TensorSpec, Unit},
 };
 
 /// A tensor of the checkpoint, and how it is stored there.

@@ -231,11 +231,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        checkpoint::{Checkpoint, Source},
+        checkpoint::{Checkpoint, Source, family::ModelConfig},
         device::Device,
         ledger::Ledger,
         machine::Profile,
-        model::family::ModelConfig,
         plan::{self, Machine, Question, Working, Workload},
         residency::Reader,
     };

@@ -18,12 +18,13 @@ use std::{
 
 use sluice_cuda::{CopyStream, CudaError, Gpu, HostMemory, Mark, Span};
 
-use super::{reader::Reader, stream::Brought, unit::Unit};
+use super::{reader::Reader, stream::Brought};
 use crate::{
     error::EngineError,
     ledger::{Ledger, PinnedEntry},
     page::Page,
     plan::{Pinned, STAGING, UnitPlan, keep_limit, layout},
+    weights::Unit,
 };
 
 /// The stream of copies to a card, and the memory they are made from.

@@ -7,7 +7,6 @@ mod link;
 mod pace;
 mod reader;
 mod stream;
-mod unit;
 mod weight;
 
 use std::{
@@ -26,7 +25,6 @@ use self::{
 pub use self::{
     reader::Reader,
     stream::StreamStats,
-    unit::{Part, TensorSpec, Unit},
     weight::{CodedOnCard, CodedRows, Data, OnCard, Weight},
 };
 use crate::{
@@ -37,6 +35,7 @@ use crate::{
     machine::{Kind, Profile},
     page::{PAGE_BYTES, Page},
     plan::{Plan, Slots, Storage, Tier, UnitPlan, layout},
+    weights::{Part, Unit},
 };
 
 /// All weights of a loaded model, or of one that is rehearsed.

@@ -21,8 +21,8 @@ use sluice_engine::{
     ApplyEvent, Change, Engine, EngineError, Event, Generate, LoadedModel, Options, Outcome,
     Settings, Work,
     checkpoint::{CheckpointError, Source, synth::Element},
-    model::shape::Shape,
     plan::{BLOCK_DEFAULT, CANVAS_DEFAULT, Plan, Workload},
+    weights::Shape,
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};
 use tempfile::TempDir;

@@ -10,8 +10,8 @@ use sluice_engine::{
     device::Device,
     format::Format,
     ledger::Ledger,
-    model::shape::{Naming, Shape},
     ops::Ops,
+    weights::{Naming, Shape},
 };
 
 use sluice_shared::level::Level;

@@ -62,7 +62,7 @@ impl Loaded {
             unreachable!("nobody cancels");
         };
         Self {
-            cache: shape.cache(Format::F32),
+            cache: CacheShape::of(&shape, Format::F32),
             ops,
             model,
             weights,

@@ -7,7 +7,7 @@ use std::{
 
 use sluice_engine::{
     checkpoint::synth::{Element, Synthesis},
-    model::shape::{Naming, Shape},
+    weights::{Naming, Shape},
 };
 
 /// Of so many layers: each of its units, and those of the head, is up to half a MiB.

@@ -12,8 +12,8 @@ use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
 use sluice_engine::{
     checkpoint::synth::{Element, Synthesis},
-    model::shape::{Naming, Shape},
     text::Text,
+    weights::{Naming, Shape},
 };
 use tempfile::TempDir;
 

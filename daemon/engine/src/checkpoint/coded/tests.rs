@@ -15,7 +15,7 @@ use crate::{
         Checkpoint, Source,
         synth::{Element, Synthesis},
     },
-    model::shape::{Naming, Shape},
+    weights::{Naming, Shape},
 };
 
 static GO_ON: AtomicBool = AtomicBool::new(false);

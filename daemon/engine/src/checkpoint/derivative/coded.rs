@@ -34,7 +34,7 @@ use crate::{
     format::Format,
     machine::Workers,
     plan::SourceTensor,
-    residency::Part,
+    weights::Part,
 };
 
 /// Numbers of a tile.

@@ -13,8 +13,8 @@ use super::{write::check_room, *};
 use crate::{
     checkpoint::synth::{Element, Synthesis},
     machine::Profile,
-    model::shape::{Naming, Shape},
     plan::{BLOCK_DEFAULT, Machine, Question, Working, Workload, sources},
+    weights::{Naming, Shape},
 };
 
 /// With matrices whose bytes are no multiple of 64 when converted.

@@ -26,7 +26,7 @@ use self::{
     tensor::Tensor,
 };
 use super::{CheckpointError, TensorEntry, file::CheckpointFile};
-use crate::model::HEAD_DIM_MAX;
+use crate::weights::HEAD_DIM_MAX;
 
 /// What such files begin with.
 const MAGIC: [u8; 4] = *b"GGUF";

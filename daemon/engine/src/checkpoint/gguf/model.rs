@@ -4,10 +4,7 @@ use super::{
     super::{Checkpoint, CheckpointError},
     Gguf, ROPE_FACTORS, TOKENS_KEY,
 };
-use crate::{
-    format::Format,
-    model::{WIDTH_MAX, family::ModelConfig},
-};
+use crate::{checkpoint::family::ModelConfig, format::Format, weights::WIDTH_MAX};
 
 impl Checkpoint {
     /// The model that the configuration describes.

@@ -4,11 +4,8 @@ use serde_json::{Value, json};
 
 use super::Element;
 use crate::{
-    checkpoint::CheckpointError,
-    model::{
-        family::ModelConfig,
-        shape::{Naming, Shape},
-    },
+    checkpoint::{CheckpointError, family::ModelConfig},
+    weights::{Naming, Shape},
 };
 
 /// LLaDA's ids for its own vocabulary; in any other the last two are taken.

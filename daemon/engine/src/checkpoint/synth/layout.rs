@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::Element;
-use crate::{model::shape::Shape, residency::Part};
+use crate::weights::{Part, Shape};
 
 /// Names a sharded checkpoint's files.
 pub(super) const INDEX: &str = "model.safetensors.index.json";

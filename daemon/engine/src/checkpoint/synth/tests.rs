@@ -4,13 +4,13 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{
-    checkpoint::{Checkpoint, Source},
-    format::Format,
-    model::{
-        family::ModelConfig,
-        shape::{Naming, Preset},
+    checkpoint::{
+        Checkpoint, Source,
+        family::{ModelConfig, Preset},
     },
+    format::Format,
     plan,
+    weights::Naming,
 };
 
 fn tiny() -> Synthesis {
@@ -135,7 +135,7 @@ fn neither_threads_nor_the_element_change_the_numbers() {
 
 #[test]
 fn shards_stay_within_their_size_and_cover_every_byte() {
-    for preset in &crate::model::shape::PRESETS {
+    for preset in &crate::checkpoint::family::PRESETS {
         let layout = Layout::new(preset.shape(), Element::Bf16);
         let mut weights = 0;
         for shard in 0..layout.shards() {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use sluice_shared::decoding::{Caching, Decoding};
 
 use super::*;
-use crate::{model::family::Mask, ops::Evidence, request::ModelId};
+use crate::{checkpoint::family::Mask, ops::Evidence, request::ModelId};
 
 const MASK: u32 = 99;
 const END: u32 = 90;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    model::family::Mask,
+    checkpoint::family::Mask,
     ops::{Candidate, Evidence},
     request::ModelId,
 };

@@ -15,10 +15,10 @@ use rayon::prelude::*;
 use super::{Cpu, exp, kernel::Kernel};
 use crate::{
     format::Format,
-    model::HEAD_DIM_MAX,
     ops::{
         Activation, AttentionRange, AttentionShape, CacheShape, KeyRows, KeySegment, Keys, KvCache,
     },
+    weights::HEAD_DIM_MAX,
 };
 
 /// Keys in a tile, at most, and numbers: those of 256 keys of heads of 256.

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Numbers that a thread's scratch holds, 4 MiB: what `linear` packs, and some rows of the widest projection
-/// ([`WIDTH_MAX`](crate::model::WIDTH_MAX)) where coded weights are decoded; what attention packs.
+/// ([`WIDTH_MAX`](crate::weights::WIDTH_MAX)) where coded weights are decoded; what attention packs.
 pub(super) const SCRATCH_LEN: usize = 1 << 20;
 
 /// The scratch memory of all threads.

@@ -11,8 +11,8 @@ use crate::{
         synth::{Element, Synthesis},
     },
     device::Device,
-    model::shape::{Naming, Shape},
     plan::{self, Tier, layout},
+    weights::{Naming, Shape},
 };
 
 /// A file that can be cut short and made whole again, as if nothing had been.

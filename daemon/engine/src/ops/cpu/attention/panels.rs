@@ -3,7 +3,6 @@
 
 use super::{TASK_LEN, TASK_ROWS, TILE_KEYS, TILE_LEN, Target, Task};
 use crate::{
-    model::HEAD_DIM_MAX,
     ops::{
         Activation, AttentionShape,
         cpu::{
@@ -12,6 +11,7 @@ use crate::{
             scratch::SCRATCH_LEN,
         },
     },
+    weights::HEAD_DIM_MAX,
 };
 
 /// Numbers of packed keys or values: no row is in a quarter of a panel's lanes, and the last panel may be all but empty.

@@ -8,15 +8,12 @@
 use serde_json::{Map, Value};
 
 use super::{
-    Family, Mask, ModelConfig, Rope,
+    Family, Mask, ModelConfig,
     keys::{self, Keys, LAYERS_MAX, VOCABULARY_MAX, problem},
 };
 use crate::{
     checkpoint::CheckpointError,
-    model::{
-        CONTEXT_MAX, WIDTH_MAX,
-        shape::{Naming, Shape},
-    },
+    weights::{CONTEXT_MAX, Naming, Rope, Shape, WIDTH_MAX},
 };
 
 /// Reads `config.json` and, if there is one, `generation_config.json`.

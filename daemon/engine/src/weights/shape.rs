@@ -1,14 +1,7 @@
 //! The shape of a model without its weights: what a plan is made from, and what a synthetic
 //! checkpoint is written from.
 
-mod presets;
-
-pub use self::presets::{PRESETS, Preset};
-use crate::{
-    format::Format,
-    ops::CacheShape,
-    residency::{Part, TensorSpec},
-};
+use super::{Part, TensorSpec};
 
 /// How a family names its tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,17 +91,6 @@ impl Shape {
         specs
     }
 
-    /// What a causal model's kept keys and values are like, in this format.
-    #[must_use]
-    pub fn cache(&self, format: Format) -> CacheShape {
-        CacheShape {
-            layers: self.layers,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            format,
-        }
-    }
-
     /// Numbers in all tensors; those of a tied head once.
     #[must_use]
     pub fn parameters(&self) -> u64 {
@@ -184,110 +166,5 @@ fn weight(name: &str, shape: &[usize], layer: usize, part: Part) -> TensorSpec {
         shape: shape.to_vec(),
         layer,
         part,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn presets_have_the_published_number_of_parameters() {
-        // The model cards' and papers' figures: exact where they give them so.
-        for (name, parameters) in [
-            ("llada-8b", 8_015_581_184),
-            ("tinyllama-1.1b", 1_100_048_384),
-            ("llama-3.1-8b", 8_030_261_248),
-            ("dream-7b", 7_615_616_512),
-        ] {
-            let preset = Preset::find(name).unwrap();
-            assert_eq!(preset.shape().parameters(), parameters, "{name}");
-        }
-        let small = Preset::find("llada-1b").unwrap().shape().parameters();
-        assert_eq!(
-            (small + 5_000_000) / 10_000_000,
-            149,
-            "{small}, published as 1.49 B"
-        );
-        assert!(Preset::find("llada").is_none());
-    }
-
-    #[test]
-    fn heads_share_the_width_of_every_preset() {
-        for preset in &PRESETS {
-            let shape = preset.shape();
-            assert_eq!(shape.heads * shape.head_dim, shape.width, "{}", preset.name);
-            assert_eq!(shape.heads % shape.kv_heads, 0, "{}", preset.name);
-        }
-    }
-
-    #[test]
-    fn each_family_has_its_own_names() {
-        let names = |preset: &str| -> Vec<(String, Vec<usize>)> {
-            let specs = Preset::find(preset).unwrap().shape().tensors();
-            specs
-                .into_iter()
-                .map(|spec| (spec.name, spec.shape))
-                .collect()
-        };
-        let has = |names: &[(String, Vec<usize>)], name: &str, shape: &[usize]| {
-            assert!(
-                names.contains(&(name.to_owned(), shape.to_vec())),
-                "{name} {shape:?}"
-            );
-        };
-        let llada = names("llada-8b");
-        assert_eq!(llada.len(), 3 + 32 * 9);
-        has(
-            &llada,
-            "model.transformer.blocks.31.ff_proj.weight",
-            &[12288, 4096],
-        );
-        has(
-            &llada,
-            "model.transformer.blocks.0.ff_out.weight",
-            &[4096, 12288],
-        );
-        has(&llada, "model.transformer.ff_out.weight", &[126_464, 4096]);
-        let llama = names("llama-3.1-8b");
-        has(
-            &llama,
-            "model.layers.31.self_attn.k_proj.weight",
-            &[1024, 4096],
-        );
-        has(
-            &llama,
-            "model.layers.0.post_attention_layernorm.weight",
-            &[4096],
-        );
-        has(&llama, "lm_head.weight", &[128_256, 4096]);
-    }
-
-    #[test]
-    fn biases_and_tied_heads_are_counted_once() {
-        let dream = Preset::find("dream-7b").unwrap().shape();
-        let biases: Vec<_> = (dream.tensors().into_iter())
-            .filter(|spec| spec.name.ends_with(".bias"))
-            .collect();
-        assert_eq!(biases.len(), 28 * 3);
-        assert_eq!(biases[1].name, "model.layers.0.self_attn.k_proj.bias");
-        assert_eq!(
-            (&biases[1].shape[..], biases[1].part),
-            (&[512][..], Part::KeyBias)
-        );
-        let bare = Shape {
-            biases: false,
-            ..dream.clone()
-        };
-        assert_eq!(
-            dream.parameters() - bare.parameters(),
-            28 * (3584 + 2 * 512)
-        );
-        let tied = Shape { tied: true, ..bare };
-        assert_eq!(bare.parameters() - tied.parameters(), 152_064 * 3584);
-        let tensors = tied.tensors();
-        let head = tensors.iter().find(|spec| spec.part == Part::Head).unwrap();
-        assert_eq!(head.name, "model.embed_tokens.weight");
-        assert!(tied.stored().all(|spec| spec.part != Part::Head));
     }
 }

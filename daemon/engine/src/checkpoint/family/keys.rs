@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     checkpoint::CheckpointError,
-    model::{END_TOKENS_MAX, HEAD_DIM_MAX},
+    weights::{END_TOKENS_MAX, HEAD_DIM_MAX},
 };
 
 /// Most layers of any model.

@@ -1,19 +1,19 @@
 //! Model families: what each one's configuration says, in the terms that all of them are computed by.
 //!
 //! A family is a way to read a configuration and to name tensors, and nothing else: the layers of all of them are those of
-//! [`super::transformer`]. A [`ModelConfig`] can be put together from any source; `config.json` is one.
+//! `model::transformer`. A [`ModelConfig`] can be put together from any source; `config.json` is one.
 
 mod hugging_face;
 mod keys;
 mod llada;
-mod rope;
+mod presets;
 
 use serde_json::{Map, Value};
 
 use self::keys::shortened;
-pub use self::rope::{Llama3Scaling, Rope};
-use super::shape::Shape;
-use crate::checkpoint::CheckpointError;
+pub use self::presets::{PRESETS, Preset};
+use super::CheckpointError;
+use crate::weights::{Rope, Shape};
 
 /// A family of models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,15 +15,12 @@
 use serde_json::{Map, Value};
 
 use super::{
-    Family, Llama3Scaling, Mask, ModelConfig, Rope,
+    Family, Mask, ModelConfig,
     keys::{self, Keys, LAYERS_MAX, VOCABULARY_MAX, problem, shortened},
 };
 use crate::{
     checkpoint::CheckpointError,
-    model::{
-        CONTEXT_MAX, WIDTH_MAX,
-        shape::{Naming, Shape},
-    },
+    weights::{CONTEXT_MAX, Llama3Scaling, Naming, Rope, Shape, WIDTH_MAX},
 };
 
 /// transformers' default where a file says nothing.
