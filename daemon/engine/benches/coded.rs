@@ -13,7 +13,7 @@ use half::bf16;
 use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
 use sluice_engine::{
     checkpoint::{
-        Checkpoint, CodedTensor, Source,
+        Checkpoint, Source,
         coded::{Compression, Container, How, Lossless, Target, compress},
     },
     device::Device,
@@ -22,7 +22,7 @@ use sluice_engine::{
     machine::Kind,
     noise::Noise,
     ops::Ops,
-    residency::{CodedRows, Data, Weight},
+    weights::{CodedRows, CodedTensor, Data, Weight},
 };
 
 /// A square projection of LLaDA-8B, and one to its MLP: outputs and inputs.

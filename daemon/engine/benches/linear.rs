@@ -13,7 +13,7 @@ use sluice_engine::{
     ledger::Ledger,
     noise::Noise,
     ops::Ops,
-    residency::{Data, Weight},
+    weights::{Data, Weight},
 };
 
 /// Weights' width and rows: a layer's square projection in LLaDA-8B, and smaller models' layers.

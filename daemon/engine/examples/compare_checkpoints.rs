@@ -173,7 +173,7 @@ impl Loaded {
     fn new(path: &Path, ops: &Ops) -> Result<Self> {
         let checkpoint = Checkpoint::open(&source(path))?;
         let config = checkpoint.model()?;
-        let sources = plan::sources(&checkpoint, config.shape.tensors())?;
+        let sources = checkpoint.sources(config.shape.tensors())?;
         let plan = Plan::new(&Question {
             shape: &config.shape,
             sources: &sources,

@@ -24,8 +24,8 @@ use sluice_engine::{
     },
     device::Choice,
     event::Generated,
-    plan::{Plan, Storage},
-    weights::Shape,
+    plan::Plan,
+    weights::{Shape, Storage},
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};
 

@@ -55,7 +55,7 @@ impl Streamed {
         let (shape, model) = (small::shape(4), small::write(folder.path(), 4));
         let file = model.join("model.safetensors");
         let checkpoint = Arc::new(Checkpoint::open(&Source::Folder(model)).unwrap());
-        let sources = plan::sources(&checkpoint, shape.tensors()).unwrap();
+        let sources = checkpoint.sources(shape.tensors()).unwrap();
         let device = Device::open(Choice::Cuda(0), Some(Number::Bf16), 1).unwrap();
         let device = device.device;
         let machine = Machine {

@@ -15,7 +15,8 @@ use sluice_engine::{
     },
     error::EngineError,
     event::Generated,
-    plan::{Plan, Storage},
+    plan::Plan,
+    weights::Storage,
 };
 use sluice_shared::level::{Embedding, Level};
 

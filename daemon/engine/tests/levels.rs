@@ -15,7 +15,8 @@ use sluice_engine::{
     checkpoint::{Source, synth::Element},
     engine::Outline,
     machine::Profile,
-    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Storage, Workload},
+    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Workload},
+    weights::Storage,
 };
 use sluice_shared::level::Level;
 use tempfile::TempDir;

@@ -10,8 +10,8 @@ use sluice_engine::{
     device::{self, Number},
     ledger::Ledger,
     ops::Ops,
-    plan::{Plan, PlanError, SourceTensor},
-    weights::Shape,
+    plan::{Plan, PlanError},
+    weights::{Shape, SourceTensor},
 };
 use sluice_shared::level::Level;
 

@@ -6,9 +6,9 @@ use sluice_engine::{
     Engine, EngineError,
     engine::{Measured, SwitchState, default_canvas},
     machine::BUSY_SHARE,
-    plan::{PassTime, Plan, PlanError, Storage, SwitchTime, TensorPlan, Tier, UnitPlan, Workload},
+    plan::{PassTime, Plan, PlanError, SwitchTime, Workload},
     residency::UnitState,
-    weights::{Part, Unit},
+    weights::{Part, Storage, TensorPlan, Tier, Unit, UnitPlan},
 };
 use sluice_proto::{model::Planning, v1};
 

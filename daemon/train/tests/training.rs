@@ -375,7 +375,7 @@ fn the_engine_computes_the_same_logits() {
 
 /// All weights of a checkpoint, as it has them.
 fn weights(checkpoint: Checkpoint, shape: &Shape, ops: &Ops) -> Residency {
-    let sources = plan::sources(&checkpoint, shape.tensors()).expect("tensors");
+    let sources = checkpoint.sources(shape.tensors()).expect("tensors");
     let plan = Plan::new(&Question {
         shape,
         sources: &sources,

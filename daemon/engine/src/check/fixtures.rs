@@ -25,9 +25,9 @@ use crate::{
     event::Generated,
     model::transformer::{Interrupt, Sees, Sequence, Transformer, logits},
     ops::{CacheShape, Ops},
-    plan::{self, Plan, PlanError, SourceTensor, cache_format},
+    plan::{Plan, PlanError, cache_format},
     residency::{LoadOutcome, Reader, Residency},
-    weights::Shape,
+    weights::{Shape, SourceTensor},
 };
 
 /// The folders that every device is checked with: models with many heads, with grouped heads in bf16 and two files, with a
@@ -117,7 +117,7 @@ pub fn fixture_forwards(
     let config = checkpoint.model()?;
     let shape = config.shape.clone();
     let model = Transformer::new(config, ops)?;
-    let sources = plan::sources(&checkpoint, shape.tensors())?;
+    let sources = checkpoint.sources(shape.tensors())?;
     let Some(plan) = plan_for(&shape, &sources)? else {
         return Ok(Vec::new());
     };

@@ -18,8 +18,7 @@ use crate::{
     noise::Noise,
     ops::{Activation, Ops, ROUNDED_ROWS_ERROR, RopeTable},
     page::{PAGE_BYTES, Page},
-    residency::{Data, Weight},
-    weights::Rope,
+    weights::{Data, Rope, Weight},
 };
 
 /// Memory that results are written to, poisoned before each check.

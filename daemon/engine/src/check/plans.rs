@@ -4,8 +4,8 @@ use sluice_shared::level::{Choices, Level};
 
 use crate::{
     machine::Profile,
-    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload},
-    weights::Shape,
+    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload},
+    weights::{Shape, SourceTensor},
 };
 
 /// Positions that a plan is for: a check computes what it has, whatever the plan was made for.

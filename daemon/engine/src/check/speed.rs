@@ -10,7 +10,7 @@ use crate::{
     machine::Kind,
     ops::{Activation, AttentionRange, AttentionShape, KeyRows, KeySegment, Keys, Ops},
     page::Page,
-    residency::{Data, Weight},
+    weights::{Data, Weight},
 };
 
 /// An operation, and how long it takes.

@@ -21,7 +21,7 @@ use safetensors::tensor::Metadata;
 use serde_json::{Map, Value, json};
 use sluice_shared::level::Level;
 
-pub(crate) use self::coded::{CodedDerivative, assumed, code, estimated};
+pub(crate) use self::coded::{CodedDerivative, estimated};
 pub(super) use self::fingerprint::Stamp;
 pub(crate) use self::kept::{Deleted, tidy};
 pub use self::kept::{KeptWeights, Removed, kept_weights, remove_kept};
@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     page::PAGE_BYTES,
-    plan::{Plan, SourceTensor, TensorPlan},
+    weights::{SourceTensor, TensorPlan, UnitPlan},
 };
 
 /// Of the way copies are written; one of another version is written anew.
@@ -78,7 +78,7 @@ impl Converted {
 }
 
 impl Derivative {
-    /// The copy with all that the plan's level converts, whatever is streamed; `None` where it converts nothing.
+    /// The copy with all that a plan of these units at this level converts, whatever is streamed; `None` where it converts nothing.
     ///
     /// # Errors
     /// When the source can't be read.
@@ -86,11 +86,12 @@ impl Derivative {
         folder: &Path,
         source: &Arc<Checkpoint>,
         sources: &[SourceTensor],
-        plan: &Plan,
+        level: Level,
+        units: &[UnitPlan],
     ) -> Result<Option<Self>, CheckpointError> {
         let mut tensors: Vec<Converted> = Vec::new();
         let mut known = vec![false; sources.len()];
-        for tensor in plan.units.iter().flat_map(|unit| &unit.tensors) {
+        for tensor in units.iter().flat_map(|unit| &unit.tensors) {
             let is_converted = tensor.storage.format() != tensor.source;
             // The head's parts are one tensor.
             if is_converted && !std::mem::replace(&mut known[tensor.tensor], true) {
@@ -113,7 +114,7 @@ impl Derivative {
             folder: folder.to_owned(),
             name: name_of(source),
             fingerprint: source.fingerprint()?,
-            level: plan.level,
+            level,
             source: Arc::clone(source),
             tensors,
         }))

@@ -1,6 +1,7 @@
 //! What can be wrong with a checkpoint: each error names the file or tensor, what was
 //! found and what was expected.
 
+use crate::weights::Damaged;
 use std::{
     io,
     path::{Path, PathBuf},
@@ -170,6 +171,14 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// Damaged bytes of this file.
+    pub(crate) fn damaged(path: &str, damaged: Damaged) -> Self {
+        Self::MalformedFile {
+            path: path.to_owned(),
+            cause: damaged.0,
+        }
+    }
+
     pub(super) fn io(path: &Path, cause: io::Error) -> Self {
         Self::Io {
             path: path.to_owned(),

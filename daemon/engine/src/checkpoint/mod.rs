@@ -23,11 +23,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-pub use self::container::CodedTensor;
-pub(crate) use self::container::{
-    OpenRows, TakeRows, Via,
-    card::{chunk_at, coding_of},
-};
+pub(crate) use self::container::{TakeRows, Via};
 use self::{
     container::Inside,
     derivative::Stamp,
@@ -41,7 +37,11 @@ pub use self::{
     rate::disk_rates,
     recommended::Recommended,
 };
-use crate::{format::Format, page::Page};
+use crate::{
+    format::Format,
+    page::Page,
+    weights::{CodedTensor, SourceTensor, TensorSpec},
+};
 
 /// Where a checkpoint is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -251,6 +251,22 @@ impl Checkpoint {
         Ok(format)
     }
 
+    /// Checks every tensor that a model needs against the headers.
+    ///
+    /// # Errors
+    /// A missing or wrong-shaped tensor, or one that isn't stored as weights.
+    pub fn sources(&self, specs: Vec<TensorSpec>) -> Result<Vec<SourceTensor>, CheckpointError> {
+        let source = |spec: TensorSpec| {
+            Ok(SourceTensor {
+                format: self.check(&spec.name, &spec.shape)?,
+                coded: self.coded(&spec.name),
+                copy: None,
+                spec,
+            })
+        };
+        specs.into_iter().map(source).collect()
+    }
+
     /// Reads the bytes `part` of a tensor into `out`, which must have their number.
     ///
     /// # Errors
@@ -266,7 +282,7 @@ impl Checkpoint {
     ) -> Result<(), CheckpointError> {
         debug_assert_eq!(part.end - part.start, out.len() as u64);
         if let Some(coded) = &entry.coded {
-            return coded.decode(&self.files[entry.file], &part, out);
+            return container::decode(coded, &self.files[entry.file], &part, out);
         }
         let (file, offset) = self.place(entry, &part);
         match entry.interleaved {
@@ -326,7 +342,7 @@ impl Checkpoint {
         take: TakeRows<'_>,
     ) -> Result<bool, CheckpointError> {
         let coded = entry.coded.as_ref().expect("a coded tensor");
-        coded.each_chunk(&self.files[entry.file], rows, via, cancel, take)
+        container::each_chunk(coded, &self.files[entry.file], rows, via, cancel, take)
     }
 
     /// Whether the file that holds a tensor still is what it was when it was opened. To have

@@ -8,7 +8,7 @@ use crate::{
     ledger::{Buffer, Entry, Ledger},
     machine::Kind,
     page::{PAGE_BYTES, Page},
-    plan::decoded::BYTES_MAX,
+    weights::decoded::BYTES_MAX,
 };
 
 /// Memory of the device, in elements of `T`, that stands in the ledger for as long as it lives. One of a rehearsal is

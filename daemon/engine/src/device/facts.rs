@@ -17,13 +17,13 @@ use sluice_cuda::CudaError;
 pub(crate) use self::coded::{CodedSample, SampleOnCard};
 use super::{DeviceBuffer, Gpu, busy::Ticks};
 use crate::{
-    checkpoint::{CheckpointError, derivative},
+    checkpoint::CheckpointError,
     error::EngineError,
     format::Format,
     machine::{Kind, LinearRate, POINTS, Rates},
     mapped::Mapped,
     ops::Ops,
-    residency::{Data, Weight},
+    weights::{Data, Weight, compression::code},
 };
 
 const POINT_ROWS: [usize; POINTS] = [1, 8, 64];
@@ -194,7 +194,7 @@ fn measure_code() -> f64 {
     let mut fastest = f64::INFINITY;
     for _ in 0..COPIES {
         let start = Instant::now();
-        let coded = derivative::code(
+        let coded = code(
             Number::Bf16,
             CODED_ROWS,
             CONVERTED_WEIGHTS / CODED_ROWS,

@@ -6,14 +6,15 @@ use sluice_shared::level::Choices;
 
 use super::{Engine, Shared, current::Planner};
 use crate::{
-    checkpoint::{Checkpoint, Source, derivative, family::Preset},
+    checkpoint::{Checkpoint, Source, family::Preset},
     device::{self, Device},
     error::EngineError,
     format::Format,
     ledger::Ledger,
     machine::{DiskRates, Profile, Rates},
     ops::Ops,
-    plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, SourceTensor, Workload},
+    plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, Workload},
+    weights::{SourceTensor, compression::assumed},
 };
 
 /// A model as plans see it: everything but its weights.
@@ -33,7 +34,7 @@ impl Outline {
             coded: None,
             copy: None,
         });
-        let sources = derivative::assumed(sources.collect());
+        let sources = assumed(sources.collect());
         // Where it will lie is not known.
         let machine = Machine {
             disk: DiskRates::default(),

@@ -16,10 +16,10 @@ use crate::{
     format::Format,
     model::transformer::Interrupt,
     ops::{Activation, CacheShape},
-    plan::{Plan, UnitPlan, cache_format},
+    plan::{Plan, cache_format},
     request::Compare,
     residency::LoadOutcome,
-    weights::{Part, Unit},
+    weights::{Part, Unit, UnitPlan},
 };
 
 /// Memory that a comparison takes beside a plan: both sides' rows, a converted part of the head, and a second piece of

@@ -11,12 +11,10 @@ use crate::{
     decode::Vocabulary,
     error::EngineError,
     model::{rehearse::Rehearsal, transformer::Transformer},
-    plan::{
-        self, BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Working, Workload,
-    },
+    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload},
     request::ModelId,
     residency::{Reader, Residency},
-    weights::Shape,
+    weights::{Shape, SourceTensor},
 };
 
 /// What plans for a model are made from.
@@ -107,7 +105,7 @@ impl Planner {
                 head_dim: shape.head_dim,
             });
         }
-        let sources = plan::sources(checkpoint, shape.tensors())?;
+        let sources = checkpoint.sources(shape.tensors())?;
         let sources = derivative::estimated(checkpoint, sources)?;
         let machine = Machine {
             disk: disk_rates(checkpoint),

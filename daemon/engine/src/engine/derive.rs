@@ -22,8 +22,9 @@ use crate::{
     device::Device,
     error::EngineError,
     machine::Workers,
-    plan::{Converted, Plan, Storage, SwitchTime, TensorPlan, Tier, UnitPlan, switch_time},
+    plan::{Converted, Plan, SwitchTime, switch_time},
     residency::Reader,
+    weights::{Storage, TensorPlan, Tier, UnitPlan},
 };
 
 /// Where copies are kept, and which.
@@ -58,7 +59,7 @@ impl Keeping {
         // What it was when it was opened is what its copy is found by.
         checkpoint.check_all_unchanged()?;
         let sources = planner.sources();
-        let derivative = Derivative::new(folder, checkpoint, &sources, plan)?;
+        let derivative = Derivative::new(folder, checkpoint, &sources, plan.level, &plan.units)?;
         let Some(derivative) = derivative else {
             return Ok((reader, None));
         };
@@ -240,7 +241,13 @@ impl Keeping {
         let (Some(folder), Some(checkpoint)) = (&self.folder, &planner.checkpoint) else {
             return Converted::Anew;
         };
-        match Derivative::new(folder, checkpoint, &planner.sources(), plan) {
+        match Derivative::new(
+            folder,
+            checkpoint,
+            &planner.sources(),
+            plan.level,
+            &plan.units,
+        ) {
             Ok(Some(copy)) if copy.is_there() => Converted::Kept,
             // What is streamed is written whether that is wished or not.
             Ok(Some(_)) if self.always || plan.streamed().next().is_some() => Converted::Keeping,

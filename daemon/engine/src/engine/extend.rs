@@ -13,10 +13,10 @@ use crate::{
     machine::Profile,
     model::transformer::{Interrupt, Sees, Sequence, acquire},
     ops::{Activation, CacheShape, Candidate, KvCache, LogitsRows, Ops, Phase},
-    plan::{Storage, Workload, cache_format, computed_format},
+    plan::{Workload, cache_format, computed_format},
     request::Generate,
     residency::Residency,
-    weights::Part,
+    weights::{Part, Storage},
 };
 
 /// Requests whose keys and values are kept after they ended, at most.

@@ -26,10 +26,11 @@ use crate::{
     error::EngineError,
     machine::Rates,
     ops::Ops,
-    plan::{Plan, UnitPlan},
+    plan::Plan,
     residency::{LoadOutcome, Reader, Residency},
     schedule::Load,
     text::Text,
+    weights::UnitPlan,
 };
 
 /// A load that waits for room looks this often whether it was cancelled.

@@ -43,10 +43,11 @@ use crate::{
     machine::default_budget,
     model::ModelInfo,
     ops::{self, Ops},
-    plan::{Learned, Plan, Storage, SwitchTime, Workload},
+    plan::{Learned, Plan, SwitchTime, Workload},
     request::{ModelId, Work},
     schedule::{Apply, Load, Queue, Unload},
     text::Text,
+    weights::Storage,
 };
 
 /// Requests that share a pass, where nobody says another number: few enough that each keeps most of its pace.

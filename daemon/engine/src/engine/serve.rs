@@ -16,8 +16,9 @@ use crate::{
     ledger::Mark,
     model::transformer::Interrupt,
     ops::Ops,
-    plan::{Plan, PlanError, Storage, Workload, learned::Kind},
+    plan::{Plan, PlanError, Workload, learned::Kind},
     residency::StreamStats,
+    weights::Storage,
 };
 use sluice_shared::{level::Choices, units};
 

@@ -16,12 +16,9 @@ use crate::{
     noise::Noise,
     ops::{Activation, CacheShape, Choice, HeadGroup, HeadRow, Ops, Ranking},
     page::PAGE_BYTES,
-    plan::{
-        SourceTensor, UnitPlan, Working, Workload, cache_format, canvas_cache_format,
-        decoded::mlp_rows, units,
-    },
+    plan::{Working, Workload, cache_format, canvas_cache_format, decoded::mlp_rows},
     residency::Residency,
-    weights::Part,
+    weights::{Part, SourceTensor, UnitPlan, units},
 };
 
 /// A model's pass, rehearsed for any workload.

@@ -21,9 +21,9 @@ use crate::{
     machine::{CardProfile, Kind, Profile},
     noise::Noise,
     ops::{Activation, CacheShape, Choice, HeadGroup, HeadRow, KvCache, Ops, Ranking},
-    plan::{self, Machine, Plan, Question, SourceTensor, Working, Workload, cache_format},
+    plan::{self, Machine, Plan, Question, Working, Workload, cache_format},
     residency::{LoadOutcome, Reader, Residency},
-    weights::Part,
+    weights::{Part, SourceTensor},
 };
 
 const MLP_ROWS: usize = 16;
@@ -47,7 +47,7 @@ impl World {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
         let checkpoint = Checkpoint::open(&Source::Folder(folder.join(name))).unwrap();
         let config = checkpoint.model().unwrap();
-        let sources = plan::sources(&checkpoint, config.shape.tensors()).unwrap();
+        let sources = checkpoint.sources(config.shape.tensors()).unwrap();
         let ops = match is_rehearsal {
             true => Ops::new(Device::rehearsal(profile), Ledger::rehearsal()),
             false => Ops::new(Device::cpu(2).unwrap(), Ledger::default()),

@@ -18,13 +18,10 @@ use crate::{
     checkpoint::family::ModelConfig,
     error::EngineError,
     ops::{Activation, AttentionShape, KeyRows, Ops, Phase, RopeTable},
+    plan::MLP_ROWS,
     residency::{Guard, Residency},
     weights::{Part, Unit},
 };
-
-/// Rows that go through an MLP together, where its weights aren't decoded for them: enough for the kernel, few enough that a
-/// long canvas needs no matrix of its length times the MLP's width.
-pub const MLP_ROWS: usize = 512;
 
 /// Why a pass has no result.
 #[derive(Debug)]

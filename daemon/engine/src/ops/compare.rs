@@ -9,7 +9,7 @@ use super::{
     gpu::CardComparison,
     head::{PIECE_COLUMNS_MIN, whole_columns},
 };
-use crate::{device::DeviceBuffer, error::EngineError, machine::Kind, residency::Weight};
+use crate::{device::DeviceBuffer, error::EngineError, machine::Kind, weights::Weight};
 
 /// Logits of both heads that exist at once: 4 MiB, or the least number of columns where that is more.
 const PIECE_LOGITS: usize = 1 << 19;
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
     use sluice_cuda::Number;
 
-    use crate::{device::Device, format::Format, ledger::Ledger, noise::Noise, residency::Data};
+    use crate::{device::Device, format::Format, ledger::Ledger, noise::Noise, weights::Data};
 
     const WIDTH: usize = 8;
     const VOCABULARY: usize = 3000;

@@ -24,7 +24,7 @@ use crate::{
     error::EngineError,
     ledger::{Entry, Ledger},
     machine::{CardProfile, Kind},
-    residency::Weight,
+    weights::Weight,
 };
 
 /// A card, and what its operations need all the time.

@@ -14,7 +14,7 @@ use super::{
     gpu::{CardHead, HeadMemory},
 };
 use crate::{
-    device::DeviceBuffer, error::EngineError, machine::Kind, noise::Noise, residency::Weight,
+    device::DeviceBuffer, error::EngineError, machine::Kind, noise::Noise, weights::Weight,
 };
 
 /// Logits that exist at once: 4 MiB, or a piece of the least size where that is more.

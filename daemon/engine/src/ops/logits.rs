@@ -6,7 +6,7 @@ use sluice_cuda::Span;
 
 use super::{Activation, Body, Ops, Phase};
 use crate::{
-    device::DeviceBuffer, error::EngineError, ledger::Buffer, machine::Kind, residency::Weight,
+    device::DeviceBuffer, error::EngineError, ledger::Buffer, machine::Kind, weights::Weight,
 };
 
 /// Memory for some rows' logits over the whole head, and for as many ids as one row has: rows are chosen from one after
@@ -141,7 +141,7 @@ mod tests {
     use sluice_cuda::Number;
 
     use super::*;
-    use crate::{device::Device, format::Format, ledger::Ledger, noise::Noise, residency::Data};
+    use crate::{device::Device, format::Format, ledger::Ledger, noise::Noise, weights::Data};
 
     const WIDTH: usize = 32;
     const HEAD_ROWS: usize = 300;

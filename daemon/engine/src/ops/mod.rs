@@ -34,8 +34,7 @@ use crate::{
     format::Format,
     ledger::Ledger,
     machine::Kind,
-    residency::Weight,
-    weights::Rope,
+    weights::{Rope, Weight},
 };
 
 /// What products differ by, relative to all of them, where rows are rounded to 8 bits ([`Ops::rounds_rows`]): at most this

@@ -3,26 +3,19 @@
 //! Some rows of a matrix are decoded, then multiplied, then the next: that takes the same time on the card as decoding all
 //! of it would, and a part of the memory. A tensor is decoded in pieces of about the same size, none above a limit.
 
-use super::{
-    Workload,
-    unit::{Storage, TensorPlan, UnitPlan},
-};
+use super::Workload;
 use crate::{
-    format::Format,
-    machine::{CardProfile, Profile},
-    model::transformer::MLP_ROWS,
+    machine::Profile,
     page::PAGE_BYTES,
-    weights::Part,
+    weights::{
+        Part, Storage, TensorPlan, UnitPlan,
+        decoded::{BYTES_MAX, ROWS, is_decoded_first},
+    },
 };
 
-/// Most bytes of it, but for rows so long that no piece has room. Less keeps a large card waiting between launches, more
-/// gains nothing.
-pub(crate) const BYTES_MAX: usize = 64 << 20;
-/// Rows of a piece are whole multiples of this, as a container's chunks and the tiles of a multiply are.
-pub(crate) const ROWS: usize = 256;
-/// Rows of input from which cuBLAS multiplies decoded blocks faster than our own kernels those that they decode: what
-/// decoding takes more of the card's memory is then little beside the multiply.
-const BLAS_ROWS: usize = 256;
+/// Rows that go through an MLP together, where its weights aren't decoded for them: enough for the kernel, few enough that a
+/// long canvas needs no matrix of its length times the MLP's width.
+pub const MLP_ROWS: usize = 512;
 /// Rows that go through an MLP together where a card decodes its weights first, once for each turn.
 ///
 /// The MLPs of LLaDA-8B are 4.8 G numbers: multiplying them with 512 rows takes a card of 50 T operations a second 100 ms, and
@@ -32,28 +25,6 @@ const BLAS_ROWS: usize = 256;
 /// with the MLP's width, the gain with the model's layers and width besides: where it would be a loss a model is small, and
 /// not streamed. A step further has half as much to gain and takes twice the memory.
 const MLP_ROWS_DECODED: usize = 2048;
-
-/// What a weight on a card is, as far as it decides whether it is decoded first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kept {
-    /// Numbers or blocks of this format.
-    Stored(Format),
-    /// Coded, with an index by which it can be multiplied.
-    Indexed,
-    /// Coded.
-    Coded,
-}
-
-/// Whether a card decodes a weight before it multiplies so many rows with it.
-pub(crate) fn is_decoded_first(card: &CardProfile, kept: Kept, rows: usize) -> bool {
-    let gains = card.workspace_bytes > 0 && rows >= BLAS_ROWS;
-    match kept {
-        Kept::Stored(format) if format.block_len() == 1 => false,
-        Kept::Stored(format) => gains || !format.is_multiplied_on_cards(),
-        Kept::Indexed => gains,
-        Kept::Coded => true,
-    }
-}
 
 /// Rows that go through an MLP of this model together on this device, while memory isn't short.
 ///
@@ -74,28 +45,6 @@ pub(crate) fn mlp_rows(units: &[UnitPlan], profile: &Profile) -> usize {
     }
 }
 
-impl Storage {
-    /// What it is on a card.
-    pub(super) fn on_card(self) -> Kept {
-        match self {
-            Self::Plain(format) => Kept::Stored(format),
-            Self::Coded(coding) if coding.index_bytes > 0 => Kept::Indexed,
-            Self::Coded(_) => Kept::Coded,
-        }
-    }
-}
-
-/// Rows of a piece that are decoded at once of a matrix of so many, in so much memory; `None` when that is too little.
-pub(crate) fn piece_rows(rows: usize, row_bytes: usize, bytes: usize) -> Option<usize> {
-    let most = bytes / row_bytes.max(1) / ROWS * ROWS;
-    if rows * row_bytes <= bytes {
-        return Some(rows.max(1));
-    }
-    let pieces = rows.div_ceil((most > 0).then_some(most)?);
-    // Of about the same size.
-    Some(rows.div_ceil(pieces).next_multiple_of(ROWS))
-}
-
 /// Bytes of it that units take on this device for this workload.
 pub(super) fn bytes(units: &[UnitPlan], profile: &Profile, workload: &Workload) -> u64 {
     let Some(card) = &profile.card else { return 0 };
@@ -113,28 +62,4 @@ pub(super) fn bytes(units: &[UnitPlan], profile: &Profile, workload: &Workload) 
     let tensors = units.iter().flat_map(|unit| &unit.tensors);
     let most = tensors.filter(is_decoded).map(piece).max().unwrap_or(0);
     most.next_multiple_of(PAGE_BYTES) as u64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pieces_are_alike_and_have_room() {
-        for (rows, row_bytes, bytes, expected) in [
-            (12_288, 8192, BYTES_MAX, Some(6144)),
-            (4096, 8192, BYTES_MAX, Some(4096)),
-            (4096, 24_576, BYTES_MAX, Some(2048)),
-            (1000, 100, 30_000, Some(256)),
-            (1000, 100, 99_999, Some(512)),
-            (1000, 100, 100_000, Some(1000)),
-            (300, 100, 25_599, None),
-            (200, 100, 20_000, Some(200)),
-            (0, 100, 0, Some(1)),
-        ] {
-            let found = piece_rows(rows, row_bytes, bytes);
-            assert_eq!(found, expected, "{rows} rows in {bytes} bytes");
-            assert!(found.is_none_or(|rows| rows * row_bytes <= bytes.max(row_bytes)));
-        }
-    }
 }

@@ -3,14 +3,12 @@
 
 pub(crate) mod decoded;
 mod kv;
-pub(crate) mod layout;
 pub(crate) mod learned;
 mod recipe;
 mod spread;
 mod switch_time;
 mod time;
 mod transition;
-mod unit;
 
 use sluice_shared::{
     level::{Choices, Kv, Level},
@@ -20,13 +18,17 @@ use sluice_shared::{
 pub use self::learned::Learned;
 pub(crate) use self::time::{Pinned, STAGING, keep_limit};
 pub use self::{
+    decoded::MLP_ROWS,
     kv::{cache_format, canvas_cache_format, computed_format},
     switch_time::{Converted, SwitchTime, switch_time},
     time::{Machine, PassTime},
     transition::{Step, transition},
-    unit::{Coding, SourceTensor, Storage, TensorPlan, Tier, UnitPlan, sources, units},
 };
-use crate::{format::Format, machine::Kind, weights::Shape};
+use crate::{
+    format::Format,
+    machine::Kind,
+    weights::{Shape, SourceTensor, Storage, TensorPlan, Tier, UnitPlan, units},
+};
 
 /// What a plan is made for: requests that share a pass, of which the sums are known, and the longest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

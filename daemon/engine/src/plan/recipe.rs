@@ -2,13 +2,10 @@
 
 use sluice_shared::level::{Embedding, Level};
 
-use super::{
-    time::Machine,
-    unit::{Coding, SourceTensor, Storage, TensorPlan, Tier, UnitPlan},
-};
+use super::time::Machine;
 use crate::{
     format::Format,
-    weights::{Part, Unit},
+    weights::{Coding, Part, SourceTensor, Storage, TensorPlan, Tier, Unit, UnitPlan},
 };
 
 /// Share of its bytes that a block must save to be rounded a second time: of `q8_0` and `q6_k` to `q4_k`, not of

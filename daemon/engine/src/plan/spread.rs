@@ -1,8 +1,7 @@
 //! Which units are streamed: as few bytes as the budget forces, spread evenly through the pass, so that the reads behind
 //! it never wait for each other (a resident set of a prefix leaves the reader idle there).
 
-use super::unit::UnitPlan;
-use crate::weights::Unit;
+use crate::weights::{Unit, UnitPlan};
 
 /// Indices of the units to stream, in these forms with `slots` slots, such that `needed` bytes shrink to the budget; `None` when that
 /// can't be done.

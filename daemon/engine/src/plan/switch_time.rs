@@ -1,7 +1,10 @@
 //! How long a switch from one plan to another takes, from rates measured on this machine: what is converted, and what is read.
 
-use super::{Machine, Plan, Storage, TensorPlan, Tier, UnitPlan};
-use crate::machine::SHARE;
+use super::{Machine, Plan};
+use crate::{
+    machine::SHARE,
+    weights::{Storage, TensorPlan, Tier, UnitPlan},
+};
 
 /// Where the weights that a plan's level converts come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

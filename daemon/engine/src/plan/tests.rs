@@ -7,11 +7,11 @@ use sluice_codec::Scheme;
 
 use super::*;
 use crate::{
-    checkpoint::{derivative, family::Preset},
+    checkpoint::family::Preset,
     device::Number,
     format::Format,
     machine::{CardProfile, DiskRates, LinearRate, MemoryFacts, Profile, Rates},
-    weights::{Naming, Part, Unit},
+    weights::{Naming, Part, Unit, compression::assumed},
 };
 
 const GIB: u64 = 1 << 30;
@@ -26,7 +26,7 @@ fn sources_of(shape: &Shape) -> Vec<SourceTensor> {
             copy: None,
         })
         .collect();
-    derivative::assumed(sources)
+    assumed(sources)
 }
 
 fn machine(cache_bytes: u64) -> Machine {

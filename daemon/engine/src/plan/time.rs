@@ -8,14 +8,15 @@
 use sluice_shared::level::Level;
 
 use super::{
-    Workload, decoded,
+    Workload,
     learned::{Kind, Learned},
-    unit::{Coding, Storage, TensorPlan, Tier, UnitPlan},
 };
 use crate::{
     format::Format,
     machine::{DiskRates, MemoryFacts, Profile, Rates, default_pin_limit},
-    weights::{Part, Shape, Unit},
+    weights::{
+        Coding, Part, Shape, Storage, TensorPlan, Tier, Unit, UnitPlan, decoded::is_decoded_first,
+    },
 };
 
 /// What this machine can do for a plan.
@@ -331,7 +332,7 @@ fn linear(unit: Unit, tensor: &TensorPlan, asked: &Asked<'_>) -> Option<f64> {
         _ => rows,
     };
     let is_decoded_first = match &machine.device.card {
-        Some(card) => decoded::is_decoded_first(card, tensor.storage.on_card(), turn_rows),
+        Some(card) => is_decoded_first(card, tensor.storage.on_card(), turn_rows),
         None => true,
     };
     // What is coded is decoded a few rows at a time and multiplied from there. That apart it takes about as long as numbers

@@ -1,7 +1,8 @@
 //! From one plan to another, a step at a time between passes, so that what runs goes on: a pure function, and after
 //! every step the model is whole and the memory within what either plan may take.
 
-use super::{Plan, Slots, UnitPlan};
+use super::{Plan, Slots};
+use crate::weights::UnitPlan;
 
 /// A change that is made between two passes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -16,7 +16,8 @@ use crate::{
     machine::Kind,
     ops::Ops,
     page::PAGE_BYTES,
-    plan::{Plan, Slots, Tier, UnitPlan, layout},
+    plan::{Plan, Slots},
+    weights::{Tier, UnitPlan, layout},
 };
 
 /// A unit that is being made ready while passes run.
@@ -69,7 +70,7 @@ impl Residency {
         unit: &UnitPlan,
         ops: &Arc<Ops>,
     ) -> Result<Preparation, EngineError> {
-        let pages = layout::resident(&unit.tensors).bytes as usize / PAGE_BYTES;
+        let pages = layout::resident(unit.sizes()).bytes as usize / PAGE_BYTES;
         let memory = DeviceBuffer::new(ops.device(), &self.ledger, Kind::Weights, pages)?;
         let (sender, result) = mpsc::channel();
         let cancel = Arc::new(AtomicBool::new(false));
@@ -245,7 +246,7 @@ mod tests {
         let checkpoint = Arc::new(Checkpoint::open(&Source::Folder(folder)).unwrap());
         let config = ModelConfig::read(&checkpoint.config().unwrap(), None).unwrap();
         let shape = config.shape;
-        let sources = plan::sources(&checkpoint, shape.tensors()).unwrap();
+        let sources = checkpoint.sources(shape.tensors()).unwrap();
         let machine = Machine::unmeasured(Profile::cpu(1), u64::MAX);
         let planned = |budget_bytes| {
             Plan::new(&Question {

@@ -11,9 +11,9 @@ use rayon::prelude::*;
 use sluice_codec::DecodeError;
 
 use crate::{
-    checkpoint::{CheckpointError, OpenRows},
+    checkpoint::CheckpointError,
     machine::Workers,
-    plan::TensorPlan,
+    weights::{OpenRows, TensorPlan},
 };
 
 /// Numbers that a thread converts at once, or a row where that is more: 128 KiB of `f32`s and half of that which they are made

@@ -23,8 +23,8 @@ use crate::{
     error::EngineError,
     ledger::{Ledger, PinnedEntry},
     page::Page,
-    plan::{Pinned, STAGING, UnitPlan, keep_limit, layout},
-    weights::Unit,
+    plan::{Pinned, STAGING, keep_limit},
+    weights::{Unit, UnitPlan, layout},
 };
 
 /// The stream of copies to a card, and the memory they are made from.
@@ -208,7 +208,7 @@ impl Link {
                 (&*memory, &staged)
             }
         };
-        let places = layout::resident(&unit.tensors).places;
+        let places = layout::resident(unit.sizes()).places;
         let parts = unit.tensors.iter().zip(&places).zip(from);
         let parts = parts.map(|((tensor, place), &start)| {
             let bytes = tensor.bytes() as usize;

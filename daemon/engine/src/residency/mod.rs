@@ -7,7 +7,6 @@ mod link;
 mod pace;
 mod reader;
 mod stream;
-mod weight;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,11 +21,7 @@ use self::{
     reader::Loaded,
     stream::{Remains, Slot, Stream},
 };
-pub use self::{
-    reader::Reader,
-    stream::StreamStats,
-    weight::{CodedOnCard, CodedRows, Data, OnCard, Weight},
-};
+pub use self::{reader::Reader, stream::StreamStats};
 use crate::{
     device::{Device, DeviceBuffer},
     error::EngineError,
@@ -34,8 +29,8 @@ use crate::{
     ledger::Ledger,
     machine::{Kind, Profile},
     page::{PAGE_BYTES, Page},
-    plan::{Plan, Slots, Storage, Tier, UnitPlan, layout},
-    weights::{Part, Unit},
+    plan::{Plan, Slots},
+    weights::{Data, Part, Storage, Tier, Unit, UnitPlan, Weight, layout},
 };
 
 /// All weights of a loaded model, or of one that is rehearsed.
@@ -171,7 +166,7 @@ impl Residency {
         device: &Device,
         cancel: &AtomicBool,
     ) -> Result<LoadOutcome<Loaded>, EngineError> {
-        let pages = layout::resident(&unit.tensors).bytes as usize / PAGE_BYTES;
+        let pages = layout::resident(unit.sizes()).bytes as usize / PAGE_BYTES;
         let memory = DeviceBuffer::new(device, &self.ledger, Kind::Weights, pages)?;
         let loaded = self.reader().load(unit, memory, device, cancel)?;
         Ok(match loaded {

@@ -11,19 +11,18 @@ use std::{
 use sluice_codec::DecodeError;
 use sluice_cuda::Span;
 
-use super::{
-    convert,
-    weight::{CodedOnCard, CodedRows, Data, OnCard},
-};
+use super::convert;
 use crate::{
-    checkpoint::{Checkpoint, CheckpointError, CodedTensor, OpenRows, TensorEntry, Via},
+    checkpoint::{Checkpoint, CheckpointError, TensorEntry, Via},
     device::{Device, DeviceBuffer},
     error::EngineError,
     machine::Workers,
     mapped::Mapped,
     page::{PAGE_BYTES, Page},
-    plan::{
-        Coding, Plan, SourceTensor, Storage, TensorPlan, Tier, UnitPlan,
+    plan::Plan,
+    weights::{
+        CodedOnCard, CodedRows, CodedTensor, Coding, Data, OnCard, OpenRows, SourceTensor, Storage,
+        TensorPlan, Tier, UnitPlan,
         layout::{self, Layout, Place},
     },
 };
@@ -247,7 +246,7 @@ impl Reader {
         device: &Device,
         cancel: &AtomicBool,
     ) -> Result<Option<Loaded>, EngineError> {
-        let layout = layout::resident(&unit.tensors);
+        let layout = layout::resident(unit.sizes());
         // What goes to a card is put together here first: one unit for each load under way.
         let staged_pages = match &memory {
             DeviceBuffer::Host(_) => 0,
@@ -324,7 +323,7 @@ impl Reader {
         memory: &mut [Page],
         cancel: &AtomicBool,
     ) -> Result<Option<Vec<usize>>, EngineError> {
-        let layout = layout::slot(&unit.tensors);
+        let layout = layout::slot(unit.sizes());
         let mut starts = Vec::with_capacity(layout.places.len());
         for (tensor, place) in unit.tensors.iter().zip(&layout.places) {
             let (checkpoint, entry) = self
@@ -384,10 +383,11 @@ impl Reader {
                 let (bytes, beside) = all.split_at_mut(coding.bytes as usize);
                 let rows = tensor.first_row..tensor.first_row + tensor.rows;
                 let path = self.coded.container.path_of(entry);
-                coded.check(path, bytes, coding.start, &rows)?;
+                let damaged = |damaged| CheckpointError::damaged(path, damaged);
+                (coded.check(bytes, coding.start, &rows)).map_err(damaged)?;
                 if coding.index_bytes > 0 {
                     let gap = (coding.index_start() - coding.bytes) as usize;
-                    coded.index(path, &rows, bytes, &mut beside[gap..])?;
+                    (coded.index(&rows, bytes, &mut beside[gap..])).map_err(damaged)?;
                 }
             }
         }

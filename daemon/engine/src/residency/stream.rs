@@ -28,7 +28,8 @@ use crate::{
     ledger::Ledger,
     machine::Kind,
     page::{PAGE_BYTES, Page},
-    plan::{Slots, UnitPlan},
+    plan::Slots,
+    weights::UnitPlan,
 };
 
 /// Units on their way through a card at most, of which the times are not known yet: those of a few passes.

@@ -9,10 +9,8 @@ use sluice_engine::{
     ledger::Ledger,
     machine::Profile,
     ops::Ops,
-    plan::{
-        BLOCK_DEFAULT, Machine, Plan, PlanError, Question, SourceTensor, Tier, Working, Workload,
-    },
-    weights::Shape,
+    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload},
+    weights::{Shape, SourceTensor, Tier},
 };
 use sluice_shared::level::{Choices, Level};
 

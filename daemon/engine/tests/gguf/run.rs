@@ -39,7 +39,7 @@ impl Loaded {
         let shape = config.shape.clone();
         let ops = Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap();
         let model = Transformer::new(config, &ops).unwrap();
-        let sources = plan::sources(&checkpoint, shape.tensors()).unwrap();
+        let sources = checkpoint.sources(shape.tensors()).unwrap();
         let machine = Machine::unmeasured(Profile::cpu(2), u64::MAX);
         let mut question = Question {
             shape: &shape,

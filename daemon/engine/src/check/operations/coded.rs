@@ -9,7 +9,7 @@ use crate::{
     error::EngineError,
     format::Format,
     ops::Activation,
-    residency::{Data, Weight},
+    weights::{Data, Weight},
 };
 
 /// Of a chunk, whose rows end in a tile that isn't whole.

@@ -14,7 +14,7 @@ use std::{
 
 use rayon::prelude::*;
 use sluice_codec::{
-    EncodeError, Encoded, Lossless, Number, Scheme,
+    Number, Scheme,
     container::{
         CHUNK_ROWS, ContainerError, Hasher, Plan, PlannedTensor, Writer, journal_of, partial_of,
     },
@@ -27,20 +27,16 @@ use super::{
     write::{check_room, free_bytes},
 };
 use crate::{
-    checkpoint::{
-        Checkpoint, CheckpointError, CodedTensor, Source, TensorEntry,
-        container::{CodeShares, number_of},
-    },
+    checkpoint::{Checkpoint, CheckpointError, Source, TensorEntry},
     format::Format,
     machine::Workers,
-    plan::SourceTensor,
-    weights::Part,
+    weights::{
+        CodeShares, SourceTensor,
+        compression::{TILE, code, coder, estimate, may_be_coded},
+        number_of,
+    },
 };
 
-/// Numbers of a tile.
-const TILE: usize = 512;
-/// A matrix is coded where that saves at least this share of its bytes.
-const LEAST_SAVING: f64 = 1.0 / 16.0;
 /// Parts of each matrix that are looked at to tell how much it would take, and numbers of each.
 const SAMPLE_PARTS: u64 = 2;
 const SAMPLE_NUMBERS: u64 = 4096;
@@ -56,28 +52,6 @@ const ORIGIN: &str = "origin.json";
 const ORIGIN_BYTES_MAX: u64 = 64 << 10;
 /// How the names of these copies end.
 pub(super) const EXTENSION: &str = ".sluice";
-
-/// How numbers are coded for speed.
-fn coder(number: Number) -> (Lossless, Scheme) {
-    match number {
-        Number::Bf16 | Number::F32 => (Lossless::Palette, Scheme::Palette),
-        Number::F16 => (Lossless::Huffman, Scheme::Huffman),
-    }
-}
-
-/// Codes rows of a matrix as copies have them.
-///
-/// # Errors
-/// When `bytes` are not so many numbers.
-pub(crate) fn code(
-    number: Number,
-    rows: usize,
-    width: usize,
-    bytes: &[u8],
-) -> Result<Encoded, EncodeError> {
-    let (lossless, _) = coder(number);
-    encode(number, rows, width, bytes, lossless, TILE)
-}
 
 /// The same tensors, each with about how a copy of it would be coded, by a sample of its numbers.
 ///
@@ -101,36 +75,6 @@ pub(crate) fn estimated(
         source.copy = shares.and_then(|shares| estimate(source, number, shares));
     }
     Ok(estimated)
-}
-
-/// The same for tensors of which nobody has a number: exponents of a language model.
-pub(crate) fn assumed(mut sources: Vec<SourceTensor>) -> Vec<SourceTensor> {
-    const SHARES: CodeShares = CodeShares {
-        codes: 0.7,
-        escapes: 0.0005,
-    };
-    for source in &mut sources {
-        let number = may_be_coded(source);
-        source.copy = number.and_then(|number| estimate(source, number, SHARES));
-    }
-    sources
-}
-
-/// What the numbers of a matrix are that may be coded. An embedding's rows are read one by one, from where they lie.
-fn may_be_coded(source: &SourceTensor) -> Option<Number> {
-    let (rows, _) = source.spec.size();
-    let is_coded = rows > 1 && source.spec.part != Part::Embedding;
-    number_of(source.format).filter(|_| is_coded)
-}
-
-/// How it would be coded, where that saves enough.
-fn estimate(source: &SourceTensor, number: Number, shares: CodeShares) -> Option<Arc<CodedTensor>> {
-    let (size, format) = (source.spec.size(), source.format);
-    let (_, scheme) = coder(number);
-    let coded = CodedTensor::estimated(&source.spec.name, size, format, scheme, TILE, shares)?;
-    let plain_bytes = (size.0 * format.bytes(size.1)) as f64;
-    let saves = coded.file_bytes() as f64 <= (1.0 - LEAST_SAVING) * plain_bytes;
-    saves.then(|| coded.into())
 }
 
 /// What codes of a tensor take, by parts of it at equal distances; `None` where it has no numbers.

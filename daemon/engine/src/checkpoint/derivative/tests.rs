@@ -75,7 +75,7 @@ impl Setup {
         let source = Source::Folder(self.folder.path().join("model"));
         let checkpoint = Arc::new(Checkpoint::open(&source).unwrap());
         let shape = shape();
-        let sources = sources(&checkpoint, shape.tensors()).unwrap();
+        let sources = checkpoint.sources(shape.tensors()).unwrap();
         let plan = Plan::new(&Question {
             shape: &shape,
             sources: &sources,
@@ -86,7 +86,13 @@ impl Setup {
             machine: &Machine::unmeasured(Profile::cpu(1), 0),
         });
         let plan = plan.unwrap();
-        let derivative = Derivative::new(&self.copies(), &checkpoint, &sources, &plan);
+        let derivative = Derivative::new(
+            &self.copies(),
+            &checkpoint,
+            &sources,
+            plan.level,
+            &plan.units,
+        );
         let derivative = derivative.unwrap().expect("the level converts some");
         (
             derivative,

@@ -11,7 +11,7 @@ use std::{
 use rustix::fs::FlockOperation;
 
 use super::{Checkpoint, CheckpointError, Converted, Derivative};
-use crate::plan::TensorPlan;
+use crate::weights::TensorPlan;
 
 /// Numbers that each thread converts between two writes: some milliseconds, which a pass that wants the threads at the
 /// same time waits.

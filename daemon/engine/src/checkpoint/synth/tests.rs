@@ -187,7 +187,7 @@ fn other_families_have_their_tensors_and_biases() {
             (config.family.name(), &config.shape),
             (family, &synthesis.shape)
         );
-        plan::sources(&checkpoint, config.shape.tensors()).unwrap();
+        checkpoint.sources(config.shape.tensors()).unwrap();
     }
     let mut synthesis = tiny();
     synthesis.shape.naming = Naming::HuggingFace;

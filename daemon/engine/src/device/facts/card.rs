@@ -14,7 +14,7 @@ use crate::{
     error::EngineError,
     format::Format,
     ops::{Activation, Ops},
-    residency::{Data, Weight},
+    weights::{Data, Weight},
 };
 
 /// A card is kept busy by more rows than a few cores are.

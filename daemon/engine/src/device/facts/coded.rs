@@ -7,12 +7,12 @@ use sluice_codec::{Encoded, Lossless, Number, Scheme, Target, encode, quantize};
 use sluice_cuda::{self as cuda, CodedChunk, CodedMatrix, palette_index};
 
 use crate::{
-    checkpoint::{chunk_at, coding_of},
     device::{Device, DeviceBuffer},
     error::EngineError,
     ledger::Ledger,
     machine::Kind,
     noise::Noise,
+    weights::{chunk_at, coding_of},
 };
 
 const TILE: usize = 512;

@@ -14,8 +14,8 @@ use crate::{
     error::EngineError,
     ledger::Ledger,
     machine::Kind,
-    model::transformer::{Interrupt, MLP_ROWS},
-    plan::{Plan, PlanError, rounded_bytes},
+    model::transformer::Interrupt,
+    plan::{MLP_ROWS, Plan, PlanError, rounded_bytes},
 };
 
 /// More frugal plans that are tried for a request.

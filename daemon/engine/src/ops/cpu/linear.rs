@@ -19,7 +19,7 @@ use super::{
 use crate::{
     format::Format,
     ops::{Activation, clock::Clock},
-    residency::{Data, Weight},
+    weights::{Data, Weight},
 };
 
 /// Numbers of `x` that are packed at a time: 1 MiB, so that they stay in a core's own cache while weights stream past.
@@ -389,7 +389,7 @@ mod tests {
     use super::*;
     use crate::{
         checkpoint::{
-            Checkpoint, CodedTensor, Source,
+            Checkpoint, Source,
             coded::{Compression, Container, How, Lossless, Scheme, Target, compress},
         },
         device::Device,
@@ -397,7 +397,7 @@ mod tests {
         ledger::Ledger,
         noise::Noise,
         ops::{Ops, ROUNDED_ROWS_ERROR},
-        residency::CodedRows,
+        weights::{CodedRows, CodedTensor},
     };
 
     /// Rows that are more than a few.

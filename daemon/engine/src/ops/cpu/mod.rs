@@ -14,7 +14,7 @@ use rayon::prelude::*;
 pub(super) use self::quantized::rounds_rows;
 use self::scratch::Scratch;
 use super::{Activation, Indices, RopeTable, clock::Clock};
-use crate::{device::Device, error::EngineError, ledger::Ledger, residency::Weight};
+use crate::{device::Device, error::EngineError, ledger::Ledger, weights::Weight};
 
 /// The threads and the scratch memory of each.
 pub(super) struct Cpu {

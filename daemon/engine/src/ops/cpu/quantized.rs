@@ -11,7 +11,7 @@ mod vnni;
 use super::kernel::{self, COLUMNS_MAX, Kernel, Output, Rows};
 use crate::{
     format::{Format, Groups},
-    residency::{Data, Weight},
+    weights::{Data, Weight},
 };
 
 /// Numbers of the depth that are multiplied at a time: 20 KiB of a panel of 32 weight rows.

@@ -9,8 +9,10 @@ use crate::{
     error::EngineError,
     format::Format,
     machine::CardProfile,
-    plan::decoded::{Kept, ROWS, is_decoded_first, piece_rows},
-    residency::Weight,
+    weights::{
+        Weight,
+        decoded::{Kept, ROWS, is_decoded_first, piece_rows},
+    },
 };
 
 /// `x · weightᵀ` into `out`, whose numbers are said beside it, or added to it where those are `f32`.

@@ -5,7 +5,7 @@ mod evidence;
 use super::*;
 use sluice_cuda::Number;
 
-use crate::{device::Device, format::Format, ledger::Ledger, residency::Data};
+use crate::{device::Device, format::Format, ledger::Ledger, weights::Data};
 
 const WIDTH: usize = 6;
 /// Several pieces for 64 rows.

@@ -11,8 +11,8 @@ use crate::{
         synth::{Element, Synthesis},
     },
     device::Device,
-    plan::{self, Tier, layout},
-    weights::{Naming, Shape},
+    plan::{self},
+    weights::{Naming, Shape, Tier, layout},
 };
 
 /// A file that can be cut short and made whole again, as if nothing had been.
@@ -72,14 +72,14 @@ fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, Stream) {
         path,
     };
     let checkpoint = Arc::new(Checkpoint::open(&Source::Folder(model)).unwrap());
-    let sources = plan::sources(&checkpoint, shape.tensors()).unwrap();
+    let sources = checkpoint.sources(shape.tensors()).unwrap();
     let mut cycle = plan::units(&sources);
     cycle.retain(|unit| unit.unit.layer().is_some());
     for unit in &mut cycle {
         unit.tier = Tier::Host;
     }
     assert_eq!(cycle.len(), 6);
-    let largest = cycle.iter().map(|unit| layout::slot(&unit.tensors).bytes);
+    let largest = cycle.iter().map(|unit| layout::slot(unit.sizes()).bytes);
     let slots = Slots {
         count: 3,
         bytes: largest.max().unwrap(),

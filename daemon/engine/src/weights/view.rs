@@ -4,8 +4,8 @@ use sluice_codec::DecodeError;
 use sluice_cuda::Span;
 
 use crate::{
-    checkpoint::{CodedTensor, OpenRows},
     format::{Format, LANES, add_products},
+    weights::{CodedTensor, OpenRows},
 };
 
 /// A matrix or vector of weights, where it lies.

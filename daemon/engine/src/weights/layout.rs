@@ -1,6 +1,5 @@
 //! Where a unit's tensors lie in its memory.
 
-use super::unit::TensorPlan;
 use crate::page::PAGE_BYTES;
 
 /// Tensors start on cache lines.
@@ -28,23 +27,21 @@ pub(crate) struct Place {
     pub(crate) is_direct: bool,
 }
 
-/// Tensors one after another.
-pub(crate) fn resident(tensors: &[TensorPlan]) -> Layout {
-    layout(tensors, false)
+/// Tensors of these bytes, one after another.
+pub(crate) fn resident(sizes: impl Iterator<Item = u64>) -> Layout {
+    layout(sizes, false)
 }
 
 /// Large tensors with room for the odd pages around them that a direct read brings along.
-pub(crate) fn slot(tensors: &[TensorPlan]) -> Layout {
-    layout(tensors, true)
+pub(crate) fn slot(sizes: impl Iterator<Item = u64>) -> Layout {
+    layout(sizes, true)
 }
 
-fn layout(tensors: &[TensorPlan], direct: bool) -> Layout {
+fn layout(sizes: impl Iterator<Item = u64>, direct: bool) -> Layout {
     let page = PAGE_BYTES as u64;
     let mut end = 0u64;
-    let places = tensors
-        .iter()
-        .map(|tensor| {
-            let bytes = tensor.bytes();
+    let places = sizes
+        .map(|bytes| {
             let is_direct = direct && bytes >= DIRECT_BYTES_MIN;
             let (alignment, room) = if is_direct {
                 (page, bytes.next_multiple_of(page) + page)

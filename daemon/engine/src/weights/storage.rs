@@ -1,15 +1,12 @@
-//! What a plan says of each unit, and how a model's tensors are gathered into units.
+//! How tensors are stored and where they live, as a plan decides it for each unit, and how a model's tensors are gathered
+//! into units.
 
 use std::sync::Arc;
 
 use sluice_codec::Scheme;
 
-use super::layout;
-use crate::{
-    checkpoint::{Checkpoint, CheckpointError, CodedTensor},
-    format::Format,
-    weights::{Part, TensorSpec, Unit},
-};
+use super::{CodedTensor, Part, TensorSpec, Unit, layout};
+use crate::format::Format;
 
 /// A tensor of the checkpoint, and how it is stored there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +28,7 @@ impl SourceTensor {
     }
 
     /// How these rows of the copy are coded.
-    pub(super) fn copied(&self, first_row: usize, rows: usize) -> Option<Coding> {
+    pub(crate) fn copied(&self, first_row: usize, rows: usize) -> Option<Coding> {
         self.coding_of(self.copy.as_ref()?, first_row, rows)
     }
 
@@ -90,7 +87,7 @@ impl Coding {
     }
 
     /// Without an index, as the CPU has them.
-    pub(super) fn without_index(self) -> Self {
+    pub(crate) fn without_index(self) -> Self {
         Self {
             index_bytes: 0,
             ..self
@@ -260,11 +257,16 @@ impl UnitPlan {
             .storage
     }
 
+    /// Bytes of each tensor, as kept for computing.
+    pub(crate) fn sizes(&self) -> impl Iterator<Item = u64> {
+        self.tensors.iter().map(TensorPlan::bytes)
+    }
+
     /// Bytes of the device's memory that it takes all the time.
     #[must_use]
     pub fn resident_bytes(&self) -> u64 {
         match self.tier {
-            Tier::Device => layout::resident(&self.tensors).bytes,
+            Tier::Device => layout::resident(self.sizes()).bytes,
             Tier::Host | Tier::Disk => 0,
         }
     }
@@ -272,7 +274,7 @@ impl UnitPlan {
     /// Bytes of a slot that it can go through.
     #[must_use]
     pub fn slot_bytes(&self) -> u64 {
-        layout::slot(&self.tensors).bytes
+        layout::slot(self.sizes()).bytes
     }
 }
 
@@ -355,27 +357,4 @@ fn order(unit: Unit) -> (usize, usize, usize) {
         Unit::FinalNorm => (2, 0, 0),
         Unit::Head(part) => (3, part, 0),
     }
-}
-
-/// Checks every tensor that a model needs against a checkpoint's headers.
-///
-/// # Errors
-/// A missing or wrong-shaped tensor, or one that isn't stored as weights.
-pub fn sources(
-    checkpoint: &Checkpoint,
-    specs: Vec<TensorSpec>,
-) -> Result<Vec<SourceTensor>, CheckpointError> {
-    specs
-        .into_iter()
-        .map(|spec| {
-            let format = checkpoint.check(&spec.name, &spec.shape)?;
-            let coded = checkpoint.coded(&spec.name);
-            Ok(SourceTensor {
-                spec,
-                format,
-                coded,
-                copy: None,
-            })
-        })
-        .collect()
 }

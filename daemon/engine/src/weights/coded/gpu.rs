@@ -7,8 +7,8 @@ use sluice_cuda::{
     CodedChunk, CodedMatrix, Coding, Number, Span, palette_index, palette_index_bytes,
 };
 
-use super::CodedTensor;
-use crate::{checkpoint::CheckpointError, format::Format};
+use super::{CodedTensor, Damaged};
+use crate::format::Format;
 
 /// What a card's kernels call a scheme.
 ///
@@ -96,19 +96,18 @@ impl CodedTensor {
         }
     }
 
-    /// Makes that index of these rows' coded bytes, which are in the file `path`.
+    /// Makes that index of these rows' coded bytes.
     pub(crate) fn index(
         &self,
-        path: &str,
         rows: &Range<usize>,
         bytes: &[u8],
         out: &mut [u8],
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<(), Damaged> {
         let matrix = self.on_card(rows, rows.start);
         let index = palette_index(matrix.width, matrix.tile, &matrix.chunks, bytes);
         let index = index.map_err(|damage| {
             let chunk = &self.chunks_of(rows)[damage.chunk];
-            self.damage(path, chunk, &DecodeError::Tile(damage.tile))
+            self.damage(chunk, &DecodeError::Tile(damage.tile))
         })?;
         let index: &[u8] = bytemuck::cast_slice(&index);
         out[..index.len()].copy_from_slice(index);
