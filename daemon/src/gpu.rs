@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use sluice_engine::{
-    EngineError,
+    EngineError, OpsError,
     checkpoint::synth::SynthError,
     device::{self, Number},
 };
@@ -77,7 +77,7 @@ pub fn run(options: &Gpu) -> u8 {
         Ok(false) => exit::FAILURE,
         Err(error) => {
             eprintln!("sluiced: {error}");
-            if let Failure::Engine(EngineError::NoCard(unavailable)) = &error {
+            if let Failure::Engine(EngineError::Ops(OpsError::NoCard(unavailable))) = &error {
                 eprintln!("hint: {}", unavailable.hint());
             }
             exit::FAILURE

@@ -10,7 +10,7 @@ use std::{
 };
 
 use listenfd::ListenFd;
-use sluice_engine::{Engine, EngineError, Options, Settings, device::Choice};
+use sluice_engine::{Engine, EngineError, OpsError, Options, Settings, device::Choice};
 use sluice_proto::v1;
 use sluice_shared::{exit, units};
 use tokio::{
@@ -101,7 +101,7 @@ pub fn run(config: &Config, loads_at_start: bool) -> u8 {
     code.unwrap_or_else(|error| {
         // For people and scripts alike, whatever the log's filter is.
         eprintln!("sluiced: {error}");
-        if let StartError::Engine(EngineError::NoCard(unavailable)) = &error {
+        if let StartError::Engine(EngineError::Ops(OpsError::NoCard(unavailable))) = &error {
             eprintln!("hint: {}", unavailable.hint());
         }
         exit::FAILURE

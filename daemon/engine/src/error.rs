@@ -1,9 +1,9 @@
 //! What can go wrong, with the figures a reader needs.
 
-use sluice_cuda::{CudaError, Unavailable};
+use sluice_cuda::CudaError;
 use sluice_shared::level::Level;
 
-use crate::{checkpoint::CheckpointError, plan::PlanError, text::TextError};
+use crate::{checkpoint::CheckpointError, ops_error::OpsError, plan::PlanError, text::TextError};
 
 /// A request breaks a rule; nothing was computed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -122,27 +122,6 @@ pub enum EngineError {
     /// Another model was loaded since the request was made.
     #[error("the model was replaced before the request ran")]
     ModelReplaced,
-    /// The device has no room.
-    #[error(
-        "{needed_bytes} bytes for {purpose} can't be had; {used_bytes} {limit}are in use{free}",
-        limit = limit_bytes.map_or_else(String::new, |limit| format!("of {limit} ")),
-        free = free_bytes.map_or_else(String::new, |free| format!(", and {free} are free on the card"))
-    )]
-    OutOfMemory {
-        /// What they were for.
-        purpose: &'static str,
-        /// Bytes asked for.
-        needed_bytes: u64,
-        /// Bytes that Sluice holds on the device.
-        used_bytes: u64,
-        /// Bytes that it may hold there, if somebody set a limit.
-        limit_bytes: Option<u64>,
-        /// Bytes that the driver of a card calls free, where it is what refused.
-        free_bytes: Option<u64>,
-    },
-    /// The card that was asked for can't be used.
-    #[error(transparent)]
-    NoCard(Unavailable),
     /// A card's attention has no kernel for such heads.
     #[error(
         "a card computes heads of an even size up to {max}; those of this model have {head_dim}",
@@ -152,9 +131,9 @@ pub enum EngineError {
         /// Numbers in one of the model's heads.
         head_dim: usize,
     },
-    /// A card refused something, or failed. After a failed kernel this process can't use it any more.
-    #[error("the card failed: {0}")]
-    Card(#[from] CudaError),
+    /// The device refused something, or failed.
+    #[error(transparent)]
+    Ops(#[from] OpsError),
     /// There is no such plan.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -177,16 +156,13 @@ pub enum EngineError {
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
     Stopped,
-    /// A row of logits without a largest one, or without a finite sum.
-    #[error("no token can be chosen at position {position}: the logits are not numbers")]
-    NotANumber {
-        /// In the canvas, prompt included.
-        position: usize,
-    },
     /// A bug: the engine's thread panicked; in the middle of a pass, it has ended.
     #[error("the engine failed; this is a bug in sluiced, whose log tells where")]
     Panicked,
-    /// The engine's threads could not be started.
-    #[error("can't start the engine's threads: {0}")]
-    Threads(String),
+}
+
+impl From<CudaError> for EngineError {
+    fn from(error: CudaError) -> Self {
+        Self::Ops(error.into())
+    }
 }

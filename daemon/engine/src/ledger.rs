@@ -13,7 +13,7 @@ use std::{
 };
 
 pub(crate) use self::pinned::PinnedEntry;
-use crate::{error::EngineError, machine::Kind, mapped::Mapped};
+use crate::{machine::Kind, mapped::Mapped, ops_error::OpsError};
 
 /// Since when a peak is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,12 +105,12 @@ impl Ledger {
     /// A zeroed buffer of `len` elements, entered under `kind` until it is dropped.
     ///
     /// # Errors
-    /// [`EngineError::OutOfMemory`] when the limit or the system refuses.
+    /// [`OpsError::OutOfMemory`] when the limit or the system refuses.
     pub fn buffer<T: bytemuck::Zeroable>(
         &self,
         kind: Kind,
         len: usize,
-    ) -> Result<Buffer<T>, EngineError> {
+    ) -> Result<Buffer<T>, OpsError> {
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         let entry = self.reserve(kind, bytes)?;
         let held = if self.is_rehearsal() { 0 } else { len };
@@ -126,8 +126,8 @@ impl Ledger {
     /// Enters `bytes` under `kind` until the entry is dropped.
     ///
     /// # Errors
-    /// [`EngineError::OutOfMemory`] when the limit refuses.
-    pub(crate) fn reserve(&self, kind: Kind, bytes: u64) -> Result<Entry, EngineError> {
+    /// [`OpsError::OutOfMemory`] when the limit refuses.
+    pub(crate) fn reserve(&self, kind: Kind, bytes: u64) -> Result<Entry, OpsError> {
         #[cfg(test)]
         if self.accounts.faults.strikes() {
             return Err(self.refusal(kind, bytes));
@@ -154,8 +154,8 @@ impl Ledger {
     }
 
     /// What is said when `bytes` can't be had.
-    pub(crate) fn refusal(&self, kind: Kind, bytes: u64) -> EngineError {
-        EngineError::OutOfMemory {
+    pub(crate) fn refusal(&self, kind: Kind, bytes: u64) -> OpsError {
+        OpsError::OutOfMemory {
             purpose: kind.name(),
             needed_bytes: bytes,
             used_bytes: self.used_bytes(),

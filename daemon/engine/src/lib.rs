@@ -17,7 +17,9 @@ pub mod ledger;
 pub mod plan;
 pub mod residency;
 
+pub mod measure;
 pub mod ops;
+pub mod ops_error;
 
 pub mod model;
 
@@ -25,18 +27,19 @@ pub mod decode;
 
 pub mod schedule;
 
+pub mod admission;
 pub mod check;
+pub mod command;
 pub mod engine;
 pub mod error;
 pub mod event;
 pub mod request;
 
-pub use engine::{
-    ApplyEvent, Change, Engine, LoadEvent, LoadedModel, Options, PARALLEL_DEFAULT, PARALLEL_MAX,
-    Settings,
-};
+pub use command::{ApplyEvent, Change, LoadEvent, LoadedModel, Settings};
+pub use engine::{Engine, Options, PARALLEL_DEFAULT, PARALLEL_MAX};
 pub use error::{EngineError, RequestError};
 pub use event::{Event, Outcome};
+pub use ops_error::OpsError;
 pub use request::{Compare, Generate, ModelId, Score, Slot, Work};
 
 #[cfg(target_endian = "big")]

@@ -14,9 +14,7 @@ use std::{
 
 use crate::{
     checkpoint::Source,
-    engine::{
-        ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, LoadStep, Settings, UnloadReport,
-    },
+    command::{ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, Settings, UnloadReport},
     error::EngineError,
     event::{Listener, Outcome, Sink},
     machine::Rates,
@@ -87,12 +85,18 @@ pub(crate) struct Unload {
 /// Takes the device's rates; nobody waits for them any more when it is gone.
 pub(crate) type Measured = mpsc::Sender<Result<Option<Rates>, EngineError>>;
 
+/// What a load under way wants of the engine thread.
+pub(crate) trait LoadStep: Send {
+    /// The engine is stopping: nobody takes it any more.
+    fn refuse(self);
+}
+
 /// What the engine thread is to do.
-pub(crate) enum Command {
+pub(crate) enum Command<S> {
     Measure(Measured),
     Load(Load),
     Unload(Unload),
-    LoadStep(LoadStep),
+    LoadStep(S),
     Apply(Apply),
     /// With what is set to stop its passes, and those of all that join it.
     Run(Box<Job>, Arc<AtomicBool>),
@@ -100,20 +104,19 @@ pub(crate) enum Command {
 }
 
 /// The queue between everybody and the engine thread.
-pub(crate) struct Queue {
+pub(crate) struct Queue<S> {
     capacity: usize,
-    state: Mutex<State>,
+    state: Mutex<State<S>>,
     changed: Condvar,
 }
 
-#[derive(Default)]
-struct State {
+struct State<S> {
     measures: VecDeque<Measured>,
     loads: VecDeque<Load>,
     /// The flag that stops the load under way.
     loading: Option<Arc<AtomicBool>>,
     /// What that load wants.
-    step: Option<LoadStep>,
+    step: Option<S>,
     unloads: VecDeque<Unload>,
     applies: VecDeque<Apply>,
     waiting: VecDeque<Job>,
@@ -125,7 +128,25 @@ struct State {
     stopped: bool,
 }
 
-impl State {
+impl<S> Default for State<S> {
+    fn default() -> Self {
+        Self {
+            measures: VecDeque::new(),
+            loads: VecDeque::new(),
+            loading: None,
+            step: None,
+            unloads: VecDeque::new(),
+            applies: VecDeque::new(),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            stop: Arc::default(),
+            last_id: 0,
+            stopped: false,
+        }
+    }
+}
+
+impl<S> State<S> {
     /// A load is begun when none is under way.
     fn next_load(&mut self) -> Option<Load> {
         let load = match self.loading {
@@ -186,7 +207,7 @@ impl State {
     }
 }
 
-impl Queue {
+impl<S: LoadStep> Queue<S> {
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             capacity,
@@ -268,7 +289,7 @@ impl Queue {
     }
 
     /// What the load under way wants; given back when the engine is stopping.
-    pub(crate) fn post(&self, step: LoadStep) -> Result<(), LoadStep> {
+    pub(crate) fn post(&self, step: S) -> Result<(), S> {
         let mut state = self.state();
         if state.stopped {
             return Err(step);
@@ -353,7 +374,7 @@ impl Queue {
     }
 
     /// Waits for something to do. What ran is over by then.
-    pub(crate) fn next(&self) -> Command {
+    pub(crate) fn next(&self) -> Command<S> {
         loop {
             if let Some(command) = self.try_next() {
                 return command;
@@ -368,7 +389,7 @@ impl Queue {
     }
 
     /// The same, for so long.
-    pub(crate) fn next_within(&self, patience: Duration) -> Option<Command> {
+    pub(crate) fn next_within(&self, patience: Duration) -> Option<Command<S>> {
         if let Some(command) = self.try_next() {
             return Some(command);
         }
@@ -381,7 +402,7 @@ impl Queue {
     }
 
     /// Something to do, if there is. What ran is over by then.
-    pub(crate) fn try_next(&self) -> Option<Command> {
+    pub(crate) fn try_next(&self) -> Option<Command<S>> {
         let mut state = self.state();
         if state.stopped {
             return Some(Command::Stop);
@@ -419,7 +440,6 @@ impl Queue {
         let applies = std::mem::take(&mut state.applies);
         // Who waits for rates is told by its being gone.
         state.measures.clear();
-        // A load that waits for room is told by its being gone.
         let step = state.step.take();
         if let Some(cancel) = &state.loading {
             cancel.store(true, Ordering::Relaxed);
@@ -429,8 +449,8 @@ impl Queue {
         for job in waiting {
             job.listener.finish(Err(EngineError::Stopped));
         }
-        if let Some(LoadStep::Over(end)) = step {
-            end.refuse();
+        if let Some(step) = step {
+            step.refuse();
         }
         for mut load in loads {
             (load.report)(LoadEvent::Finished(Err(EngineError::Stopped)));
@@ -452,7 +472,7 @@ impl Queue {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State<S>> {
         // No code panics while holding the lock half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -476,6 +496,17 @@ mod tests {
             check_greedy: false,
         })
     }
+
+    /// No load wants anything in these tests.
+    enum NoStep {}
+
+    impl LoadStep for NoStep {
+        fn refuse(self) {
+            match self {}
+        }
+    }
+
+    type Queue = super::Queue<NoStep>;
 
     fn submit(queue: &Queue) -> (Result<Ticket, EngineError>, mpsc::Receiver<Event>) {
         let (send, receive) = mpsc::channel();

@@ -11,12 +11,13 @@ use std::{env, fs, ops::Range, path::Path, sync::mpsc, thread, time::Duration};
 
 use libloading::os::unix::Library;
 use sluice_engine::{
-    ApplyEvent, Change, Engine, EngineError, Event, Generate, ModelId, Options, Outcome, Settings,
-    Work,
+    ApplyEvent, Change, Engine, EngineError, Event, Generate, ModelId, OpsError, Options, Outcome,
+    Settings, Work,
     checkpoint::Source,
-    device::{self, Choice, Device, DeviceBuffer, Number},
+    device::{Choice, Device, DeviceBuffer, Number},
     ledger::Ledger,
     machine::Kind,
+    measure::measure,
     ops::Ops,
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};
@@ -82,7 +83,7 @@ fn nothing_is_timed_while_the_driver_finds_memory() {
             let device = Device::open(Choice::Cuda(0), None, 1).unwrap().device;
             let ops = Ops::new(device, Ledger::default()).unwrap();
             let before = allocations();
-            assert!(device::measure(&ops).unwrap().is_some());
+            assert!(measure(&ops).unwrap().is_some());
             // For the bus, for weights, for what they are decoded into, for activations, and for each way of coding.
             assert_eq!(allocations() - before, 7);
         },
@@ -382,7 +383,7 @@ fn other_programs_are_given_way_to_before_anything_is_refused() {
         let (_, result) = told(&engine, model, || {});
         let error = result.unwrap_err();
         assert!(
-            matches!(error, EngineError::OutOfMemory { free_bytes: Some(_), needed_bytes, .. } if needed_bytes > 0),
+            matches!(error, EngineError::Ops(OpsError::OutOfMemory { free_bytes: Some(_), needed_bytes, .. }) if needed_bytes > 0),
             "{error}"
         );
 
@@ -460,7 +461,7 @@ fn memory_that_a_card_refuses_is_refused_with_what_is_free() {
             let error = DeviceBuffer::<u8>::new(&device, &ledger, Kind::Weights, 1 << 40)
                 .expect_err("a card has less");
             assert!(
-                matches!(error, EngineError::OutOfMemory { free_bytes, .. } if free_bytes == free),
+                matches!(error, EngineError::Ops(OpsError::OutOfMemory { free_bytes, .. }) if free_bytes == free),
                 "{error}"
             );
             assert_eq!(ledger.used_bytes(), 0);

@@ -20,7 +20,7 @@ use std::{
 use libloading::os::unix::Library;
 use loaded::{engine, least_bytes, settings};
 use sluice_engine::{
-    ApplyEvent, Change, Engine, EngineError, Generate, ModelId, Outcome, Settings, Work,
+    ApplyEvent, Change, Engine, EngineError, Generate, ModelId, OpsError, Outcome, Settings, Work,
     checkpoint::{
         Source,
         coded::{How, Lossless},
@@ -218,11 +218,11 @@ fn every_allocation_may_fail_and_the_next_request_works() {
                 refuse_after(0);
                 for error in [loaded.err(), written.and_then(Result::err)] {
                     let Some(error) = error else { continue };
-                    let EngineError::OutOfMemory {
+                    let EngineError::Ops(OpsError::OutOfMemory {
                         needed_bytes,
                         free_bytes,
                         ..
-                    } = &error
+                    }) = &error
                     else {
                         panic!("allocation {which}: {error}");
                     };

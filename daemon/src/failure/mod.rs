@@ -7,7 +7,7 @@ mod table;
 use std::{io, path::PathBuf, time::Duration};
 
 use sluice_engine::{
-    EngineError, RequestError,
+    EngineError, OpsError, RequestError,
     checkpoint::{CheckpointError, coded::CompressError, family::PRESETS},
     event::Outcome,
     plan::PlanError,
@@ -284,6 +284,12 @@ pub enum Failure {
     /// A bug: a task panicked.
     #[error("a task of the daemon failed: {0}")]
     Task(#[from] tokio::task::JoinError),
+}
+
+impl From<OpsError> for Failure {
+    fn from(error: OpsError) -> Self {
+        Self::Engine(error.into())
+    }
 }
 
 impl From<RequestError> for Failure {

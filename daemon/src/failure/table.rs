@@ -3,7 +3,8 @@
 use std::{borrow::Cow, collections::HashMap, io, time::Duration};
 
 use sluice_engine::{
-    EngineError, RequestError, checkpoint::CheckpointError, plan::PlanError, text::TextError,
+    EngineError, OpsError, RequestError, checkpoint::CheckpointError, plan::PlanError,
+    text::TextError,
 };
 use sluice_shared::{level::Level, units};
 use tonic::{Code, Status};
@@ -210,7 +211,31 @@ fn engine(error: &EngineError) -> Row {
         EngineError::ModelReplaced => Row::new(Code::Aborted, "MODEL_REPLACED")
             .hint("ask again; the new model takes it")
             .retry(),
-        EngineError::OutOfMemory {
+        EngineError::HeadSize { head_dim } => Row::new(Code::FailedPrecondition, "HEAD_SIZE")
+            .hint("start sluiced with --device cpu")
+            .figure("head_dim", head_dim),
+        EngineError::Ops(error) => ops(error),
+        EngineError::Plan(error) => plan(error),
+        EngineError::Tokenizer(_) => broken("TOKENIZER_INVALID"),
+        EngineError::LoadCancelled => Row::new(Code::Cancelled, "LOAD_CANCELLED"),
+        EngineError::Superseded => Row::new(Code::Aborted, "SUPERSEDED")
+            .hint("sluice status shows the level and the budget that are in force"),
+        EngineError::NoDerivatives { streamed_bytes, .. } => {
+            Row::new(Code::FailedPrecondition, "NO_CACHE_FOLDER")
+                .hint("start sluiced with --cache DIR, raise the budget, or choose level standard")
+                .figure("streamed_bytes", streamed_bytes)
+        }
+        EngineError::Stopped => {
+            Row::new(Code::Unavailable, "STOPPED").hint("start sluiced again and repeat")
+        }
+        EngineError::Panicked => Row::new(Code::Internal, "ENGINE_PANICKED")
+            .hint("this is a bug in sluiced; its log says more"),
+    }
+}
+
+fn ops(error: &OpsError) -> Row {
+    match error {
+        OpsError::OutOfMemory {
             needed_bytes,
             used_bytes,
             free_bytes,
@@ -228,43 +253,27 @@ fn engine(error: &EngineError) -> Row {
                 ),
             }
         }
-        EngineError::NoCard(unavailable) => {
+        OpsError::NoCard(unavailable) => {
             Row::new(Code::FailedPrecondition, "NO_CARD").hint(unavailable.hint())
         }
-        EngineError::HeadSize { head_dim } => Row::new(Code::FailedPrecondition, "HEAD_SIZE")
-            .hint("start sluiced with --device cpu")
-            .figure("head_dim", head_dim),
-        EngineError::Card(error) if error.ends_context() => {
+        OpsError::Card(error) if error.ends_context() => {
             Row::new(Code::Internal, "CARD_FAILED").hint(
                 "sluiced ends, since only a new process can use the card again; as a service it comes back by itself; \
                  what nvidia-smi and the kernel's log say of the card tells more",
             )
         }
-        EngineError::Card(_) => Row::new(Code::Internal, "CARD_FAILED").hint(
+        OpsError::Card(_) => Row::new(Code::Internal, "CARD_FAILED").hint(
             "start sluiced again; what nvidia-smi and the kernel's log say of the card tells more",
         ),
-        EngineError::Plan(error) => plan(error),
-        EngineError::Tokenizer(_) => broken("TOKENIZER_INVALID"),
-        EngineError::LoadCancelled => Row::new(Code::Cancelled, "LOAD_CANCELLED"),
-        EngineError::Superseded => Row::new(Code::Aborted, "SUPERSEDED")
-            .hint("sluice status shows the level and the budget that are in force"),
-        EngineError::NoDerivatives { streamed_bytes, .. } => {
-            Row::new(Code::FailedPrecondition, "NO_CACHE_FOLDER")
-                .hint("start sluiced with --cache DIR, raise the budget, or choose level standard")
-                .figure("streamed_bytes", streamed_bytes)
-        }
-        EngineError::Stopped => {
-            Row::new(Code::Unavailable, "STOPPED").hint("start sluiced again and repeat")
-        }
-        EngineError::NotANumber { position } => Row::new(Code::DataLoss, "NOT_A_NUMBER")
+        OpsError::NotANumber { position } => Row::new(Code::DataLoss, "NOT_A_NUMBER")
             .hint(
                 "the checkpoint's weights are broken, or leave nothing to choose; check its files",
             )
             .figure("position", position),
-        EngineError::Panicked => Row::new(Code::Internal, "ENGINE_PANICKED")
-            .hint("this is a bug in sluiced; its log says more"),
-        EngineError::Threads(_) => Row::new(Code::Internal, "NO_THREADS")
+        OpsError::Threads(_) => Row::new(Code::Internal, "NO_THREADS")
             .hint("the system refused; a smaller --threads may help"),
+        OpsError::Probe(_) => Row::new(Code::Internal, "PROBE_FAILED")
+            .hint("the system refused a file in memory; its log may say more"),
     }
 }
 

@@ -25,18 +25,19 @@ fn name(failure: &Failure) -> &'static str {
         F::Engine(E::QueueFull { .. }) => "queue full",
         F::Engine(E::NoModel) => "no model",
         F::Engine(E::ModelReplaced) => "model replaced",
-        F::Engine(E::OutOfMemory { .. }) => "out of memory",
-        F::Engine(E::NoCard(_)) => "no card",
+        F::Engine(E::Ops(OpsError::OutOfMemory { .. })) => "out of memory",
+        F::Engine(E::Ops(OpsError::NoCard(_))) => "no card",
         F::Engine(E::HeadSize { .. }) => "head size",
-        F::Engine(E::Card(_)) => "card",
+        F::Engine(E::Ops(OpsError::Card(_))) => "card",
         F::Engine(E::Plan(error)) => plan_name(error),
         F::Engine(E::LoadCancelled) => "load cancelled",
         F::Engine(E::Superseded) => "superseded",
         F::Engine(E::NoDerivatives { .. }) => "no derivatives",
         F::Engine(E::Tokenizer(_)) => "checkpoint's tokenizer",
         F::Engine(E::Stopped) => "stopped",
-        F::Engine(E::Threads(_)) => "threads",
-        F::Engine(E::NotANumber { .. }) => "not a number",
+        F::Engine(E::Ops(OpsError::Threads(_))) => "threads",
+        F::Engine(E::Ops(OpsError::NotANumber { .. })) => "not a number",
+        F::Engine(E::Ops(OpsError::Probe(_))) => "probe",
         F::Engine(E::Panicked) => "panicked",
         F::Text(TextError::Tokenizer { .. }) => "tokenizer",
         F::Text(TextError::Config { .. }) => "tokenizer config",
@@ -138,7 +139,7 @@ fn checkpoint_name(error: &CheckpointError) -> &'static str {
 }
 
 /// Variants that [`name`] knows.
-const VARIANTS: usize = 135;
+const VARIANTS: usize = 136;
 
 /// An example of each variant with its code; of `Io`, one of each kind that matters.
 async fn all() -> Vec<(Failure, Code)> {
@@ -165,17 +166,19 @@ async fn all() -> Vec<(Failure, Code)> {
         (engine(EngineError::NoModel), FailedPrecondition),
         (engine(EngineError::ModelReplaced), Aborted),
         (
-            engine(EngineError::OutOfMemory {
+            engine(EngineError::Ops(OpsError::OutOfMemory {
                 purpose: "activations",
                 needed_bytes: 2,
                 used_bytes: 1,
                 limit_bytes: Some(2),
                 free_bytes: None,
-            }),
+            })),
             ResourceExhausted,
         ),
         (
-            engine(EngineError::NoCard(device::Unavailable::NoDevice)),
+            engine(EngineError::Ops(OpsError::NoCard(
+                device::Unavailable::NoDevice,
+            ))),
             FailedPrecondition,
         ),
         (
@@ -183,9 +186,9 @@ async fn all() -> Vec<(Failure, Code)> {
             FailedPrecondition,
         ),
         (
-            engine(EngineError::Card(CudaError::OutOfPinnedMemory {
-                needed_bytes: 1,
-            })),
+            engine(EngineError::Ops(OpsError::Card(
+                CudaError::OutOfPinnedMemory { needed_bytes: 1 },
+            ))),
             Internal,
         ),
         (engine(EngineError::LoadCancelled), Cancelled),
@@ -256,8 +259,20 @@ async fn all() -> Vec<(Failure, Code)> {
         ),
         (F::UnknownPreset { name: text() }, InvalidArgument),
         (engine(EngineError::Stopped), Unavailable),
-        (engine(EngineError::Threads(text())), Internal),
-        (engine(EngineError::NotANumber { position: 3 }), DataLoss),
+        (
+            engine(EngineError::Ops(OpsError::Threads(text()))),
+            Internal,
+        ),
+        (
+            engine(EngineError::Ops(OpsError::Probe(
+                io::ErrorKind::OutOfMemory.into(),
+            ))),
+            Internal,
+        ),
+        (
+            engine(EngineError::Ops(OpsError::NotANumber { position: 3 })),
+            DataLoss,
+        ),
         (engine(EngineError::Panicked), Internal),
         (
             F::Text(TextError::Tokenizer { cause: text() }),

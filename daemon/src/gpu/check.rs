@@ -192,6 +192,7 @@ impl Checking {
             }
             let plan = |shape: &Shape, sources: &[_]| place.plan(device, shape, sources).map(Some);
             let found = Ops::new(device.clone(), Ledger::default())
+                .map_err(EngineError::from)
                 .and_then(|ops| fixture_logits(folder, &ops, &plan));
             let found = found.map(|checks| checks.into_iter().map(|check| named(check, name)));
             run.add_all(

@@ -17,6 +17,7 @@ use crate::{
     machine::Kind,
     noise::Noise,
     ops::{Activation, Ops, ROUNDED_ROWS_ERROR, RopeTable},
+    ops_error::OpsError,
     page::{PAGE_BYTES, Page},
     weights::{Data, Rope, Weight},
 };
@@ -214,7 +215,7 @@ impl Pair<'_> {
         if let Some(gpu) = self.tried.device().gpu() {
             gpu.fill(self.decoded.on_card(), 0xFF)?;
         }
-        self.tried.poison(ARENA_BYTES)
+        Ok(self.tried.poison(ARENA_BYTES)?)
     }
 
     /// A unit in the last place of the numbers that results are rounded to, and some for sums in another order.
@@ -281,7 +282,7 @@ impl Pair<'_> {
         self.poison()?;
         let fill = |id: u32, row: &mut [f32]| {
             row.copy_from_slice(&table[id as usize * 96..][..96]);
-            Ok(())
+            Ok::<(), OpsError>(())
         };
         let expected = self.cpu.embed_rows(&ids, 96, fill)?;
         let found = self.tried.embed_rows(&ids, 96, fill)?;

@@ -3,12 +3,14 @@
 use sluice_cuda::{self as cuda, Gpu};
 
 use crate::{
-    device::{CodedSample, Device, DeviceBuffer, FILLING, SampleOnCard},
+    device::{Device, DeviceBuffer},
     error::EngineError,
     format::Format,
     ledger::Ledger,
     machine::Kind,
+    measure::{CodedSample, FILLING, SampleOnCard},
     ops::{Activation, AttentionRange, AttentionShape, KeyRows, KeySegment, Keys, Ops},
+    ops_error::OpsError,
     page::Page,
     weights::{Data, Weight},
 };
@@ -260,7 +262,7 @@ impl Clock<'_> {
     }
 
     /// Room for so many decoded rows.
-    fn decoded(&self, rows: usize) -> Result<DeviceBuffer<u8>, EngineError> {
+    fn decoded(&self, rows: usize) -> Result<DeviceBuffer<u8>, OpsError> {
         let (device, ledger) = (self.ops.device(), self.ops.ledger());
         let bytes = rows * self.sizes.width * device.number().bytes();
         DeviceBuffer::new(device, ledger, Kind::Scratch, bytes)
@@ -341,8 +343,8 @@ impl Clock<'_> {
     /// Seconds that such work takes, which is told its number.
     fn median(
         &self,
-        mut work: impl FnMut(&Ops, usize) -> Result<(), EngineError>,
-    ) -> Result<f64, EngineError> {
+        mut work: impl FnMut(&Ops, usize) -> Result<(), OpsError>,
+    ) -> Result<f64, OpsError> {
         let ops = &self.ops;
         let mut runs = 0..;
         let mut work = || work(ops, runs.next().unwrap_or(0));

@@ -4,9 +4,9 @@ use sluice_cuda::{CudaError, GpuMemory, Span};
 
 use super::Device;
 use crate::{
-    error::EngineError,
     ledger::{Buffer, Entry, Ledger},
     machine::Kind,
+    ops_error::OpsError,
     page::{PAGE_BYTES, Page},
     weights::decoded::BYTES_MAX,
 };
@@ -33,13 +33,8 @@ impl<T: bytemuck::Zeroable> DeviceBuffer<T> {
     /// Memory for `len` elements.
     ///
     /// # Errors
-    /// [`EngineError::OutOfMemory`] when the ledger's limit, the system or the card refuses.
-    pub fn new(
-        device: &Device,
-        ledger: &Ledger,
-        kind: Kind,
-        len: usize,
-    ) -> Result<Self, EngineError> {
+    /// [`OpsError::OutOfMemory`] when the ledger's limit, the system or the card refuses.
+    pub fn new(device: &Device, ledger: &Ledger, kind: Kind, len: usize) -> Result<Self, OpsError> {
         let Some(gpu) = device.gpu() else {
             return Ok(Self::Host(ledger.buffer(kind, len)?));
         };
@@ -54,7 +49,7 @@ impl<T: bytemuck::Zeroable> DeviceBuffer<T> {
             Ok(memory) => Ok(Self::Gpu(GpuBuffer { memory, entry })),
             Err(CudaError::OutOfMemory { free_bytes, .. }) => {
                 drop(entry);
-                Err(EngineError::OutOfMemory {
+                Err(OpsError::OutOfMemory {
                     purpose: kind.name(),
                     needed_bytes: bytes as u64,
                     used_bytes: ledger.used_bytes(),
@@ -79,7 +74,7 @@ impl<T: bytemuck::Pod> DeviceBuffer<T> {
         kind: Kind,
         len: usize,
         fill: impl FnOnce(&mut [T]),
-    ) -> Result<Self, EngineError> {
+    ) -> Result<Self, OpsError> {
         let mut buffer = Self::new(device, ledger, kind, len)?;
         match (&mut buffer, device.gpu()) {
             (Self::Gpu(buffer), Some(gpu)) => {
@@ -145,7 +140,7 @@ impl DeviceBuffer<Page> {
     ///
     /// # Errors
     /// As [`DeviceBuffer::new`].
-    pub(crate) fn to_decode(device: &Device, ledger: &Ledger) -> Result<Self, EngineError> {
+    pub(crate) fn to_decode(device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
         let bytes = if device.is_card() { BYTES_MAX } else { 0 };
         Self::new(device, ledger, Kind::Scratch, bytes / PAGE_BYTES)
     }

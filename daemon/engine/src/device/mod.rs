@@ -2,19 +2,16 @@
 //! its rates.
 
 mod buffer;
-mod busy;
-mod facts;
 
 use std::fmt;
 
 use sluice_cuda::{self as cuda, Blas};
 pub use sluice_cuda::{CudaError, Gpu, Live, Number, Unavailable};
 
-pub(crate) use self::facts::{CodedSample, FILLING, SampleOnCard};
-pub use self::{buffer::DeviceBuffer, facts::measure};
+pub use self::buffer::DeviceBuffer;
 use crate::{
-    error::EngineError,
     machine::{CardProfile, Computing, MemoryFacts, Profile, Waiting, Workers},
+    ops_error::OpsError,
 };
 
 /// A device and what is known of it; clones are the same one.
@@ -63,7 +60,7 @@ impl Device {
         choice: Choice,
         number: Option<Number>,
         threads: usize,
-    ) -> Result<Opened, EngineError> {
+    ) -> Result<Opened, OpsError> {
         let (opened, is_needed) = match choice {
             Choice::Cpu => {
                 let (device, no_card) = (Self::cpu(threads)?, None);
@@ -77,7 +74,7 @@ impl Device {
                 device: Self::card(gpu, number, threads)?,
                 no_card: None,
             },
-            Err(unavailable) if is_needed => return Err(EngineError::NoCard(unavailable)),
+            Err(unavailable) if is_needed => return Err(OpsError::NoCard(unavailable)),
             Err(unavailable) => Opened {
                 device: Self::cpu(threads)?,
                 no_card: Some(unavailable),
@@ -89,8 +86,8 @@ impl Device {
     ///
     /// # Errors
     /// When the threads can't be started.
-    pub fn cpu(threads: usize) -> Result<Self, EngineError> {
-        let workers = Workers::new(threads).map_err(EngineError::Threads)?;
+    pub fn cpu(threads: usize) -> Result<Self, OpsError> {
+        let workers = Workers::new(threads).map_err(OpsError::Threads)?;
         Ok(Self {
             profile: Profile::cpu(workers.threads()),
             workers,
@@ -103,7 +100,7 @@ impl Device {
     ///
     /// # Errors
     /// When the threads can't be started.
-    pub fn card(gpu: Gpu, number: Option<Number>, threads: usize) -> Result<Self, EngineError> {
+    pub fn card(gpu: Gpu, number: Option<Number>, threads: usize) -> Result<Self, OpsError> {
         let best = match gpu.facts().has_bf16 {
             true => Number::Bf16,
             false => Number::F16,

@@ -7,11 +7,12 @@ use sluice_shared::level::Choices;
 use super::{Engine, Shared, current::Planner};
 use crate::{
     checkpoint::{Checkpoint, Source, family::Preset},
-    device::{self, Device},
+    device::Device,
     error::EngineError,
     format::Format,
     ledger::Ledger,
     machine::{DiskRates, Profile, Rates},
+    measure::measure,
     ops::Ops,
     plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, Workload},
     weights::{SourceTensor, compression::assumed},
@@ -99,11 +100,7 @@ pub fn default_canvas(context_length: usize) -> usize {
 /// When the memory for that can't be had.
 pub fn machine(device: &Device) -> Result<Machine, EngineError> {
     let ops = Ops::new(device.clone(), Ledger::default())?;
-    Ok(Machine::here(
-        ops.device().profile(),
-        device::measure(&ops)?,
-        0,
-    ))
+    Ok(Machine::here(ops.device().profile(), measure(&ops)?, 0))
 }
 
 impl Shared {

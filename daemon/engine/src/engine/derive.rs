@@ -22,6 +22,7 @@ use crate::{
     device::Device,
     error::EngineError,
     machine::Workers,
+    ops_error::OpsError,
     plan::{Converted, Plan, SwitchTime, switch_time},
     residency::Reader,
     weights::{Storage, TensorPlan, Tier, UnitPlan},
@@ -494,7 +495,7 @@ impl Conversion {
                     let _ = sender.send(written);
                 }
             })
-            .map_err(|error| EngineError::Threads(error.to_string()))?;
+            .map_err(|error| EngineError::Ops(OpsError::Threads(error.to_string())))?;
         Ok(Self {
             is_needed,
             result,

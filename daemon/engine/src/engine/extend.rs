@@ -13,6 +13,7 @@ use crate::{
     machine::Profile,
     model::transformer::{Interrupt, Sees, Sequence, acquire},
     ops::{Activation, CacheShape, Candidate, KvCache, LogitsRows, Ops, Phase},
+    ops_error::OpsError,
     plan::{Workload, cache_format, computed_format},
     request::Generate,
     residency::Residency,
@@ -261,7 +262,9 @@ fn choose(
             row += 1;
             let position = request.cache.len() - 1;
             let chosen = request.continuation.choose(logits, order);
-            chosen.ok_or(EngineError::NotANumber { position }).map(Some)
+            chosen
+                .ok_or(EngineError::Ops(OpsError::NotANumber { position }))
+                .map(Some)
         })
         .collect()
 }

@@ -22,13 +22,14 @@ use super::{
 };
 use crate::{
     checkpoint::{Checkpoint, Source, family::ModelConfig},
-    device::{self},
     error::EngineError,
     machine::Rates,
+    measure::measure,
     ops::Ops,
+    ops_error::OpsError,
     plan::Plan,
     residency::{LoadOutcome, Reader, Residency},
-    schedule::Load,
+    schedule::{self, Load},
     text::Text,
     weights::UnitPlan,
 };
@@ -53,11 +54,13 @@ pub(crate) struct LoadEnd {
     report: LoadReport,
 }
 
-impl LoadEnd {
-    /// Nobody takes what was loaded any more.
-    pub(crate) fn refuse(mut self) {
-        drop(self.result);
-        (self.report)(LoadEvent::Finished(Err(EngineError::Stopped)));
+impl schedule::LoadStep for LoadStep {
+    fn refuse(self) {
+        // A load that waits for room is told by this being gone.
+        if let Self::Over(LoadEnd { result, mut report }) = self {
+            drop(result);
+            report(LoadEvent::Finished(Err(EngineError::Stopped)));
+        }
     }
 }
 
@@ -128,7 +131,10 @@ impl Worker {
                 let _ = send.send(load);
             }
             Err(error) => {
-                self.end_load(error_of(load, EngineError::Threads(error.to_string())));
+                self.end_load(error_of(
+                    load,
+                    EngineError::Ops(OpsError::Threads(error.to_string())),
+                ));
             }
         }
     }
@@ -183,7 +189,7 @@ impl Worker {
     pub(super) fn rates(&mut self) -> Result<Option<Rates>, EngineError> {
         match &self.rates {
             Some(rates) => Ok(rates.clone()),
-            None => Ok(self.rates.insert(device::measure(&self.ops)?).clone()),
+            None => Ok(self.rates.insert(measure(&self.ops)?).clone()),
         }
     }
 }
@@ -218,8 +224,8 @@ impl Beside {
             .shared
             .queue
             .post(LoadStep::Over(LoadEnd { result, report }));
-        if let Err(LoadStep::Over(end)) = refused {
-            end.refuse();
+        if let Err(step) = refused {
+            schedule::LoadStep::refuse(step);
         }
     }
 

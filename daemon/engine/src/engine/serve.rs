@@ -16,6 +16,7 @@ use crate::{
     ledger::Mark,
     model::transformer::Interrupt,
     ops::Ops,
+    ops_error::OpsError,
     plan::{Plan, PlanError, Workload, learned::Kind},
     residency::StreamStats,
     weights::Storage,
@@ -236,7 +237,7 @@ impl<'a> Served<'a> {
         let current = self.worker.current_mut()?;
         current.weights.ensure_stream()?;
         let working = current.working(&self.workload)?;
-        self.worker.ops.reserve(working.activation_bytes)
+        Ok(self.worker.ops.reserve(working.activation_bytes)?)
     }
 
     /// Runs a pass that so many requests share, again where memory ran short and something could give way. It tells how many
@@ -260,7 +261,7 @@ impl<'a> Served<'a> {
             let done = pass(ops, current).map_err(|failed| as_refusal(failed, ops.ledger()));
             drop(computing);
             match done {
-                Err(Interrupt::Failed(error @ EngineError::OutOfMemory { .. })) => {
+                Err(Interrupt::Failed(error @ EngineError::Ops(OpsError::OutOfMemory { .. }))) => {
                     let made_room = self.make_room(error);
                     if made_room.is_err() && self.cancel.load(Ordering::Relaxed) {
                         return Err(Interrupt::Cancelled);

@@ -12,6 +12,7 @@ use std::{
 use super::*;
 use crate::{
     event::{Event, Generated, Outcome, PassReport, TokenState},
+    ops_error::OpsError,
     plan::{Plan, PlanError},
     request::Generate,
 };
@@ -492,7 +493,7 @@ fn every_reservation_may_fail() {
     let ledger = &world.engine.shared.ledger;
     let lacked = |error: EngineError| {
         assert!(
-            matches!(error, EngineError::OutOfMemory { needed_bytes, .. } if needed_bytes > 0),
+            matches!(error, EngineError::Ops(OpsError::OutOfMemory { needed_bytes, .. }) if needed_bytes > 0),
             "{error}"
         );
     };
@@ -600,7 +601,10 @@ fn every_reservation_of_a_change_may_fail() {
             let has_failed = ledger.has_failed();
             ledger.fail_at(0);
             if let Err(error) = &result {
-                assert!(matches!(error, EngineError::OutOfMemory { .. }), "{error}");
+                assert!(
+                    matches!(error, EngineError::Ops(OpsError::OutOfMemory { .. })),
+                    "{error}"
+                );
                 world.wait_for_switch();
             }
             let generated = short().unwrap();
@@ -621,7 +625,10 @@ fn every_reservation_of_a_change_may_fail() {
             match result {
                 Ok(generated) => assert_eq!(generated.tokens, expected),
                 Err(error) => {
-                    assert!(matches!(error, EngineError::OutOfMemory { .. }), "{error}");
+                    assert!(
+                        matches!(error, EngineError::Ops(OpsError::OutOfMemory { .. })),
+                        "{error}"
+                    );
                 }
             }
             assert!(world.engine.is_alive() && short().is_ok());

@@ -18,6 +18,7 @@ use crate::{
     checkpoint::family::ModelConfig,
     error::EngineError,
     ops::{Activation, AttentionShape, KeyRows, Ops, Phase, RopeTable},
+    ops_error::OpsError,
     plan::MLP_ROWS,
     residency::{Guard, Residency},
     weights::{Part, Unit},
@@ -35,6 +36,12 @@ pub enum Interrupt {
 impl From<EngineError> for Interrupt {
     fn from(error: EngineError) -> Self {
         Self::Failed(error)
+    }
+}
+
+impl From<OpsError> for Interrupt {
+    fn from(error: OpsError) -> Self {
+        Self::Failed(error.into())
     }
 }
 
@@ -254,7 +261,7 @@ impl Transformer {
     ) -> Result<Activation, EngineError> {
         let group = acquire(ops, weights, Unit::FinalNorm)?;
         let norm = group.weight(Part::FinalNorm);
-        ops.rms_norm(hidden, 0..hidden.len(), &norm, self.config.epsilon)
+        Ok(ops.rms_norm(hidden, 0..hidden.len(), &norm, self.config.epsilon)?)
     }
 }
 

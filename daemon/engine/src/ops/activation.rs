@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use sluice_cuda::{Number, Span};
 
 use super::arena::{Arena, Part};
-use crate::{device::Device, error::EngineError, ledger::Ledger};
+use crate::{device::Device, ledger::Ledger, ops_error::OpsError};
 
 /// A matrix of activations, row after row. Its memory goes back to the pool on drop.
 pub struct Activation {
@@ -132,7 +132,7 @@ impl Pool {
     }
 
     /// Takes an arena of `bytes`, in the place of the one before.
-    pub(super) fn reserve(&self, bytes: usize) -> Result<(), EngineError> {
+    pub(super) fn reserve(&self, bytes: usize) -> Result<(), OpsError> {
         let mut arena = self.arena();
         // First given back, then taken: both at once may be more than there is.
         *arena = None;
@@ -146,7 +146,7 @@ impl Pool {
         rows: usize,
         width: usize,
         number: Number,
-    ) -> Result<Activation, EngineError> {
+    ) -> Result<Activation, OpsError> {
         Ok(Activation {
             memory: self.take_bytes(rows * width * number.bytes())?,
             rows,
@@ -156,7 +156,7 @@ impl Pool {
     }
 
     /// Bytes that are whatever they are.
-    pub(super) fn take_bytes(&self, bytes: usize) -> Result<Part, EngineError> {
+    pub(super) fn take_bytes(&self, bytes: usize) -> Result<Part, OpsError> {
         let part = self.arena().as_ref().and_then(|arena| arena.take(bytes));
         match part {
             Some(part) => Ok(part),
@@ -171,7 +171,7 @@ impl Pool {
         rows: usize,
         width: usize,
         number: Number,
-    ) -> Result<Activation, EngineError> {
+    ) -> Result<Activation, OpsError> {
         Ok(Activation {
             memory: self.take_own(rows * width * number.bytes())?,
             rows,
@@ -180,12 +180,12 @@ impl Pool {
         })
     }
 
-    fn take_own(&self, bytes: usize) -> Result<Part, EngineError> {
+    fn take_own(&self, bytes: usize) -> Result<Part, OpsError> {
         let part = self.new_arena(bytes)?.take(bytes);
         Ok(part.expect("an arena has room for what it was made for"))
     }
 
-    fn new_arena(&self, bytes: usize) -> Result<Arc<Arena>, EngineError> {
+    fn new_arena(&self, bytes: usize) -> Result<Arc<Arena>, OpsError> {
         Ok(Arc::new(Arena::new(&self.device, &self.ledger, bytes)?))
     }
 

@@ -11,9 +11,9 @@ use sluice_cuda::Span;
 
 use crate::{
     device::{Device, DeviceBuffer},
-    error::EngineError,
     ledger::Ledger,
     machine::Kind,
+    ops_error::OpsError,
 };
 
 /// What is taken and given back: a cache line, whose start suits every kernel's loads.
@@ -37,7 +37,7 @@ pub(super) struct Arena {
 
 impl Arena {
     /// Memory of `bytes`, in whole lines. In a rehearsal there is none, and no end to it.
-    pub(super) fn new(device: &Device, ledger: &Ledger, bytes: usize) -> Result<Self, EngineError> {
+    pub(super) fn new(device: &Device, ledger: &Ledger, bytes: usize) -> Result<Self, OpsError> {
         let lines = bytes.div_ceil(LINE_BYTES);
         Ok(Self {
             memory: DeviceBuffer::new(device, ledger, Kind::Activations, lines)?,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use sluice_cuda::{ATTEND_QUERIES, Segment, Task};
 
 use super::{Activation, Body, KvCache, Ops, Phase, activation::Indices};
-use crate::error::EngineError;
+use crate::ops_error::OpsError;
 
 /// Consecutive key and value rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,10 +139,7 @@ impl Ops {
     ///
     /// # Panics
     /// When a range sees no keys, or not each of its queries has a place.
-    pub fn attention_tasks(
-        &self,
-        ranges: Vec<AttentionRange>,
-    ) -> Result<AttentionTasks, EngineError> {
+    pub fn attention_tasks(&self, ranges: Vec<AttentionRange>) -> Result<AttentionTasks, OpsError> {
         for AttentionRange { queries, keys } in &ranges {
             assert!(queries.is_empty() || keys.end() > 0);
             if let Keys::Causal { places, .. } = keys {
@@ -156,7 +153,7 @@ impl Ops {
         Ok(AttentionTasks { ranges, on_card })
     }
 
-    fn card_tasks(&self, ranges: &[AttentionRange]) -> Result<CardTasks, EngineError> {
+    fn card_tasks(&self, ranges: &[AttentionRange]) -> Result<CardTasks, OpsError> {
         let (mut tasks, mut segments) = (Vec::new(), Vec::new());
         let mut launches: Vec<(Source, Range<usize>)> = Vec::new();
         let mut room = 0;
@@ -219,7 +216,7 @@ impl Ops {
         keys: &KeyRows<'_>,
         shape: AttentionShape,
         tasks: &AttentionTasks,
-    ) -> Result<Activation, EngineError> {
+    ) -> Result<Activation, OpsError> {
         assert_eq!(q.width(), shape.heads * shape.head_dim);
         for range in &tasks.ranges {
             assert!(range.queries.end <= q.len());

@@ -8,9 +8,9 @@ use sluice_cuda::{Number, Salience as Salient, SalienceScratch, Span};
 use super::{Activation, AttentionShape, Body, Ops, Phase};
 use crate::{
     device::DeviceBuffer,
-    error::EngineError,
     format::Format,
     machine::Kind,
+    ops_error::OpsError,
     page::{PAGE_BYTES, Page},
     weights::Shape,
 };
@@ -176,7 +176,7 @@ impl Ops {
     ///
     /// # Panics
     /// On a card, when the format is not what it computes in.
-    pub fn cache(&self, shape: CacheShape, capacity: usize) -> Result<KvCache, EngineError> {
+    pub fn cache(&self, shape: CacheShape, capacity: usize) -> Result<KvCache, OpsError> {
         if self.device.is_card() {
             assert_eq!(shape.format, self.device.number().into());
         }
@@ -202,7 +202,7 @@ impl Ops {
         to: &mut KvCache,
         from: &KvCache,
         rows: usize,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         assert!(to.is_empty() && rows <= from.len && to.shape == from.shape);
         for layer in 0..to.shape.layers {
             for which in 0..2 {
@@ -239,7 +239,7 @@ impl Ops {
         [keys, values]: [&Activation; 2],
         rows: Range<usize>,
         start: usize,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         let places = start..start + rows.len();
         assert!(places.end <= cache.capacity);
         assert!(rows.end <= keys.len().min(values.len()));
@@ -286,7 +286,7 @@ impl Ops {
         shape: AttentionShape,
         places: &[Range<usize>],
         count: usize,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         assert!(places.is_sorted_by(|a, b| a.end <= b.start));
         let _timed = self.timed(Phase::Attention);
         let all: usize = places.iter().map(Range::len).sum();
@@ -359,7 +359,7 @@ impl Ops {
     ///
     /// # Errors
     /// When the device fails.
-    pub fn settle(&self, cache: &mut KvCache) -> Result<(), EngineError> {
+    pub fn settle(&self, cache: &mut KvCache) -> Result<(), OpsError> {
         let Some(Salience {
             sums,
             places,

@@ -9,7 +9,7 @@ use super::{
     gpu::CardComparison,
     head::{PIECE_COLUMNS_MIN, whole_columns},
 };
-use crate::{device::DeviceBuffer, error::EngineError, machine::Kind, weights::Weight};
+use crate::{device::DeviceBuffer, machine::Kind, ops_error::OpsError, weights::Weight};
 
 /// Logits of both heads that exist at once: 4 MiB, or the least number of columns where that is more.
 const PIECE_LOGITS: usize = 1 << 19;
@@ -68,7 +68,7 @@ impl Ops {
         &self,
         targets: &[u32],
         part_rows: usize,
-    ) -> Result<Comparison, EngineError> {
+    ) -> Result<Comparison, OpsError> {
         let columns = (PIECE_LOGITS / targets.len().max(1)).max(PIECE_COLUMNS_MIN);
         let columns = whole_columns(columns, part_rows);
         let (device, ledger) = (&self.device, &self.ledger);
@@ -99,7 +99,7 @@ impl Ops {
         x: [&Activation; 2],
         parts: [&Weight<'_>; 2],
         first: usize,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         assert!(x.iter().all(|x| x.len() == comparison.rows));
         assert_eq!(parts[0].rows, parts[1].rows);
         for from in (0..parts[0].rows).step_by(comparison.columns.max(1)) {
@@ -204,12 +204,12 @@ impl Comparison {
     ///
     /// # Errors
     /// When a row's logits are not numbers, whose index then stands for the position, or the device fails.
-    pub fn divergences(self) -> Result<Vec<Divergence>, EngineError> {
+    pub fn divergences(self) -> Result<Vec<Divergence>, OpsError> {
         let divergence = |(position, row): (usize, &Row)| {
             let [one, other] = row.sides;
             let kl = row.difference / one.sum - one.log_sum() + other.log_sum();
             if !kl.is_finite() {
-                return Err(EngineError::NotANumber { position });
+                return Err(OpsError::NotANumber { position });
             }
             Ok(Divergence {
                 // Rounding leaves equal distributions a hair on either side of 0.

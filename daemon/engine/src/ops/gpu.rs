@@ -21,9 +21,9 @@ use super::{
 };
 use crate::{
     device::{Device, DeviceBuffer},
-    error::EngineError,
     ledger::{Entry, Ledger},
     machine::{CardProfile, Kind},
+    ops_error::OpsError,
     weights::Weight,
 };
 
@@ -42,7 +42,7 @@ struct Held {
 }
 
 impl Held {
-    fn new(device: &Device, ledger: &Ledger) -> Result<Self, EngineError> {
+    fn new(device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
         Ok(Self {
             _context: ledger.reserve(Kind::Context, device.context_bytes())?,
             _workspace: ledger.reserve(Kind::Scratch, device.workspace_bytes())?,
@@ -51,7 +51,7 @@ impl Held {
 }
 
 impl Card {
-    pub(super) fn new(gpu: Gpu, device: &Device, ledger: &Ledger) -> Result<Self, EngineError> {
+    pub(super) fn new(gpu: Gpu, device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
         let profile = device.profile().card;
         Ok(Self {
             profile: profile.expect("a card's device has its profile"),
@@ -62,7 +62,7 @@ impl Card {
     }
 
     /// Counts in a rehearsal what [`Card::new`] takes.
-    pub(super) fn reserve(device: &Device, ledger: &Ledger) -> Result<(), EngineError> {
+    pub(super) fn reserve(device: &Device, ledger: &Ledger) -> Result<(), OpsError> {
         Held::new(device, ledger).map(drop)
     }
 
@@ -71,29 +71,29 @@ impl Card {
         &self.clock
     }
 
-    pub(super) fn wait(&self) -> Result<(), EngineError> {
+    pub(super) fn wait(&self) -> Result<(), OpsError> {
         Ok(self.gpu.synchronize()?)
     }
 
     pub(super) fn time(
         &self,
-        work: &mut dyn FnMut() -> Result<(), EngineError>,
-    ) -> Result<f64, EngineError> {
+        work: &mut dyn FnMut() -> Result<(), OpsError>,
+    ) -> Result<f64, OpsError> {
         let timer = self.gpu.start_timer()?;
         work()?;
         Ok(timer.stop()?.as_secs_f64())
     }
 
-    pub(super) fn upload<T: Pod>(&self, to: Span, values: &[T]) -> Result<(), EngineError> {
+    pub(super) fn upload<T: Pod>(&self, to: Span, values: &[T]) -> Result<(), OpsError> {
         Ok(self.gpu.upload(to, bytemuck::cast_slice(values))?)
     }
 
-    pub(super) fn copy(&self, to: Span, from: Span) -> Result<(), EngineError> {
+    pub(super) fn copy(&self, to: Span, from: Span) -> Result<(), OpsError> {
         Ok(self.gpu.copy(to, from)?)
     }
 
     /// All bits set, which is no number in any of a card's.
-    pub(super) fn poison(&self, memory: Span) -> Result<(), EngineError> {
+    pub(super) fn poison(&self, memory: Span) -> Result<(), OpsError> {
         Ok(self.gpu.fill(memory, 0xFF)?)
     }
 
@@ -102,7 +102,7 @@ impl Card {
         out: &Activation,
         ids: &Indices,
         table: &Weight<'_>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         let format = table.format.on_card();
         let (rows, width) = (out.len(), out.width());
         Ok(self
@@ -111,7 +111,7 @@ impl Card {
     }
 
     /// `x`, which is `f32`, in the numbers of `out`.
-    pub(super) fn convert(&self, out: &Activation, x: &Activation) -> Result<(), EngineError> {
+    pub(super) fn convert(&self, out: &Activation, x: &Activation) -> Result<(), OpsError> {
         let count = x.len() * x.width();
         Ok(self
             .gpu
@@ -120,13 +120,13 @@ impl Card {
 
     /// Rows that come from the host: those that begin a run of an id are filled there and copied, the others repeated
     /// on the card.
-    pub(super) fn embed_rows(
+    pub(super) fn embed_rows<E: From<OpsError>>(
         &self,
         out: &Activation,
         ids: &[u32],
         firsts: &Indices,
-        mut fill: impl FnMut(u32, &mut [f32]) -> Result<(), EngineError>,
-    ) -> Result<(), EngineError> {
+        mut fill: impl FnMut(u32, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
         /// Copied at once; more rows of LLaDA-8B are a quarter of a MiB each sixteen.
         const ROWS_AT_ONCE: usize = 64;
         let width = out.width();
@@ -150,7 +150,7 @@ impl Card {
         match is_first.iter().all(|first| *first) {
             true => Ok(()),
             // Rows that begin a run are written with themselves, so the order of blocks doesn't matter.
-            false => self.take_rows(out, out, firsts),
+            false => Ok(self.take_rows(out, out, firsts)?),
         }
     }
 
@@ -161,7 +161,7 @@ impl Card {
         start: usize,
         weight: &Weight<'_>,
         epsilon: f32,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         let rows = out.len();
         Ok(self.gpu.rms_norm(
             out.number(),
@@ -179,7 +179,7 @@ impl Card {
         &self,
         turned: [(&Activation, &Indices); 2],
         table: &RopeTable,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         let turned = turned.map(|(x, positions)| cuda::Turned {
             x: x.span(),
             positions: positions.span(),
@@ -196,7 +196,7 @@ impl Card {
         out: &Activation,
         x: &Activation,
         bias: &Weight<'_>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         Ok(self.gpu.add_bias(
             out.number(),
             out.span(),
@@ -208,7 +208,7 @@ impl Card {
         )?)
     }
 
-    pub(super) fn put_rows(&self, places: [Span; 2], rows: [Span; 2]) -> Result<(), EngineError> {
+    pub(super) fn put_rows(&self, places: [Span; 2], rows: [Span; 2]) -> Result<(), OpsError> {
         Ok(self.gpu.put_rows(places, rows)?)
     }
 
@@ -220,7 +220,7 @@ impl Card {
         out: Span,
         number: Number,
         accumulate: bool,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         assert_eq!(
             x.width(),
             weight.width,
@@ -238,11 +238,7 @@ impl Card {
         )
     }
 
-    pub(super) fn silu_multiply(
-        &self,
-        gate: &Activation,
-        up: &Activation,
-    ) -> Result<(), EngineError> {
+    pub(super) fn silu_multiply(&self, gate: &Activation, up: &Activation) -> Result<(), OpsError> {
         let count = gate.len() * gate.width();
         let number = gate.number();
         Ok(self
@@ -255,7 +251,7 @@ impl Card {
         out: &Activation,
         x: &Activation,
         rows: &Indices,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         let bytes = x.number().bytes();
         Ok(self.gpu.take_rows(
             bytes,
@@ -276,7 +272,7 @@ impl Card {
         shape: AttentionShape,
         tasks: &CardTasks,
         these: Range<usize>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         const TASK_BYTES: usize = size_of::<cuda::Task>();
         let attend = cuda::Attend {
             out: out.span(),
@@ -293,7 +289,7 @@ impl Card {
         Ok(self.gpu.attend(q.number(), attend)?)
     }
 
-    pub(super) fn salience(&self, salience: cuda::Salience) -> Result<(), EngineError> {
+    pub(super) fn salience(&self, salience: cuda::Salience) -> Result<(), OpsError> {
         Ok(self.gpu.salience(self.profile.number, salience)?)
     }
 
@@ -305,11 +301,11 @@ impl Card {
         row_bytes: usize,
         kept: Span,
         count: usize,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         Ok((self.gpu).keep_rows(memory, layers, row_bytes, kept, count)?)
     }
 
-    pub(super) fn read(&self, x: &Activation) -> Result<Vec<f32>, EngineError> {
+    pub(super) fn read(&self, x: &Activation) -> Result<Vec<f32>, OpsError> {
         let mut bytes = vec![0; x.span().bytes()];
         self.gpu.download(x.span(), &mut bytes)?;
         let halves = || {
@@ -336,7 +332,7 @@ pub(super) struct HeadMemory {
 
 impl HeadMemory {
     /// For so many rows, and logits at once.
-    pub(super) fn take(pool: &Pool, rows: usize, logits: usize) -> Result<Self, EngineError> {
+    pub(super) fn take(pool: &Pool, rows: usize, logits: usize) -> Result<Self, OpsError> {
         Ok(Self {
             logits: pool.take_bytes(logits * size_of::<f32>())?,
             states: pool.take_bytes(rows * size_of::<cuda::HeadState>())?,
@@ -365,7 +361,7 @@ struct CardGroup {
 }
 
 impl CardHead {
-    pub(super) fn read(&self, count: usize) -> Result<Vec<Running>, EngineError> {
+    pub(super) fn read(&self, count: usize) -> Result<Vec<Running>, OpsError> {
         let mut states = vec![cuda::HeadState::START; count];
         let there = self.memory.states.span();
         self.gpu
@@ -388,7 +384,7 @@ impl Card {
         &self,
         groups: &[HeadGroup<'_>],
         memory: HeadMemory,
-    ) -> Result<CardHead, EngineError> {
+    ) -> Result<CardHead, OpsError> {
         let rows = groups.iter().flat_map(|group| group.rows);
         let rows: Vec<_> = rows
             .map(|row| cuda::HeadRow {
@@ -424,7 +420,7 @@ impl Card {
         x: &Activation,
         piece: &Weight<'_>,
         first: usize,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         let input_bytes = piece.rows * size_of::<f32>();
         let logits = head.memory.logits.span().part(0, x.len() * input_bytes);
         self.multiply(x, piece, logits, Number::F32, false)?;
@@ -460,11 +456,11 @@ impl Card {
         x: &Activation,
         part: &Weight<'_>,
         place: Span,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         self.multiply(x, part, place, Number::F32, false)
     }
 
-    pub(super) fn download(&self, from: Span, to: &mut [f32]) -> Result<(), EngineError> {
+    pub(super) fn download(&self, from: Span, to: &mut [f32]) -> Result<(), OpsError> {
         Ok(self.gpu.download(from, bytemuck::cast_slice_mut(to))?)
     }
 
@@ -473,7 +469,7 @@ impl Card {
         targets: &[u32],
         device: &Device,
         ledger: &Ledger,
-    ) -> Result<CardComparison, EngineError> {
+    ) -> Result<CardComparison, OpsError> {
         let comparison = CardComparison {
             gpu: self.gpu.clone(),
             states: DeviceBuffer::new(device, ledger, Kind::Head, targets.len())?,
@@ -493,7 +489,7 @@ impl Card {
         x: [&Activation; 2],
         pieces: &[Weight<'_>; 2],
         first: usize,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         let columns = pieces[0].rows;
         let bytes = x[0].len() * columns * size_of::<f32>();
         let logits = logits.map(|logits| logits.part(0, bytes));
@@ -521,7 +517,7 @@ pub(super) struct CardComparison {
 }
 
 impl CardComparison {
-    pub(super) fn read(&self) -> Result<Vec<Row>, EngineError> {
+    pub(super) fn read(&self) -> Result<Vec<Row>, OpsError> {
         let mut states = vec![cuda::CompareState::START; self.targets.len()];
         self.gpu
             .download(self.states.span(), bytemuck::cast_slice_mut(&mut states))?;

@@ -14,7 +14,7 @@ use super::{
     gpu::{CardHead, HeadMemory},
 };
 use crate::{
-    device::DeviceBuffer, error::EngineError, machine::Kind, noise::Noise, weights::Weight,
+    device::DeviceBuffer, machine::Kind, noise::Noise, ops_error::OpsError, weights::Weight,
 };
 
 /// Logits that exist at once: 4 MiB, or a piece of the least size where that is more.
@@ -193,7 +193,7 @@ impl Ops {
         &self,
         mut groups: Vec<HeadGroup<'a>>,
         part_rows: usize,
-    ) -> Result<HeadReduction<'a>, EngineError> {
+    ) -> Result<HeadReduction<'a>, OpsError> {
         let rows = groups.iter().map(|group| group.rows.len()).sum();
         let inputs = groups.iter().map(HeadGroup::inputs).sum::<usize>();
         // Fewer rows never take more than more of them.
@@ -239,7 +239,7 @@ impl Ops {
         x: &Activation,
         part: &Weight<'_>,
         first: usize,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         let _timed = self.timed(Phase::Head);
         let inputs = reduction.groups.iter().map(HeadGroup::inputs);
         assert_eq!(x.len(), inputs.sum::<usize>());
@@ -294,7 +294,7 @@ impl HeadReduction<'_> {
     ///
     /// # Errors
     /// When a row's logits are not numbers, or the device fails.
-    pub fn candidates(mut self) -> Result<Vec<Vec<Candidate>>, EngineError> {
+    pub fn candidates(mut self) -> Result<Vec<Vec<Candidate>>, OpsError> {
         let rows = self.groups.iter().map(|group| group.rows.len());
         let running = match self.state {
             State::Here { running, .. } | State::Copied { running, .. } => running,
@@ -549,11 +549,11 @@ impl Running {
         }
     }
 
-    fn candidate(&self, row: &HeadRow, choice: &Choice<'_>) -> Result<Candidate, EngineError> {
+    fn candidate(&self, row: &HeadRow, choice: &Choice<'_>) -> Result<Candidate, OpsError> {
         let log_sum = f64::from(self.max) + self.sum.ln();
         let log_probability = |logit: f32| f64::from(logit) - log_sum;
         let Some(token) = self.best.filter(|_| log_sum.is_finite()) else {
-            return Err(EngineError::NotANumber {
+            return Err(OpsError::NotANumber {
                 position: row.position,
             });
         };

@@ -6,7 +6,7 @@ use sluice_cuda::Span;
 
 use super::{Activation, Body, Ops, Phase};
 use crate::{
-    device::DeviceBuffer, error::EngineError, ledger::Buffer, machine::Kind, weights::Weight,
+    device::DeviceBuffer, ledger::Buffer, machine::Kind, ops_error::OpsError, weights::Weight,
 };
 
 /// Memory for some rows' logits over the whole head, and for as many ids as one row has: rows are chosen from one after
@@ -42,7 +42,7 @@ impl Ops {
     ///
     /// # Errors
     /// When it can't be had.
-    pub fn logits_rows(&self, count: usize, head_rows: usize) -> Result<LogitsRows, EngineError> {
+    pub fn logits_rows(&self, count: usize, head_rows: usize) -> Result<LogitsRows, OpsError> {
         let (device, ledger) = (&self.device, &self.ledger);
         let on_host = if device.gpu().is_some() { head_rows } else { 0 };
         Ok(LogitsRows {
@@ -72,7 +72,7 @@ impl Ops {
         x: &Activation,
         part: &Weight<'_>,
         first: usize,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         assert!(x.len() <= rows.count && first + part.rows <= rows.head_rows);
         let _timed = self.timed(Phase::Head);
         match &self.body {
@@ -105,7 +105,7 @@ impl Ops {
         &self,
         rows: &'a mut LogitsRows,
         index: usize,
-    ) -> Result<(&'a mut [f32], &'a mut [u32]), EngineError> {
+    ) -> Result<(&'a mut [f32], &'a mut [u32]), OpsError> {
         assert!(index < rows.count);
         if let Body::Card(card) = &self.body {
             for columns in &rows.parts {

@@ -30,10 +30,10 @@ pub use self::{
 };
 use crate::{
     device::{Device, DeviceBuffer},
-    error::EngineError,
     format::Format,
     ledger::Ledger,
     machine::Kind,
+    ops_error::OpsError,
     weights::{Rope, Weight},
 };
 
@@ -67,7 +67,7 @@ impl Ops {
     ///
     /// # Errors
     /// When the memory can't be had.
-    pub fn new(device: Device, ledger: Ledger) -> Result<Self, EngineError> {
+    pub fn new(device: Device, ledger: Ledger) -> Result<Self, OpsError> {
         let body = match (device.gpu(), device.is_card()) {
             (Some(gpu), _) => Body::Card(Card::new(gpu.clone(), &device, &ledger)?),
             (None, true) => {
@@ -112,7 +112,7 @@ impl Ops {
     ///
     /// # Errors
     /// When it can't be had.
-    pub fn reserve(&self, bytes: u64) -> Result<(), EngineError> {
+    pub fn reserve(&self, bytes: u64) -> Result<(), OpsError> {
         self.pool.reserve(bytes as usize)
     }
 
@@ -120,7 +120,7 @@ impl Ops {
     ///
     /// # Errors
     /// When it can't be had.
-    pub fn keep(&self, rows: usize, width: usize) -> Result<Activation, EngineError> {
+    pub fn keep(&self, rows: usize, width: usize) -> Result<Activation, OpsError> {
         self.pool.keep(rows, width, self.device.number())
     }
 
@@ -150,7 +150,7 @@ impl Ops {
         width: usize,
         values: &[f32],
         number: Number,
-    ) -> Result<Activation, EngineError> {
+    ) -> Result<Activation, OpsError> {
         let mut out = self.pool.take(rows, width, number)?;
         match &self.body {
             Body::Cpu(_) => out.values_mut().copy_from_slice(values),
@@ -165,7 +165,7 @@ impl Ops {
     }
 
     /// Reserves memory for activations as [`Ops::reserve`] does, filled with what is no number in any format.
-    pub(crate) fn poison(&self, bytes: u64) -> Result<(), EngineError> {
+    pub(crate) fn poison(&self, bytes: u64) -> Result<(), OpsError> {
         self.reserve(bytes)?;
         let mut all = self.pool.take(bytes as usize / 4, 1, Number::F32)?;
         match &self.body {
@@ -181,7 +181,7 @@ impl Ops {
         &self,
         rows: usize,
         weight: &Weight<'_>,
-    ) -> Result<Activation, EngineError> {
+    ) -> Result<Activation, OpsError> {
         let x = self.embed(&vec![0; rows], &weight.rows(0, 1))?;
         match &self.body {
             Body::Card(card) => {
@@ -197,7 +197,7 @@ impl Ops {
     ///
     /// # Errors
     /// When some of it failed.
-    pub fn wait(&self) -> Result<(), EngineError> {
+    pub fn wait(&self) -> Result<(), OpsError> {
         match &self.body {
             Body::Card(card) => card.wait(),
             Body::Cpu(_) | Body::Rehearsal => Ok(()),
@@ -211,8 +211,8 @@ impl Ops {
     pub(crate) fn time(
         &self,
         runs: usize,
-        work: &mut dyn FnMut() -> Result<(), EngineError>,
-    ) -> Result<f64, EngineError> {
+        work: &mut dyn FnMut() -> Result<(), OpsError>,
+    ) -> Result<f64, OpsError> {
         self.wait()?;
         let mut all = || (0..runs).try_for_each(|_| work());
         let seconds = match &self.body {
@@ -231,7 +231,7 @@ impl Ops {
     ///
     /// # Errors
     /// When memory can't be had.
-    pub fn indices(&self, places: impl IntoIterator<Item = usize>) -> Result<Indices, EngineError> {
+    pub fn indices(&self, places: impl IntoIterator<Item = usize>) -> Result<Indices, OpsError> {
         self.indices_in(0, places)
     }
 
@@ -240,7 +240,7 @@ impl Ops {
         &self,
         room: usize,
         places: impl IntoIterator<Item = usize>,
-    ) -> Result<Indices, EngineError> {
+    ) -> Result<Indices, OpsError> {
         let values: Vec<u32> = places.into_iter().map(|place| place as u32).collect();
         let bytes = size_of_val(&values[..]);
         let on_card = match self.device.is_card() {
@@ -260,13 +260,13 @@ impl Ops {
     ///
     /// # Panics
     /// When an id lies outside the table.
-    pub fn embed(&self, ids: &[u32], table: &Weight<'_>) -> Result<Activation, EngineError> {
+    pub fn embed(&self, ids: &[u32], table: &Weight<'_>) -> Result<Activation, OpsError> {
         let _timed = self.timed(Phase::Rest);
         assert!(ids.iter().all(|&id| (id as usize) < table.rows));
         let mut out = self.pool.take(ids.len(), table.width, Number::F32)?;
         let places = self.indices(ids.iter().map(|&id| id as usize))?;
         match &self.body {
-            Body::Cpu(_) => cpu::embed_rows(&mut out, ids, |id, row| {
+            Body::Cpu(_) => cpu::embed_rows::<OpsError>(&mut out, ids, |id, row| {
                 table.rows(id as usize, id as usize + 1).widen(row);
                 Ok(())
             })?,
@@ -280,12 +280,12 @@ impl Ops {
     ///
     /// # Errors
     /// When memory can't be had, or a row.
-    pub fn embed_rows(
+    pub fn embed_rows<E: From<OpsError>>(
         &self,
         ids: &[u32],
         width: usize,
-        fill: impl FnMut(u32, &mut [f32]) -> Result<(), EngineError>,
-    ) -> Result<Activation, EngineError> {
+        fill: impl FnMut(u32, &mut [f32]) -> Result<(), E>,
+    ) -> Result<Activation, E> {
         let _timed = self.timed(Phase::Rest);
         let mut out = self.pool.take(ids.len(), width, Number::F32)?;
         // Of each row, the one that its run begins with.
@@ -314,7 +314,7 @@ impl Ops {
         rows: Range<usize>,
         weight: &Weight<'_>,
         epsilon: f32,
-    ) -> Result<Activation, EngineError> {
+    ) -> Result<Activation, OpsError> {
         let _timed = self.timed(Phase::Rest);
         let mut scale = match self.device.is_card() {
             // Its kernel takes the weight as it is stored.
@@ -346,7 +346,7 @@ impl Ops {
         &self,
         turned: [(&mut Activation, &Indices); 2],
         table: &RopeTable,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         for (x, positions) in &turned {
             assert_eq!(positions.len(), x.len());
         }
@@ -370,7 +370,7 @@ impl Ops {
     ///
     /// # Panics
     /// When the widths differ.
-    pub fn linear(&self, x: &Activation, weight: &Weight<'_>) -> Result<Activation, EngineError> {
+    pub fn linear(&self, x: &Activation, weight: &Weight<'_>) -> Result<Activation, OpsError> {
         let _timed = self.timed(Phase::Multiply);
         let mut out = self.pool.take(x.len(), weight.rows, self.device.number())?;
         match &self.body {
@@ -393,7 +393,7 @@ impl Ops {
         x: &Activation,
         weight: &Weight<'_>,
         bias: &Weight<'_>,
-    ) -> Result<Activation, EngineError> {
+    ) -> Result<Activation, OpsError> {
         assert_eq!(bias.width, weight.rows);
         if !self.device.is_card() {
             // The sum begins with the bias instead of zero.
@@ -428,7 +428,7 @@ impl Ops {
         start: usize,
         x: &Activation,
         weight: &Weight<'_>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         assert_eq!(out.width(), weight.rows);
         assert!(start + x.len() <= out.len());
         let _timed = self.timed(Phase::Multiply);
@@ -449,7 +449,7 @@ impl Ops {
     ///
     /// # Errors
     /// When the device fails.
-    pub fn silu_multiply(&self, gate: &mut Activation, up: &Activation) -> Result<(), EngineError> {
+    pub fn silu_multiply(&self, gate: &mut Activation, up: &Activation) -> Result<(), OpsError> {
         let _timed = self.timed(Phase::Rest);
         match &self.body {
             Body::Cpu(cpu) => cpu.silu_multiply(gate, up),
@@ -463,7 +463,7 @@ impl Ops {
     ///
     /// # Errors
     /// When memory can't be had.
-    pub fn take_rows(&self, x: &Activation, rows: &Indices) -> Result<Activation, EngineError> {
+    pub fn take_rows(&self, x: &Activation, rows: &Indices) -> Result<Activation, OpsError> {
         let _timed = self.timed(Phase::Rest);
         let mut out = self.pool.take(rows.len(), x.width(), x.number())?;
         match &self.body {
@@ -490,7 +490,7 @@ impl Ops {
         x: &mut Activation,
         start: usize,
         rows: &Activation,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), OpsError> {
         let _timed = self.timed(Phase::Rest);
         assert_eq!((x.width(), x.number()), (rows.width(), rows.number()));
         match &self.body {
@@ -508,7 +508,7 @@ impl Ops {
     ///
     /// # Errors
     /// When the device fails.
-    pub fn read(&self, x: &Activation) -> Result<Vec<f32>, EngineError> {
+    pub fn read(&self, x: &Activation) -> Result<Vec<f32>, OpsError> {
         match &self.body {
             Body::Cpu(_) => Ok(x.values().to_vec()),
             Body::Card(card) => card.read(x),
@@ -531,7 +531,7 @@ impl RopeTable {
     ///
     /// # Errors
     /// When memory can't be had.
-    pub fn new(rope: &Rope, positions: usize, ops: &Ops) -> Result<Self, EngineError> {
+    pub fn new(rope: &Rope, positions: usize, ops: &Ops) -> Result<Self, OpsError> {
         let head_dim = rope.head_dim();
         let half = head_dim / 2;
         let frequencies = &rope.frequencies;

@@ -15,6 +15,7 @@ use crate::{
     error::EngineError,
     machine::Kind,
     ops::Ops,
+    ops_error::OpsError,
     page::PAGE_BYTES,
     plan::{Plan, Slots},
     weights::{Tier, UnitPlan, layout},
@@ -83,7 +84,7 @@ impl Residency {
                 // Nobody asks any more when the transition was given up.
                 let _ = sender.send(loaded);
             })
-            .map_err(|error| EngineError::Threads(error.to_string()))?;
+            .map_err(|error| EngineError::Ops(OpsError::Threads(error.to_string())))?;
         Ok(Preparation {
             result,
             cancel,

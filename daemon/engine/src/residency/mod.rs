@@ -271,7 +271,7 @@ impl Residency {
     }
 
     fn no_slots(&self) -> EngineError {
-        self.ledger.refusal(Kind::Slots, self.slots.total_bytes())
+        (self.ledger.refusal(Kind::Slots, self.slots.total_bytes())).into()
     }
 
     /// Waits for a unit and holds it until the guard is dropped.

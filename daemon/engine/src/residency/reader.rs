@@ -18,6 +18,7 @@ use crate::{
     error::EngineError,
     machine::Workers,
     mapped::Mapped,
+    ops_error::OpsError,
     page::{PAGE_BYTES, Page},
     plan::Plan,
     weights::{
@@ -448,13 +449,13 @@ fn starts(layout: &Layout) -> Vec<usize> {
 
 /// The host has no memory for a unit on its way to a card.
 fn no_staging(bytes: u64) -> EngineError {
-    EngineError::OutOfMemory {
+    EngineError::Ops(OpsError::OutOfMemory {
         purpose: "a unit on its way to the card",
         needed_bytes: bytes,
         used_bytes: 0,
         limit_bytes: None,
         free_bytes: None,
-    }
+    })
 }
 
 /// The index beside coded bytes, in the memory of both.

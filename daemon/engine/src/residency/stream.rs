@@ -27,6 +27,7 @@ use crate::{
     error::EngineError,
     ledger::Ledger,
     machine::Kind,
+    ops_error::OpsError,
     page::{PAGE_BYTES, Page},
     plan::Slots,
     weights::UnitPlan,
@@ -180,7 +181,7 @@ impl Stream {
     ) -> Result<Vec<DeviceBuffer<Page>>, EngineError> {
         let pages = slots.bytes as usize / PAGE_BYTES;
         (0..slots.count)
-            .map(|_| DeviceBuffer::new(device, ledger, Kind::Slots, pages))
+            .map(|_| Ok(DeviceBuffer::new(device, ledger, Kind::Slots, pages)?))
             .collect()
     }
 
@@ -216,7 +217,7 @@ impl Stream {
                 let shared = Arc::clone(&shared);
                 move || shared.fill_slots(link)
             })
-            .map_err(|error| EngineError::Threads(error.to_string()))?;
+            .map_err(|error| EngineError::Ops(OpsError::Threads(error.to_string())))?;
         Ok(Self {
             shared,
             thread: Some(thread),

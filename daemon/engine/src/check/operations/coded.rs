@@ -5,9 +5,10 @@ use sluice_cuda::{CodedMatrix, Gpu, Number, PaletteProduct};
 
 use super::Pair;
 use crate::{
-    device::{CodedSample, DeviceBuffer, SampleOnCard},
+    device::DeviceBuffer,
     error::EngineError,
     format::Format,
+    measure::{CodedSample, SampleOnCard},
     ops::Activation,
     weights::{Data, Weight},
 };

@@ -16,7 +16,7 @@ use super::*;
 use crate::{
     Change, Engine, LoadEvent, LoadedModel, Options, Settings, Work,
     checkpoint::Source,
-    engine::ApplyEvent,
+    command::ApplyEvent,
     event::{Event, Generated, Outcome},
     machine::Kind,
     plan::{Plan, PlanError},

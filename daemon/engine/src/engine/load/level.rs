@@ -7,8 +7,9 @@ use sluice_shared::level::Level;
 use super::Beside;
 use crate::{
     checkpoint::{Checkpoint, CheckpointError},
+    command::{LoadEvent, LoadReport, Settings},
     engine::{
-        LoadEvent, LoadReport, Settings, Substitution,
+        Substitution,
         current::{Planner, usual_workload},
     },
     error::EngineError,

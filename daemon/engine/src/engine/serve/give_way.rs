@@ -15,6 +15,7 @@ use crate::{
     ledger::Ledger,
     machine::Kind,
     model::transformer::Interrupt,
+    ops_error::OpsError,
     plan::{MLP_ROWS, Plan, PlanError, rounded_bytes},
 };
 
@@ -81,7 +82,7 @@ impl Served<'_> {
     /// What gives way when memory is short, a rung at a time: what is kept of earlier requests, then fewer rows at once,
     /// then more weights streamed. Fails with what was refused when there is nothing left.
     fn give_way(&mut self, refused: EngineError) -> Result<(), EngineError> {
-        let EngineError::OutOfMemory { needed_bytes, .. } = refused else {
+        let EngineError::Ops(OpsError::OutOfMemory { needed_bytes, .. }) = refused else {
             return Err(refused);
         };
         self.worker.ops.release();
@@ -97,7 +98,7 @@ impl Served<'_> {
         match self.frugal_plan(budget.min(peak.saturating_sub(needed_bytes)))? {
             // What could not be had on the way there, the next rung makes room for.
             Some(plan) => match self.stream_more(plan) {
-                Err(EngineError::OutOfMemory { .. }) => Ok(()),
+                Err(EngineError::Ops(OpsError::OutOfMemory { .. })) => Ok(()),
                 done => done,
             },
             // The figures of what was refused say more than those of a plan nobody asked for.
@@ -202,12 +203,13 @@ const DRIVERS_OWN_BYTES: u64 = 8 << 20;
 /// are decoded into, or that the driver takes for a kernel.
 pub(super) fn as_refusal(failed: Interrupt, ledger: &Ledger) -> Interrupt {
     match failed {
-        Interrupt::Failed(EngineError::Card(CudaError::OutOfMemory { needed_bytes, .. })) => {
-            Interrupt::Failed(ledger.refusal(Kind::Slots, needed_bytes))
-        }
+        Interrupt::Failed(EngineError::Ops(OpsError::Card(CudaError::OutOfMemory {
+            needed_bytes,
+            ..
+        }))) => ledger.refusal(Kind::Slots, needed_bytes).into(),
         // The driver doesn't say how much it was.
-        Interrupt::Failed(EngineError::Card(error)) if error.is_out_of_memory() => {
-            Interrupt::Failed(ledger.refusal(Kind::Scratch, DRIVERS_OWN_BYTES))
+        Interrupt::Failed(EngineError::Ops(OpsError::Card(error))) if error.is_out_of_memory() => {
+            ledger.refusal(Kind::Scratch, DRIVERS_OWN_BYTES).into()
         }
         failed => failed,
     }
@@ -224,7 +226,12 @@ mod tests {
     #[test]
     fn what_a_card_refuses_is_short_memory_and_what_it_fails_at_is_not() {
         let ledger = Ledger::default();
-        let told = |failed| as_refusal(Interrupt::Failed(EngineError::Card(failed)), &ledger);
+        let told = |failed| {
+            as_refusal(
+                Interrupt::Failed(EngineError::Ops(OpsError::Card(failed))),
+                &ledger,
+            )
+        };
         let refused = told(CudaError::OutOfMemory {
             needed_bytes: 5,
             free_bytes: None,
@@ -232,15 +239,18 @@ mod tests {
         assert!(
             matches!(
                 refused,
-                Interrupt::Failed(EngineError::OutOfMemory {
+                Interrupt::Failed(EngineError::Ops(OpsError::OutOfMemory {
                     needed_bytes: 5,
                     ..
-                })
+                }))
             ),
             "{refused:?}"
         );
         let failed = told(CudaError::OutOfPinnedMemory { needed_bytes: 5 });
-        assert!(matches!(failed, Interrupt::Failed(EngineError::Card(_))));
+        assert!(matches!(
+            failed,
+            Interrupt::Failed(EngineError::Ops(OpsError::Card(_)))
+        ));
         let cancelled = as_refusal(Interrupt::Cancelled, &ledger);
         assert!(matches!(cancelled, Interrupt::Cancelled));
     }

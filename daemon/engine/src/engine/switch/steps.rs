@@ -9,6 +9,7 @@ use super::super::SwitchState;
 use crate::{
     error::EngineError,
     ops::Ops,
+    ops_error::OpsError,
     plan::{Plan, Step},
     residency::{Preparation, Residency},
 };
@@ -100,7 +101,11 @@ impl Steps {
             match weights.prepare(&target.units[unit], ops) {
                 Ok(preparing) => self.preparing.push_back(preparing),
                 // The steps count on one at a time; those ahead of it make room first.
-                Err(EngineError::OutOfMemory { .. }) if !self.preparing.is_empty() => break,
+                Err(EngineError::Ops(OpsError::OutOfMemory { .. }))
+                    if !self.preparing.is_empty() =>
+                {
+                    break;
+                }
                 Err(error) => return Err(error),
             }
         }

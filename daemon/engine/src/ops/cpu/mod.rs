@@ -14,7 +14,7 @@ use rayon::prelude::*;
 pub(super) use self::quantized::rounds_rows;
 use self::scratch::Scratch;
 use super::{Activation, Indices, RopeTable, clock::Clock};
-use crate::{device::Device, error::EngineError, ledger::Ledger, weights::Weight};
+use crate::{device::Device, ledger::Ledger, ops_error::OpsError, weights::Weight};
 
 /// The threads and the scratch memory of each.
 pub(super) struct Cpu {
@@ -24,7 +24,7 @@ pub(super) struct Cpu {
 }
 
 impl Cpu {
-    pub(super) fn new(device: Device, ledger: &Ledger) -> Result<Self, EngineError> {
+    pub(super) fn new(device: Device, ledger: &Ledger) -> Result<Self, OpsError> {
         let scratch = Scratch::new(device.threads(), ledger)?;
         Ok(Self {
             clock: Clock::new(device.threads()),
@@ -88,11 +88,11 @@ impl Cpu {
 }
 
 /// Rows filled by `fill`; the same id again takes the row before.
-pub(super) fn embed_rows(
+pub(super) fn embed_rows<E>(
     out: &mut Activation,
     ids: &[u32],
-    mut fill: impl FnMut(u32, &mut [f32]) -> Result<(), EngineError>,
-) -> Result<(), EngineError> {
+    mut fill: impl FnMut(u32, &mut [f32]) -> Result<(), E>,
+) -> Result<(), E> {
     let width = out.width();
     let values = out.values_mut();
     for (index, &id) in ids.iter().enumerate() {

@@ -3,9 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::{
-    error::EngineError,
     ledger::{Buffer, Ledger},
     machine::Kind,
+    ops_error::OpsError,
 };
 
 /// Numbers that a thread's scratch holds, 4 MiB: what `linear` packs, and some rows of the widest projection
@@ -18,7 +18,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    pub(super) fn new(threads: usize, ledger: &Ledger) -> Result<Self, EngineError> {
+    pub(super) fn new(threads: usize, ledger: &Ledger) -> Result<Self, OpsError> {
         let threads = (0..threads)
             .map(|_| ledger.buffer(Kind::Scratch, SCRATCH_LEN).map(Mutex::new))
             .collect::<Result<_, _>>()?;

@@ -6,9 +6,9 @@ use sluice_cuda::{self as cuda, Gpu, Number, Span};
 
 use super::super::{Activation, Phase, clock::CardClock};
 use crate::{
-    error::EngineError,
     format::Format,
     machine::CardProfile,
+    ops_error::OpsError,
     weights::{
         Weight,
         decoded::{Kept, ROWS, is_decoded_first, piece_rows},
@@ -24,7 +24,7 @@ pub(super) fn multiply(
     weight: &Weight<'_>,
     (out, out_number): (Span, Number),
     accumulate: bool,
-) -> Result<(), EngineError> {
+) -> Result<(), OpsError> {
     let number = card.number;
     let product = |weights: Span, outputs: Range<usize>| {
         let start = outputs.start * out_number.bytes();
@@ -80,7 +80,7 @@ pub(super) fn multiply(
         None if !is_decoded_first(card, kept, 0) => return Ok(as_it_is()?),
         // What a plan has for it could not be had: other programs have the card's memory.
         None => {
-            return Err(EngineError::Card(cuda::CudaError::OutOfMemory {
+            return Err(OpsError::Card(cuda::CudaError::OutOfMemory {
                 needed_bytes: (weight.rows.min(ROWS) * row_bytes) as u64,
                 free_bytes: None,
             }));
@@ -97,7 +97,7 @@ pub(super) fn multiply(
 }
 
 /// Decodes a weight into numbers that are computed in.
-fn decode(gpu: &Gpu, number: Number, weight: &Weight<'_>, out: Span) -> Result<(), EngineError> {
+fn decode(gpu: &Gpu, number: Number, weight: &Weight<'_>, out: Span) -> Result<(), OpsError> {
     let lies = weight.on_card();
     let Some(coded) = lies.coded else {
         let (rows, width) = (weight.rows, weight.width);

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::super::Ops;
-use crate::{error::EngineError, ledger::Buffer, machine::Kind};
+use crate::{ledger::Buffer, machine::Kind, ops_error::OpsError};
 
 /// The last distributions of the positions of a block, one each: half a number a token, since whole ones would take twice
 /// the memory to tell whether a distribution has moved by a hundredth.
@@ -37,11 +37,7 @@ impl Ops {
     ///
     /// # Errors
     /// When it can't be had.
-    pub fn distributions(
-        &self,
-        count: usize,
-        head_rows: usize,
-    ) -> Result<Distributions, EngineError> {
+    pub fn distributions(&self, count: usize, head_rows: usize) -> Result<Distributions, OpsError> {
         let len = count * head_rows;
         Ok(Distributions {
             head_rows,

@@ -76,7 +76,7 @@ impl World {
         &self,
         rows: &[HeadRow],
         choice: &Choice<'_>,
-    ) -> Result<Vec<Candidate>, EngineError> {
+    ) -> Result<Vec<Candidate>, OpsError> {
         let group = group(rows, choice);
         let x = &self.x[..group.inputs() * WIDTH];
         Ok(self.reduce_groups(vec![group], x)?.concat())
@@ -86,7 +86,7 @@ impl World {
         &self,
         groups: Vec<HeadGroup<'_>>,
         x: &[f32],
-    ) -> Result<Vec<Vec<Candidate>>, EngineError> {
+    ) -> Result<Vec<Vec<Candidate>>, OpsError> {
         let (ops, rows) = (&self.ops, x.len() / WIDTH);
         let x = ops.matrix(rows, WIDTH, x, Number::F32)?;
         let head = Weight {
@@ -206,10 +206,7 @@ fn logits_that_are_no_numbers_are_an_error() {
         let mut world = world(2);
         world.x[WIDTH + 1] = broken;
         let result = world.try_reduce(&world.rows, &plain());
-        assert!(matches!(
-            result,
-            Err(EngineError::NotANumber { position: 1 })
-        ));
+        assert!(matches!(result, Err(OpsError::NotANumber { position: 1 })));
     }
 }
 

@@ -11,9 +11,9 @@ use super::{
     rising, unknown, weight,
 };
 use crate::{
-    error::EngineError,
     format::Format,
     ops::{Activation, Ops},
+    ops_error::OpsError,
     weights::{Data, Weight},
 };
 
@@ -37,7 +37,7 @@ pub(super) fn measure_linear(
     ops: &Ops,
     memory: Span,
     decoded: Span,
-) -> Result<Vec<LinearRate>, EngineError> {
+) -> Result<Vec<LinearRate>, OpsError> {
     let memory = Memory {
         all: memory,
         decoded,
@@ -72,7 +72,7 @@ pub(super) fn measure_decode(
     ops: &Ops,
     gpu: &Gpu,
     out: Span,
-) -> Result<Vec<(Scheme, f64)>, EngineError> {
+) -> Result<Vec<(Scheme, f64)>, OpsError> {
     let number = ops.device().number();
     let numbers = CHUNK_ROWS * DECODE_WIDTH;
     let copies = CHUNKS_MAX.min(out.bytes() / (numbers * number.bytes()));
@@ -118,7 +118,7 @@ struct Probe {
 }
 
 impl Probe {
-    fn new(ops: &Ops, format: Format, rows: usize, memory: Memory) -> Result<Self, EngineError> {
+    fn new(ops: &Ops, format: Format, rows: usize, memory: Memory) -> Result<Self, OpsError> {
         let mut probe = Self {
             format,
             rows,
@@ -140,7 +140,7 @@ impl Probe {
         Ok(probe)
     }
 
-    fn run(&mut self, ops: &Ops, memory: Memory) -> Result<(), EngineError> {
+    fn run(&mut self, ops: &Ops, memory: Memory) -> Result<(), OpsError> {
         let (x, all) = self.factors(ops, memory)?;
         // Each run has weights that none before had for as long as there are such: in a pass they don't come from the cache.
         let mut matrices = (0..all.rows / self.shape.0).cycle();
@@ -158,7 +158,7 @@ impl Probe {
         &self,
         ops: &Ops,
         memory: Memory,
-    ) -> Result<(Activation, Weight<'static>), EngineError> {
+    ) -> Result<(Activation, Weight<'static>), OpsError> {
         let (outputs, width) = self.shape;
         let all_rows = memory.all.bytes() / self.format.bytes(width) / outputs * outputs;
         let data = Data::on_card(memory.all, memory.decoded);

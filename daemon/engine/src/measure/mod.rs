@@ -1,7 +1,8 @@
 //! What the machine can do, measured by a short probe: what a plan's times are made of.
 
-mod card;
-mod coded;
+mod busy;
+mod gpu;
+mod sample;
 
 use std::{
     fs::File,
@@ -12,17 +13,17 @@ use std::{
 
 use rustix::fs::MemfdFlags;
 use sluice_codec::{Coded, Encoded, Number, Scheme};
-use sluice_cuda::CudaError;
+use sluice_cuda::{CudaError, Gpu};
 
-pub(crate) use self::coded::{CodedSample, SampleOnCard};
-use super::{DeviceBuffer, Gpu, busy::Ticks};
+use self::busy::Ticks;
+pub(crate) use self::sample::{CodedSample, SampleOnCard};
 use crate::{
-    checkpoint::CheckpointError,
-    error::EngineError,
+    device::DeviceBuffer,
     format::Format,
     machine::{Kind, LinearRate, POINTS, Rates},
     mapped::Mapped,
     ops::Ops,
+    ops_error::OpsError,
     weights::{Data, Weight, compression::code},
 };
 
@@ -62,7 +63,7 @@ pub(crate) const FILLING: u8 = 0x3C;
 ///
 /// # Errors
 /// When the device fails.
-pub fn measure(ops: &Ops) -> Result<Option<Rates>, EngineError> {
+pub fn measure(ops: &Ops) -> Result<Option<Rates>, OpsError> {
     let before = Ticks::now();
     match try_measure(ops) {
         Ok(rates) => {
@@ -72,25 +73,20 @@ pub fn measure(ops: &Ops) -> Result<Option<Rates>, EngineError> {
                 ..rates
             }))
         }
-        Err(EngineError::OutOfMemory { .. } | EngineError::Card(CudaError::OutOfMemory { .. })) => {
+        Err(OpsError::OutOfMemory { .. } | OpsError::Card(CudaError::OutOfMemory { .. })) => {
             Ok(None)
         }
         Err(error) => Err(error),
     }
 }
 
-fn try_measure(ops: &Ops) -> Result<Rates, EngineError> {
+fn try_measure(ops: &Ops) -> Result<Rates, OpsError> {
     let memory = Mapped::<u64>::zeroed(LARGE_BYTES / size_of::<u64>());
     let mut memory = memory.ok_or_else(|| no_memory(ops))?;
     // Pages that were never written are all one page, which stays in the cache.
     bytemuck::cast_slice_mut(&mut memory).fill(FILLING);
     let copy_bytes_per_s =
-        measure_copy(bytemuck::cast_slice_mut(&mut memory)).map_err(|cause| {
-            CheckpointError::Io {
-                path: "a file in memory".into(),
-                cause,
-            }
-        })?;
+        measure_copy(bytemuck::cast_slice_mut(&mut memory)).map_err(OpsError::Probe)?;
     if let Some(gpu) = ops.device().gpu() {
         drop(memory);
         return measure_card(ops, gpu, copy_bytes_per_s);
@@ -108,28 +104,28 @@ fn try_measure(ops: &Ops) -> Result<Rates, EngineError> {
     })
 }
 
-fn measure_card(ops: &Ops, gpu: &Gpu, copy_bytes_per_s: f64) -> Result<Rates, EngineError> {
+fn measure_card(ops: &Ops, gpu: &Gpu, copy_bytes_per_s: f64) -> Result<Rates, OpsError> {
     let link = gpu.measure_rates()?;
     let (device, ledger) = (ops.device(), ops.ledger());
     let bytes = gpu.beyond_cache(LARGE_BYTES);
     let memory = DeviceBuffer::<u8>::new(device, ledger, Kind::Scratch, bytes)?;
     gpu.fill(memory.span(), FILLING)?;
     let decoded = DeviceBuffer::to_decode(device, ledger)?;
-    let linear = card::measure_linear(ops, memory.span(), decoded.on_card());
+    let linear = gpu::measure_linear(ops, memory.span(), decoded.on_card());
     ops.release();
     Ok(Rates {
         copy_bytes_per_s,
         link_bytes_per_s: Some(link.pinned_to_device),
         linear: linear?,
-        decode: card::measure_decode(ops, gpu, decoded.on_card())?,
+        decode: gpu::measure_decode(ops, gpu, decoded.on_card())?,
         others_share: 0.0,
         convert: measure_convert(),
         code_s: measure_code(),
     })
 }
 
-fn no_memory(ops: &Ops) -> EngineError {
-    EngineError::OutOfMemory {
+fn no_memory(ops: &Ops) -> OpsError {
+    OpsError::OutOfMemory {
         purpose: "measuring the device",
         needed_bytes: LARGE_BYTES as u64,
         used_bytes: ops.ledger().used_bytes(),
@@ -226,7 +222,7 @@ fn measure_convert() -> Vec<(Format, f64)> {
     CONVERTED.map(measure).to_vec()
 }
 
-fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, EngineError> {
+fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, OpsError> {
     let mut rates = unknown(POINT_ROWS);
     let start = Instant::now();
     for round in 0..ROUNDS_MAX {
@@ -262,12 +258,7 @@ fn rising(mut rates: Vec<LinearRate>) -> Vec<LinearRate> {
 }
 
 /// Seconds that a weight takes.
-fn time_weight(
-    ops: &Ops,
-    format: Format,
-    rows: usize,
-    memory: Data<'_>,
-) -> Result<f64, EngineError> {
+fn time_weight(ops: &Ops, format: Format, rows: usize, memory: Data<'_>) -> Result<f64, OpsError> {
     let (outputs, width) = match rows {
         1 => large(format),
         _ => (SMALL_SIDE, SMALL_SIDE),

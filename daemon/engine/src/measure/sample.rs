@@ -8,10 +8,10 @@ use sluice_cuda::{self as cuda, CodedChunk, CodedMatrix, palette_index};
 
 use crate::{
     device::{Device, DeviceBuffer},
-    error::EngineError,
     ledger::Ledger,
     machine::Kind,
     noise::Noise,
+    ops_error::OpsError,
     weights::{chunk_at, coding_of},
 };
 
@@ -75,7 +75,7 @@ impl SampleOnCard {
         ledger: &Ledger,
         sample: &CodedSample,
         copies: usize,
-    ) -> Result<Self, EngineError> {
+    ) -> Result<Self, OpsError> {
         let Encoded { layout, bytes } = &sample.encoded;
         let stride = bytes.len().next_multiple_of(CHUNK_ALIGNMENT);
         let mut all = vec![0; copies * stride];
@@ -122,7 +122,7 @@ impl SampleOnCard {
         &self,
         device: &Device,
         ledger: &Ledger,
-    ) -> Result<DeviceBuffer<u32>, EngineError> {
+    ) -> Result<DeviceBuffer<u32>, OpsError> {
         let index = palette_index(self.width, self.tile, &self.chunks, &self.bytes);
         let index = index.expect("it was coded here");
         DeviceBuffer::filled(device, ledger, Kind::Scratch, index.len(), |memory| {

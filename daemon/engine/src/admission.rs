@@ -1,0 +1,392 @@
+//! Which requests are admitted: the rules they must keep, and what their passes take.
+
+use sluice_shared::{
+    decoding::{BRANCHES_MAX, Decoding, Growth, Speculation},
+    policy::PolicyChoice,
+    sampling::{Cache, Remasking, STOP_BYTES_MAX, STOPS_MAX, Sampling},
+};
+
+use crate::{
+    decode::{self, compare::ROWS_PER_SAMPLE_MAX, policy::policy},
+    error::RequestError,
+    model::ModelInfo,
+    plan::Workload,
+    request::{Compare, Generate, Score, Slot, Work},
+};
+
+impl Work {
+    /// What its passes are like.
+    #[must_use]
+    pub fn workload(&self) -> Workload {
+        // Guidance runs every canvas twice.
+        let requests = |guidance: f64| if guidance > 0.0 { 2 } else { 1 };
+        let longest = |samples: &[Vec<u32>]| samples.iter().map(Vec::len).max();
+        match self {
+            Self::Generate(request) => request.workload(requests(request.guidance)),
+            Self::Score(request) => Workload::new(
+                request.prompt.len() + request.answer.len(),
+                request.answer.len(),
+                requests(request.guidance),
+            ),
+            Self::Compare(request) => Workload::new(
+                longest(&request.samples).unwrap_or(1),
+                ROWS_PER_SAMPLE_MAX,
+                1,
+            ),
+        }
+    }
+
+    /// Checks the request against the model's limits.
+    ///
+    /// # Errors
+    /// The first rule it breaks.
+    pub fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        match self {
+            Self::Generate(generate) => generate.check(model),
+            Self::Score(score) => score.check(model),
+            Self::Compare(compare) => compare.check(model),
+        }
+    }
+}
+
+impl Generate {
+    /// What its passes are like, of so many canvases that differ in what is masked of the prompt.
+    fn workload(&self, canvases: usize) -> Workload {
+        let Decoding {
+            caching,
+            growth,
+            speculation,
+            ..
+        } = self.decoding;
+        let block = match growth {
+            Growth::Fixed | Growth::Append => self.block_length,
+            Growth::Insert => decode::diffusion::head_rows(self.block_length),
+        };
+        let canvas = self.prompt.len() + self.canvas.len();
+        let workload = Workload::new(canvas, block, canvases * speculation.canvases() as usize)
+            .computing(decode::most_rows(self))
+            .comparing(self.compared_rows());
+        let workload = match caching.kind {
+            Cache::None => workload,
+            _ => workload.keeping(),
+        };
+        match policy(&self.policy).needs().checks {
+            true => workload.checking(),
+            false => workload,
+        }
+    }
+
+    /// Positions whose distributions its policy wants to compare with those of the pass before: those of a block.
+    #[must_use]
+    pub fn compared_rows(&self) -> usize {
+        match policy(&self.policy).needs().divergence {
+            true => self.block_length,
+            false => 0,
+        }
+    }
+
+    fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        check_lengths(&self.prompt, self.canvas.len(), model)?;
+        if self.block_length == 0 {
+            return Err(RequestError::Zero {
+                what: "block length",
+            });
+        }
+        if self.block_length > self.canvas.len() {
+            return Err(RequestError::BlockTooLong {
+                block: self.block_length,
+                canvas: self.canvas.len(),
+            });
+        }
+        if self.steps == 0 {
+            return Err(RequestError::Zero { what: "steps" });
+        }
+        check_scale("temperature", self.temperature)?;
+        check_scale("guidance", self.guidance)?;
+        match model.mask {
+            Some(mask) => {
+                self.check_masked()?;
+                self.check_decoding(model, mask.shifted)?;
+            }
+            None => self.check_causal()?,
+        }
+        let pinned = self.canvas.iter().filter_map(|slot| match slot {
+            Slot::Pinned(id) => Some(id),
+            Slot::Masked => None,
+        });
+        check_ids(self.prompt.iter().chain(pinned), model)
+    }
+
+    /// A model that fills masks knows nothing of what only causal ones are asked.
+    fn check_masked(&self) -> Result<(), RequestError> {
+        let Sampling {
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+        } = self.sampling;
+        let asked = [
+            ("top_k", top_k.is_some()),
+            ("top_p", top_p.is_some()),
+            ("min_p", min_p.is_some()),
+            ("repetition_penalty", repetition_penalty.is_some()),
+            ("stop", !self.stops.is_empty()),
+        ];
+        if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
+            return Err(RequestError::OnlyCausal { what });
+        }
+        if self.remasking != Remasking::default() && policy(&self.policy).needs().ranking.is_some()
+        {
+            let name = self.policy.name();
+            return Err(RequestError::Sampling {
+                what: "remasking",
+                problem: format!("policy '{name}' ranks positions by itself"),
+            });
+        }
+        Ok(())
+    }
+
+    /// What passes leave out or try must go together.
+    fn check_decoding(&self, model: &ModelInfo, is_shifted: bool) -> Result<(), RequestError> {
+        let Decoding {
+            caching,
+            window,
+            growth,
+            speculation,
+        } = self.decoding;
+        let refused = |what, problem: String| Err(RequestError::Sampling { what, problem });
+        if let Some((what, problem)) = caching.problem() {
+            return refused(what, problem);
+        }
+        let keeps = caching.kind != Cache::None;
+        if caching.keep < 1.0 && (caching.kind != Cache::Dual || caching.behind.is_some()) {
+            let problem = "a share of the keys is kept with the dual cache, all of which is computed anew when a block opens";
+            return refused("keep", problem.to_owned());
+        }
+        if caching.keep < 1.0 && self.prompt.len() + self.canvas.len() > KEEP_CANVAS_MAX {
+            let problem =
+                format!("keys are chosen from canvases of at most {KEEP_CANVAS_MAX} positions");
+            return refused("keep", problem);
+        }
+        let policy = policy(&self.policy);
+        let speculates = speculation != Speculation::None;
+        let branches = speculation.canvases() - 1;
+        if speculates && !(1..=BRANCHES_MAX).contains(&branches) {
+            let problem = format!("1 to {BRANCHES_MAX} canvases go beside the first");
+            return refused("speculation", problem);
+        }
+        if speculates && (keeps || growth == Growth::Insert) {
+            let problem = "several canvases in a pass go with no cache and no insertion; leave one of them out";
+            return refused("speculation", problem.to_owned());
+        }
+        if speculates && !policy.is_stateless() {
+            let problem = format!(
+                "policy '{}', which remembers earlier passes, goes with one canvas alone",
+                self.policy.name()
+            );
+            return refused("speculation", problem);
+        }
+        if policy.needs().checks && (keeps || speculates || is_shifted) {
+            let problem = format!(
+                "policy '{}' looks at what it has committed, which goes with no cache, no speculation and no model whose \
+                 logits are shifted",
+                self.policy.name()
+            );
+            return refused("policy", problem);
+        }
+        if policy.needs().divergence && self.block_length > COMPARED_ROWS_MAX {
+            let problem = format!(
+                "policy '{}' keeps what each position of a block was distributed like; blocks of at most {COMPARED_ROWS_MAX} go",
+                self.policy.name()
+            );
+            return refused("policy", problem);
+        }
+        if growth == Growth::Append && window.is_some() {
+            let problem =
+                "a canvas that is appended to has no masks behind its block; leave it out";
+            return refused("window", problem.to_owned());
+        }
+        if growth == Growth::Insert && !policy.is_stateless() {
+            let problem = format!(
+                "policy '{}' remembers places, which move when masks are put in",
+                self.policy.name()
+            );
+            return refused("growth", problem);
+        }
+        let is_pinned = self.canvas.iter().any(|slot| *slot != Slot::Masked);
+        if growth == Growth::Insert && (is_pinned || model.eos_token_ids.is_empty()) {
+            let problem =
+                "a canvas is lengthened where nothing is pinned and the model has an end token";
+            return refused("growth", problem.to_owned());
+        }
+        Ok(())
+    }
+
+    /// And the other way round.
+    fn check_causal(&self) -> Result<(), RequestError> {
+        let asked = [
+            ("pins", self.canvas.iter().any(|slot| *slot != Slot::Masked)),
+            ("guidance", self.guidance > 0.0),
+            ("remasking", self.remasking != Remasking::default()),
+            ("policy", self.policy != PolicyChoice::default()),
+            ("cache", self.decoding.caching.kind != Cache::None),
+            ("window", self.decoding.window.is_some()),
+            ("growth", self.decoding.growth != Growth::Fixed),
+            (
+                "speculation",
+                self.decoding.speculation != Speculation::None,
+            ),
+        ];
+        if let Some((what, _)) = asked.into_iter().find(|(_, is_asked)| *is_asked) {
+            return Err(RequestError::OnlyMasked { what });
+        }
+        if self.prompt.is_empty() {
+            return Err(RequestError::Zero { what: "prompt" });
+        }
+        if let Some((what, problem)) = self.sampling.problem() {
+            return Err(RequestError::Sampling { what, problem });
+        }
+        let longest = self.stops.iter().map(Vec::len).max().unwrap_or(0);
+        if self.stops.len() > STOPS_MAX || longest > STOP_BYTES_MAX {
+            let problem = format!(
+                "at most {STOPS_MAX} strings of at most {STOP_BYTES_MAX} bytes may end a text"
+            );
+            return Err(RequestError::Sampling {
+                what: "stop",
+                problem,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Score {
+    fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        check_mask(model)?;
+        check_lengths(&self.prompt, self.answer.len(), model)?;
+        if self.draws == 0 {
+            return Err(RequestError::Zero { what: "draws" });
+        }
+        if self.draws > SCORE_DRAWS_MAX {
+            return Err(RequestError::TooManyDraws {
+                draws: self.draws,
+                max: SCORE_DRAWS_MAX,
+            });
+        }
+        check_scale("guidance", self.guidance)?;
+        check_ids(self.prompt.iter().chain(&self.answer), model)
+    }
+}
+
+impl Compare {
+    fn check(&self, model: &ModelInfo) -> Result<(), RequestError> {
+        // Nothing follows a single token.
+        let least = if model.mask.is_some() { 1 } else { 2 };
+        if self.samples.iter().all(|sample| sample.len() < least) {
+            return Err(RequestError::Zero { what: "samples" });
+        }
+        if self.samples.len() > COMPARE_SAMPLES_MAX {
+            return Err(RequestError::TooManySamples {
+                samples: self.samples.len(),
+                max: COMPARE_SAMPLES_MAX,
+            });
+        }
+        for sample in &self.samples {
+            check_lengths(&[], sample.len(), model)?;
+        }
+        check_ids(self.samples.iter().flatten(), model)
+    }
+}
+
+/// Longest canvas of which a share of the keys can be kept: a thread's scratch has room for as many scores.
+const KEEP_CANVAS_MAX: usize = 1 << 17;
+
+/// Longest block of a policy that compares distributions, each of which is as long as the vocabulary.
+const COMPARED_ROWS_MAX: usize = 1024;
+
+/// Most texts of one comparison: a thousand rows measure a level to a few percent.
+pub const COMPARE_SAMPLES_MAX: usize = 256;
+
+/// Most draws of one estimate: beyond this the standard error no longer pays for the time.
+pub const SCORE_DRAWS_MAX: usize = 65_536;
+
+/// Estimates are made by masking.
+fn check_mask(model: &ModelInfo) -> Result<(), RequestError> {
+    match model.mask {
+        Some(_) => Ok(()),
+        None => Err(RequestError::OnlyMasked {
+            what: "estimates by masking",
+        }),
+    }
+}
+
+fn check_lengths(prompt: &[u32], fill: usize, model: &ModelInfo) -> Result<(), RequestError> {
+    if fill == 0 {
+        return Err(RequestError::Zero { what: "length" });
+    }
+    model.check_context(prompt.len(), fill)
+}
+
+/// Greatest temperature and guidance weight: far beyond all use, and far from where logits
+/// would overflow.
+pub const SCALE_MAX: f64 = 1000.0;
+
+fn check_scale(what: &'static str, value: f64) -> Result<(), RequestError> {
+    // Written so that NaN fails.
+    if !(0.0..=SCALE_MAX).contains(&value) {
+        return Err(RequestError::NotAScale {
+            what,
+            max: SCALE_MAX,
+            value,
+        });
+    }
+    Ok(())
+}
+
+/// Ids must lie in the vocabulary. The mask id is not one to be given: what is masked is
+/// said by the canvas.
+fn check_ids<'a>(
+    ids: impl Iterator<Item = &'a u32>,
+    model: &ModelInfo,
+) -> Result<(), RequestError> {
+    for &id in ids {
+        if id as usize >= model.vocabulary {
+            return Err(RequestError::UnknownToken {
+                id,
+                vocabulary: model.vocabulary,
+            });
+        }
+        if model.mask.is_some_and(|mask| mask.token_id == id) {
+            return Err(RequestError::MaskGiven { id });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::ModelId;
+
+    #[test]
+    fn a_policy_that_ranks_by_itself_is_not_told_how() {
+        let refused = |policy: &str, remasking: Remasking| {
+            let request = Generate {
+                policy: policy.parse().unwrap(),
+                remasking,
+                ..Generate::greedy(ModelId(1), vec![5], 4)
+            };
+            request.check_masked().err().map(|error| error.to_string())
+        };
+        for policy in ["margin", "entropy", "credit"] {
+            assert_eq!(refused(policy, Remasking::LowConfidence), None);
+            assert_eq!(
+                refused(policy, Remasking::Random),
+                Some(format!(
+                    "remasking: policy '{policy}' ranks positions by itself"
+                ))
+            );
+        }
+        assert_eq!(refused("klass", Remasking::Random), None);
+    }
+}
