@@ -36,7 +36,7 @@ use sluice_engine::{
     machine::Profile,
     model::transformer::{Interrupt, Transformer},
     ops::{Activation, CacheShape, Ops},
-    plan::{self, Machine, Plan, Question, Working, Workload},
+    plan::{Machine, Plan, Question, Working, Workload},
     residency::{LoadOutcome, Reader, Residency},
     text::Text,
     weights::Part,

@@ -461,7 +461,7 @@ fn memory_that_a_card_refuses_is_refused_with_what_is_free() {
             let error = DeviceBuffer::<u8>::new(&device, &ledger, Kind::Weights, 1 << 40)
                 .expect_err("a card has less");
             assert!(
-                matches!(error, EngineError::Ops(OpsError::OutOfMemory { free_bytes, .. }) if free_bytes == free),
+                matches!(error, OpsError::OutOfMemory { free_bytes, .. } if free_bytes == free),
                 "{error}"
             );
             assert_eq!(ledger.used_bytes(), 0);

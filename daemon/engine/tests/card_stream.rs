@@ -20,9 +20,9 @@ use sluice_engine::{
     checkpoint::{Checkpoint, Source},
     device::{Choice, Device, Number},
     ledger::Ledger,
-    plan::{self, BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload},
+    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload},
     residency::{LoadOutcome, Reader, Residency, StreamStats},
-    weights::Unit,
+    weights::{TensorPlan, Unit, UnitPlan},
 };
 use sluice_shared::level::Level;
 
@@ -132,7 +132,7 @@ impl Streamed {
         }
     }
 
-    fn in_file(&self, tensor: &plan::TensorPlan) -> Vec<u8> {
+    fn in_file(&self, tensor: &TensorPlan) -> Vec<u8> {
         let shape = self.plan_names();
         let name = &shape[tensor.tensor];
         let entry = self.checkpoint.tensor(name).unwrap();
@@ -159,7 +159,7 @@ impl Streamed {
 }
 
 /// All units but the embedding, which no pass needs whole.
-fn units(plan: &Plan) -> impl Iterator<Item = &plan::UnitPlan> {
+fn units(plan: &Plan) -> impl Iterator<Item = &UnitPlan> {
     plan.units
         .iter()
         .filter(|unit| unit.unit != Unit::Embedding)

@@ -16,7 +16,7 @@ use sluice_engine::{
     ledger::Ledger,
     model::transformer::{Sees, Sequence, Transformer, logits},
     ops::Ops,
-    plan::{self, Machine, Plan, Question, Working, Workload},
+    plan::{Machine, Plan, Question, Working, Workload},
     residency::{LoadOutcome, Reader, Residency},
     weights::Shape,
 };

@@ -9,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sluice_shared::level::Embedding;
+
 use super::*;
 use crate::{
     event::{Event, Generated, Outcome, PassReport, TokenState},

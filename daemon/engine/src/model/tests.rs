@@ -9,21 +9,20 @@ use sluice_cuda::Number;
 use sluice_shared::level::{Choices, Kv, Level};
 
 use super::{
-    family::ModelConfig,
     rehearse::Rehearsal,
     transformer::{Interrupt, Sees, Sequence, Transformer},
 };
 use crate::{
-    checkpoint::{Checkpoint, Source},
+    checkpoint::{Checkpoint, Source, family::ModelConfig},
     device::Device,
     format::Format,
     ledger::Ledger,
     machine::{CardProfile, Kind, Profile},
     noise::Noise,
     ops::{Activation, CacheShape, Choice, HeadGroup, HeadRow, KvCache, Ops, Ranking},
-    plan::{self, Machine, Plan, Question, Working, Workload, cache_format},
+    plan::{Machine, Plan, Question, Working, Workload, cache_format},
     residency::{LoadOutcome, Reader, Residency},
-    weights::{Part, SourceTensor},
+    weights::{Part, SourceTensor, units},
 };
 
 const MLP_ROWS: usize = 16;
@@ -56,7 +55,7 @@ impl World {
         let mut model = Transformer::new(config.clone(), &ops).unwrap();
         model.set_mlp_rows(MLP_ROWS);
         let weights = match is_rehearsal {
-            true => Residency::rehearsal(&plan::units(&sources)),
+            true => Residency::rehearsal(&units(&sources)),
             false => resident(checkpoint, &config, &sources, &ops),
         };
         Self {

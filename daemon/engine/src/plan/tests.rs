@@ -11,7 +11,7 @@ use crate::{
     device::Number,
     format::Format,
     machine::{CardProfile, DiskRates, LinearRate, MemoryFacts, Profile, Rates},
-    weights::{Naming, Part, Unit, compression::assumed},
+    weights::{Coding, Naming, Part, Unit, compression::assumed},
 };
 
 const GIB: u64 = 1 << 30;

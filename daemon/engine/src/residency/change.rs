@@ -237,7 +237,7 @@ mod tests {
         device::Device,
         ledger::Ledger,
         machine::Profile,
-        plan::{self, Machine, Question, Working, Workload},
+        plan::{Machine, Question, Working, Workload},
         residency::Reader,
     };
 

@@ -13,7 +13,7 @@ use sluice_engine::{
     machine::Profile,
     model::transformer::{Interrupt, Sees, Sequence, Transformer, logits},
     ops::{Activation, CacheShape, Ops},
-    plan::{self, Machine, Plan, Question, Working, Workload},
+    plan::{Machine, Plan, Question, Working, Workload},
     residency::{LoadOutcome, Reader, Residency},
 };
 use sluice_shared::level::{Choices, Level};

@@ -156,7 +156,7 @@ fn read(checkpoint: &Checkpoint, entry: &TensorEntry) -> bool {
         .read_part(&stored, 0..stored.bytes, &mut bytes)
         .unwrap();
     for rows in [0..rows, rows / 3..rows - rows / 5] {
-        if coded.check("hostile", &bytes, 0, &rows).is_err() {
+        if coded.check(&bytes, 0, &rows).is_err() {
             continue;
         }
         for open in coded.open(&bytes, 0, &rows) {

@@ -13,7 +13,7 @@ use super::{write::check_room, *};
 use crate::{
     checkpoint::synth::{Element, Synthesis},
     machine::Profile,
-    plan::{BLOCK_DEFAULT, Machine, Question, Working, Workload, sources},
+    plan::{BLOCK_DEFAULT, Machine, Plan, Question, Working, Workload},
     weights::{Naming, Shape},
 };
 

@@ -9,7 +9,6 @@ use crate::{
         family::{ModelConfig, Preset},
     },
     format::Format,
-    plan,
     weights::Naming,
 };
 

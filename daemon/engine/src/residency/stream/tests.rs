@@ -11,8 +11,7 @@ use crate::{
         synth::{Element, Synthesis},
     },
     device::Device,
-    plan::{self},
-    weights::{Naming, Shape, Tier, layout},
+    weights::{Naming, Shape, Tier, layout, units},
 };
 
 /// A file that can be cut short and made whole again, as if nothing had been.
@@ -73,7 +72,7 @@ fn setup_limited(bytes_per_s: Option<u64>) -> (TempDir, Weights, Stream) {
     };
     let checkpoint = Arc::new(Checkpoint::open(&Source::Folder(model)).unwrap());
     let sources = checkpoint.sources(shape.tensors()).unwrap();
-    let mut cycle = plan::units(&sources);
+    let mut cycle = units(&sources);
     cycle.retain(|unit| unit.unit.layer().is_some());
     for unit in &mut cycle {
         unit.tier = Tier::Host;
