@@ -20,7 +20,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{number::Number, rate};
+use crate::number::Number;
 
 /// Parts begin at multiples of this.
 pub const ALIGN_BYTES: usize = 64;
@@ -37,6 +37,12 @@ pub const TILES: [usize; 3] = [128, 256, 512];
 pub(crate) const CODE_LENGTHS_BYTES: usize = 128;
 /// Bytes of a palette.
 pub(crate) const PALETTE_BYTES: usize = 16;
+/// Bytes of the code lengths of [`Scheme::Rate`], which has half as many symbols.
+pub(crate) const RATE_LENGTHS_BYTES: usize = CODE_LENGTHS_BYTES / 2;
+/// Means in the table of [`Scheme::Rate`], a byte each.
+pub(crate) const RATE_MEANS: usize = 64;
+/// Bytes of the table of [`Scheme::Rate`].
+const RATE_TABLE_BYTES: usize = RATE_LENGTHS_BYTES + RATE_MEANS + size_of::<f32>();
 
 /// How a matrix is coded. The ids are in files, and stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -174,7 +180,7 @@ impl Layout {
                 Scheme::Plain => 0,
                 Scheme::Huffman => CODE_LENGTHS_BYTES,
                 Scheme::Palette => PALETTE_BYTES,
-                Scheme::Rate => rate::TABLE_BYTES,
+                Scheme::Rate => RATE_TABLE_BYTES,
             },
             // Rows without numbers are as many as a header likes.
             if scheme == Scheme::Rate { rows } else { 0 },

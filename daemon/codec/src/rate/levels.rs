@@ -9,7 +9,7 @@
 //! eight numbers up takes longer than decoding them does.
 
 use super::trellis::SECOND;
-use crate::path::Path;
+use crate::{layout::RATE_MEANS, path::Path};
 
 /// Symbols that there are.
 pub(crate) const SYMBOLS: usize = 128;
@@ -26,8 +26,8 @@ pub(super) const PARTS: f32 = 256.;
 
 /// Symbols that are moved to means.
 pub(super) const MIDDLE: std::ops::Range<usize> = ZERO - MEANS / 2..ZERO + MEANS / 2;
-/// So many.
-pub(super) const MEANS: usize = 64;
+/// How many these are.
+pub(super) const MEANS: usize = RATE_MEANS;
 
 /// The level of a symbol that isn't moved, in steps.
 fn point(symbol: usize) -> f32 {

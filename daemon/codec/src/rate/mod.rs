@@ -25,7 +25,7 @@ use rayon::prelude::*;
 use crate::{
     encode::{EncodeError, Encoded, Piece, Shape},
     huffman::{self, Codes},
-    layout::{CODE_LENGTHS_BYTES, Layout, Scheme},
+    layout::{CODE_LENGTHS_BYTES, Layout, RATE_LENGTHS_BYTES, Scheme},
     number::Number,
 };
 use fit::{Fitted, ROW_EXPONENT, Rows, Sums};
@@ -34,11 +34,6 @@ use trellis::Search;
 
 pub(crate) use levels::Levels;
 pub(crate) use trellis::{SECOND, mark};
-
-/// Bytes of the lengths of codes: half as many symbols as elsewhere.
-const LENGTHS_BYTES: usize = CODE_LENGTHS_BYTES / 2;
-/// Bytes of the table: lengths of codes, means, and a part of the step.
-pub(crate) const TABLE_BYTES: usize = LENGTHS_BYTES + MEANS + 4;
 
 /// What a rate is chosen by.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -153,7 +148,7 @@ impl Quantizer {
             .map(|(symbols, _)| shape.huffman(&codes, symbols))
             .collect();
         let means = sums.means();
-        let mut table = huffman::pack_lengths(&lengths)[..LENGTHS_BYTES].to_vec();
+        let mut table = huffman::pack_lengths(&lengths)[..RATE_LENGTHS_BYTES].to_vec();
         table.extend(means.iter().map(|mean| *mean as u8));
         table.extend(part.to_le_bytes());
         let mut encoded = shape.assemble(Scheme::Rate, &table, &pieces)?;
@@ -182,11 +177,11 @@ pub fn quantize(
 
 /// What symbols are decoded by: lengths of codes, and levels.
 pub(crate) fn table(bytes: &[u8]) -> Option<([u8; CODE_LENGTHS_BYTES], Levels)> {
-    let (lengths, rest) = bytes.split_first_chunk::<LENGTHS_BYTES>()?;
+    let (lengths, rest) = bytes.split_first_chunk::<RATE_LENGTHS_BYTES>()?;
     let (means, part) = rest.split_first_chunk::<MEANS>()?;
     let part = f32::from_le_bytes(*part.first_chunk()?);
     let mut all = [0; CODE_LENGTHS_BYTES];
-    all[..LENGTHS_BYTES].copy_from_slice(lengths);
+    all[..RATE_LENGTHS_BYTES].copy_from_slice(lengths);
     Some((all, Levels::new(means.map(|mean| mean as i8), part)))
 }
 
