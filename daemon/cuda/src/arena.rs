@@ -7,18 +7,16 @@
 mod layout;
 
 use std::{
-    ffi::c_void,
     ops::Range,
-    ptr,
     sync::{Mutex, PoisonError},
 };
 
 use self::layout::Layout;
 use crate::{
-    CudaError, Span,
     context::Context,
-    driver::{Device, RangeApi},
-    error::code,
+    driver::{Access, Device, Properties, RangeApi},
+    error::{CudaError, code},
+    span::Span,
 };
 
 /// What a [`Gpu`](crate::Gpu)'s arena has.
@@ -207,66 +205,6 @@ impl Drop for Arena {
         if self.context.make_current().is_ok() {
             // SAFETY: reserved once, freed once, and nothing is mapped any more: parts go before the card they are on.
             unsafe { (self.api.free)(self.range.address(), self.range.bytes()) };
-        }
-    }
-}
-
-/// `CUmemLocation` of cuda.h.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Location {
-    kind: i32,
-    id: i32,
-}
-
-impl Location {
-    fn on(device: Device) -> Self {
-        const DEVICE: i32 = 1;
-        Self {
-            kind: DEVICE,
-            id: device,
-        }
-    }
-}
-
-/// `CUmemAllocationProp` of cuda.h.
-#[repr(C)]
-pub(crate) struct Properties {
-    kind: i32,
-    handle_kinds: i32,
-    location: Location,
-    for_windows: *mut c_void,
-    flags: [u8; 8],
-}
-
-impl Properties {
-    /// Plain memory of a card.
-    fn on(device: Device) -> Self {
-        const PINNED: i32 = 1;
-        Self {
-            kind: PINNED,
-            handle_kinds: 0,
-            location: Location::on(device),
-            for_windows: ptr::null_mut(),
-            flags: [0; 8],
-        }
-    }
-}
-
-/// `CUmemAccessDesc` of cuda.h.
-#[repr(C)]
-pub(crate) struct Access {
-    location: Location,
-    flags: i32,
-}
-
-impl Access {
-    /// All that a card can do with memory.
-    fn to(device: Device) -> Self {
-        const READ_WRITE: i32 = 3;
-        Self {
-            location: Location::on(device),
-            flags: READ_WRITE,
         }
     }
 }

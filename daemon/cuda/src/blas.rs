@@ -7,11 +7,14 @@ use std::{
 };
 
 use crate::{
-    CudaError, Facts, Number, Span,
     context::{Context, Stream},
     driver::Handle,
+    error::CudaError,
+    facts::Facts,
     library::{self, Code, functions},
     memory::OnCard,
+    number::Number,
+    span::Span,
 };
 
 mod trial;

@@ -8,10 +8,10 @@ use std::{
 };
 
 use crate::{
-    CudaError, MemoryInfo, Span, Unavailable,
     driver::{Device, Driver, Handle},
-    error::code,
+    error::{CudaError, Unavailable, code},
     library::Code,
+    span::{MemoryInfo, Span},
 };
 
 /// The driver's state for one card in this process. Copies don't keep it alive: what holds one is dropped before

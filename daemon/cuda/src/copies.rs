@@ -10,9 +10,11 @@ use std::{
 };
 
 use crate::{
-    CudaError, Gpu, Span,
     context::{Event, Stream},
+    error::CudaError,
+    gpu::Gpu,
     memory::{PAGE_BYTES, Pinned},
+    span::Span,
 };
 
 /// A moment in the card's work, or in a stream of copies: it has passed when all that was sent there before has ended.

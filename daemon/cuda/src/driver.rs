@@ -14,15 +14,16 @@ use std::{
 use libloading::Library;
 
 use crate::{
-    CudaError, Unavailable,
-    arena::{Access, Properties},
-    error::code,
-    facts::nvml,
-    kernels::CUDA_NEEDED,
+    error::{CudaError, Unavailable, code},
     library::{self, Code, functions},
+    nvml::nvml,
 };
 
 const LIBRARY: &str = "libcuda.so.1";
+
+/// The CUDA version whose compiler made the PTX; an older driver can't read it. Linux drivers are of this version from
+/// 525.60 on.
+pub const CUDA_NEEDED: (u32, u32) = (12, 0);
 
 /// The driver's number of a card.
 pub(crate) type Device = i32;
@@ -90,6 +91,66 @@ functions! {
         map: cuMemMap(u64, usize, usize, u64, u64),
         unmap: cuMemUnmap(u64, usize),
         set_access: cuMemSetAccess(u64, usize, *const Access, usize),
+    }
+}
+
+/// `CUmemLocation` of cuda.h.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Location {
+    kind: i32,
+    id: i32,
+}
+
+impl Location {
+    fn on(device: Device) -> Self {
+        const DEVICE: i32 = 1;
+        Self {
+            kind: DEVICE,
+            id: device,
+        }
+    }
+}
+
+/// `CUmemAllocationProp` of cuda.h.
+#[repr(C)]
+pub(crate) struct Properties {
+    kind: i32,
+    handle_kinds: i32,
+    location: Location,
+    for_windows: *mut c_void,
+    flags: [u8; 8],
+}
+
+impl Properties {
+    /// Plain memory of a card.
+    pub(crate) fn on(device: Device) -> Self {
+        const PINNED: i32 = 1;
+        Self {
+            kind: PINNED,
+            handle_kinds: 0,
+            location: Location::on(device),
+            for_windows: ptr::null_mut(),
+            flags: [0; 8],
+        }
+    }
+}
+
+/// `CUmemAccessDesc` of cuda.h.
+#[repr(C)]
+pub(crate) struct Access {
+    location: Location,
+    flags: i32,
+}
+
+impl Access {
+    /// All that a card can do with memory.
+    pub(crate) fn to(device: Device) -> Self {
+        const READ_WRITE: i32 = 3;
+        Self {
+            location: Location::on(device),
+            flags: READ_WRITE,
+        }
     }
 }
 
@@ -197,6 +258,13 @@ impl Driver {
             (self.api.device_attribute)(&raw mut value, attribute, device)
         })?;
         Ok(u32::try_from(value).unwrap_or(0))
+    }
+
+    /// Whether the card is set to run nobody's work.
+    pub(crate) fn is_prohibited(&self, device: Device) -> bool {
+        const COMPUTE_MODE: i32 = 20;
+        const PROHIBITED: u32 = 2;
+        self.attribute(device, COMPUTE_MODE) == Ok(PROHIBITED)
     }
 
     /// The driver's name for a code, and what it means.

@@ -8,13 +8,16 @@ use std::{
 };
 
 use crate::{
-    ArenaUse, Blas, CudaError, Facts, GpuMemory, MemoryInfo, Span, Unavailable,
-    arena::Arena,
+    arena::{Arena, ArenaUse},
+    blas::Blas,
     context::{Context, Event, OwnedContext, Stream},
     driver::Driver,
-    facts::NvmlDevice,
+    error::{CudaError, Unavailable},
+    facts::Facts,
     launch::{Argument, Kernels},
     memory::Pinned,
+    nvml::{Live, NvmlDevice},
+    span::{MemoryInfo, Span},
 };
 
 /// The least compute capability that the kernels are made for.
@@ -130,27 +133,17 @@ impl Gpu {
         self.0.context.0.memory()
     }
 
-    /// Memory on the card, with whatever lay there. None at all is fine.
-    ///
-    /// # Errors
-    /// When there is no room, with what is free.
-    pub fn allocate(&self, bytes: usize) -> Result<GpuMemory, CudaError> {
-        GpuMemory::allocate(self, bytes)
+    /// What changes from moment to moment.
+    #[must_use]
+    pub fn live(&self) -> Live {
+        let free_bytes = self.memory().ok().map(|memory| memory.free_bytes);
+        Live::read(self.0.nvml.as_ref(), free_bytes)
     }
 
-    /// Memory on the card for what is large and comes and goes: where the card can, a part of an arena, which has no more
-    /// of the driver's memory than is in use, to a [piece](ArenaUse::piece_bytes).
-    ///
-    /// # Errors
-    /// When there is no room, with what is free.
-    pub fn allocate_part(&self, bytes: usize) -> Result<GpuMemory, CudaError> {
-        match &self.0.arena {
-            Some(arena) if bytes > 0 => {
-                self.current()?;
-                Ok(GpuMemory::part(self, arena.take(bytes)?))
-            }
-            _ => self.allocate(bytes),
-        }
+    /// What this process holds of the card's memory, its context among it, by NVML's count; unknown where that doesn't tell.
+    #[must_use]
+    pub fn held_bytes(&self) -> Option<u64> {
+        self.0.nvml.as_ref()?.held_bytes()
     }
 
     /// What the arena has; none where the card can't have one.
@@ -159,7 +152,19 @@ impl Gpu {
         self.0.arena.as_ref().map(Arena::in_use)
     }
 
-    pub(crate) fn give_back(&self, part: Span) {
+    /// A part of the arena; none where there is no arena, or nothing is asked for.
+    pub(crate) fn take_part(&self, bytes: usize) -> Result<Option<Span>, CudaError> {
+        match &self.0.arena {
+            Some(arena) if bytes > 0 => {
+                self.current()?;
+                arena.take(bytes).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Gives back what [`Self::take_part`] gave.
+    pub(crate) fn give_back_part(&self, part: Span) {
         if let Some(arena) = &self.0.arena {
             arena.give_back(part);
         }
@@ -358,10 +363,6 @@ impl Gpu {
     /// Where its work is sent.
     pub(crate) fn stream(&self) -> &Stream {
         &self.0.stream
-    }
-
-    pub(crate) fn nvml(&self) -> Option<&NvmlDevice> {
-        self.0.nvml.as_ref()
     }
 }
 

@@ -7,12 +7,10 @@ mod attend;
 mod decode;
 mod dequantize;
 mod head;
-mod modules;
 mod palette;
 mod rows;
 mod salience;
 
-pub(crate) use self::modules::module_of;
 pub use self::{
     attend::{ATTEND_QUERIES, Attend, HEAD_DIM_MAX, Segment, Task},
     decode::{CodedChunk, CodedMatrix, Coding},
@@ -21,11 +19,14 @@ pub use self::{
     rows::Turned,
     salience::{Salience, SalienceScratch},
 };
-use crate::{CudaError, Format, Gpu, Number, Product, Span, launch::Argument};
-
-/// The CUDA version whose compiler made the PTX; an older driver can't read it. Linux drivers are of this version from
-/// 525.60 on.
-pub const CUDA_NEEDED: (u32, u32) = (12, 0);
+use crate::{
+    blas::Product,
+    error::CudaError,
+    gpu::Gpu,
+    launch::Argument,
+    number::{Format, Number},
+    span::Span,
+};
 
 /// Rows up to which the card waits for the weights and for nothing else, as `multiply_few.cuh` says.
 const FEW_ROWS: usize = 8;

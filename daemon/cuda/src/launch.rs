@@ -6,7 +6,7 @@ use std::{
     ptr,
 };
 
-use crate::{CudaError, context::Context, driver::Handle, kernels::module_of};
+use crate::{context::Context, driver::Handle, error::CudaError, modules::module_of};
 
 /// From this capability on, modules are used as compiled for it.
 const CAPABILITY_OF_PTX_80: (u32, u32) = (8, 0);

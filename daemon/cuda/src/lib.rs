@@ -19,25 +19,31 @@ mod driver;
 mod error;
 mod facts;
 mod gpu;
+mod gpu_memory;
 mod kernels;
 mod launch;
 mod library;
 mod memory;
+mod modules;
 mod number;
+mod nvml;
+mod rates;
+mod span;
 
 pub use arena::ArenaUse;
 pub use blas::{Blas, Product};
 pub use copies::{CopyStream, HostMemory, Mark};
+pub use driver::CUDA_NEEDED;
 pub use error::{CudaError, Unavailable};
-pub use facts::{
-    Bus, Clocks, DeviceName, Facts, LinkRates, Live, PROBE_BYTES, Utilization, devices,
-};
+pub use facts::{DeviceName, Facts, devices};
 pub use gpu::{CAPABILITY_NEEDED, Gpu, LAPS_MAX, Laps, Timer};
+pub use gpu_memory::GpuMemory;
 pub use kernels::{
-    ATTEND_QUERIES, Attend, CUDA_NEEDED, CodedChunk, CodedMatrix, Coding, CompareState,
-    HEAD_DIM_MAX, HEAD_TOKENS, HeadChoice, HeadRow, HeadState, NO_TOKEN, PaletteIndexError,
-    PaletteProduct, Salience, SalienceScratch, Segment, Task, Turned, palette_index,
-    palette_index_bytes,
+    ATTEND_QUERIES, Attend, CodedChunk, CodedMatrix, Coding, CompareState, HEAD_DIM_MAX,
+    HEAD_TOKENS, HeadChoice, HeadRow, HeadState, NO_TOKEN, PaletteIndexError, PaletteProduct,
+    Salience, SalienceScratch, Segment, Task, Turned, palette_index, palette_index_bytes,
 };
-pub use memory::{GpuMemory, MemoryInfo, Span};
 pub use number::{Format, Number};
+pub use nvml::{Bus, Clocks, Live, Utilization};
+pub use rates::{LinkRates, PROBE_BYTES};
+pub use span::{MemoryInfo, Span};

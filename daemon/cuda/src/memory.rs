@@ -1,4 +1,4 @@
-//! Memory on the card and memory of the host that the card reaches.
+//! Memory on the GPU and memory of the host that the GPU reaches, as the driver gives them: neither keeps its context alive.
 
 use std::{
     ffi::c_void,
@@ -7,101 +7,13 @@ use std::{
     slice,
 };
 
-use crate::{CudaError, Gpu, context::Context, error::code};
+use crate::{
+    context::Context,
+    error::{CudaError, code},
+    span::Span,
+};
 
-/// Bytes on the card: an address and a length. It says nothing about who owns them: one that outlives its [`GpuMemory`]
-/// gives wrong numbers or the driver's error, and never touches the host's memory. The default one is empty.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Span {
-    address: u64,
-    bytes: usize,
-}
-
-impl Span {
-    pub(crate) fn new(address: u64, bytes: usize) -> Self {
-        Self { address, bytes }
-    }
-
-    /// `bytes` of it, from `offset` on.
-    ///
-    /// # Panics
-    /// When they don't all lie inside.
-    #[must_use]
-    pub fn part(self, offset: usize, bytes: usize) -> Self {
-        assert!(
-            offset <= self.bytes && bytes <= self.bytes - offset,
-            "{bytes} bytes from {offset} on exceed a span of {}",
-            self.bytes
-        );
-        Self {
-            address: self.address + offset as u64,
-            bytes,
-        }
-    }
-
-    /// Where it begins.
-    #[must_use]
-    pub fn address(self) -> u64 {
-        self.address
-    }
-
-    /// How long it is.
-    #[must_use]
-    pub fn bytes(self) -> usize {
-        self.bytes
-    }
-}
-
-/// Memory on the card, freed when dropped. Its contents are whatever lay there.
-#[derive(Debug)]
-pub struct GpuMemory {
-    // Before the card, which it needs when it is freed.
-    place: Place,
-    gpu: Gpu,
-}
-
-#[derive(Debug)]
-enum Place {
-    /// An allocation of its own.
-    Own(OnCard),
-    /// A part of the card's arena.
-    Part(Span),
-}
-
-impl GpuMemory {
-    pub(crate) fn allocate(gpu: &Gpu, bytes: usize) -> Result<Self, CudaError> {
-        Ok(Self {
-            place: Place::Own(OnCard::allocate(gpu.current()?, bytes)?),
-            gpu: gpu.clone(),
-        })
-    }
-
-    pub(crate) fn part(gpu: &Gpu, part: Span) -> Self {
-        Self {
-            place: Place::Part(part),
-            gpu: gpu.clone(),
-        }
-    }
-
-    /// Where it lies.
-    #[must_use]
-    pub fn span(&self) -> Span {
-        match &self.place {
-            Place::Own(memory) => memory.span,
-            Place::Part(part) => *part,
-        }
-    }
-}
-
-impl Drop for GpuMemory {
-    fn drop(&mut self) {
-        if let Place::Part(part) = self.place {
-            self.gpu.give_back(part);
-        }
-    }
-}
-
-/// [`GpuMemory`] that doesn't keep its context alive, for the [`Gpu`]'s own.
+/// Memory on the GPU, freed when dropped.
 #[derive(Debug)]
 pub(crate) struct OnCard {
     pub(crate) span: Span,
@@ -126,7 +38,7 @@ impl OnCard {
             }
         }
         Ok(Self {
-            span: Span { address, bytes },
+            span: Span::new(address, bytes),
             context,
         })
     }
@@ -134,11 +46,11 @@ impl OnCard {
 
 impl Drop for OnCard {
     fn drop(&mut self) {
-        if self.span.bytes > 0 && self.context.make_current().is_ok() {
+        if self.span.bytes() > 0 && self.context.make_current().is_ok() {
             // SAFETY: allocated by this driver and freed once. The driver waits for work that uses it. It fails only when
             // the context has failed before, which is remembered and takes the memory along.
             self.context
-                .note(unsafe { (self.context.driver.api.memory_free)(self.span.address) });
+                .note(unsafe { (self.context.driver.api.memory_free)(self.span.address()) });
         }
     }
 }
@@ -217,13 +129,4 @@ impl Drop for Pinned {
             unsafe { (self.context.driver.api.host_free)(self.given) };
         }
     }
-}
-
-/// How much memory the card has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryInfo {
-    /// Free, for this process and others.
-    pub free_bytes: u64,
-    /// All that programs can have.
-    pub total_bytes: u64,
 }

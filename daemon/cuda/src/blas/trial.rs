@@ -2,9 +2,10 @@
 
 use super::{Blas, Product};
 use crate::{
-    CudaError, Number,
     context::{Context, Stream},
+    error::CudaError,
     memory::OnCard,
+    number::Number,
 };
 
 /// Sides of the matrices.

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{address, holds, size};
-use crate::{CudaError, Gpu, Number, Span, launch::Argument};
+use crate::{error::CudaError, gpu::Gpu, launch::Argument, number::Number, span::Span};
 
 /// Most queries that a [`Task`] may have.
 pub const ATTEND_QUERIES: usize = 64;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use bytemuck::{Pod, Zeroable};
 
 use super::{address, holds, size};
-use crate::{CudaError, Gpu, Number, Span, launch::Argument};
+use crate::{error::CudaError, gpu::Gpu, launch::Argument, number::Number, span::Span};
 
 /// Parts of a coded matrix begin at multiples of this, and so do chunks.
 const ALIGN_BYTES: u64 = 64;

@@ -1,7 +1,12 @@
 //! Stored weights become numbers that are computed in, for formats that aren't multiplied as they are, and for cuBLAS.
 
 use super::{address, holds, holds_weights, size_64};
-use crate::{CudaError, Format, Gpu, Number, Span};
+use crate::{
+    error::CudaError,
+    gpu::Gpu,
+    number::{Format, Number},
+    span::Span,
+};
 
 /// Weights that a thread decodes.
 const RUN: usize = 16;

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::{REDUCE_THREADS, address, holds, size};
-use crate::{CudaError, Gpu, Span, launch::Argument};
+use crate::{error::CudaError, gpu::Gpu, launch::Argument, span::Span};
 
 /// Most end tokens, and most suppressed ones, that a [`HeadChoice`] names.
 pub const HEAD_TOKENS: usize = 16;

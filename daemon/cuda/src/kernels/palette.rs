@@ -9,7 +9,7 @@ use super::{
     decode::{CHUNKS_MAX, CodedChunk, CodedMatrix, Coding, STRIP_TILES},
     holds, shape_of, size,
 };
-use crate::{CudaError, Gpu, Number, Span, launch::Argument};
+use crate::{error::CudaError, gpu::Gpu, launch::Argument, number::Number, span::Span};
 
 /// Rows of every chunk but the last, as `palette_weights.cuh` says.
 const CHUNK_ROWS: u32 = 256;

@@ -1,7 +1,13 @@
 //! What is done to rows of queries, keys and values between the multiplications.
 
 use super::{ELEMENT_THREADS, address, holds, holds_weights, size, threads, vector_format};
-use crate::{CudaError, Format, Gpu, Number, Span, launch::Argument};
+use crate::{
+    error::CudaError,
+    gpu::Gpu,
+    launch::Argument,
+    number::{Format, Number},
+    span::Span,
+};
 
 /// Rows of heads that [`Gpu::rope`] turns.
 #[derive(Debug, Clone, Copy)]

@@ -1,7 +1,7 @@
 //! Which keys queries pay attention to, and how those that stay are moved together.
 
 use super::{ELEMENT_THREADS, address, attend::check_heads, holds, size, threads};
-use crate::{CudaError, Gpu, Number, Span, launch::Argument};
+use crate::{error::CudaError, gpu::Gpu, launch::Argument, number::Number, span::Span};
 
 /// Queries of a block, and its threads, each of which stands for a key, as `salience.cuh` says.
 const QUERIES: usize = 8;

@@ -17,7 +17,7 @@ pub(crate) fn module_of(kernel: &str) -> Option<&'static Module> {
             .strip_suffix(')')
     };
     let mut module = None;
-    for line in include_str!("../../kernels/list.h").lines() {
+    for line in include_str!("../kernels/list.h").lines() {
         if let Some(name) = argument(line, "MODULE") {
             module = MODULES.iter().find(|module| module.name == name);
         } else if argument(line, "KERNEL") == Some(kernel) {
@@ -36,13 +36,13 @@ macro_rules! modules {
             // Compiled for the oldest card that has what it needs; newer ones take the same.
             $(Module {
                 name: $all,
-                ptx_75: Some(include_str!(concat!("../../ptx/", $all, ".ptx"))),
-                ptx_80: include_str!(concat!("../../ptx/", $all, ".ptx")),
+                ptx_75: Some(include_str!(concat!("../ptx/", $all, ".ptx"))),
+                ptx_80: include_str!(concat!("../ptx/", $all, ".ptx")),
             },)*
             $(Module {
                 name: $from_80,
                 ptx_75: None,
-                ptx_80: include_str!(concat!("../../ptx/", $from_80, ".ptx")),
+                ptx_80: include_str!(concat!("../ptx/", $from_80, ".ptx")),
             },)*
         ]
     };
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn every_kernel_is_in_the_module_that_the_list_says() {
-        let names = include_str!("../../kernels/list.h")
+        let names = include_str!("../kernels/list.h")
             .lines()
             .filter_map(|line| line.strip_prefix("KERNEL(")?.strip_suffix(')'));
         let mut count = 0;
