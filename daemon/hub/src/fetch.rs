@@ -9,11 +9,7 @@ use http::{
 use tokio::task::spawn_blocking;
 
 use crate::{
-    Client, HubError, Name, RemoteFile,
-    client::Answer,
-    listing,
-    part::{self, Part},
-    place::Lock,
+    Client, HubError, Name, RemoteFile, client::Answer, disk, listing, part::Part, place::Lock,
 };
 
 /// Gathered before it is written and hashed.
@@ -99,7 +95,7 @@ impl Fetch<'_> {
             if let Ok(Some(bytes)) = &next {
                 let received = part.bytes() + piece.len() as u64 + bytes.len() as u64;
                 if received > self.file.bytes {
-                    part::remove(&self.folder.join(format!("{}.part", self.file.file_name())))?;
+                    disk::remove(&self.folder.join(format!("{}.part", self.file.file_name())))?;
                     return Err(self.wrong(&answer, "has more bytes than were promised"));
                 }
                 piece.extend_from_slice(bytes);

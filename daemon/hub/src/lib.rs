@@ -16,6 +16,7 @@ mod patience;
 mod choose;
 mod listing;
 
+mod disk;
 mod fetch;
 mod part;
 

@@ -4,7 +4,7 @@ use std::{fs::File, io::Read as _, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{HubError, Name, NameError, RemoteFile, part::failed};
+use crate::{HubError, Name, NameError, RemoteFile, disk::failed};
 
 /// Name of the file that holds it.
 pub const MANIFEST: &str = ".sluice.json";

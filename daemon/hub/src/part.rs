@@ -12,7 +12,11 @@ use rustix::fs::OFlags;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-use crate::{HubError, RemoteFile, place::Lock};
+use crate::{
+    HubError, RemoteFile,
+    disk::{failed, remove},
+    place::Lock,
+};
 
 /// Read at once when what is there already is hashed.
 const PIECE_BYTES: usize = 1 << 20;
@@ -157,22 +161,6 @@ impl Part {
             .sync_all()
             .map_err(|cause| failed("write", &self.path, cause))?;
         std::fs::rename(&self.path, target).map_err(|cause| failed("rename", &self.path, cause))
-    }
-}
-
-/// Removes a file, if it is there.
-pub(crate) fn remove(path: &Path) -> Result<(), HubError> {
-    match std::fs::remove_file(path) {
-        Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(failed("remove", path, cause)),
-        _ => Ok(()),
-    }
-}
-
-pub(crate) fn failed(operation: &'static str, path: &Path, cause: io::Error) -> HubError {
-    HubError::Disk {
-        operation,
-        path: path.to_owned(),
-        cause,
     }
 }
 

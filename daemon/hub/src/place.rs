@@ -2,7 +2,6 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -11,7 +10,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with, statvfs};
 
 use crate::{
     HubError, Manifest, Name, PulledFile,
-    part::{failed, remove},
+    disk::{failed, make_folder, remove, remove_folder, sync},
 };
 
 /// Where files on their way lie, below the folder of models.
@@ -209,23 +208,6 @@ impl Place {
 /// A model's name as one of a file.
 fn key(name: &Name) -> String {
     name.to_string().replacen('/', "--", 1)
-}
-
-fn remove_folder(path: &Path) -> Result<(), HubError> {
-    match fs::remove_dir_all(path) {
-        Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(failed("remove", path, cause)),
-        _ => Ok(()),
-    }
-}
-
-fn make_folder(path: &Path) -> Result<(), HubError> {
-    fs::create_dir_all(path).map_err(|cause| failed("make the folder", path, cause))
-}
-
-/// Puts a folder's names on the disk.
-fn sync(folder: &Path) -> Result<(), HubError> {
-    let synced = File::open(folder).and_then(|folder| folder.sync_all());
-    synced.map_err(|cause| failed("write", folder, cause))
 }
 
 #[cfg(test)]
