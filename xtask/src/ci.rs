@@ -4,8 +4,9 @@ use std::io;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
+use crate::outcome::Outcome;
 use crate::system::{cargo, has, root};
-use crate::{examples, ptx, smollm2, units};
+use crate::{examples, layers, ptx, smollm2, units};
 
 /// The version whose rules `deny.toml` is written for.
 const CARGO_DENY_VERSION: &str = "0.20.2";
@@ -18,19 +19,12 @@ pub(crate) enum Tests {
     Leave,
 }
 
-/// How a step ended.
-pub(crate) enum Outcome {
-    Passed,
-    /// Something it needs is not here.
-    Skipped(String),
-    Failed(String),
-}
-
 type Step = (&'static str, fn() -> io::Result<Outcome>);
 
 const TESTS: Step = ("test", tests);
-const CHECKS: [Step; 9] = [
+const CHECKS: [Step; 10] = [
     ("format", format),
+    ("layers", layers::check),
     ("lints", lints),
     ("stand-in", stand_in),
     ("fuzz targets", fuzz_targets),
@@ -57,6 +51,10 @@ pub(crate) fn run_soak() -> ExitCode {
 
 pub(crate) fn run_units() -> ExitCode {
     steps([("unit files", units::check as fn() -> _)].into_iter())
+}
+
+pub(crate) fn run_layers() -> ExitCode {
+    steps([("layers", layers::check as fn() -> _)].into_iter())
 }
 
 /// With programs as they are now.

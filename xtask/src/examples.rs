@@ -8,8 +8,8 @@ use std::process::{Command, Output, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use crate::ci::Outcome;
 use crate::demo::Programs;
+use crate::outcome::Outcome;
 use crate::system::{Stopping, TemporaryFolder, has, root};
 
 /// Where packages and generated modules go, below the repository.

@@ -3,7 +3,9 @@
 mod ci;
 mod demo;
 mod examples;
+mod layers;
 mod model;
+mod outcome;
 mod pictures;
 mod ptx;
 mod smollm2;
@@ -23,6 +25,9 @@ Usage: cargo xtask COMMAND
   ci [--without-tests]   runs everything that CI runs, and stops at the first failure
   soak                   runs the tests that take too long for that: many hostile inputs, many requests
   examples               runs examples/ against a daemon of its own, with gRPC for Python and Node from their package indexes
+  layers                 checks that no crate's modules import each other in a circle
+  layers --picture [CRATE]
+                         prints which crate imports which, or which module of a crate which other, for Mermaid
   units                  checks the files in systemd/
   ptx [--check]          compiles the kernels for NVIDIA cards; --check compares with what is committed, and assembles
                          it for every kind of card
@@ -56,6 +61,9 @@ fn main() -> ExitCode {
         ["ci", "--without-tests"] => ci::run(ci::Tests::Leave),
         ["soak"] => ci::run_soak(),
         ["examples"] => ci::run_examples(),
+        ["layers"] => ci::run_layers(),
+        ["layers", "--picture"] => layers::picture(None),
+        ["layers", "--picture", name] if !is_help(name) => layers::picture(Some(name)),
         ["units"] => ci::run_units(),
         ["ptx"] => ptx::run(ptx::Mode::Write),
         ["ptx", "--check"] => ptx::run(ptx::Mode::Check),

@@ -11,7 +11,7 @@ use std::ptr;
 
 use libloading::Library;
 
-use crate::ci::Outcome;
+use crate::outcome::Outcome;
 use crate::system::{has, root};
 
 /// Where the compiler is kept, below the repository.

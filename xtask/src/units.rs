@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::process::Command;
 
-use crate::ci::Outcome;
+use crate::outcome::Outcome;
 use crate::system::{TemporaryFolder, built, cargo, has, root};
 
 /// Tenths of what `systemd-analyze security` calls exposure.

@@ -1,0 +1,402 @@
+//! Which of a crate's top-level modules imports which, read from its sources.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::tokens::{Token, tokens};
+
+/// A crate's top-level modules.
+#[derive(Debug)]
+pub(super) struct Modules {
+    pub(super) names: BTreeSet<String>,
+    pub(super) imports: Vec<Import>,
+}
+
+/// A path in one module that leads to another.
+#[derive(Debug)]
+pub(super) struct Import {
+    pub(super) from: String,
+    pub(super) to: String,
+    place: Place,
+    path: String,
+}
+
+impl fmt::Display for Import {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            from,
+            to,
+            place,
+            path,
+        } = self;
+        write!(f, "{from} -> {to}  {place}  {path}")
+    }
+}
+
+#[derive(Debug)]
+struct Place {
+    file: PathBuf,
+    line: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file.display(), self.line)
+    }
+}
+
+impl Modules {
+    /// Reads all modules of the crate with this root file, as it is compiled without tests. `read` gives a file's text, or
+    /// none where there is no such file.
+    ///
+    /// # Errors
+    /// When a module's file isn't found, or names come in by a `*` that can't be followed.
+    pub(super) fn read(
+        root: &Path,
+        read: &dyn Fn(&Path) -> Option<String>,
+    ) -> Result<Self, String> {
+        let mut reader = Reader {
+            read,
+            folder: root.parent().unwrap_or(Path::new("")),
+            names: BTreeSet::new(),
+            in_root: BTreeMap::new(),
+            found: Vec::new(),
+        };
+        let source = read(root).ok_or_else(|| format!("{} is not there", root.display()))?;
+        reader.scan(root, &source, Vec::new())?;
+        reader.resolve()
+    }
+}
+
+const STAR: &str = "name what is imported, instead of `*`";
+
+/// An imported path, from the crate's root on.
+struct Found {
+    /// The top-level module that imports it; none is the root, of which only `*` counts.
+    from: Option<String>,
+    path: Vec<String>,
+    place: Place,
+}
+
+struct Reader<'a> {
+    read: &'a dyn Fn(&Path) -> Option<String>,
+    /// That of the root file.
+    folder: &'a Path,
+    names: BTreeSet<String>,
+    /// Names that the root imports, with the paths from there.
+    in_root: BTreeMap<String, Vec<String>>,
+    found: Vec<Found>,
+}
+
+impl Reader<'_> {
+    /// Reads a file, which is that of `module`, and those of the modules below it.
+    fn scan(&mut self, file: &Path, source: &str, mut module: Vec<String>) -> Result<(), String> {
+        let tokens = tokens(source);
+        let text = |at: usize| tokens.get(at).map_or("", |token| token.text);
+        let mut depth = 0;
+        // Depths at which modules without a file of their own begin.
+        let mut inline = Vec::new();
+        let mut at = 0;
+        while let Some(token) = tokens.get(at) {
+            let place = || Place {
+                file: file.to_owned(),
+                line: token.line,
+            };
+            at += 1;
+            match token.text {
+                "{" => depth += 1,
+                "}" => {
+                    depth -= 1;
+                    if inline.last() == Some(&depth) {
+                        inline.pop();
+                        module.pop();
+                    }
+                }
+                "mod" if matches!(text(at + 1), ";" | "{") => {
+                    module.push(text(at).to_owned());
+                    if let [name] = &module[..] {
+                        self.names.insert(name.clone());
+                    }
+                    if text(at + 1) == "{" {
+                        inline.push(depth);
+                    } else {
+                        self.scan_below(&module, &place())?;
+                        module.pop();
+                    }
+                    at += 1;
+                }
+                // `use<'a>` says what a type captures.
+                "use" if text(at) != "<" => {
+                    let mut paths = Vec::new();
+                    at += tree(&tokens[at..], &[], &mut paths);
+                    for (path, name) in paths {
+                        self.note(&path, Some(name), &module, place());
+                    }
+                }
+                "crate" | "self" | "super" if text(at) == "::" => {
+                    let mut path = vec![token.text];
+                    while text(at) == "::" && tokens.get(at + 1).is_some_and(Token::is_word) {
+                        path.push(text(at + 1));
+                        at += 2;
+                    }
+                    self.note(&path, None, &module, place());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the file of a module, either `a.rs` or `a/mod.rs`.
+    fn scan_below(&mut self, module: &[String], place: &Place) -> Result<(), String> {
+        let path = self.folder.join(module.iter().collect::<PathBuf>());
+        for file in [path.with_extension("rs"), path.join("mod.rs")] {
+            if let Some(source) = (self.read)(&file) {
+                return self.scan(&file, &source, module.to_owned());
+            }
+        }
+        Err(format!("{place}: mod {} has no file", module.join("::")))
+    }
+
+    /// Keeps a path that begins inside the crate, and in the root the name that it gets.
+    fn note(&mut self, path: &[&str], name: Option<&str>, module: &[String], place: Place) {
+        let Some(path) = from_root(path, module) else {
+            return;
+        };
+        match (module, name) {
+            ([], None) => {}
+            ([], Some(name)) if name != "*" => {
+                self.in_root.insert(name.to_owned(), path);
+            }
+            _ => self.found.push(Found {
+                from: module.first().cloned(),
+                path,
+                place,
+            }),
+        }
+    }
+
+    /// Finds the module that each path leads to, through what the root re-exports.
+    fn resolve(self) -> Result<Modules, String> {
+        let module_of = |path: &[String]| {
+            let first = path.first()?;
+            match self.names.get(first) {
+                Some(name) => Some(name),
+                None => self.names.get(self.in_root.get(first)?.first()?),
+            }
+        };
+        let mut imports = Vec::new();
+        for Found { from, path, place } in self.found {
+            match (from, module_of(&path)) {
+                // Whose name it then is that somebody imports from the root can't be told.
+                (None, Some(_)) => return Err(format!("{place}: {STAR}")),
+                (Some(_), None) if path == ["*"] => return Err(format!("{place}: {STAR}")),
+                (Some(from), Some(to)) if from != *to => imports.push(Import {
+                    to: to.clone(),
+                    from,
+                    place,
+                    path: path.join("::"),
+                }),
+                _ => {}
+            }
+        }
+        Ok(Modules {
+            imports,
+            names: self.names,
+        })
+    }
+}
+
+/// The path from the crate's root on; none where it begins in another crate, or below `module`.
+fn from_root(path: &[&str], module: &[String]) -> Option<Vec<String>> {
+    let mut base = module.to_owned();
+    let mut rest = path;
+    match path.first()? {
+        &"crate" => {
+            base.clear();
+            rest = &rest[1..];
+        }
+        &"self" => rest = &rest[1..],
+        &"super" => {}
+        // In the root, modules and other crates look alike; those are told apart when all modules are known.
+        _ if !module.is_empty() => return None,
+        _ => {}
+    }
+    while rest.first() == Some(&"super") {
+        base.pop();
+        rest = &rest[1..];
+    }
+    base.extend(rest.iter().map(|&word| word.to_owned()));
+    Some(base)
+}
+
+/// Reads a tree of imports, after `use` or inside one, into paths and the names that they get. The number of its tokens.
+fn tree<'a>(
+    tokens: &[Token<'a>],
+    prefix: &[&'a str],
+    paths: &mut Vec<(Vec<&'a str>, &'a str)>,
+) -> usize {
+    let text = |at: usize| tokens.get(at).map_or("", |token| token.text);
+    let mut path = prefix.to_vec();
+    let mut at = 0;
+    loop {
+        match text(at) {
+            "{" => {
+                at += 1;
+                while !matches!(text(at), "}" | "") {
+                    match text(at) {
+                        "," => at += 1,
+                        _ => at += tree(&tokens[at..], &path, paths).max(1),
+                    }
+                }
+                return at + 1;
+            }
+            // At the beginning it leads to another crate.
+            "::" if path.is_empty() => path.push(""),
+            "::" => {}
+            word if word == "*" || tokens.get(at).is_some_and(Token::is_word) => {
+                match word {
+                    "self" if !path.is_empty() => {}
+                    _ => path.push(word),
+                }
+                if text(at + 1) != "::" {
+                    let (name, len) = match text(at + 1) {
+                        "as" => (text(at + 2), at + 3),
+                        _ => (path.last().copied().unwrap_or_default(), at + 1),
+                    };
+                    paths.push((path, name));
+                    return len;
+                }
+            }
+            _ => return at,
+        }
+        at += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The imports between the modules of a crate with these files.
+    fn imports(files: &[(&str, &str)]) -> Result<Vec<String>, String> {
+        let read = |path: &Path| {
+            let file = files.iter().find(|(name, _)| Path::new(name) == path)?;
+            Some(file.1.to_owned())
+        };
+        let modules = Modules::read(Path::new("src/lib.rs"), &read)?;
+        Ok(modules.imports.iter().map(Import::to_string).collect())
+    }
+
+    #[test]
+    fn grouped_imports_are_resolved() {
+        let found = imports(&[
+            ("src/lib.rs", "mod a; mod b; mod c; mod d;"),
+            (
+                "src/a.rs",
+                "use std::fmt;\nuse crate::{b::{self, x::{Y, Z as W}}, c::*,\n d};",
+            ),
+            ("src/b.rs", "mod x { pub struct Y; }"),
+            ("src/c/mod.rs", ""),
+            ("src/d.rs", "use ::c::X; use a::Y; use c;"),
+        ]);
+        let expected = [
+            "a -> b  src/a.rs:2  b",
+            "a -> b  src/a.rs:2  b::x::Y",
+            "a -> b  src/a.rs:2  b::x::Z",
+            "a -> c  src/a.rs:2  c::*",
+            "a -> d  src/a.rs:2  d",
+        ];
+        assert_eq!(found.unwrap(), expected);
+    }
+
+    #[test]
+    fn super_and_self_lead_from_where_they_stand() {
+        let found = imports(&[
+            ("src/lib.rs", "mod a; mod b; mod c;"),
+            ("src/a.rs", "mod inner; use super::b::X;"),
+            (
+                "src/a/inner.rs",
+                "use super::y; use super::super::c;\n\
+                 mod deep { use super::super::super::b; use super::x; use self::z; }\n\
+                 fn f(x: super::super::c::C) { self::g(); }",
+            ),
+            ("src/b.rs", ""),
+            ("src/c.rs", ""),
+        ]);
+        let expected = [
+            "a -> c  src/a/inner.rs:1  c",
+            "a -> b  src/a/inner.rs:2  b",
+            "a -> c  src/a/inner.rs:3  c::C",
+            "a -> b  src/a.rs:1  b::X",
+        ];
+        assert_eq!(found.unwrap(), expected);
+    }
+
+    #[test]
+    fn paths_in_expressions_are_imports() {
+        let found = imports(&[
+            ("src/lib.rs", "mod a; mod b; mod c; pub fn root() {}"),
+            (
+                "src/a.rs",
+                "// crate::c::x()\nfn f() -> u8 { crate::root(); crate::b::g::<u8>(\"crate::c::x\") }",
+            ),
+            ("src/b.rs", "macro_rules! m { () => { $crate::a::f() } }"),
+            ("src/c.rs", "pub(crate) fn h(x: impl A + use<'_>) {}"),
+        ]);
+        let expected = ["a -> b  src/a.rs:2  b::g", "b -> a  src/b.rs:1  a::f"];
+        assert_eq!(found.unwrap(), expected);
+    }
+
+    #[test]
+    fn what_the_root_re_exports_is_of_its_module() {
+        let found = imports(&[
+            (
+                "src/lib.rs",
+                "mod a; mod b; mod c;\npub use a::{A, Other as Renamed}; pub use self::b::B;\n\
+                 use std::fmt::Debug;",
+            ),
+            ("src/a.rs", ""),
+            ("src/b.rs", "use crate::{A, B};"),
+            ("src/c.rs", "use super::{Debug, Renamed, B, Unknown};"),
+        ]);
+        let expected = [
+            "b -> a  src/b.rs:1  A",
+            "c -> a  src/c.rs:1  Renamed",
+            "c -> b  src/c.rs:1  B",
+        ];
+        assert_eq!(found.unwrap(), expected);
+    }
+
+    #[test]
+    fn imports_of_tests_are_none() {
+        let found = imports(&[
+            ("src/lib.rs", "mod a; mod b; #[cfg(test)] mod c;"),
+            (
+                "src/a.rs",
+                "#[cfg(test)]\nuse crate::b;\n#[cfg(test)]\nmod tests;\n\
+                 #[cfg(test)]\nmod more { use crate::b; }",
+            ),
+            ("src/b.rs", "use crate::a;"),
+        ]);
+        assert_eq!(found.unwrap(), ["b -> a  src/b.rs:1  a"]);
+    }
+
+    #[test]
+    fn what_can_t_be_followed_is_refused() {
+        let refused = |files: &[(&str, &str)]| imports(files).unwrap_err();
+        assert_eq!(
+            refused(&[("src/lib.rs", "\nmod a;")]),
+            "src/lib.rs:2: mod a has no file"
+        );
+        assert_eq!(
+            refused(&[("src/lib.rs", "mod a; pub use a::*;"), ("src/a.rs", "")]),
+            format!("src/lib.rs:1: {STAR}")
+        );
+        assert_eq!(
+            refused(&[("src/lib.rs", "mod a;"), ("src/a.rs", "use crate::*;")]),
+            format!("src/a.rs:1: {STAR}")
+        );
+    }
+}
