@@ -31,6 +31,7 @@ Usage: cargo xtask COMMAND
   units                  checks the files in systemd/
   ptx [--check]          compiles the kernels for NVIDIA cards; --check compares with what is committed, and assembles
                          it for every kind of card
+  ptx --print MODULE     shows the PTX of a module, such as embed, as it is committed
   smollm2                fetches a small real model, which some tests compare with
 
 `cargo demo`, `cargo model`, `cargo pictures`, `cargo ci` and `cargo soak` are short for these.";
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         ["units"] => ci::run_units(),
         ["ptx"] => ptx::run(ptx::Mode::Write),
         ["ptx", "--check"] => ptx::run(ptx::Mode::Check),
+        ["ptx", "--print", module] => ptx::print(module),
         ["smollm2"] => smollm2::run(),
         [] | ["help", ..] => help(),
         [option, ..] | [_, option] if is_help(option) => help(),

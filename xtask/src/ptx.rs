@@ -1,18 +1,21 @@
 //! `cargo xtask ptx`: the kernels of `daemon/cuda/kernels`, compiled to the PTX that is committed beside them. No card is
-//! needed, and nothing of CUDA: NVIDIA's compiler comes from Python's package index, and stays below `target`.
+//! needed, and nothing of CUDA: NVIDIA's compiler comes from Python's package index, and stays below `target`. What is
+//! committed is compressed, since every change of a kernel replaces a hundred thousand lines that nobody reads.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::ptr;
 
 use libloading::Library;
+use miniz_oxide::deflate::compress_to_vec_zlib;
+use miniz_oxide::inflate::decompress_to_vec_zlib;
 
 use crate::outcome::Outcome;
-use crate::system::{has, root};
+use crate::system::{TemporaryFolder, has, root};
 
 /// Where the compiler is kept, below the repository.
 const TOOLS: &str = "target/cuda-compiler";
@@ -94,11 +97,11 @@ pub(crate) fn run(mode: Mode) -> ExitCode {
 fn make(mode: Mode, tools: &Path) -> io::Result<bool> {
     let compiler = Compiler::open(tools)?;
     let modules = modules()?;
-    let folder = root().join(PTX);
     let mut good = true;
     for module in &modules {
-        let file = folder.join(format!("{module}.ptx"));
-        let committed = fs::read_to_string(&file).unwrap_or_default();
+        let file = file_of(module);
+        // What isn't there, or is damaged, is as good as empty.
+        let committed = read(module).unwrap_or_default();
         let mut text = String::new();
         for _ in 0..COMPILATIONS {
             text = compiler.compile(module, tools)?;
@@ -108,17 +111,16 @@ fn make(mode: Mode, tools: &Path) -> io::Result<bool> {
         }
         match mode {
             _ if text == committed => {}
-            Mode::Write => fs::write(file, text)?,
+            Mode::Write => fs::write(file, compressed(&text))?,
             Mode::Check => {
                 eprintln!("ptx: {} is not what {module}.cu gives", file.display());
                 good = false;
             }
         }
     }
-    for file in fs::read_dir(&folder)? {
+    for file in fs::read_dir(root().join(PTX))? {
         let file = file?.path();
-        let known = |module: &String| file.file_stem().is_some_and(|stem| stem == module.as_str());
-        if modules.iter().any(known) {
+        if modules.iter().any(|module| file == file_of(module)) {
             continue;
         }
         match mode {
@@ -132,6 +134,36 @@ fn make(mode: Mode, tools: &Path) -> io::Result<bool> {
     match mode {
         Mode::Write => Ok(good),
         Mode::Check => Ok(assemble(tools, &modules)? && good),
+    }
+}
+
+/// Where a module's PTX is committed.
+fn file_of(module: &str) -> PathBuf {
+    root().join(PTX).join(format!("{module}.zlib"))
+}
+
+/// The bytes that are committed, the same for the same text.
+fn compressed(ptx: &str) -> Vec<u8> {
+    const BEST: u8 = 10;
+    compress_to_vec_zlib(ptx.as_bytes(), BEST)
+}
+
+/// The PTX that is committed.
+fn read(module: &str) -> io::Result<String> {
+    let compressed = fs::read(file_of(module))?;
+    let text =
+        decompress_to_vec_zlib(&compressed).map_err(|error| io::Error::other(error.to_string()))?;
+    String::from_utf8(text).map_err(io::Error::other)
+}
+
+/// Shows a module's PTX as it is committed.
+pub(crate) fn print(module: &str) -> ExitCode {
+    match read(module).and_then(|text| io::stdout().write_all(text.as_bytes())) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ptx: {module}: {error}");
+            ExitCode::FAILURE
+        }
     }
 }
 
@@ -335,6 +367,7 @@ struct Cost {
 /// Assembles all modules for all cards and shows what their kernels take. False where one keeps in slow memory
 /// what belongs in registers.
 fn assemble(tools: &Path, modules: &[String]) -> io::Result<bool> {
+    let folder = TemporaryFolder::new("ptx")?;
     let mut good = true;
     for (version, program, cards) in ASSEMBLERS {
         println!(
@@ -343,8 +376,9 @@ fn assemble(tools: &Path, modules: &[String]) -> io::Result<bool> {
         let heads: String = cards.iter().map(|card| format!("{card:>5}")).collect();
         println!("{:26}{heads} shared", "");
         for module in modules {
-            let file = root().join(PTX).join(format!("{module}.ptx"));
-            let text = fs::read_to_string(&file)?;
+            let file = folder.path().join(format!("{module}.ptx"));
+            let text = read(module)?;
+            fs::write(&file, &text)?;
             // Assemblers may still find registers for it; the next one may not.
             if has_local_array(&text) {
                 eprintln!("ptx: {module} has an array in slow memory");
@@ -445,6 +479,13 @@ mod tests {
         ] {
             assert!(matches!(unfetched(words), NoTools::Failed(_)), "{words}");
         }
+    }
+
+    #[test]
+    fn the_same_ptx_is_compressed_to_the_same_bytes() {
+        let ptx = read("head").unwrap();
+        assert!(ptx.contains(".entry "));
+        assert_eq!(compressed(&ptx), fs::read(file_of("head")).unwrap());
     }
 
     #[test]

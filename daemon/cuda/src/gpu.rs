@@ -326,8 +326,7 @@ impl Gpu {
         arguments: &[Argument<'_>],
     ) -> Result<(), CudaError> {
         let context = self.current()?;
-        let function =
-            lock(&self.0.kernels).function(kernel, arguments, self.0.facts.capability)?;
+        let function = lock(&self.0.kernels).function(kernel, arguments)?;
         let mut addresses: Vec<*mut c_void> = arguments.iter().map(Argument::address).collect();
         // SAFETY: the kernel takes as many arguments of these sizes, and each address is readable for its size during the
         // call, which copies them.

@@ -1,15 +1,17 @@
 //! Kernels: found in their modules, made for the card by the driver when first used, and checked against what they take.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     ffi::{CString, c_void},
     ptr,
 };
 
-use crate::{context::Context, driver::Handle, error::CudaError, modules::module_of};
-
-/// From this capability on, modules are used as compiled for it.
-const CAPABILITY_OF_PTX_80: (u32, u32) = (8, 0);
+use crate::{
+    context::Context,
+    driver::Handle,
+    error::CudaError,
+    modules::{Module, module_of},
+};
 
 /// What a kernel is given.
 #[derive(Debug, Clone, Copy)]
@@ -43,9 +45,16 @@ impl Argument<'_> {
 
 /// The kernels that have been used, in the modules that hold them.
 pub(crate) struct Kernels {
-    modules: HashMap<&'static str, Handle>,
+    modules: HashMap<&'static str, Loaded>,
     functions: HashMap<String, Function>,
     context: Context,
+}
+
+/// A module that the driver has compiled for its card.
+struct Loaded {
+    handle: Handle,
+    /// Parameter sizes of each of its kernels.
+    parameters: HashMap<String, Vec<usize>>,
 }
 
 struct Function {
@@ -71,10 +80,9 @@ impl Kernels {
         &mut self,
         kernel: &str,
         arguments: &[Argument<'_>],
-        capability: (u32, u32),
     ) -> Result<Handle, CudaError> {
         if !self.functions.contains_key(kernel) {
-            let function = self.find(kernel, capability)?;
+            let function = self.find(kernel)?;
             self.functions.insert(kernel.to_owned(), function);
         }
         let function = self
@@ -93,40 +101,47 @@ impl Kernels {
         Ok(function.handle)
     }
 
-    fn find(&mut self, kernel: &str, capability: (u32, u32)) -> Result<Function, CudaError> {
+    fn find(&mut self, kernel: &str) -> Result<Function, CudaError> {
+        let context = self.context;
         let module =
             module_of(kernel).unwrap_or_else(|| panic!("there is no kernel named {kernel}"));
-        let ptx = match module.ptx_75 {
-            Some(ptx) if capability < CAPABILITY_OF_PTX_80 => ptx,
-            _ => module.ptx_80,
+        let loaded = match self.modules.entry(module.name) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(Loaded::new(module, context)?),
         };
-        let parameters = parameters(ptx, kernel).unwrap_or_else(|| {
-            panic!("{} has no {kernel} for this card", module.name);
-        });
-        let loaded = match self.modules.get(module.name) {
-            Some(&loaded) => loaded,
-            None => {
-                let loaded = self.load(module.name, ptx)?;
-                self.modules.insert(module.name, loaded);
-                loaded
-            }
-        };
+        let parameters = loaded.parameters.get(kernel).cloned();
+        let parameters = parameters.unwrap_or_else(|| panic!("{} has no {kernel}", module.name));
         let name = CString::new(kernel).expect("names have no NUL");
         let mut handle = ptr::null_mut();
         // SAFETY: the module is loaded, the name ends with a NUL, and `handle` outlives the call.
         let code = unsafe {
-            (self.context.driver.api.module_function)(&raw mut handle, loaded, name.as_ptr())
+            (context.driver.api.module_function)(&raw mut handle, loaded.handle, name.as_ptr())
         };
         match code {
             0 => Ok(Function { handle, parameters }),
-            code => Err(self.failed(module.name, code, "")),
+            code => Err(failed(module, context, code, "")),
         }
     }
+}
 
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        if self.context.make_current().is_ok() {
+            for module in self.modules.values() {
+                // SAFETY: loaded once, unloaded once, after the work has ended.
+                unsafe { (self.context.driver.api.module_unload)(module.handle) };
+            }
+        }
+    }
+}
+
+impl Loaded {
     /// Has the driver compile a module for its card, or find it among what it compiled before.
-    fn load(&self, module: &'static str, ptx: &str) -> Result<Handle, CudaError> {
+    fn new(module: &'static Module, context: Context) -> Result<Self, CudaError> {
         const ERROR_LOG_BUFFER: i32 = 5;
         const ERROR_LOG_BUFFER_BYTES: i32 = 6;
+        let ptx = module.ptx();
+        let parameters = parameters(&ptx);
         let text = CString::new(ptx).expect("PTX has no NUL");
         let mut log = vec![0_u8; 8 << 10];
         let mut options = [ERROR_LOG_BUFFER, ERROR_LOG_BUFFER_BYTES];
@@ -138,7 +153,7 @@ impl Kernels {
         // SAFETY: the text ends with a NUL; there are as many values as options, of the types that these want; all outlive
         // the call.
         let code = unsafe {
-            (self.context.driver.api.module_load)(
+            (context.driver.api.module_load)(
                 &raw mut handle,
                 text.as_ptr().cast(),
                 2,
@@ -147,42 +162,38 @@ impl Kernels {
             )
         };
         if code == 0 {
-            return Ok(handle);
+            return Ok(Self { handle, parameters });
         }
         let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
-        Err(self.failed(module, code, &String::from_utf8_lossy(&log[..end])))
-    }
-
-    fn failed(&self, module: &'static str, code: i32, log: &str) -> CudaError {
-        self.context.note(code);
-        let (name, text) = self.context.driver.words(code);
-        CudaError::Kernels {
-            module,
-            code,
-            name,
-            text,
-            log: log.trim().to_owned(),
-        }
+        let log = String::from_utf8_lossy(&log[..end]);
+        Err(failed(module, context, code, &log))
     }
 }
 
-impl Drop for Kernels {
-    fn drop(&mut self) {
-        if self.context.make_current().is_ok() {
-            for &module in self.modules.values() {
-                // SAFETY: loaded once, unloaded once, after the work has ended.
-                unsafe { (self.context.driver.api.module_unload)(module) };
-            }
-        }
+fn failed(module: &Module, context: Context, code: i32, log: &str) -> CudaError {
+    context.note(code);
+    let (name, text) = context.driver.words(code);
+    CudaError::Kernels {
+        module: module.name,
+        code,
+        name,
+        text,
+        log: log.trim().to_owned(),
     }
 }
 
-/// The sizes of a kernel's parameters, from `.visible .entry name(.param .u64 a, .param .align 8 .b8 b[32])`.
-fn parameters(ptx: &str, kernel: &str) -> Option<Vec<usize>> {
-    let list = ptx.match_indices(".entry").find_map(|(at, entry)| {
-        let rest = ptx[at + entry.len()..].trim_start().strip_prefix(kernel)?;
-        rest.trim_start().strip_prefix('(')?.split(')').next()
-    })?;
+/// The parameter sizes of every kernel, from `.visible .entry name(.param .u64 a, .param .align 8 .b8 b[32])`.
+fn parameters(ptx: &str) -> HashMap<String, Vec<usize>> {
+    let kernel = |rest: &str| {
+        let (name, rest) = rest.split_once('(')?;
+        let list = rest.split(')').next()?;
+        Some((name.trim().to_owned(), sizes(list)?))
+    };
+    ptx.split(".entry").skip(1).filter_map(kernel).collect()
+}
+
+/// The sizes in a list of parameters.
+fn sizes(list: &str) -> Option<Vec<usize>> {
     list.split(',')
         .filter(|parameter| !parameter.trim().is_empty())
         .map(|parameter| {
@@ -222,9 +233,12 @@ mod tests {
 .visible .entry nothing()
 { ret; }
 ";
-        assert_eq!(parameters(ptx, "embed_f32"), Some(vec![8, 4, 4, 168]));
-        assert_eq!(parameters(ptx, "embed_f32_wide"), Some(vec![8]));
-        assert_eq!(parameters(ptx, "nothing"), Some(vec![]));
-        assert_eq!(parameters(ptx, "embed"), None);
+        let expected = [
+            ("embed_f32", vec![8, 4, 4, 168]),
+            ("embed_f32_wide", vec![8]),
+            ("nothing", vec![]),
+        ];
+        let expected = expected.map(|(kernel, sizes)| (kernel.to_owned(), sizes));
+        assert_eq!(parameters(ptx), HashMap::from(expected));
     }
 }

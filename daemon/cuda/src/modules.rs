@@ -1,12 +1,26 @@
-//! The PTX that is in the program, and which kernel is in which piece of it.
+//! The PTX that is in the program, compressed, and which kernel is in which piece of it.
 
-/// Kernels that are compiled together.
+use miniz_oxide::inflate::decompress_to_vec_zlib_with_limit;
+
+/// Limit for the PTX of a module, three times the largest one.
+const PTX_BYTES_MAX: usize = 2 << 20;
+
+/// Kernels that are compiled together, for the oldest GPU that has what they need; newer ones take the same.
 pub(crate) struct Module {
     pub(crate) name: &'static str,
-    /// For cards from capability 7.5 on, unless the module is for newer ones only.
-    pub(crate) ptx_75: Option<&'static str>,
-    /// For cards from capability 8.0 on.
-    pub(crate) ptx_80: &'static str,
+    compressed: &'static [u8],
+}
+
+impl Module {
+    /// Decompresses the module's PTX, which takes milliseconds; the driver then takes longer to compile it.
+    ///
+    /// # Panics
+    /// When the program's own bytes are damaged: their checksum is verified.
+    pub(crate) fn ptx(&self) -> String {
+        let ptx = decompress_to_vec_zlib_with_limit(self.compressed, PTX_BYTES_MAX)
+            .unwrap_or_else(|error| panic!("the PTX of {} is damaged: {error}", self.name));
+        String::from_utf8(ptx).expect("PTX is ASCII")
+    }
 }
 
 /// The module that a kernel is in.
@@ -28,38 +42,25 @@ pub(crate) fn module_of(kernel: &str) -> Option<&'static Module> {
 }
 
 macro_rules! modules {
-    (
-        all: $($all:literal)*;
-        from_80: $($from_80:literal)*;
-    ) => {
-        [
-            // Compiled for the oldest card that has what it needs; newer ones take the same.
-            $(Module {
-                name: $all,
-                ptx_75: Some(include_str!(concat!("../ptx/", $all, ".ptx"))),
-                ptx_80: include_str!(concat!("../ptx/", $all, ".ptx")),
-            },)*
-            $(Module {
-                name: $from_80,
-                ptx_75: None,
-                ptx_80: include_str!(concat!("../ptx/", $from_80, ".ptx")),
-            },)*
-        ]
+    ($($name:literal)*) => {
+        [$(Module {
+            name: $name,
+            compressed: include_bytes!(concat!("../ptx/", $name, ".zlib")),
+        },)*]
     };
 }
 
 static MODULES: [Module; 24] = modules! {
-    all:
-        "embed" "rows_f32" "rows_f16" "dequantize_f32" "dequantize_f16" "decode_f32" "decode_f16" "multiply_f32"
-        "multiply_f16" "multiply_few_f32" "multiply_few_f16" "multiply_palette_f32" "multiply_palette_f16"
-        "attention_f32" "attention_f16" "head" "compare";
-    from_80:
-        "rows_bf16" "dequantize_bf16" "decode_bf16" "multiply_bf16" "multiply_few_bf16" "multiply_palette_bf16"
-        "attention_bf16";
+    "embed" "rows_f32" "rows_f16" "rows_bf16" "dequantize_f32" "dequantize_f16" "dequantize_bf16" "decode_f32"
+    "decode_f16" "decode_bf16" "multiply_f32" "multiply_f16" "multiply_bf16" "multiply_few_f32" "multiply_few_f16"
+    "multiply_few_bf16" "multiply_palette_f32" "multiply_palette_f16" "multiply_palette_bf16" "attention_f32"
+    "attention_f16" "attention_bf16" "head" "compare"
 };
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use super::*;
 
     #[test]
@@ -67,18 +68,35 @@ mod tests {
         let names = include_str!("../kernels/list.h")
             .lines()
             .filter_map(|line| line.strip_prefix("KERNEL(")?.strip_suffix(')'));
+        let ptx: HashMap<_, _> = MODULES
+            .iter()
+            .map(|module| (module.name, module.ptx()))
+            .collect();
         let mut count = 0;
         for name in names {
             let module = module_of(name).unwrap_or_else(|| panic!("{name} is in no module"));
             let entry = format!(".visible .entry {name}(");
-            assert!(module.ptx_80.contains(&entry), "{}: {name}", module.name);
+            assert!(ptx[module.name].contains(&entry), "{}: {name}", module.name);
             count += 1;
         }
-        let entries: usize = MODULES
-            .iter()
-            .map(|module| module.ptx_80.matches(".entry ").count())
-            .sum();
+        let entries: usize = ptx.values().map(|ptx| ptx.matches(".entry ").count()).sum();
         assert_eq!(count, entries, "kernels that the list doesn't have");
         assert!(module_of("none").is_none());
+    }
+
+    #[test]
+    fn more_or_other_ptx_than_was_compressed_is_refused() {
+        let module = &MODULES[0];
+        let mut flipped = module.compressed.to_vec();
+        let middle = flipped.len() / 2;
+        flipped[middle] ^= 1;
+        let cut = &module.compressed[..middle];
+        for bytes in [&flipped[..], cut] {
+            assert!(decompress_to_vec_zlib_with_limit(bytes, PTX_BYTES_MAX).is_err());
+        }
+        let len = module.ptx().len();
+        assert!(decompress_to_vec_zlib_with_limit(module.compressed, len - 1).is_err());
+        let largest = MODULES.iter().map(|module| module.ptx().len()).max();
+        assert!(largest.is_some_and(|bytes| 2 * bytes < PTX_BYTES_MAX));
     }
 }
