@@ -45,7 +45,7 @@ pub(crate) fn run_soak() -> ExitCode {
     let hostile: fn() -> _ =
         || command(cargo().args(["test", "--release", "--lib", "--", "--ignored"]));
     let memory: fn() -> _ =
-        || command(cargo().args(["test", "--test", "card_memory", "--", "--ignored", SOAKED]));
+        || command(cargo().args(["test", "--test", "engine", "--", "--ignored", SOAKED]));
     steps([("hostile bytes", hostile), ("memory of a card", memory)].into_iter())
 }
 

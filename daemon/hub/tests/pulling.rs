@@ -1,18 +1,16 @@
 //! Pulls from a hub on this machine, as a user's would go, with everything that can happen on the way.
 
-mod hub;
-
 use std::{
     fs,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use hub::{COMMIT, Fault, Hub, sha256};
 use sluice_hub::{
     Access, Client, HubError, Manifest, PARTIAL, Patience, Pull, PullEvent, Pulled, Token,
 };
 use tempfile::TempDir;
+use testkit::hub::{COMMIT, Fault, Hub, sha256};
 
 /// Quick enough for a test, long enough for a busy machine.
 const PATIENCE: Patience = Patience {

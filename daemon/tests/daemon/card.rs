@@ -8,12 +8,10 @@ use sluice_proto::{
 };
 use sluice_shared::exit;
 use tempfile::TempDir;
+use testkit::stand_in;
 use tokio::process::Command;
 
-use crate::{
-    stand_in,
-    support::{self, Daemon, chat, done, generate, within},
-};
+use crate::support::{self, Daemon, chat, done, generate, within};
 
 /// `sluiced` where `libraries` is the first place to look for NVIDIA's.
 pub(crate) fn command(folder: &Path, libraries: &Path, environment: &[(&str, &str)]) -> Command {

@@ -6,6 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use sluice_shared::exit;
 use tempfile::TempDir;
+use testkit::stand_in;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, BufReader, Lines},
     process::{Child, ChildStderr},
@@ -13,7 +14,6 @@ use tokio::{
 
 use crate::{
     card::command,
-    stand_in,
     support::{self, within},
 };
 

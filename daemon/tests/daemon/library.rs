@@ -11,12 +11,10 @@ use sluice_proto::{
     v1::{self, pull_model_response::Kind},
 };
 use tempfile::TempDir;
+use testkit::hub::{COMMIT, Fault, Hub};
 use tonic::{Code, Streaming};
 
-use crate::{
-    hub::{COMMIT, Fault, Hub},
-    support::{Daemon, checkpoints, command, done, generate, tokens, until, within},
-};
+use crate::support::{Daemon, checkpoints, command, done, generate, tokens, until, within};
 
 const NAME: &str = "o/llada-tiny";
 

@@ -1,12 +1,5 @@
 //! The daemon as others meet it: a real process, a socket of its own, a true client.
 
-#[path = "../../cuda/tests/stand_in/mod.rs"]
-mod stand_in;
-mod support;
-
-#[path = "../../hub/tests/hub/mod.rs"]
-mod hub;
-
 mod bad_checkpoints;
 mod bad_requests;
 mod card;
@@ -29,6 +22,7 @@ mod services;
 mod settings;
 mod shutdown;
 mod sockets;
+mod support;
 mod synth;
 mod systemd;
 mod waiting;

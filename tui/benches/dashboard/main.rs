@@ -3,10 +3,6 @@
 //!
 //! `cargo bench -p sluice-tui --bench dashboard --profile dev` prints a row for each page and size of the terminal.
 
-mod load;
-#[path = "../../tests/support/terminal.rs"]
-mod terminal;
-
 use std::{
     fs,
     process::Command,
@@ -14,9 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use load::Load;
+use fake_daemon::{Fake, Load};
 use rustix::process::Pid;
-use terminal::Journey;
+use testkit::terminal::Journey;
 
 const USAGE: &str = "Options, each of which may be given more than once:
   --size COLUMNSxROWS  terminal [default: 160x50 and 80x24]
@@ -68,7 +64,6 @@ fn main() {
 
 fn measure(options: &Options, (columns, rows): (u16, u16), length: u32, page: char) {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let socket = folder.path().join("load.sock");
     let load = Load {
         length,
         passes_per_second: options.passes,
@@ -76,12 +71,12 @@ fn measure(options: &Options, (columns, rows): (u16, u16), length: u32, page: ch
         // Keys come after the measurement, about five a second.
         lasts: 2 * WARM_UP + Duration::from_secs(2 * options.seconds + options.keys as u64 / 2),
     };
-    let (_daemon, counts) = load::serve(load, &socket);
+    let (daemon, counts) = Fake::under_load(load);
     let count = |which: &AtomicUsize| which.load(Ordering::Relaxed) as f64;
     let mut client = Command::new(env!("CARGO_BIN_EXE_sluice"));
     client
         .arg("--socket")
-        .arg(&socket)
+        .arg(&daemon.socket)
         .env("HOME", folder.path())
         .env_remove("XDG_CONFIG_HOME")
         .env_remove("XDG_STATE_HOME")

@@ -7,8 +7,6 @@ mod palette;
 mod scenes;
 mod shapes;
 mod svg;
-#[path = "../../tests/support/terminal.rs"]
-mod terminal;
 
 use std::{
     error::Error,
@@ -19,7 +17,7 @@ use std::{
 };
 
 use scenes::{Move, SCENES, Scene};
-use terminal::Journey;
+use testkit::terminal::Journey;
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The least size of a file that is no small file any more.

@@ -21,11 +21,9 @@ use sluice_proto::{
     },
 };
 use tempfile::TempDir;
+use testkit::PATIENCE;
 use tokio::process::{Child, Command};
 use tonic::{Status, Streaming, transport::Channel};
-
-/// Far longer than anything here takes on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A running `sluiced` with a folder of its own; killed when dropped.
 pub(crate) struct Daemon {

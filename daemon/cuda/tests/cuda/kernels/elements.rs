@@ -1,0 +1,324 @@
+//! Kernels that take rows or numbers one by one.
+
+use sluice_cuda::{Format, Number, Product, Turned};
+
+use super::{
+    formats::{Random, decode, stored},
+    support::{Buffer, assert_close, narrow, numbers, on_card, rounding},
+};
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn weights_are_decoded_as_the_engine_decodes_them() {
+    on_card(|gpu| {
+        let mut random = Random::new(1);
+        for format in Format::ALL {
+            for blocks in [1, 7, 8, 9, 70] {
+                let count = match format.block_len() {
+                    1 => 37 * blocks,
+                    block => blocks * block,
+                };
+                let bytes = stored(&mut random, format, count);
+                let expected = decode(format, &bytes);
+                let (weights, id) = (Buffer::of(gpu, &bytes), Buffer::of(gpu, &[0u32]));
+                let out = Buffer::new(gpu, count * 4);
+                gpu.embed(out.span(), id.span(), weights.span(), format, count, 1)
+                    .unwrap();
+                for (found, expected) in out.read::<f32>(gpu).iter().zip(&expected) {
+                    assert_eq!(found.to_bits(), expected.to_bits());
+                }
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn rows_of_a_table_are_picked_and_decoded() {
+    on_card(|gpu| {
+        let mut random = Random::new(2);
+        for format in Format::ALL {
+            for width in [1, 37, 64, 130] {
+                let width = match format.block_len() {
+                    1 => width,
+                    block => block * (1 + width % 3),
+                };
+                let table = stored(&mut random, format, 9 * width);
+                let ids = [3u32, 0, 8, 3];
+                let expected = decode(format, &table);
+                let out = Buffer::new(gpu, ids.len() * width * 4);
+                let (ids_there, table_there) = (Buffer::of(gpu, &ids), Buffer::of(gpu, &table));
+                gpu.embed(
+                    out.span(),
+                    ids_there.span(),
+                    table_there.span(),
+                    format,
+                    width,
+                    ids.len(),
+                )
+                .unwrap();
+                let found = out.read::<f32>(gpu);
+                for (row, id) in ids.into_iter().enumerate() {
+                    let expected = &expected[id as usize * width..][..width];
+                    let found = &found[row * width..][..width];
+                    assert!(
+                        found
+                            .iter()
+                            .map(|x| x.to_bits())
+                            .eq(expected.iter().map(|x| x.to_bits())),
+                        "{} {width}",
+                        format.name()
+                    );
+                }
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn rows_are_taken_as_they_are() {
+    on_card(|gpu| {
+        let x: Vec<u32> = (0..7 * 301)
+            .map(|i: u32| i.wrapping_mul(2_654_435_761))
+            .collect();
+        let rows = [6u32, 0, 0, 5];
+        let (x_there, rows_there) = (Buffer::of(gpu, &x), Buffer::of(gpu, &rows));
+        for (element_bytes, width) in [(4, 301), (2, 602), (2, 86)] {
+            let row_bytes = element_bytes * width;
+            let out = Buffer::new(gpu, rows.len() * row_bytes);
+            gpu.take_rows(
+                element_bytes,
+                out.span(),
+                x_there.span(),
+                rows_there.span(),
+                rows.len(),
+                width,
+            )
+            .unwrap();
+            let bytes: &[u8] = bytemuck::cast_slice(&x);
+            let expected: Vec<u8> = rows
+                .iter()
+                .flat_map(|&row| &bytes[row as usize * row_bytes..][..row_bytes])
+                .copied()
+                .collect();
+            assert_eq!(out.read::<u8>(gpu), expected);
+        }
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn elementwise_operations() {
+    on_card(|gpu| {
+        let mut random = Random::new(3);
+        for number in Number::ALL {
+            for count in [1, 255, 1000] {
+                let gate = numbers(&mut random, number, count);
+                let up = numbers(&mut random, number, count);
+                let gate_there = Buffer::of_numbers(gpu, number, &gate);
+                let up_there = Buffer::of_numbers(gpu, number, &up);
+                gpu.silu_multiply(number, gate_there.span(), up_there.span(), count)
+                    .unwrap();
+                for (i, found) in gate_there.read_numbers(gpu, number).into_iter().enumerate() {
+                    let gate = f64::from(gate[i]);
+                    let expected = gate / (1.0 + (-gate).exp()) * f64::from(up[i]);
+                    let tolerance = expected.abs() * (rounding(number) + 1e-6) + 1e-7;
+                    assert_close(found, expected, tolerance, || number.name().to_owned());
+                }
+
+                let x = numbers(&mut random, Number::F32, count);
+                let x_there = Buffer::of(gpu, &x);
+                gpu.add(number, x_there.span(), up_there.span(), count)
+                    .unwrap();
+                let expected: Vec<f32> = x.iter().zip(&up).map(|(x, y)| x + y).collect();
+                assert_eq!(x_there.read::<f32>(gpu), expected);
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn norm() {
+    on_card(|gpu| {
+        let mut random = Random::new(4);
+        for number in Number::ALL {
+            for format in [Format::F32, Format::F16, Format::Bf16] {
+                for (rows, width) in [(1, 1), (3, 255), (2, 1031)] {
+                    let x = numbers(&mut random, Number::F32, rows * width);
+                    let weight = stored(&mut random, format, width);
+                    let scale = decode(format, &weight);
+                    let out = Buffer::new(gpu, x.len() * number.bytes());
+                    let (x_there, weight_there) = (Buffer::of(gpu, &x), Buffer::of(gpu, &weight));
+                    gpu.rms_norm(
+                        number,
+                        out.span(),
+                        x_there.span(),
+                        weight_there.span(),
+                        format,
+                        rows,
+                        width,
+                        1e-5,
+                    )
+                    .unwrap();
+                    for (i, found) in out.read_numbers(gpu, number).into_iter().enumerate() {
+                        let row = &x[i / width * width..][..width];
+                        let squares: f64 = row.iter().map(|&x| f64::from(x).powi(2)).sum();
+                        let inverse = (squares / width as f64 + 1e-5).sqrt().recip();
+                        let expected = f64::from(x[i]) * inverse * f64::from(scale[i % width]);
+                        let tolerance = expected.abs() * (rounding(number) + 1e-6) + 1e-7;
+                        assert_close(found, expected, tolerance, || {
+                            format!("{} {} {width}", number.name(), format.name())
+                        });
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn rotary_embedding() {
+    on_card(|gpu| {
+        let mut random = Random::new(5);
+        for number in Number::ALL {
+            for (rows, heads, half) in [(1, 1, 1), (5, 3, 7), (3, 2, 64)] {
+                let table = numbers(&mut random, Number::F32, 11 * 2 * half);
+                let positions: Vec<u32> = (0..rows).map(|_| random.below(11) as u32).collect();
+                let x = numbers(&mut random, number, rows * heads * 2 * half);
+                // Queries, and keys that are fewer and stand elsewhere.
+                let turned = [
+                    (rows, heads, &positions[..]),
+                    (rows - 1, 1, &positions[1..]),
+                ];
+                let there = turned.map(|(rows, heads, positions)| {
+                    let x = &x[..rows * heads * 2 * half];
+                    (
+                        Buffer::of_numbers(gpu, number, x),
+                        Buffer::of(gpu, positions),
+                    )
+                });
+                let table_there = Buffer::of(gpu, &table);
+                let matrix = |index: usize| Turned {
+                    x: there[index].0.span(),
+                    positions: there[index].1.span(),
+                    rows: turned[index].0,
+                    heads: turned[index].1,
+                };
+                gpu.rope(number, [0, 1].map(matrix), table_there.span(), half)
+                    .unwrap();
+                for ((there, _), (_, heads, positions)) in there.iter().zip(turned) {
+                    for (i, found) in there.read_numbers(gpu, number).into_iter().enumerate() {
+                        let position = positions[i / (heads * 2 * half)] as usize;
+                        let (cos, sin) = table[position * 2 * half..][..2 * half].split_at(half);
+                        let place = i % (2 * half);
+                        let (cos, sin) =
+                            (f64::from(cos[place % half]), f64::from(sin[place % half]));
+                        let expected = if place < half {
+                            f64::from(x[i]) * cos - f64::from(x[i + half]) * sin
+                        } else {
+                            f64::from(x[i]) * cos + f64::from(x[i - half]) * sin
+                        };
+                        let tolerance = expected.abs() * rounding(number) + 2e-7;
+                        assert_close(found, expected, tolerance, || number.name().to_owned());
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn products_and_their_bias() {
+    on_card(|gpu| {
+        let mut random = Random::new(14);
+        for number in Number::ALL {
+            for (format, stored) in [
+                (Format::F32, Number::F32),
+                (Format::F16, Number::F16),
+                (Format::Bf16, Number::Bf16),
+            ] {
+                let (rows, width) = (7, 45);
+                // Some are beyond the largest number of half precision.
+                let x: Vec<f32> = (0..rows * width)
+                    .map(|_| random.between(-70_000.0, 70_000.0))
+                    .collect();
+                let bias = numbers(&mut random, stored, width);
+                let bias: Vec<f32> = bias.iter().map(|x| narrow(stored, 300.0 * x)).collect();
+                let x_there = Buffer::of(gpu, &x);
+                let bias_there = Buffer::of_numbers(gpu, stored, &bias);
+                let own = Buffer::new(gpu, rows * width * number.bytes());
+                // In `f32` where the products lie.
+                let out = if number == Number::F32 {
+                    &x_there
+                } else {
+                    &own
+                };
+                gpu.add_bias(
+                    number,
+                    out.span(),
+                    x_there.span(),
+                    bias_there.span(),
+                    format,
+                    rows,
+                    width,
+                )
+                .unwrap();
+                for (i, found) in out.read_numbers(gpu, number).into_iter().enumerate() {
+                    assert_eq!(found, narrow(number, x[i] + bias[i % width]), "at {i}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn keys_and_values_are_put_to_their_places() {
+    on_card(|gpu| {
+        for words in [1, 255, 1000] {
+            let rows = [1, 2].map(|seed| {
+                let mut random = Random::new(seed);
+                numbers(&mut random, Number::F32, words)
+            });
+            let there = rows.each_ref().map(|rows| Buffer::of(gpu, rows));
+            let places = [(); 2].map(|()| Buffer::new(gpu, 4 * words));
+            gpu.put_rows(
+                places.each_ref().map(Buffer::span),
+                there.each_ref().map(Buffer::span),
+            )
+            .unwrap();
+            for (places, rows) in places.iter().zip(&rows) {
+                assert_eq!(&places.read::<f32>(gpu), rows);
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn nothing_is_sent_for_nothing() {
+    on_card(|gpu| {
+        let none = Buffer::new(gpu, 0);
+        let span = none.span();
+        gpu.embed(span, span, span, Format::F32, 4, 0).unwrap();
+        gpu.add(Number::F16, span, span, 0).unwrap();
+        gpu.take_rows(2, span, span, span, 0, 9).unwrap();
+        let product = Product {
+            out: span,
+            out_is_f32: true,
+            x: span,
+            weights: span,
+            rows: 0,
+            outputs: 0,
+            out_stride: 0,
+            width: 256,
+            accumulate: false,
+        };
+        gpu.multiply(Number::F32, Format::Q6K, product).unwrap();
+        none.read::<u8>(gpu);
+    });
+}

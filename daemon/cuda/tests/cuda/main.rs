@@ -1,0 +1,8 @@
+//! NVIDIA's driver and Sluice's kernels, on the stand-in.
+
+mod arena;
+mod copies;
+mod driver;
+mod emulation;
+mod facts;
+mod kernels;

@@ -1,0 +1,281 @@
+//! The operations of a card and whole models on one, through the stand-in for NVIDIA's libraries that runs the card's own
+//! kernels on the CPU (`daemon/cuda/stand-in`).
+
+use std::{
+    path::{Path, PathBuf},
+    sync::mpsc,
+    time::Duration,
+};
+
+use sluice_engine::{
+    Engine, Event, Generate, Options, Outcome, Settings, Work,
+    check::{
+        Check, Sizes, Speed, fixture_logits, fixture_tokens, operations, resident, speeds, streamed,
+    },
+    checkpoint::Source,
+    device::{Choice, Device, Number},
+    ledger::Ledger,
+    ops::Ops,
+    weights::Shape,
+};
+use sluice_shared::{decoding::Decoding, level::Level, sampling::EosPolicy};
+use testkit::here;
+
+fn card(number: Number) -> Device {
+    let opened = Device::open(Choice::Cuda(0), Some(number), 2).unwrap();
+    assert!(opened.device.is_card() && opened.no_card.is_none());
+    opened.device
+}
+
+fn all_pass(checks: &[Check]) {
+    let failed: Vec<_> = checks.iter().filter(|check| !check.passes()).collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+fn check_operations(number: Number) {
+    here::open_stand_in();
+    let checks = operations(&card(number), 7, &mut |_| {}).unwrap();
+    assert!(checks.len() > 80, "only {} checks", checks.len());
+    all_pass(&checks);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn every_operation_in_f32() {
+    check_operations(Number::F32);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn every_operation_in_f16() {
+    check_operations(Number::F16);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn every_operation_in_bf16() {
+    check_operations(Number::Bf16);
+}
+
+#[test]
+fn the_cpu_passes_its_own_check() {
+    let checks = operations(&Device::cpu(2).unwrap(), 7, &mut |_| {}).unwrap();
+    all_pass(&checks);
+}
+
+fn timed(device: &Device) -> Vec<Speed> {
+    let sizes = Sizes {
+        width: 256,
+        rows: vec![1, 33],
+        canvases: vec![64],
+    };
+    let mut told = Vec::new();
+    speeds(device, &sizes, &mut |speed| told.push(speed.clone())).unwrap();
+    let is_a_time = |speed: &Speed| speed.seconds > 0.0 && speed.bytes > 0.0;
+    assert!(told.iter().all(is_a_time), "{told:#?}");
+    told
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn what_a_card_does_more_is_timed_beside_what_the_cpu_does_too() {
+    here::open_stand_in();
+    let on_cpu = timed(&Device::cpu(2).unwrap());
+    let on_card = timed(&card(Number::Bf16));
+    let is_on_cpu = |speed: &&Speed| on_cpu.iter().any(|other| other.name == speed.name);
+    assert_eq!(on_card.iter().filter(is_on_cpu).count(), on_cpu.len());
+    let more: Vec<_> = on_card.iter().filter(|speed| !is_on_cpu(speed)).collect();
+    let names: Vec<_> = more.iter().map(|speed| speed.name.as_str()).collect();
+    for name in [
+        "linear, 1 x 256 x 256, bf16, by cuBLAS",
+        "linear, 1 x 256 x 256, bf16, by kernels",
+        "linear, 33 x 256 x 256, bf16, by cuBLAS",
+        "linear, 33 x 256 x 256, bf16, by kernels",
+        "decode, 768 x 256, q4_k",
+        "decode, 768 x 256, huffman",
+        "decode, 768 x 256, palette",
+        "linear, 1 x 256 x 256, palette",
+        "linear, 33 x 256 x 256, palette",
+        "decode, 768 x 256, rate",
+    ] {
+        assert!(names.contains(&name), "{name} is missing in {names:?}");
+    }
+    for speed in more {
+        let decoded = speed.name.starts_with("decode").then_some(768.0 * 512.0);
+        assert_eq!(speed.decoded_bytes, decoded, "{}", speed.name);
+    }
+}
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
+}
+
+fn check_fixture(name: &str, cases: usize) {
+    here::open_stand_in();
+    // With the embedding on the card, and without.
+    for level in [Level::Off, Level::Standard] {
+        let ops = Ops::new(card(Number::F32), Ledger::default()).unwrap();
+        let profile = ops.device().profile();
+        let plan =
+            |shape: &Shape, sources: &[_]| resident(profile, shape, sources, level).map(Some);
+        let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
+        assert!(!checks.is_empty());
+        all_pass(&checks);
+    }
+    for pin_limit in [u64::MAX, 100_000, 0] {
+        let ops = Ops::new(card(Number::F32), Ledger::default()).unwrap();
+        let profile = ops.device().profile();
+        let plan = |shape: &Shape, sources: &[_]| {
+            let plan = streamed(profile, shape, sources, Level::Standard, pin_limit)?;
+            assert!(plan.streamed().count() > plan.slots.count);
+            Ok(Some(plan))
+        };
+        let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
+        assert!(!checks.is_empty());
+        all_pass(&checks);
+    }
+    let options = Options {
+        device: Choice::Cuda(0),
+        number: Some(Number::F32),
+        threads: 2,
+        ..Options::default()
+    };
+    let checks = fixture_tokens(&folder(name), options).unwrap();
+    assert_eq!(checks.len(), cases);
+    all_pass(&checks);
+}
+
+/// What the references computed in is `f32`; in shorter numbers logits are near.
+fn check_logits(number: Number) {
+    here::open_stand_in();
+    for name in ["llada-tiny", "llada-tiny-bf16"] {
+        let ops = Ops::new(card(number), Ledger::default()).unwrap();
+        let profile = ops.device().profile();
+        let plan =
+            |shape: &Shape, sources: &[_]| resident(profile, shape, sources, Level::Off).map(Some);
+        let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
+        assert!(!checks.is_empty());
+        all_pass(&checks);
+    }
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn logits_in_f16() {
+    check_logits(Number::F16);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn logits_in_bf16() {
+    check_logits(Number::Bf16);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_model_with_many_heads_in_f32() {
+    check_fixture("llada-tiny", 31);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_model_with_grouped_heads_in_bf16_shards() {
+    check_fixture("llada-tiny-bf16", 30);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_causal_model_with_kept_keys_and_values() {
+    check_fixture("llama-tiny", 3);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn a_model_with_biases_and_shifted_logits() {
+    check_fixture("dream-tiny", 10);
+}
+
+/// What a small model writes on a device in these ways.
+fn written(device: Choice, ways: &[&str]) -> Vec<Vec<u32>> {
+    let engine = Engine::start(Options {
+        device,
+        number: Some(Number::F32),
+        threads: 2,
+        ..Options::default()
+    })
+    .unwrap();
+    let settings = Settings {
+        level: Level::Off,
+        ..Settings::default()
+    };
+    let source = Source::Folder(folder("llada-tiny"));
+    let model = engine.load_now(source, settings).unwrap().id;
+    let texts = ways.iter().map(|caching| {
+        let request = Generate {
+            block_length: 8,
+            steps: 24,
+            guidance: 0.5,
+            eos: EosPolicy::Suppress,
+            decoding: Decoding {
+                caching: caching.parse().unwrap(),
+                ..Decoding::default()
+            },
+            ..Generate::greedy(model, (1..40).collect(), 32)
+        };
+        match engine.run(Work::Generate(request)).unwrap() {
+            Outcome::Generated(generated) => generated.tokens,
+            other => panic!("asked to generate: {other:?}"),
+        }
+    });
+    texts.collect()
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn keys_are_chosen_as_on_the_cpu() {
+    here::open_stand_in();
+    let ways = ["dual", "dual:keep=0.3", "dual:keep=0.6,refresh=3"];
+    let on_card = written(Choice::Cuda(0), &ways);
+    assert_eq!(on_card, written(Choice::Cpu, &ways));
+    // And what is left out matters.
+    assert_ne!(on_card[0], on_card[1]);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn the_parts_of_a_pass_on_a_card_come_to_its_time() {
+    here::open_stand_in();
+    let engine = Engine::start(Options {
+        device: Choice::Cuda(0),
+        number: Some(Number::F32),
+        threads: 1,
+        ..Options::default()
+    })
+    .unwrap();
+    for name in ["llada-tiny", "llama-tiny"] {
+        let source = Source::Folder(folder(name));
+        let model = engine.load_now(source, Settings::default()).unwrap().id;
+        let request = Generate::greedy(model, vec![1, 2, 3], 4);
+        let (send, events) = mpsc::channel();
+        let sink = Box::new(move |event| drop(send.send(event)));
+        engine.submit(Work::Generate(request), sink).unwrap();
+        let costs: Vec<_> = (events.iter())
+            .filter_map(|event| match event {
+                Event::Pass(report) => Some(report.cost),
+                _ => None,
+            })
+            .collect();
+        assert!(!costs.is_empty());
+        for cost in costs {
+            let phases = cost.phases.expect("a card's clock runs");
+            let known = phases.attention + phases.multiply + phases.head;
+            assert_eq!(known + phases.other, cost.time, "{name}");
+            for part in [phases.attention, phases.multiply, phases.head] {
+                assert!(part > Duration::ZERO, "{name}: {phases:?}");
+            }
+            assert_eq!((cost.waited, phases.decode), Default::default());
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Tensors are used as they are stored: a model from blocks computes what one from the numbers that they stand for does.
+
+use std::{fs, path::Path, sync::atomic::AtomicBool};
+
+use sluice_engine::{
+    checkpoint::{
+        Checkpoint, Source,
+        synth::{Element, Synthesis},
+    },
+    device::Device,
+    format::Format,
+    ledger::Ledger,
+    ops::Ops,
+    weights::{Naming, Shape},
+};
+
+use sluice_shared::level::Level;
+
+use super::{
+    convert::{Dialect, converted_folder},
+    run::Loaded,
+};
+
+/// Between the same sums in another order.
+const TOLERANCE: f32 = 1e-4;
+/// The same, as a share of the largest logit, where rows are rounded to 8 bits before they are multiplied.
+const ROUNDED: f32 = 0.03;
+
+fn rounds_rows(format: Format) -> bool {
+    let ops = Ops::new(Device::cpu(1).unwrap(), Ledger::default()).unwrap();
+    ops.rounds_rows(format)
+}
+
+/// A checkpoint whose rows all blocks divide.
+fn synthetic(folder: &Path) {
+    let synthesis = Synthesis {
+        shape: Shape {
+            naming: Naming::Llada,
+            layers: 2,
+            width: 256,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            mlp_width: 512,
+            embedding_rows: 300,
+            context_length: 256,
+            causal: false,
+            tied: false,
+            biases: false,
+        },
+        element: Element::F32,
+        seed: 5,
+        threads: 2,
+    };
+    let never = AtomicBool::new(false);
+    synthesis.write(folder, &never, &mut |_, _| {}).unwrap();
+}
+
+#[test]
+fn every_format_is_computed_with_as_the_numbers_it_stands_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    synthetic(&source);
+    let tokens: Vec<u32> = (0..24).map(|place| place * 7 % 299).collect();
+    let mut plain = Vec::new();
+    for format in Format::ALL {
+        let logits = |dialect, stored| {
+            let path = folder.path().join("model.gguf");
+            let file = converted_folder(&source, dialect, [format, stored]);
+            fs::write(&path, file.bytes()).unwrap();
+            let checkpoint = Checkpoint::open(&Source::Folder(path.clone())).unwrap();
+            let query = "model.transformer.blocks.1.q_proj.weight";
+            assert_eq!(checkpoint.check(query, &[256, 256]).unwrap(), stored);
+            Loaded::new(&path, 1.0).logits(&tokens)
+        };
+        // Heads whose halves are stored in turn, in blocks, beside heads in order, in plain numbers.
+        let found = logits(Dialect::LlamaCpp, format);
+        let expected = logits(Dialect::DiffuseCpp, Format::F32);
+        let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+        let worst = worst.fold(0.0, f32::max);
+        let largest = expected.iter().copied().fold(0.0, f32::max);
+        let rounds = rounds_rows(format);
+        let tolerance = if rounds { ROUNDED * largest } else { TOLERANCE };
+        assert!(worst <= tolerance, "{}: {worst}", format.name());
+        let rounding = match format {
+            Format::F32 => {
+                plain = expected.clone();
+                continue;
+            }
+            _ => expected.iter().zip(&plain).map(|(a, b)| (a - b).abs()),
+        };
+        // Otherwise nothing was rounded, and nothing compared.
+        assert!(
+            rounds || rounding.fold(0.0, f32::max) > 2.0 * worst,
+            "{}",
+            format.name()
+        );
+    }
+}
+
+#[test]
+fn what_a_level_converts_is_converted_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    synthetic(&source);
+    let tokens: Vec<u32> = (0..24).map(|place| place * 5 % 299).collect();
+    let logits = |dialect| {
+        let path = folder.path().join("model.gguf");
+        let file = converted_folder(&source, dialect, [Format::Bf16; 2]);
+        fs::write(&path, file.bytes()).unwrap();
+        Loaded::at_level(&path, 1.0, Level::Moderate).logits(&tokens)
+    };
+    // Rows are quantized one by one: the same numbers come out, wherever a row lay.
+    assert_eq!(logits(Dialect::LlamaCpp), logits(Dialect::DiffuseCpp));
+}

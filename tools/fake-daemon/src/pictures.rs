@@ -1,0 +1,242 @@
+//! What the fake says of itself, its model and its work.
+
+use sluice_proto::v1::*;
+
+use crate::Step;
+
+/// What a small coded file has in it.
+pub(crate) fn contents() -> CodedContents {
+    let sum = CodedSum {
+        scheme: "huffman".into(),
+        tensors: 1,
+        numbers: 1 << 20,
+        bytes: 11 << 17,
+        original_bytes: 1 << 21,
+    };
+    CodedContents {
+        path: "/models/m.sluice".into(),
+        bytes: (11 << 17) + 4096,
+        original_bytes: 1 << 21,
+        source_hash: "0123456789abcdef".into(),
+        tile: 256,
+        extents: 1,
+        tensors: vec![CodedTensor {
+            name: "wq\x1b[2J".into(),
+            shape: vec![1024, 1024],
+            number: "bf16".into(),
+            scheme: sum.scheme.clone(),
+            extent: "wq".into(),
+            bytes: sum.bytes,
+            original_bytes: sum.original_bytes,
+            ..Default::default()
+        }],
+        schemes: vec![sum],
+        files: vec![CodedFile {
+            name: "config.json".into(),
+            bytes: 1024,
+            ..Default::default()
+        }],
+    }
+}
+
+pub(crate) fn snapshot() -> Snapshot {
+    Snapshot {
+        server: Some(Server {
+            version: "0.1.0".into(),
+            protocol_version: sluice_proto::PROTOCOL,
+            state: ServerState::Ready.into(),
+            ..Default::default()
+        }),
+        model: Some(model()),
+        plan: Some(plan("standard")),
+        settings: Some(Settings {
+            level: "standard".into(),
+            budget_bytes: 4 << 30,
+            is_default_budget: true,
+            ..Default::default()
+        }),
+        jobs: vec![job()],
+        ..Default::default()
+    }
+}
+
+/// A job that is half done.
+pub(crate) fn job() -> Job {
+    Job {
+        job_id: 3,
+        kind: JobKind::Compress.into(),
+        state: JobState::Running.into(),
+        source: "/models/m".into(),
+        output: "/models/m.sluice".into(),
+        progress: Some(JobProgress {
+            tensor: "blocks.1.ff_out.weight".into(),
+            done_bytes: 1 << 30,
+            total_bytes: 2 << 30,
+        }),
+        elapsed_ms: 90_000.0,
+        threads: 2,
+        ..Default::default()
+    }
+}
+
+/// What a level comes to: near the checkpoint's own weights.
+pub(crate) fn fidelity(request: &MeasureFidelityRequest) -> FidelityResult {
+    FidelityResult {
+        request_id: 7,
+        level: request.level.clone().unwrap_or("standard".into()),
+        samples: 3,
+        rows: 1_234,
+        mean_kl_nats: 0.00125,
+        top_agreement: 0.9875,
+        source_bound_nats: 1.5,
+        level_bound_nats: 1.625,
+        seed: request.seed.unwrap_or(99),
+        elapsed_ms: 1_500.0,
+    }
+}
+
+/// A plan that needs 3 of 4 GiB and streams nothing. Level `off` can only be planned.
+pub fn plan(level: &str) -> Plan {
+    Plan {
+        model: "fake".into(),
+        level: level.into(),
+        budget_bytes: 4 << 30,
+        canvas: 256,
+        block: 32,
+        requests: 1,
+        peak_bytes: 3 << 30,
+        pass_ms: Some(620.0),
+        is_lossless: ["off", "standard", "mild"].contains(&level),
+        is_loadable: level != "off",
+        not_loadable: match level {
+            "off" => "level off can only be planned".into(),
+            _ => String::new(),
+        },
+        ..Default::default()
+    }
+}
+
+/// The events of a change from `standard` to `level` that succeeds.
+pub fn switch(level: &str) -> Vec<apply_response::Kind> {
+    use apply_response::Kind;
+
+    let before = Plan {
+        peak_bytes: 4 << 30,
+        pass_ms: Some(1800.0),
+        streamed_bytes_per_pass: 2 << 30,
+        ..plan("standard")
+    };
+    vec![
+        Kind::Planned(ApplyPlanned {
+            plan: Some(plan(level)),
+            before: Some(before),
+            steps: 2,
+        }),
+        Kind::Conversion(Conversion {
+            done_bytes: 1 << 20,
+            total_bytes: 4 << 20,
+        }),
+        Kind::Notice("a copy is written\x1b[2J".into()),
+        Kind::Progress(Switch { done: 1, steps: 2 }),
+        Kind::Applied(Applied {
+            plan: Some(plan(level)),
+            device_bytes: 2 << 30,
+            elapsed_ms: 2_300.0,
+        }),
+    ]
+}
+
+pub(crate) fn model() -> Model {
+    Model {
+        name: "fake".into(),
+        state: ModelState::Ready.into(),
+        is_demonstration: true,
+        ..Default::default()
+    }
+}
+
+/// A downloaded model.
+pub(crate) fn on_disk() -> Model {
+    Model {
+        name: "o/m".into(),
+        path: "/models/o/m".into(),
+        state: ModelState::Available.into(),
+        origin: ModelOrigin::Pulled.into(),
+        disk_bytes: 3 << 30,
+        file_format: "safetensors".into(),
+        family: "llada".into(),
+        parameters: Some(1_500_000_000),
+        is_default: true,
+        ..Default::default()
+    }
+}
+
+/// The events of a short, successful request.
+pub fn story(text: &str) -> Vec<Step> {
+    use generation_event::Kind;
+
+    let words: Vec<&str> = text.split_inclusive(' ').collect();
+    let tokens = |committed: usize| -> Vec<CanvasToken> {
+        let token = |(position, word): (usize, &&str)| CanvasToken {
+            position: position as u32,
+            id: Some(position as u32 + 10),
+            piece: word.as_bytes().to_vec(),
+            confidence: Some(0.5),
+            state: match position < committed {
+                true => TokenState::Committed.into(),
+                false => TokenState::Provisional.into(),
+            },
+            fresh: position + 1 == committed,
+        };
+        words.iter().enumerate().map(token).collect()
+    };
+    let length = words.len() as u32;
+    let mut steps = vec![
+        Step::Send(Kind::Queued(Queued {
+            request_id: 7,
+            ahead: 0,
+        })),
+        Step::Send(Kind::Started(Started {
+            request_id: 7,
+            length,
+            block_length: length,
+            blocks: 1,
+            steps: length,
+            model: "fake".into(),
+            prompt_text: b"prompt".to_vec(),
+            exact: true,
+            ..Default::default()
+        })),
+    ];
+    for pass in 1..=length {
+        steps.push(Step::Send(Kind::PassDone(PassDone {
+            request_id: 7,
+            passes: pass,
+            pass_in_block: pass,
+            tokens: tokens(pass as usize),
+            committed: pass,
+            elapsed_ms: f64::from(pass) * 10.0,
+            ..Default::default()
+        })));
+    }
+    steps.push(Step::Send(Kind::BlockDone(BlockDone {
+        request_id: 7,
+        passes: length,
+        tokens: tokens(words.len()),
+        ..Default::default()
+    })));
+    steps.push(Step::Send(Kind::Done(Done {
+        request_id: 7,
+        finish_reason: FinishReason::Length.into(),
+        tokens: (10..10 + length).collect(),
+        text: Some(text.to_owned()),
+        passes: length,
+        elapsed_ms: 100.0,
+        text_tokens: length,
+        generated_tokens: length,
+        filled_positions: length,
+        exact: true,
+        ..Default::default()
+    })));
+    steps
+}

@@ -1,0 +1,397 @@
+//! The commands for coded files and jobs, against a daemon that plays a script.
+
+use std::{
+    os::unix::fs::symlink,
+    path::Path,
+    process::{Command, Output},
+};
+
+use fake_daemon::{Change, Fake};
+use sluice_proto::v1::{
+    Coder, Compressed, Decompressed, JobProgress, JobResult, Verified, compress_request::How,
+    job_event::Kind, job_result,
+};
+use testkit::eventually;
+
+use crate::support::{Client, code, interrupt, said, sluice, stderr, stdout};
+
+/// A daemon whose jobs come to this result, or to none until they are cancelled.
+fn working(result: Option<job_result::Kind>) -> Fake {
+    let progress = JobProgress {
+        tensor: "wq\x1b[2J".into(),
+        done_bytes: 1 << 20,
+        total_bytes: 1 << 21,
+    };
+    let hangs = result.is_none();
+    let result = result.map(|kind| {
+        Kind::Result(JobResult {
+            kind: Some(kind),
+            elapsed_ms: 1_500.0,
+        })
+    });
+    let change = Change {
+        job: [Kind::Progress(progress)]
+            .into_iter()
+            .chain(result)
+            .collect(),
+        hangs,
+        ..Default::default()
+    };
+    Fake::with_changes(Vec::new(), change)
+}
+
+fn compressed() -> job_result::Kind {
+    job_result::Kind::Compressed(Compressed {
+        bytes: 2 << 30,
+        original_bytes: 3 << 30,
+        resumed_tensors: 7,
+        left_out: vec!["notes.txt".into()],
+        error: None,
+    })
+}
+
+#[test]
+fn a_file_is_asked_for_as_it_was_written_and_its_size_is_told() {
+    let fake = working(Some(compressed()));
+    let output = fake.output(&[
+        "compress",
+        "o/m",
+        "--output",
+        "m.sluice",
+        "--coder",
+        "palette",
+        "--tile",
+        "128",
+        "--keep",
+        "*.wte.*",
+        "--keep",
+        "lm_head*",
+        "--all",
+        "--threads",
+        "3",
+    ]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert_eq!(
+        stdout(&output),
+        "/models/m.sluice: 2.00 GiB, 66.7 % of 3.00 GiB, coded in 1.5 s\n"
+    );
+    let told = stderr(&output);
+    for line in [
+        "job 3: compress /models/m → /models/m.sluice, 2 of the daemon's threads",
+        "left out: notes.txt",
+        "went on after 7 tensors of a run before",
+        "note: /models/m.sluice is not there as you see it: the daemon has folders of its own, as a service its own /tmp; \
+         name a place below /var/lib/sluice, or run `sluiced` yourself",
+    ] {
+        assert!(
+            told.lines().any(|found| found == line),
+            "{line:?} in {told}"
+        );
+    }
+    assert!(!told.contains('\x1b'), "{told:?}");
+    fake.output(&["compress", "./src", "-o", "/m.sluice", "--bits", "4.5"]);
+    let seen = fake.seen.lock().unwrap();
+    let asked = &seen.compressed[0];
+    assert_eq!((asked.name.as_str(), asked.path.as_str()), ("o/m", ""));
+    assert!(asked.output.starts_with('/') && asked.output.ends_with("/m.sluice"));
+    assert_eq!(asked.how, Some(How::Coder(Coder::Palette.into())));
+    assert_eq!(
+        (asked.tile, asked.threads, asked.all),
+        (Some(128), Some(3), true)
+    );
+    assert_eq!(asked.keep, ["*.wte.*", "lm_head*"]);
+    let asked = &seen.compressed[1];
+    assert!(asked.name.is_empty() && asked.path.ends_with("/src"));
+    assert_eq!(asked.how, Some(How::Bits(4.5)));
+    assert_eq!((asked.tile, asked.threads, asked.all), (None, None, false));
+}
+
+#[test]
+fn a_job_for_scripts_is_a_line_an_event() {
+    let fake = working(Some(compressed()));
+    let output = fake.output(&["compress", "o/m", "-o", "m.sluice", "--json"]);
+    let lines: Vec<serde_json::Value> = stdout(&output)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let events: Vec<_> = lines
+        .iter()
+        .map(|line| line["event"].as_str().unwrap())
+        .collect();
+    assert_eq!(events, ["job", "progress", "done"]);
+    assert_eq!(
+        (&lines[0]["job_id"], &lines[0]["kind"]),
+        (&3.into(), &"compress".into())
+    );
+    assert_eq!(lines[1]["done_bytes"], 1 << 20);
+    assert_eq!(
+        (&lines[2]["bytes"], &lines[2]["ms"]),
+        (&(2_u64 << 30).into(), &1500.0.into())
+    );
+    assert!(stderr(&output).starts_with("note: /models/m.sluice is not there"));
+}
+
+#[test]
+fn the_way_back_tells_the_files() {
+    let made = Decompressed {
+        original_bytes: 3 << 30,
+        files: 5,
+    };
+    let fake = working(Some(job_result::Kind::Decompressed(made)));
+    let output = fake.output(&["decompress", "m.sluice", "--output", "m"]);
+    assert_eq!(
+        stdout(&output),
+        "/models/m.sluice: 3.00 GiB in 5 files, decoded in 1.5 s\n"
+    );
+    let seen = fake.seen.lock().unwrap();
+    let asked = &seen.decompressed[0];
+    assert!(asked.path.starts_with('/') && asked.path.ends_with("/m.sluice"));
+    assert!(asked.output.starts_with('/') && asked.output.ends_with("/m"));
+}
+
+#[test]
+fn damage_is_told_and_is_a_failure() {
+    let found = |damage: &[&str]| {
+        job_result::Kind::Verified(Verified {
+            bytes: 2 << 30,
+            tensors: 291,
+            damage: damage.iter().map(|&place| place.to_owned()).collect(),
+            damaged_places: damage.len() as u64,
+        })
+    };
+    let fake = working(Some(found(&[])));
+    let output = fake.output(&["verify", "m.sluice"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert_eq!(
+        stdout(&output),
+        "/models/m: 2.00 GiB, 291 tensors, all as they were written\n"
+    );
+    let fake = working(Some(found(&[
+        "tensor wq\x1b[2J, tile 7",
+        "its section of checksums",
+    ])));
+    let output = fake.output(&["verify", "m.sluice"]);
+    assert_eq!((code(&output), &*stdout(&output)), (1, ""));
+    let told = stderr(&output);
+    assert!(
+        told.contains("damaged: tensor wq") && told.contains(", tile 7\n"),
+        "{told}"
+    );
+    assert!(
+        told.contains("error: /models/m is damaged in 2 places\nhint: make it again"),
+        "{told}"
+    );
+    assert!(!told.contains('\x1b'), "{told:?}");
+    let output = fake.output(&["verify", "m.sluice", "--json"]);
+    assert_eq!(code(&output), 1);
+    assert!(
+        stdout(&output).contains(r#""damaged_places":2"#),
+        "{}",
+        stdout(&output)
+    );
+}
+
+#[test]
+fn a_job_can_be_left_to_the_daemon() {
+    let fake = working(None);
+    let output = fake.output(&["compress", "o/m", "-o", "m.sluice", "--detach"]);
+    assert_eq!((code(&output), &*stdout(&output)), (0, ""));
+    assert!(
+        stderr(&output).ends_with("; `sluice jobs watch 3` follows it\n"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(fake.seen.lock().unwrap().jobs_cancelled.is_empty());
+}
+
+/// Ctrl-C for a command that has told of its job, and so knows its id; how it ended, and what it said from there on.
+fn interrupted(fake: &Fake, arguments: &[&str]) -> Output {
+    let mut child = fake.sluice(arguments).spawn().unwrap();
+    said(child.stderr.as_mut().expect("a pipe"), "job 3: ");
+    interrupt(child)
+}
+
+#[test]
+fn an_interrupt_cancels_a_job_of_ones_own_and_leaves_others_alone() {
+    let fake = working(None);
+    let arguments = ["compress", "o/m", "-o", "m.sluice"];
+    let output = interrupted(&fake, &arguments);
+    assert_eq!(code(&output), 130);
+    assert_eq!(
+        stderr(&output),
+        "cancelling the job\nerror: the job was cancelled; what is done is kept in /p\n"
+    );
+    assert_eq!(fake.seen.lock().unwrap().jobs_cancelled, [3]);
+
+    let output = interrupted(&fake, &["jobs", "watch", "3"]);
+    assert_eq!(code(&output), 130);
+    assert_eq!(stderr(&output), "error: interrupted; the job goes on\n");
+    assert_eq!(fake.seen.lock().unwrap().jobs_cancelled, [3]);
+}
+
+#[test]
+fn an_interrupt_ends_the_wait_for_a_daemon_that_says_nothing() {
+    let change = Change {
+        silent: true,
+        ..Default::default()
+    };
+    let fake = Fake::with_changes(Vec::new(), change);
+    let arguments = ["verify", "m.sluice"];
+    let child = fake.sluice(&arguments).spawn().unwrap();
+    eventually("the job", || !fake.seen.lock().unwrap().verified.is_empty());
+    let output = interrupt(child);
+    assert_eq!(code(&output), 130);
+    let told = stderr(&output);
+    assert!(told.contains("has not confirmed"), "{told}");
+}
+
+#[test]
+fn without_a_daemon_the_program_beside_this_one_does_the_work() {
+    let program = Path::new(env!("CARGO_BIN_EXE_sluice"));
+    let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
+    let client = folder.path().join("sluice");
+    std::fs::hard_link(program, &client).unwrap();
+    symlink("/bin/echo", folder.path().join("sluiced")).unwrap();
+    for (arguments, words) in [
+        ("compress /m -o /a.sluice", "compress /m --output=/a.sluice"),
+        (
+            "compress /m -o /a.sluice --bits 4.5 --tile 128 --keep a --keep -b --all --threads 3",
+            "compress /m --output=/a.sluice --bits=4.5 --tile=128 --keep=a --keep=-b --all --threads=3",
+        ),
+        (
+            "compress /m -o /a.sluice --lossless --coder palette",
+            "compress /m --output=/a.sluice --lossless --coder=palette",
+        ),
+        (
+            "decompress /a.sluice -o /m --threads 2",
+            "decompress /a.sluice --output=/m --threads=2",
+        ),
+        ("verify /a.sluice", "verify /a.sluice"),
+        ("inspect /a.sluice", "inspect /a.sluice"),
+    ] {
+        let arguments = arguments.replace("--keep -b", "--keep=-b");
+        let output = Command::new(&client)
+            .args(["--socket", "/nonexistent/sluice.sock"])
+            .args(arguments.split(' '))
+            .output()
+            .unwrap();
+        assert_eq!(stdout(&output), format!("{words}\n"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn jobs_are_listed_stopped_and_shown_with_the_status() {
+    let fake = working(None);
+    let output = fake.output(&["jobs"]);
+    let output = stdout(&output);
+    let lines: Vec<_> = output.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "   ID  KIND       STATE       DONE         TIME  FILES",
+            "    2  verify     failed      50 %   1 min 30 s  /models/m: it is gone\u{fffd}[2J",
+            "    3  compress   running     50 %   1 min 30 s  /models/m → /models/m.sluice",
+        ]
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&fake.output(&["jobs", "--json"]))).unwrap();
+    assert_eq!(json["jobs"][1]["progress"]["total_bytes"], 2_u64 << 30);
+    let output = fake.output(&["jobs", "cancel", "3"]);
+    assert_eq!(
+        stdout(&output),
+        "job 3: the job was cancelled; what is done is kept in /p\n"
+    );
+    assert_eq!(fake.seen.lock().unwrap().watched, [3]);
+
+    let status = stdout(&fake.output(&["status"]));
+    assert!(status.contains("/models/m → /models/m.sluice"), "{status}");
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&fake.output(&["status", "--json"]))).unwrap();
+    assert_eq!(json["jobs"][0]["job_id"], 3);
+}
+
+#[test]
+fn a_coded_file_is_inspected_to_its_tensors() {
+    let fake = working(None);
+    let output = stdout(&fake.output(&["inspect", "./m.sluice"]));
+    for line in [
+        "/models/m.sluice: 1.38 MiB, 68.9 % of 2.00 MiB",
+        "config.json: 1.00 KiB",
+    ] {
+        assert!(
+            output.lines().any(|found| found == line),
+            "{line:?} in {output}"
+        );
+    }
+    assert!(
+        output.contains("1024 × 1024  bf16  huffman   1.38 MiB  11.00 of 16"),
+        "{output}"
+    );
+    assert!(!output.contains('\x1b'), "{output:?}");
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&fake.output(&["inspect", "./m.sluice", "--json"]))).unwrap();
+    assert_eq!(json["coded"]["bits"], 11.0);
+    assert_eq!(json["coded"]["tensors"][0]["scheme"], "huffman");
+}
+
+#[test]
+fn wrong_usage_and_an_absent_daemon_are_told_apart() {
+    for arguments in [
+        &["compress", "m"][..],
+        &["compress", "m", "-o", "a.sluice", "--tile", "100"],
+        &["compress", "m", "-o", "a.sluice", "--bits", "9"],
+        &[
+            "compress",
+            "m",
+            "-o",
+            "a.sluice",
+            "--bits",
+            "4",
+            "--lossless",
+        ],
+        &[
+            "compress", "m", "-o", "a.sluice", "--bits", "4", "--coder", "huffman",
+        ],
+        &["compress", "m", "-o", "a.sluice", "--coder", "zip"],
+        &["compress", "m", "-o", "a.gguf"],
+        &["compress", "m", "-o", "a.sluice", "--keep", ""],
+        &["compress", "m", "-o", "a.sluice", "--threads", "0"],
+        &["decompress", "a.sluice", "-o", "m", "--threads", "0"],
+        &["decompress", "a.sluice"],
+        &["verify"],
+        &["jobs", "cancel", "all"],
+    ] {
+        let output = sluice(arguments).output().unwrap();
+        assert_eq!(code(&output), 64, "{arguments:?}");
+    }
+    let mut patterns = vec!["compress", "m", "-o", "a.sluice"];
+    patterns.extend(["--keep=*"; 65]);
+    let output = sluice(&patterns).output().unwrap();
+    assert_eq!(code(&output), 64);
+    for (arguments, offline) in [
+        (
+            &["compress", "m", "-o", "a.sluice"][..],
+            "`sluiced compress DIR --output FILE.sluice`",
+        ),
+        (
+            &["decompress", "a.sluice", "-o", "m", "--detach"],
+            "`sluiced decompress FILE --output DIR`",
+        ),
+        (&["verify", "a.sluice", "--json"], "`sluiced verify FILE`"),
+        (
+            &["inspect", "a.sluice", "--json"],
+            "`sluiced inspect FILE.sluice --json`",
+        ),
+    ] {
+        let absent = ["--socket", "/nonexistent/sluice.sock"];
+        let output = sluice(&[&absent[..], arguments].concat()).output().unwrap();
+        assert_eq!(code(&output), 69, "{arguments:?}");
+        assert!(stderr(&output).contains(offline), "{}", stderr(&output));
+    }
+    for command in ["compress", "decompress", "verify", "jobs"] {
+        let output = sluice(&[command, "--help"]).output().unwrap();
+        assert_eq!((code(&output), &*stderr(&output)), (0, ""));
+        let output = sluice(&["man", command]).output().unwrap();
+        assert!(stdout(&output).contains(command));
+    }
+}

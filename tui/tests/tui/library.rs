@@ -1,0 +1,189 @@
+//! The commands for models on disk, against a daemon that plays a script.
+
+use fake_daemon::{Change, Fake};
+use sluice_proto::v1::{PullPlan, PullProgress, pull_model_response::Kind};
+
+use crate::support::{Client, code, interrupt, said, stderr, stdout};
+
+fn pulling(hangs: bool) -> Fake {
+    let plan = PullPlan {
+        name: "o/m:Q8_0".into(),
+        files: 3,
+        total_bytes: 4 << 30,
+        present_bytes: 1 << 30,
+        folder: "/models/o/m:Q8_0".into(),
+        ..Default::default()
+    };
+    let progress = PullProgress {
+        file: "m.gguf".into(),
+        done_bytes: 2 << 30,
+        total_bytes: 4 << 30,
+    };
+    let pull = vec![
+        Kind::Plan(plan),
+        Kind::Notice("the hub stalls\x1b[2J".into()),
+        Kind::Progress(progress),
+    ];
+    let change = Change {
+        pull,
+        hangs,
+        ..Default::default()
+    };
+    Fake::with_changes(Vec::new(), change)
+}
+
+#[test]
+fn a_pull_tells_what_comes_and_what_came() {
+    let fake = pulling(false);
+    let mut command = fake.sluice(&["pull", "o/m", "--file", "m.gguf", "--revision", "v1"]);
+    let output = command.env("HF_TOKEN", "hf_mine").output().unwrap();
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert_eq!(
+        stdout(&output),
+        "pulled o/m (available): 3.00 GiB of safetensors, from /models/o/m\n"
+    );
+    let told = stderr(&output);
+    assert!(
+        told.contains(
+            "o/m:Q8_0: 3 files, 4.00 GiB, 1.00 GiB of it here already; into /models/o/m:Q8_0"
+        ),
+        "{told}"
+    );
+    assert!(told.contains("note: the hub stalls"), "{told}");
+    assert!(told.contains("`sluice load o/m`"), "{told}");
+    assert!(
+        !told.contains('\x1b') && !told.contains("hf_mine"),
+        "{told:?}"
+    );
+    let seen = fake.seen.lock().unwrap();
+    let asked = &seen.pulled[0];
+    assert_eq!(
+        (
+            asked.name.as_str(),
+            asked.file.as_str(),
+            asked.revision.as_str(),
+            asked.token.as_str()
+        ),
+        ("o/m", "m.gguf", "v1", "hf_mine")
+    );
+}
+
+#[test]
+fn a_pull_for_scripts_is_a_line_an_event() {
+    let fake = pulling(false);
+    let output = fake.output(&["pull", "o/m", "--json"]);
+    let lines: Vec<serde_json::Value> = stdout(&output)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let events: Vec<_> = lines
+        .iter()
+        .map(|line| line["event"].as_str().unwrap())
+        .collect();
+    assert_eq!(events, ["plan", "notice", "progress", "done"]);
+    assert_eq!(lines[3]["model"]["name"], "o/m");
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn an_interrupt_cancels_the_download_that_the_daemon_makes_of_the_name() {
+    let fake = pulling(true);
+    let mut child = fake.sluice(&["pull", "o/m"]).spawn().unwrap();
+    // The plan has to have come, so that the label is known.
+    said(child.stderr.as_mut().expect("a pipe"), "o/m:Q8_0: 3 files");
+    let output = interrupt(child);
+    assert_eq!(code(&output), 130);
+    let told = stderr(&output);
+    assert!(
+        told.contains("error: interrupted; what came so far is kept"),
+        "{told}"
+    );
+    assert!(
+        told.contains("hint: the same command goes on from there"),
+        "{told}"
+    );
+    assert_eq!(fake.seen.lock().unwrap().pulls_cancelled, ["o/m:Q8_0"]);
+}
+
+#[test]
+fn the_list_says_what_is_where_and_which_is_the_default() {
+    let fake = Fake::start(Vec::new());
+    let output = stdout(&fake.output(&["list"]));
+    let lines: Vec<_> = output.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "  NAME  STATE      FAMILY        PARAMETERS      SIZE  FORMAT       FROM",
+            "  fake  loaded     ?                      ?         ?               demonstration model, inside sluiced",
+            "* o/m   on disk    llada      1,500,000,000  3.00 GiB  safetensors  /models/o/m",
+            "",
+            "converted weights, 3.00 MiB of at most 32.0 GiB in /cache; `sluice rm --converted NAME` removes a model's",
+            "  tiny  moderate    3.00 MiB  in use",
+        ]
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&fake.output(&["list", "--json"]))).unwrap();
+    assert_eq!(json["models"][1]["origin"], "pulled");
+    assert_eq!(json["models"][1]["is_default"], true);
+    assert_eq!(json["kept"][0]["level"], "moderate");
+    assert_eq!(json["kept_folder"], "/cache");
+}
+
+#[test]
+fn models_are_removed_inspected_and_unloaded_by_name() {
+    let fake = Fake::start(Vec::new());
+    let output = fake.output(&["rm", "o/m", "--force"]);
+    assert_eq!(stdout(&output), "removed o/m, 3.00 GiB freed\n");
+    let output = fake.output(&["rm", "o/m", "--json"]);
+    let removed: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(removed["freed_bytes"], 3_u64 << 30);
+    assert_eq!(removed["kept_path"], serde_json::Value::Null);
+    let output = fake.output(&["rm", "--converted", "tiny"]);
+    assert_eq!(stdout(&output), "no converted weights of tiny are kept\n");
+    assert!(fake.seen.lock().unwrap().removed[2].kept_only);
+    let output = fake.output(&["unload"]);
+    assert_eq!(
+        stdout(&output),
+        "unloaded fake: device 3.00 GiB → 8.00 MiB, sluiced 4.00 GiB → 40.0 MiB resident\n"
+    );
+    let output = stdout(&fake.output(&["inspect", "o/m"]));
+    for line in [
+        "o/m (available)",
+        "  path             /models/o/m",
+        "  BF16                 12 with 1,500,000,000 parameters, 2.79 GiB",
+        "  mild             2.00 GiB, of it weights 1.00 GiB; not yet",
+        "  moderate         2.00 GiB, of it weights 1.00 GiB; fits the budget",
+    ] {
+        assert!(
+            output.lines().any(|found| found == line),
+            "{line:?} in {output}"
+        );
+    }
+    assert!(!output.contains('\x1b'), "{output:?}");
+    fake.output(&["inspect", "./src", "--json"]);
+    for arguments in [&["inspect", "o/odd"][..], &["inspect", "o/odd", "--json"]] {
+        let output = fake.output(arguments);
+        assert_eq!(code(&output), 1);
+        assert!(stdout(&output).contains("mild"), "what is known is told");
+        let told = stderr(&output);
+        assert!(
+            told.contains("it can't be loaded: its model_type 'odd'"),
+            "{told}"
+        );
+        assert!(!told.contains('\x1b'), "{told:?}");
+    }
+    fake.output(&["load", "o/m", "--default"]);
+    let seen = fake.seen.lock().unwrap();
+    assert!(seen.removed[0].force);
+    assert_eq!(seen.inspected[0].name, "o/m");
+    assert!(seen.inspected[1].path.ends_with("/src"));
+    let loaded = &seen.loaded[0];
+    assert_eq!(
+        (
+            loaded.name.as_str(),
+            loaded.path.as_str(),
+            loaded.make_default
+        ),
+        ("o/m", "", true)
+    );
+}

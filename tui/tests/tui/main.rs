@@ -1,0 +1,15 @@
+//! The client as its users meet it: a process of its own, on a pipe or a terminal, with the real daemon or one that plays a
+//! script.
+
+mod chat;
+mod client;
+mod daemon;
+mod fidelity;
+mod jobs;
+mod journeys;
+mod library;
+mod plans;
+mod replay;
+mod run;
+mod support;
+mod terminal;

@@ -1,0 +1,253 @@
+//! Plans, levels and budgets against a daemon that plays a script.
+
+use std::{os::unix::fs::symlink, path::Path, process::Command};
+
+use fake_daemon::{Change, Fake, plan, switch};
+use sluice_proto::v1::{LoadProgress, Plan, PlanRequest, load_model_response, plan_request};
+use testkit::eventually;
+
+use crate::support::{Client, code, interrupt, stderr, stdout};
+
+#[test]
+fn a_load_takes_a_level_and_a_budget_and_tells_its_plan() {
+    let change = Change {
+        load: vec![load_model_response::Kind::Plan(plan("moderate"))],
+        ..Default::default()
+    };
+    let fake = Fake::with_changes(vec![], change);
+    let output = fake.output(&["load", "x", "--level", "moderate", "--budget", "4GiB"]);
+    assert!(stdout(&output).starts_with("loaded fake (ready)"));
+    assert_eq!(
+        stderr(&output),
+        "plan: level moderate, peak 3.00 GiB of 4.00 GiB, a pass 620 ms, streamed nothing\n"
+    );
+    let loaded = &fake.seen.lock().unwrap().loaded[0];
+    assert_eq!(loaded.level.as_deref(), Some("moderate"));
+    assert_eq!(loaded.budget_bytes, Some(4 << 30));
+}
+
+#[test]
+fn an_interrupt_cancels_a_load() {
+    let change = Change {
+        hangs: true,
+        ..Default::default()
+    };
+    let fake = Fake::with_changes(vec![], change);
+    let child = fake.sluice(&["load", "x"]).spawn().unwrap();
+    eventually("the load", || !fake.seen.lock().unwrap().loaded.is_empty());
+    let output = interrupt(child);
+    assert_eq!(code(&output), 130);
+    assert_eq!(
+        stderr(&output),
+        "error: interrupted; the load was cancelled\n"
+    );
+    assert_eq!(fake.seen.lock().unwrap().loads_cancelled, 1);
+}
+
+#[test]
+fn a_load_for_scripts_is_a_line_an_event() {
+    let change = Change {
+        load: vec![
+            load_model_response::Kind::Plan(Plan::default()),
+            load_model_response::Kind::Notice("slow disk".into()),
+            load_model_response::Kind::Progress(LoadProgress::default()),
+        ],
+        ..Default::default()
+    };
+    let fake = Fake::with_changes(vec![], change);
+    let output = fake.output(&["load", "x", "--json"]);
+    assert_eq!((code(&output), &*stderr(&output)), (0, ""));
+    let lines: Vec<serde_json::Value> = stdout(&output)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("an object"))
+        .collect();
+    let events: Vec<_> = lines.iter().map(|line| line["event"].as_str()).collect();
+    let expected = ["plan", "notice", "progress", "done"].map(Some);
+    assert_eq!(events, expected);
+    assert_eq!(lines[3]["model"]["name"], "fake");
+}
+
+#[test]
+fn an_interrupt_leaves_a_switch_alone_and_says_so() {
+    let change = Change {
+        apply: switch("moderate")[..4].to_vec(),
+        hangs: true,
+        ..Default::default()
+    };
+    let fake = Fake::with_changes(vec![], change);
+    let child = fake.sluice(&["level", "moderate"]).spawn().unwrap();
+    eventually("the switch", || {
+        !fake.seen.lock().unwrap().applied.is_empty()
+    });
+    let output = interrupt(child);
+    assert_eq!(code(&output), 130);
+    assert!(
+        stderr(&output).contains("error: interrupted; the switch goes on\nhint: "),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_level_is_predicted_then_measured() {
+    let change = Change {
+        apply: switch("moderate"),
+        ..Default::default()
+    };
+    let fake = Fake::with_changes(vec![], change);
+    let output = fake.output(&["level", "moderate", "--budget", "4GiB"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert_eq!(
+        stdout(&output),
+        "\
+level     standard → moderate
+budget    4.00 GiB
+peak      4.00 GiB → 3.00 GiB, predicted
+a pass    1.8 s → 620 ms, predicted
+streamed  2.00 GiB a pass → nothing
+in force  after 2.3 s, with 2.00 GiB held on the device
+"
+    );
+    assert_eq!(stderr(&output), "note: a copy is written\u{fffd}[2J\n");
+    let json = stdout(&fake.output(&["level", "moderate", "--json"]));
+    let events: Vec<serde_json::Value> = json
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("an object"))
+        .collect();
+    let names: Vec<_> = events
+        .iter()
+        .map(|event| event["event"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        ["planned", "conversion", "notice", "switch", "applied"]
+    );
+    assert_eq!(events[0]["plan"]["pass_ms"], 620.0);
+    assert_eq!(events[4]["ms"], 2300.0);
+    let applied = &fake.seen.lock().unwrap().applied;
+    assert_eq!(applied[0].level.as_deref(), Some("moderate"));
+    assert_eq!(applied[0].budget_bytes, Some(4 << 30));
+    assert_eq!(applied[1].budget_bytes, None);
+}
+
+#[test]
+fn a_budget_and_its_default_and_a_restore_reach_the_daemon() {
+    let change = Change {
+        apply: switch("off"),
+        ..Default::default()
+    };
+    let fake = Fake::with_changes(vec![], change);
+    for arguments in [
+        &["budget", "3GiB"][..],
+        &["budget", "default"],
+        &["level", "mild", "--budget", "default"],
+        &["restore"],
+        &["restore", "--to", "source"],
+    ] {
+        let output = fake.output(arguments);
+        assert_eq!(code(&output), 0, "{arguments:?}: {}", stderr(&output));
+    }
+    let seen = fake.seen.lock().unwrap();
+    let asked: Vec<_> = seen
+        .applied
+        .iter()
+        .map(|request| (&request.level, request.budget_bytes, request.default_budget))
+        .collect();
+    assert_eq!(
+        asked,
+        [
+            (&None, Some(3 << 30), false),
+            (&None, None, true),
+            (&Some("mild".to_owned()), None, true),
+        ]
+    );
+    assert_eq!(seen.restored, ["start", "source"]);
+}
+
+#[test]
+fn a_switch_without_an_end_is_a_failure() {
+    let change = Change {
+        apply: switch("off")[..1].to_vec(),
+        ..Default::default()
+    };
+    let output = Fake::with_changes(vec![], change).output(&["restore"]);
+    assert_eq!(code(&output), 1);
+    assert!(stderr(&output).contains("without a result"));
+}
+
+#[test]
+fn a_plan_is_asked_for_as_it_was_written() {
+    let fake = Fake::start(vec![]);
+    let output = fake.output(&["plan", "--model", "./some/model", "--budget", "6GiB"]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert!(stdout(&output).contains("fake at level standard within 4.00 GiB"));
+    let output = fake.output(&["plan", "--preset", "llada-8b", "--level", "mild", "--json"]);
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).expect("an object");
+    for key in ["peak_bytes", "pass_ms", "streamed_bytes_per_pass"] {
+        assert!(value[key].is_number(), "{key} in {value}");
+    }
+    assert!(value["layers"].is_array(), "{value}");
+    assert_eq!(code(&fake.output(&["plan", "--budget", "default"])), 0);
+    assert_eq!(code(&fake.output(&["plan", "--model", "some/model"])), 0);
+    assert_eq!(code(&fake.output(&["plan", "./some/model"])), 0);
+    let planned = &fake.seen.lock().unwrap().planned;
+    let Some(plan_request::Model::Path(path)) = &planned[0].model else {
+        panic!("{planned:?}");
+    };
+    assert!(path.starts_with('/') && path.ends_with("some/model"));
+    assert_eq!(planned[0].budget_bytes, Some(6 << 30));
+    assert_eq!(
+        planned[1].model,
+        Some(plan_request::Model::Preset("llada-8b".into()))
+    );
+    assert_eq!(
+        planned[3].model,
+        Some(plan_request::Model::Name("some/model".into()))
+    );
+    assert_eq!(planned[1].level.as_deref(), Some("mild"));
+    let default = PlanRequest {
+        default_budget: true,
+        ..PlanRequest::default()
+    };
+    assert_eq!(planned[2], default);
+    assert_eq!(planned[4].model, planned[0].model);
+}
+
+#[test]
+fn without_a_daemon_the_sibling_makes_the_plan() {
+    let program = Path::new(env!("CARGO_BIN_EXE_sluice"));
+    // A link needs the same file system, and the program looks beside the name it was started by.
+    let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
+    let client = folder.path().join("sluice");
+    std::fs::hard_link(program, &client).unwrap();
+    let run = |arguments: &[&str]| {
+        Command::new(&client)
+            .args(["--socket", "/nonexistent/sluice.sock", "plan"])
+            .args(arguments)
+            .env("PATH", "/nonexistent")
+            .output()
+            .unwrap()
+    };
+    let alone = run(&["--preset", "llada-8b"]);
+    assert_eq!(code(&alone), 1);
+    assert!(
+        stderr(&alone).contains("there is no sluiced"),
+        "{}",
+        stderr(&alone)
+    );
+    let sibling = folder.path().join("sluiced");
+    symlink("/bin/echo", &sibling).unwrap();
+    let output = run(&["--preset", "llada-8b", "--budget", "1KiB", "--json"]);
+    assert_eq!(
+        stdout(&output),
+        "plan --preset=llada-8b --budget=1024 --json\n"
+    );
+    std::fs::remove_file(&sibling).unwrap();
+    symlink("/bin/false", &sibling).unwrap();
+    let output = run(&["--preset", "llada-8b"]);
+    assert_eq!((code(&output), stderr(&output).as_str()), (1, ""));
+    // The loaded model's plan is only the daemon's to make.
+    let output = run(&[]);
+    assert_eq!(code(&output), 69);
+    assert!(stderr(&output).contains("--preset"), "{}", stderr(&output));
+}
