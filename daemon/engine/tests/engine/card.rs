@@ -1,11 +1,7 @@
 //! The operations of a card and whole models on one, through the stand-in for NVIDIA's libraries that runs the card's own
 //! kernels on the CPU (`daemon/cuda/stand-in`).
 
-use std::{
-    path::{Path, PathBuf},
-    sync::mpsc,
-    time::Duration,
-};
+use std::{sync::mpsc, time::Duration};
 
 use sluice_engine::{
     Engine, Event, Generate, Options, Outcome, Settings, Work,
@@ -20,6 +16,8 @@ use sluice_engine::{
 };
 use sluice_shared::{decoding::Decoding, level::Level, sampling::EosPolicy};
 use testkit::here;
+
+use crate::checkpoints::fixture;
 
 fn card(number: Number) -> Device {
     let opened = Device::open(Choice::Cuda(0), Some(number), 2).unwrap();
@@ -106,12 +104,6 @@ fn what_a_card_does_more_is_timed_beside_what_the_cpu_does_too() {
     }
 }
 
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
-        .join(name)
-}
-
 fn check_fixture(name: &str, cases: usize) {
     here::open_stand_in();
     // With the embedding on the card, and without.
@@ -120,7 +112,7 @@ fn check_fixture(name: &str, cases: usize) {
         let profile = ops.device().profile();
         let plan =
             |shape: &Shape, sources: &[_]| resident(profile, shape, sources, level).map(Some);
-        let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
+        let checks = fixture_logits(&fixture(name), &ops, &plan).unwrap();
         assert!(!checks.is_empty());
         all_pass(&checks);
     }
@@ -132,7 +124,7 @@ fn check_fixture(name: &str, cases: usize) {
             assert!(plan.streamed().count() > plan.slots.count);
             Ok(Some(plan))
         };
-        let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
+        let checks = fixture_logits(&fixture(name), &ops, &plan).unwrap();
         assert!(!checks.is_empty());
         all_pass(&checks);
     }
@@ -142,7 +134,7 @@ fn check_fixture(name: &str, cases: usize) {
         threads: 2,
         ..Options::default()
     };
-    let checks = fixture_tokens(&folder(name), options).unwrap();
+    let checks = fixture_tokens(&fixture(name), options).unwrap();
     assert_eq!(checks.len(), cases);
     all_pass(&checks);
 }
@@ -155,7 +147,7 @@ fn check_logits(number: Number) {
         let profile = ops.device().profile();
         let plan =
             |shape: &Shape, sources: &[_]| resident(profile, shape, sources, Level::Off).map(Some);
-        let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
+        let checks = fixture_logits(&fixture(name), &ops, &plan).unwrap();
         assert!(!checks.is_empty());
         all_pass(&checks);
     }
@@ -210,7 +202,7 @@ fn written(device: Choice, ways: &[&str]) -> Vec<Vec<u32>> {
         level: Level::Off,
         ..Settings::default()
     };
-    let source = Source::Folder(folder("llada-tiny"));
+    let source = Source::Folder(fixture("llada-tiny"));
     let model = engine.load_now(source, settings).unwrap().id;
     let texts = ways.iter().map(|caching| {
         let request = Generate {
@@ -255,7 +247,7 @@ fn the_parts_of_a_pass_on_a_card_come_to_its_time() {
     })
     .unwrap();
     for name in ["llada-tiny", "llama-tiny"] {
-        let source = Source::Folder(folder(name));
+        let source = Source::Folder(fixture(name));
         let model = engine.load_now(source, Settings::default()).unwrap().id;
         let request = Generate::greedy(model, vec![1, 2, 3], 4);
         let (send, events) = mpsc::channel();

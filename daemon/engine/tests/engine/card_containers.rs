@@ -3,7 +3,6 @@
 
 use std::path::Path;
 
-use crate::small::loaded::{engine, least_bytes, settings};
 use sluice_engine::{
     Engine, Generate, Outcome, Settings, Work,
     checkpoint::{
@@ -18,7 +17,13 @@ use sluice_engine::{
 use sluice_shared::{level::Level, sampling::EosPolicy};
 use testkit::here;
 
-use crate::small::{self, coded};
+use crate::{
+    loading::settings,
+    small::{
+        self, coded,
+        loaded::{engine, least_bytes},
+    },
+};
 
 /// A few tokens, and the plan that they were written under.
 fn run(engine: &Engine, source: &Path, settings: Settings) -> (Generated, Plan) {

@@ -1,12 +1,11 @@
 //! What the engine asks of a card's driver, and when: against the stand-in, each test in a process of its own, since requests
 //! for memory are counted for all of a process.
 
-use std::{env, fs, ops::Range, path::Path, sync::mpsc, thread, time::Duration};
+use std::{env, fs, ops::Range, sync::mpsc, thread, time::Duration};
 
 use libloading::os::unix::Library;
 use sluice_engine::{
-    ApplyEvent, Change, Engine, EngineError, Event, Generate, ModelId, OpsError, Options, Outcome,
-    Settings, Work,
+    Change, Engine, EngineError, Event, Generate, ModelId, OpsError, Options, Outcome, Settings, Work,
     checkpoint::Source,
     device::{Choice, Device, DeviceBuffer, Number},
     ledger::Ledger,
@@ -17,7 +16,7 @@ use sluice_engine::{
 use sluice_shared::{level::Level, sampling::EosPolicy};
 use testkit::apart;
 
-use crate::small;
+use crate::{checkpoints::fixture, loading::apply, small};
 
 /// How often this process asked the driver for memory of a card.
 fn allocations() -> u64 {
@@ -41,20 +40,9 @@ fn options() -> Options {
 }
 
 fn load(engine: &Engine) -> ModelId {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llada-tiny");
-    let loaded = engine.load_now(Source::Folder(folder), Settings::default());
+    let source = Source::Folder(fixture("llada-tiny"));
+    let loaded = engine.load_now(source, Settings::default());
     loaded.unwrap().id
-}
-
-fn apply(engine: &Engine, change: Change) -> Result<(), EngineError> {
-    let (told, finished) = mpsc::channel();
-    let report = Box::new(move |event| {
-        if let ApplyEvent::Finished(result) = event {
-            told.send(result.map(drop)).unwrap();
-        }
-    });
-    engine.apply(change, report);
-    finished.recv().unwrap()
 }
 
 /// The passes of a request of so many steps.

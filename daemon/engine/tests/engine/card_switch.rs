@@ -1,28 +1,28 @@
 //! Levels and budgets that change while a card writes, and memory of a card that can't be had: against the stand-in, whose
 //! streams run in any order and whose every allocation may fail. Each test runs in a process of its own.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, mpsc},
-    thread,
-};
+use std::{path::PathBuf, thread};
 
-use crate::small::loaded::{engine, least_bytes, settings};
 use libloading::os::unix::Library;
 use sluice_engine::{
-    ApplyEvent, Change, Engine, EngineError, Generate, ModelId, OpsError, Outcome, Settings, Work,
+    Change, Engine, EngineError, Generate, ModelId, OpsError, Outcome, Settings, Work,
     checkpoint::{
         Source,
         coded::{How, Lossless},
     },
     device::Choice,
     event::Generated,
-    plan::Plan,
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};
 use testkit::apart;
 
-use crate::small::{self, coded};
+use crate::{
+    loading::{apply, settings},
+    small::{
+        self, coded,
+        loaded::{engine, least_bytes},
+    },
+};
 
 /// A model of random weights, coded without loss.
 struct Model {
@@ -58,17 +58,6 @@ fn generate(engine: &Engine, model: ModelId, length: usize) -> Result<Generated,
         Outcome::Generated(generated) => Ok(generated),
         other => panic!("asked to generate: {other:?}"),
     }
-}
-
-fn apply(engine: &Engine, change: Change) -> Result<Arc<Plan>, EngineError> {
-    let (send, finished) = mpsc::channel();
-    let report = Box::new(move |event| {
-        if let ApplyEvent::Finished(result) = event {
-            send.send(result).unwrap();
-        }
-    });
-    engine.apply(change, report);
-    finished.recv().unwrap()
 }
 
 #[test]

@@ -1,11 +1,7 @@
 //! Models from containers of coded weights: what was coded without loss computes what the checkpoint computes, whether it is
 //! decoded when it is loaded, as it is streamed, or where it is multiplied.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    sync::atomic::AtomicBool,
-};
+use std::{fs, path::Path, sync::atomic::AtomicBool};
 
 use sluice_engine::{
     Change, Engine, Generate, Options, Outcome, Settings, Work,
@@ -19,6 +15,8 @@ use sluice_engine::{
     weights::Storage,
 };
 use sluice_shared::level::{Embedding, Level};
+
+use crate::{checkpoints::demonstration, loading::settings};
 
 /// A container of the demonstration model.
 fn write(target: &Path, how: How, tile: usize) {
@@ -35,24 +33,12 @@ fn write(target: &Path, how: How, tile: usize) {
     compress(&source, target, &options, &never, &mut |_, _| {}).unwrap();
 }
 
-fn demonstration() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../model")
-}
-
 fn engine() -> Engine {
     Engine::start(Options {
         threads: 2,
         ..Options::default()
     })
     .unwrap()
-}
-
-fn settings(level: Level, budget_bytes: Option<u64>) -> Settings {
-    Settings {
-        level,
-        budget_bytes,
-        ..Settings::default()
-    }
 }
 
 /// A text, and the plan that it was written under.

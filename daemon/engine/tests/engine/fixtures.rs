@@ -1,8 +1,6 @@
 //! Against the reference implementations' outputs: logits within 5e-4, every token list and every number of passes equal.
 //! `tests/fixtures` holds the checkpoints.
 
-use std::path::{Path, PathBuf};
-
 use sluice_engine::{
     Options,
     check::{Check, fixture_logits, fixture_tokens},
@@ -15,11 +13,7 @@ use sluice_engine::{
 };
 use sluice_shared::level::{Choices, Level};
 
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
-        .join(name)
-}
+use crate::checkpoints::fixture;
 
 /// A plan for this share of what all weights take, if there is one.
 fn plan(shape: &Shape, sources: &[SourceTensor], share: f64, cache: u64) -> Option<Plan> {
@@ -64,7 +58,7 @@ fn check_logits(name: &str) {
     ] {
         let ops = Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap();
         let plan = |shape: &Shape, sources: &[_]| Ok(plan(shape, sources, share, cache));
-        let checks = fixture_logits(&folder(name), &ops, &plan).unwrap();
+        let checks = fixture_logits(&fixture(name), &ops, &plan).unwrap();
         all_pass(&checks);
         met += usize::from(!checks.is_empty());
     }
@@ -101,7 +95,7 @@ fn check_tokens(name: &str, cases: usize) {
         threads: 2,
         ..Options::default()
     };
-    let checks = fixture_tokens(&folder(name), options).unwrap();
+    let checks = fixture_tokens(&fixture(name), options).unwrap();
     all_pass(&checks);
     assert_eq!(checks.len(), cases);
 }

@@ -1,14 +1,10 @@
 //! All levels from a plain checkpoint, in any order: `mild` codes the weights on the way in and computes what the checkpoint
 //! computes; a level that can't be had gives way to one that is no less faithful.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    sync::{Arc, mpsc},
-};
+use std::{fs, path::Path, sync::Arc};
 
 use sluice_engine::{
-    ApplyEvent, Change, Engine, EngineError, Generate, Options, Outcome, Settings, Work,
+    Change, Engine, EngineError, Generate, Options, Outcome, Work,
     checkpoint::{Source, synth::Element},
     engine::Outline,
     machine::Profile,
@@ -18,13 +14,11 @@ use sluice_engine::{
 use sluice_shared::level::Level;
 use tempfile::TempDir;
 
-use crate::small;
-
-use crate::loading::load;
-
-fn demonstration() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../model")
-}
+use crate::{
+    checkpoints::demonstration,
+    loading::{apply, load, settings},
+    small,
+};
 
 fn engine(copies: Option<&Path>) -> Engine {
     Engine::start(Options {
@@ -33,14 +27,6 @@ fn engine(copies: Option<&Path>) -> Engine {
         ..Options::default()
     })
     .unwrap()
-}
-
-fn settings(level: Level, budget_bytes: Option<u64>) -> Settings {
-    Settings {
-        level,
-        budget_bytes,
-        ..Settings::default()
-    }
 }
 
 /// Tokens of an answer, which are the same as long as weights are; the plan's promise is kept meanwhile.
@@ -62,18 +48,6 @@ fn tokens(engine: &Engine) -> (Vec<u32>, bool) {
     let plan = &engine.in_force().unwrap().plan;
     assert!(generated.peak_device_bytes <= plan.budget_bytes);
     (generated.tokens, generated.is_lossless)
-}
-
-/// Goes to a level, and says what was in force in the end.
-fn apply(engine: &Engine, change: Change) -> Result<Arc<Plan>, EngineError> {
-    let (send, events) = mpsc::channel();
-    engine.apply(change, Box::new(move |event| send.send(event).unwrap()));
-    for event in events {
-        if let ApplyEvent::Finished(result) = event {
-            return result;
-        }
-    }
-    panic!("every change ends with a result")
 }
 
 fn to(level: Level) -> Change {

@@ -1,4 +1,4 @@
-//! Loading a model, and all that is told meanwhile.
+//! Loading a model and changing its level, and what is told meanwhile.
 
 use std::{
     path::Path,
@@ -6,8 +6,10 @@ use std::{
 };
 
 use sluice_engine::{
-    Engine, EngineError, LoadEvent, LoadedModel, Settings, checkpoint::Source, plan::Plan,
+    ApplyEvent, Change, Engine, EngineError, LoadEvent, LoadedModel, Settings, checkpoint::Source,
+    plan::Plan,
 };
+use sluice_shared::level::Level;
 
 /// How a load went.
 #[derive(Default)]
@@ -40,4 +42,24 @@ pub(crate) fn load(
         }
     }
     panic!("every load ends with a result")
+}
+
+pub(crate) fn settings(level: Level, budget_bytes: Option<u64>) -> Settings {
+    Settings {
+        level,
+        budget_bytes,
+        ..Settings::default()
+    }
+}
+
+/// Goes to a level or budget; the plan that was in force in the end.
+pub(crate) fn apply(engine: &Engine, change: Change) -> Result<Arc<Plan>, EngineError> {
+    let (send, events) = mpsc::channel();
+    engine.apply(change, Box::new(move |event| send.send(event).unwrap()));
+    for event in events {
+        if let ApplyEvent::Finished(result) = event {
+            return result;
+        }
+    }
+    panic!("every change ends with a result")
 }

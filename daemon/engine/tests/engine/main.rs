@@ -5,6 +5,7 @@ mod card_containers;
 mod card_memory;
 mod card_stream;
 mod card_switch;
+mod checkpoints;
 mod containers;
 mod derivative;
 mod fixtures;

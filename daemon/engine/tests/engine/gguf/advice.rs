@@ -9,9 +9,10 @@ use sluice_engine::{
 use sluice_shared::sampling::{Drawing, Sampling};
 
 use super::{
-    convert::{Dialect, converted, fixture},
+    convert::{Dialect, converted},
     writer::Value,
 };
+use crate::checkpoints::fixture;
 
 fn recommended(path: &Path) -> Recommended {
     let checkpoint = Checkpoint::open(&Source::Folder(path.to_owned())).unwrap();

@@ -1,9 +1,6 @@
 //! Fixtures as the GGUF files that programs would have made of them.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use serde_json::{Map, Value as Json};
 use sluice_engine::{
@@ -11,6 +8,8 @@ use sluice_engine::{
     format::Format,
 };
 use tempfile::TempDir;
+
+use crate::checkpoints::fixture;
 
 use super::writer::{File, Value};
 
@@ -84,12 +83,6 @@ const OTHERS: Names = Names {
         ("mlp.down_proj", "ffn_down"),
     ],
 };
-
-pub(crate) fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
-        .join(name)
-}
 
 /// A folder with the fixture as a GGUF file and its expected outputs.
 pub(crate) fn folder(name: &str, dialect: Dialect) -> TempDir {

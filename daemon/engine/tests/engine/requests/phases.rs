@@ -1,6 +1,6 @@
 //! Where the time of passes goes: the parts come to the whole, and what a pass does takes time.
 
-use std::{path::Path, sync::atomic::AtomicBool, time::Duration};
+use std::{sync::atomic::AtomicBool, time::Duration};
 
 use sluice_engine::{
     Generate, Settings,
@@ -13,6 +13,7 @@ use sluice_engine::{
 use sluice_shared::level::Level;
 
 use super::world::World;
+use crate::checkpoints::{demonstration, fixture};
 
 /// The phases of a request's passes together.
 fn phases(world: &World) -> Phases {
@@ -44,12 +45,12 @@ fn phases(world: &World) -> Phases {
 #[test]
 fn the_parts_of_a_pass_come_to_its_time() {
     for folder in [
-        "tests/fixtures/llada-tiny",
-        "tests/fixtures/llama-tiny",
-        "../model",
+        fixture("llada-tiny"),
+        fixture("llama-tiny"),
+        demonstration(),
     ] {
-        let all = phases(&World::new(folder, 1, Settings::default()));
-        assert_eq!((all.decode, all.copy), Default::default(), "{folder}");
+        let all = phases(&World::new(&folder, 1, Settings::default()));
+        assert_eq!((all.decode, all.copy), Default::default(), "{folder:?}");
     }
 }
 
@@ -61,14 +62,13 @@ fn streamed_weights_are_copied() {
         budget_bytes: Some(plan.peak_bytes() - plan.resident_bytes() / 3),
         ..Settings::default()
     };
-    let all = phases(&World::new("../model", 1, settings));
+    let all = phases(&World::new(&demonstration(), 1, settings));
     assert!(all.copy > Duration::ZERO);
 }
 
 #[test]
 fn coded_weights_are_decoded() {
     let folder = tempfile::tempdir().unwrap();
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model");
     for (name, how, level) in [
         (
             "huffman.sluice",
@@ -91,13 +91,13 @@ fn coded_weights_are_decoded() {
             replace: false,
         };
         let never = AtomicBool::new(false);
-        let source = Source::Folder(model.clone());
+        let source = Source::Folder(demonstration());
         compress(&source, &path, &options, &never, &mut |_, _| {}).unwrap();
         let settings = Settings {
             level,
             ..Settings::default()
         };
-        let all = phases(&World::new(path.to_str().unwrap(), 1, settings));
+        let all = phases(&World::new(&path, 1, settings));
         assert!(all.decode > Duration::ZERO, "{name}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, mpsc},
 };
 
@@ -13,21 +13,24 @@ use sluice_engine::{
 };
 use sluice_shared::decoding::Decoding;
 
+use crate::checkpoints::{demonstration, fixture};
+
 pub(crate) struct World {
     pub(crate) engine: Arc<Engine>,
     pub(crate) model: Arc<LoadedModel>,
 }
 
 impl World {
-    pub(crate) fn new(folder: &str, parallel: usize, settings: Settings) -> Self {
+    pub(crate) fn new(folder: &Path, parallel: usize, settings: Settings) -> Self {
         let engine = Engine::start(Options {
             threads: 2,
             parallel,
             ..Options::default()
         })
         .unwrap();
-        let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-        let model = engine.load_now(Source::Folder(folder), settings).unwrap();
+        let model = engine
+            .load_now(Source::Folder(folder.to_owned()), settings)
+            .unwrap();
         Self {
             engine: Arc::new(engine),
             model,
@@ -35,11 +38,11 @@ impl World {
     }
 
     pub(crate) fn diffusion(parallel: usize) -> Self {
-        Self::new("../model", parallel, Settings::default())
+        Self::new(&demonstration(), parallel, Settings::default())
     }
 
     pub(crate) fn causal(parallel: usize) -> Self {
-        Self::new("tests/fixtures/llama-tiny", parallel, Settings::default())
+        Self::new(&fixture("llama-tiny"), parallel, Settings::default())
     }
 
     /// Submits all at once; what each came to, and its passes.

@@ -3,12 +3,14 @@
 use std::path::Path;
 
 use sluice_engine::{
-    Engine, EngineError, Options, Settings,
+    Engine, EngineError, Options,
     checkpoint::Source,
     device::{Choice, Number},
     plan::PlanError,
 };
 use sluice_shared::level::Level;
+
+use crate::loading::settings;
 
 /// An engine that computes in `f32`.
 pub(crate) fn engine(device: Choice) -> Engine {
@@ -19,14 +21,6 @@ pub(crate) fn engine(device: Choice) -> Engine {
         ..Options::default()
     };
     Engine::start(options).unwrap()
-}
-
-pub(crate) fn settings(level: Level, budget_bytes: Option<u64>) -> Settings {
-    Settings {
-        level,
-        budget_bytes,
-        ..Settings::default()
-    }
 }
 
 /// The least budget that a model can be loaded with at level standard.
