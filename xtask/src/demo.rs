@@ -33,10 +33,10 @@ pub(crate) fn run(options: &[&str], prompt: &str) -> ExitCode {
 fn show(options: &[&str], prompt: &str) -> io::Result<u8> {
     let interrupted = interruption()?;
     eprintln!("building sluiced and sluice (the first time takes some minutes) …");
-    // All of the workspace: picking packages would build most crates a second time, with other
-    // features, for whoever runs the tests next.
+    // All that `cargo test` builds: picking packages would build most crates a second time, with
+    // other features, for whoever runs the tests next.
     let status = cargo()
-        .args(["build", "--workspace", "--bins"])
+        .args(["build", "--bins"])
         .current_dir(root())
         .status()?;
     if is_set(&interrupted) {

@@ -17,9 +17,9 @@ pub(crate) fn run(names: &[&str]) -> ExitCode {
 }
 
 fn draw(names: &[&str]) -> io::Result<()> {
-    let build = ["build", "--workspace", "--bins", "--examples"];
+    let build = ["build", "--workspace", "--bins"];
     succeed(cargo().args(build).current_dir(root()), "the build")?;
-    let program = built("examples/pictures")?;
+    let program = built("pictures")?;
     let folder = root().join("docs/pictures");
     succeed(Command::new(program).arg(folder).args(names), "drawing")
 }

@@ -2,7 +2,7 @@
 //! blocks of 32.
 //!
 //! ```sh
-//! cargo run -p sluice-engine --example answer_requests -- MODEL [POLICY|DIAL...]
+//! cargo run -p sluice-measure --example answer_requests -- MODEL [POLICY|DIAL...]
 //! ```
 
 use std::{error::Error, path::PathBuf, time::Duration};

@@ -1,5 +1,5 @@
 //! How fast each coder decodes on one core, as a share of copying the decoded bytes in the same run, and how many bits a
-//! number it takes: `cargo bench -p sluice-codec`. Weights of a file as well, with
+//! number it takes: `cargo bench -p sluice-measure --bench decode`. Weights of a file as well, with
 //! `SLUICE_BENCH_FILE=model.safetensors` before it.
 //!
 //! What is compared takes turns, and of many turns the best counts: other programs disturb each alike. That is why it has a

@@ -1,7 +1,7 @@
 //! What one generation allocates at LLaDA-8B's true widths and vocabulary of 126,464, with
 //! random weights and one layer: transient memory doesn't depend on the number of layers.
 //!
-//! `cargo run --release -p sluice-engine --example peak_memory [CANVAS] [PASSES]` writes a
+//! `cargo run --release -p sluice-measure --example peak_memory [CANVAS] [PASSES]` writes a
 //! checkpoint of 2.5 GB to the temporary folder and prints the ledger beside the reference's
 //! figures (`float64` logits, noise and softmax of canvas × vocabulary, five at once).
 

@@ -2,7 +2,7 @@
 //! allows.
 //!
 //! ```sh
-//! cargo run -p sluice-engine --example share_passes -- MODEL TOKENS [BUDGET|all] [PROMPT_TOKENS] [READ_LIMIT]
+//! cargo run -p sluice-measure --example share_passes -- MODEL TOKENS [BUDGET|all] [PROMPT_TOKENS] [READ_LIMIT]
 //! ```
 //!
 //! A pass takes as long as the longer of streaming, S, and arithmetic, C1 of one request and Cn of n, so that n at once may

@@ -1,7 +1,7 @@
 //! Loads a checkpoint by a plan, runs a few passes, and prints what was predicted beside what was measured:
 //!
 //! ```sh
-//! cargo run -p sluice-engine --example plan_and_measure -- DIR LEVEL BUDGET [CANVAS] [PASSES] [CACHE_DIR]
+//! cargo run -p sluice-measure --example plan_and_measure -- DIR LEVEL BUDGET [CANVAS] [PASSES] [CACHE_DIR]
 //! ```
 
 use std::{error::Error, fs, path::PathBuf};

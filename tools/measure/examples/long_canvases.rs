@@ -2,7 +2,7 @@
 //! same number of tokens a pass, with a cache and a window or with neither.
 //!
 //! ```sh
-//! cargo run -p sluice-engine --example long_canvases -- MODEL CACHE WINDOW|all TOKENS_A_PASS LENGTH...
+//! cargo run -p sluice-measure --example long_canvases -- MODEL CACHE WINDOW|all TOKENS_A_PASS LENGTH...
 //! ```
 
 use std::{error::Error, path::PathBuf, sync::mpsc, time::Duration};

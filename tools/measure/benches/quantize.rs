@@ -1,4 +1,4 @@
-//! Quantizing one row after another on one thread, ours beside candle's, in weights a second: `cargo bench -p sluice-engine
+//! Quantizing one row after another on one thread, ours beside candle's, in weights a second: `cargo bench -p sluice-measure
 //! --bench quantize`, with `--profile dev` as tests and daemon are built.
 
 use candle_core::{

@@ -1,5 +1,5 @@
 //! `linear` for each storage format beside the bare `f32` kernel of the `gemm` crate on the same shape, and candle's own
-//! multiply beside them, in operations a second: `cargo bench -p sluice-engine --bench linear`. The shapes but the first are
+//! multiply beside them, in operations a second: `cargo bench -p sluice-measure --bench linear`. The shapes but the first are
 //! for `f32`, `bf16`, `q8_0` and `q4_k` alone.
 
 use candle_core::{

@@ -1,5 +1,5 @@
 //! Multiplying from coded weights beside multiplying from plain `f32`, on one core and on two:
-//! `cargo bench -p sluice-engine --bench coded`.
+//! `cargo bench -p sluice-measure --bench coded`.
 //!
 //! What is compared takes turns, and of many turns the best counts: other programs disturb each alike. That is why it has a
 //! loop of its own.

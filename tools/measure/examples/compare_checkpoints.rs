@@ -4,7 +4,7 @@
 //! the text.
 //!
 //! ```sh
-//! cargo run -p sluice-engine --example compare_checkpoints -- TEXT MODEL SEEDS OTHER...
+//! cargo run -p sluice-measure --example compare_checkpoints -- TEXT MODEL SEEDS OTHER...
 //! ```
 //!
 //! Of the text, 64 lines are taken; where a model fills masks, each seed masks other tokens, and the figures are means. Another checkpoint is a path, a number of bits (`3.9`), or the name of a format

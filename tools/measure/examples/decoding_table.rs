@@ -2,7 +2,7 @@
 //! those of the first way, and the model's own estimate of how likely the texts are.
 //!
 //! ```sh
-//! cargo run -p sluice-engine --example decoding_table -- MODEL PROMPTS.txt LENGTH BLOCK DRAWS KV < WAYS
+//! cargo run -p sluice-measure --example decoding_table -- MODEL PROMPTS.txt LENGTH BLOCK DRAWS KV < WAYS
 //! ```
 //!
 //! KV is what keys and values are kept in: auto, f32, bf16 or q8_0. DRAWS are those of an estimate, 0 for none. A line of WAYS is a policy, a cache, a window or `all`, how the canvas grows and a speculation, apart by blanks; the first

@@ -3,7 +3,7 @@
 //! prompts were read and tokens written, on standard error.
 //!
 //! ```sh
-//! cargo run -p sluice-engine --example continue_gguf -- FILE [TOKENS] [THREADS] [KV]
+//! cargo run -p sluice-measure --example continue_gguf -- FILE [TOKENS] [THREADS] [KV]
 //! ```
 //!
 //! llama.cpp's figures beside these: `llama-bench -m FILE -t THREADS -p 512 -n 128`.

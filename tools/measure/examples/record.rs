@@ -1,7 +1,7 @@
 //! Writes down, as numbers, what the engine computes: to compare before and after a change that should change nothing.
 //!
 //! ```sh
-//! cargo run --release -p sluice-engine --example record -- MODEL... > before.txt
+//! cargo run --release -p sluice-measure --example record -- MODEL... > before.txt
 //! ```
 //!
 //! One line for each thing: logits of every position, plans, events and tokens of requests, resident, streamed and over level

@@ -4,7 +4,7 @@
 //! ```sh
 //! cargo run -p sluice-daemon --bin sluiced -- \
 //!     synth --layers 12 --width 1536 --heads 12 --mlp-width 4608 --vocabulary 49152 DIR
-//! cargo run -p sluice-engine --example pass_efficiency -- DIR [LEVEL] [ROUNDS] [CANVAS]...
+//! cargo run -p sluice-measure --example pass_efficiency -- DIR [LEVEL] [ROUNDS] [CANVAS]...
 //! ```
 //!
 //! A pass's operations are two for each weight and row that is multiplied, of the last layer only for the rows that it

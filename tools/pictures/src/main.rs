@@ -26,7 +26,7 @@ const TOO_LARGE_BYTES: usize = 60_000;
 const USAGE: &str = "Usage: pictures FOLDER [NAME ...]
 
 Writes FOLDER/NAME.svg for all scenes, or for those named. $SLUICE_PROGRAMS is the folder with sluiced and sluice, else
-they are looked for beside the examples.";
+they are looked for beside this program.";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -51,9 +51,9 @@ fn draw(folder: &Path, names: &[String]) -> Result<(), Box<dyn Error>> {
     let programs = match std::env::var_os("SLUICE_PROGRAMS") {
         Some(folder) => PathBuf::from(folder),
         None => {
-            let examples = std::env::current_exe()?;
-            let above = examples.parent().and_then(Path::parent);
-            above.ok_or("this program lies in no folder")?.to_owned()
+            let own = std::env::current_exe()?;
+            let beside = own.parent().ok_or("this program lies in no folder")?;
+            beside.to_owned()
         }
     };
     let programs = programs.canonicalize()?;
