@@ -211,11 +211,9 @@ impl Drop for Report {
 
 #[cfg(test)]
 mod tests {
-    use sluice_engine::{
-        checkpoint::family::Preset,
-        engine::{Options, Outline},
-        plan::Workload,
-    };
+    use sluice_checkpoint::family::Preset;
+    use sluice_engine::engine::{Options, Outline};
+    use sluice_plan::Workload;
     use sluice_shared::level::Level;
 
     use super::*;

@@ -9,7 +9,7 @@ use clap::{
     Args,
     builder::{PathBufValueParser, TypedValueParser},
 };
-use sluice_engine::checkpoint::{
+use sluice_checkpoint::{
     CheckpointError, Source,
     coded::{self, CompressError, Compression, Glob},
 };

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
-use sluice_engine::{
-    EngineError, OpsError,
-    checkpoint::synth::SynthError,
+use sluice_checkpoint::synth::SynthError;
+use sluice_engine::EngineError;
+use sluice_ops::{
+    OpsError,
     device::{self, Number},
 };
 use sluice_shared::exit;

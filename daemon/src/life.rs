@@ -10,7 +10,8 @@ use std::{
 };
 
 use listenfd::ListenFd;
-use sluice_engine::{Engine, EngineError, OpsError, Options, Settings, device::Choice};
+use sluice_engine::{Engine, EngineError, Options, Settings};
+use sluice_ops::{OpsError, device::Choice};
 use sluice_proto::v1;
 use sluice_shared::{exit, units};
 use tokio::{

@@ -6,12 +6,10 @@ use std::{
 };
 
 use clap::Args;
-use sluice_engine::{
-    checkpoint::{CheckpointError, family::Preset},
-    device::{self, Unavailable},
-    engine::{Outline, machine},
-    machine::default_budget,
-};
+use sluice_checkpoint::{CheckpointError, family::Preset};
+use sluice_engine::engine::{Outline, machine};
+use sluice_machine::default_budget;
+use sluice_ops::device::{self, Unavailable};
 use sluice_proto::{model, plan_table, v1};
 use sluice_shared::{
     exit,

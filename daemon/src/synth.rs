@@ -7,15 +7,13 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use rustix::fs::statvfs;
-use sluice_engine::{
-    checkpoint::{
-        CheckpointError,
-        family::{PRESETS, Preset},
-        synth::{Element, SynthError, Synthesis, check},
-    },
-    weights::{Naming, Shape},
+use sluice_checkpoint::{
+    CheckpointError,
+    family::{PRESETS, Preset},
+    synth::{Element, SynthError, Synthesis, check},
 };
 use sluice_shared::{exit, units};
+use sluice_weights::{Naming, Shape};
 
 use crate::{
     config::limits,

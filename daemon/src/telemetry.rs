@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_engine::{
-    Engine, Settings,
+use sluice_engine::{Engine, Settings};
+use sluice_ops::{
     device::{Gpu, Live},
     ledger,
 };

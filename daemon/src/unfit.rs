@@ -2,10 +2,10 @@
 
 use sluice_engine::{
     Engine, EngineError, Settings,
-    device::Unavailable,
     engine::{Outline, default_canvas},
-    plan::{BLOCK_DEFAULT, PlanError, Workload},
 };
+use sluice_ops::device::Unavailable;
+use sluice_plan::{BLOCK_DEFAULT, PlanError, Workload};
 
 use crate::models::ModelName;
 

@@ -6,7 +6,8 @@
 use std::slice;
 
 use libfuzzer_sys::fuzz_target;
-use sluice_engine::{checkpoint::{Checkpoint, Source, family::ModelConfig, gguf::Gguf}, text::Text};
+use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig, gguf::Gguf};
+use sluice_tokenizer::Text;
 
 /// Longest tensor that is read; a part of it takes all ways through the code that the whole does.
 const READ_BYTES_MAX: usize = 1 << 20;

@@ -264,7 +264,7 @@ mod tests {
         ];
         let expected = [BTreeSet::from(["a", "b", "c"]), BTreeSet::from(["d", "e"])];
         assert_eq!(circles(&graph_of(&edges)), expected);
-        assert_eq!(circles(&graph_of(&edges[3..5])), [BTreeSet::new(); 0]);
+        assert!(circles(&graph_of(&edges[3..5])).is_empty());
     }
 
     #[test]
@@ -302,7 +302,7 @@ mod tests {
         let graph = crate_graph(&packages);
         assert!(graph["daemon"].contains("engine"));
         assert!(!graph["tui"].contains("engine"));
-        assert_eq!(circles(&graph), [BTreeSet::new(); 0]);
+        assert!(circles(&graph).is_empty());
     }
 
     #[test]

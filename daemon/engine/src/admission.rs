@@ -1,5 +1,6 @@
 //! Which requests are admitted: the rules they must keep, and what their passes take.
 
+use sluice_plan::Workload;
 use sluice_shared::{
     decoding::{BRANCHES_MAX, Decoding, Growth, Speculation},
     policy::PolicyChoice,
@@ -10,7 +11,6 @@ use crate::{
     decode::{self, compare::ROWS_PER_SAMPLE_MAX, policy::policy},
     error::RequestError,
     model::ModelInfo,
-    plan::Workload,
     request::{Compare, Generate, Score, Slot, Work},
 };
 

@@ -2,16 +2,12 @@
 
 use std::sync::Arc;
 
+use sluice_checkpoint::Recommended;
+use sluice_plan::{Plan, SwitchTime};
 use sluice_shared::level::{AUTO_FACTOR, Choices, Embedding, Kv, Level};
+use sluice_tokenizer::Text;
 
-use crate::{
-    checkpoint::Recommended,
-    error::EngineError,
-    model::ModelInfo,
-    plan::{Plan, SwitchTime},
-    request::ModelId,
-    text::Text,
-};
+use crate::{error::EngineError, model::ModelInfo, request::ModelId};
 
 /// What a plan is made for, as the user says it.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,9 +1,11 @@
 //! What can go wrong, with the figures a reader needs.
 
+use sluice_checkpoint::CheckpointError;
 use sluice_cuda::CudaError;
+use sluice_ops::OpsError;
+use sluice_plan::PlanError;
 use sluice_shared::level::Level;
-
-use crate::{checkpoint::CheckpointError, ops_error::OpsError, plan::PlanError, text::TextError};
+use sluice_tokenizer::TextError;
 
 /// A request breaks a rule; nothing was computed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -7,9 +7,10 @@ use std::{
     time::Duration,
 };
 
+use sluice_ops::Times;
 use sluice_shared::level::Level;
 
-use crate::{error::EngineError, ops::Times, residency::StreamStats};
+use crate::{error::EngineError, residency::StreamStats};
 
 /// Takes a request's events, on the engine's thread; must not block.
 pub type Sink = Box<dyn FnMut(Event) + Send>;

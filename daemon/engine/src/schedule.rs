@@ -12,13 +12,14 @@ use std::{
     time::Duration,
 };
 
+use sluice_checkpoint::Source;
+use sluice_machine::Rates;
+use sluice_plan::Workload;
+
 use crate::{
-    checkpoint::Source,
     command::{ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, Settings, UnloadReport},
     error::EngineError,
     event::{Listener, Outcome, Sink},
-    machine::Rates,
-    plan::Workload,
     request::{ModelId, Work},
 };
 

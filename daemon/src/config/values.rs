@@ -3,7 +3,7 @@
 use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
-use sluice_engine::device::{self, Number};
+use sluice_ops::device::{self, Number};
 use sluice_shared::{
     level::{AUTO_FACTOR, check_auto_factor, parse_auto_factor},
     units,

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use sluice_engine::checkpoint::coded::{CompressError, ContainerError};
+use sluice_checkpoint::coded::{CompressError, ContainerError};
 use tonic::Code;
 
 use super::{

@@ -6,15 +6,13 @@ mod table;
 
 use std::{io, path::PathBuf, time::Duration};
 
-use sluice_engine::{
-    EngineError, OpsError, RequestError,
-    checkpoint::{CheckpointError, coded::CompressError, family::PRESETS},
-    event::Outcome,
-    plan::PlanError,
-    text::TextError,
-};
+use sluice_checkpoint::{CheckpointError, coded::CompressError, family::PRESETS};
+use sluice_engine::{EngineError, RequestError, event::Outcome};
 use sluice_hub::{HubError, NameError};
+use sluice_ops::OpsError;
+use sluice_plan::PlanError;
 use sluice_proto::model::InvalidField;
+use sluice_tokenizer::TextError;
 use tonic::Status;
 
 use crate::models::EMBEDDED_NAME;

@@ -2,11 +2,12 @@
 
 use std::{borrow::Cow, collections::HashMap, io, time::Duration};
 
-use sluice_engine::{
-    EngineError, OpsError, RequestError, checkpoint::CheckpointError, plan::PlanError,
-    text::TextError,
-};
+use sluice_checkpoint::CheckpointError;
+use sluice_engine::{EngineError, RequestError};
+use sluice_ops::OpsError;
+use sluice_plan::PlanError;
 use sluice_shared::{level::Level, units};
+use sluice_tokenizer::TextError;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 

@@ -5,7 +5,7 @@ mod library;
 
 use std::{collections::BTreeSet, io};
 
-use sluice_engine::device::{self, CudaError};
+use sluice_ops::device::{self, CudaError};
 use sluice_proto::client::CallError;
 use sluice_shared::level::{Kv, Level};
 use tonic::{Code, Status};

@@ -10,10 +10,8 @@ use std::{
 
 use clap::Args;
 use serde_json::{Value, json};
-use sluice_engine::{
-    check::{Sizes, Speed, speeds},
-    device::{self, Gpu as Card},
-};
+use sluice_engine::check::{Sizes, Speed, speeds};
+use sluice_ops::device::{self, Gpu as Card};
 use sluice_shared::{decoding::Caching, level::Level};
 
 use super::{

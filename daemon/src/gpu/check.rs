@@ -7,13 +7,15 @@ use serde_json::{Value, json};
 use sluice_engine::{
     EngineError, Options,
     check::{Check, FIXTURES, fixture_logits, fixture_tokens, operations, resident, streamed},
+};
+use sluice_ops::{
+    Ops,
     device::{self, Number},
     ledger::Ledger,
-    ops::Ops,
-    plan::{Plan, PlanError},
-    weights::{Shape, SourceTensor},
 };
+use sluice_plan::{Plan, PlanError};
 use sluice_shared::level::Level;
+use sluice_weights::{Shape, SourceTensor};
 
 use super::{Deadline, Found, Limit, Report, about, open, requests::Requests};
 use crate::config::{Compute, Device};

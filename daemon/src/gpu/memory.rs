@@ -7,7 +7,8 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use sluice_engine::{device, ledger::Report, machine::Kind};
+use sluice_machine::Kind;
+use sluice_ops::{device, ledger::Report};
 use sluice_shared::units;
 
 /// What the driver rounds an allocation up to.
@@ -374,7 +375,7 @@ impl Peak {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sluice_engine::ledger::KindReport;
+    use sluice_ops::ledger::KindReport;
 
     const GIB: u64 = 1 << 30;
 

@@ -4,9 +4,10 @@
 use std::{collections::HashMap, path::Path, time::Instant};
 
 use serde_json::{Value, json};
+use sluice_checkpoint::Source;
 use sluice_engine::{
     Change, Engine, EngineError, Generate, ModelId, Options, Outcome, PARALLEL_DEFAULT, Settings,
-    Work, checkpoint::Source, engine::InForce, event::PassReport,
+    Work, engine::InForce, event::PassReport,
 };
 use sluice_shared::{
     decoding::Decoding,
@@ -15,14 +16,13 @@ use sluice_shared::{
     units,
 };
 
-use crate::config::PinLimit;
-
 use super::{
     Deadline, Report,
     bench::{Failures, Timing},
     memory::{CardMemory, Peak, Watch, over_budget, tolerance_bytes},
     shared,
 };
+use crate::config::PinLimit;
 
 /// Positions that are decoded together: LLaDA's.
 const BLOCK: usize = 32;

@@ -8,20 +8,19 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use sluice_engine::{
-    Change, Engine, EngineError, Generate, ModelId, Options, Outcome, Work,
-    check::Check,
-    checkpoint::{
-        Source,
-        synth::{Element, Synthesis},
-    },
-    device::{self, Choice, Number},
-    weights::{Naming, Shape},
+use sluice_checkpoint::{
+    Source,
+    synth::{Element, Synthesis},
 };
+use sluice_engine::{
+    Change, Engine, EngineError, Generate, ModelId, Options, Outcome, Work, check::Check,
+};
+use sluice_ops::device::{self, Choice, Number};
 use sluice_shared::{
     decoding::{Caching, Decoding},
     sampling::{Cache, EosPolicy},
 };
+use sluice_weights::{Naming, Shape};
 
 use super::{
     Deadline, Failure,

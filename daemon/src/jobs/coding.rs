@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_engine::checkpoint::coded::{
+use sluice_checkpoint::coded::{
     self, Amount, CompressError, Compression, ContainerError, Glob, How, Lossless, Target,
     partial_of,
 };

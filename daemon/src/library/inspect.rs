@@ -4,17 +4,14 @@ use std::{collections::BTreeMap, ffi::OsStr, path::Path};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use sluice_engine::{
-    EngineError, Settings,
-    checkpoint::{
-        Checkpoint,
-        coded::{self, Container},
-        family::Family,
-    },
-    engine::Outline,
-    plan::{BLOCK_DEFAULT, Machine, Plan, Workload},
+use sluice_checkpoint::{
+    Checkpoint,
+    coded::{self, Container},
+    family::Family,
 };
+use sluice_engine::{EngineError, Settings, engine::Outline};
 use sluice_hub::Manifest;
+use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, Workload};
 use sluice_proto::{model::Drawing, v1};
 use sluice_shared::{level::Level, units};
 

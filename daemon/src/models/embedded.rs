@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use sluice_engine::checkpoint::{Checkpoint, Source};
+use sluice_checkpoint::{Checkpoint, Source};
 use sluice_proto::v1;
 
 use crate::allocator;

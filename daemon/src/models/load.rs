@@ -2,7 +2,8 @@
 
 use std::{sync::Arc, time::Instant};
 
-use sluice_engine::{EngineError, LoadEvent, LoadedModel, plan::PlanError};
+use sluice_engine::{EngineError, LoadEvent, LoadedModel};
+use sluice_plan::PlanError;
 use sluice_proto::v1;
 use sluice_shared::units;
 use tokio::sync::watch;

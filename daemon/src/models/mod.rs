@@ -9,13 +9,11 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
-use sluice_engine::{
-    Engine, EngineError, LoadedModel, Settings as EngineSettings,
-    checkpoint::{Source, family::Family},
-    text::Text,
-};
+use sluice_checkpoint::{Source, family::Family};
+use sluice_engine::{Engine, EngineError, LoadedModel, Settings as EngineSettings};
 use sluice_proto::v1;
 use sluice_shared::level::Level;
+use sluice_tokenizer::Text;
 use tokio::sync::watch;
 
 use self::load::{About, Report};
@@ -24,7 +22,6 @@ pub use self::{
     load::{LoadStage, LoadState},
     rest::Reason,
 };
-
 use crate::{
     config::Budget,
     failure::Failure,

@@ -5,9 +5,9 @@ mod canvas;
 mod dial;
 mod samples;
 
+use sluice_checkpoint::family::Family;
 use sluice_engine::{
-    EngineError, Generate, RequestError, Score, Slot, Work, checkpoint::family::Family,
-    decode::policy::policy,
+    EngineError, Generate, RequestError, Score, Slot, Work, decode::policy::policy,
 };
 use sluice_proto::{
     model::{

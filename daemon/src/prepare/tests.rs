@@ -2,13 +2,10 @@
 
 use std::sync::Arc;
 
-use sluice_engine::{
-    LoadedModel, ModelId,
-    checkpoint::{Recommended, family::Mask},
-    model::ModelInfo,
-    text::Text,
-};
+use sluice_checkpoint::{Recommended, family::Mask};
+use sluice_engine::{LoadedModel, ModelId, model::ModelInfo};
 use sluice_proto::v1;
+use sluice_tokenizer::Text;
 
 use super::*;
 use crate::models::{ModelName, Start};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use futures_util::{StreamExt, stream};
-use sluice_engine::{Change, Engine, RequestError, Work, plan::Plan};
+use sluice_engine::{Change, Engine, RequestError, Work};
+use sluice_plan::Plan;
 use sluice_proto::{
     model::{Generation, Scoring},
     v1::{self, generation_service_server::GenerationService},

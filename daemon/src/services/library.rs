@@ -2,12 +2,10 @@
 
 use std::{path::Path, sync::Arc};
 
-use sluice_engine::{
-    Settings,
-    checkpoint::{self, KeptWeights},
-    plan::Plan,
-};
+use sluice_checkpoint::{self as checkpoint, KeptWeights};
+use sluice_engine::Settings;
 use sluice_hub::{Name, Pull, Token};
+use sluice_plan::Plan;
 use sluice_proto::{
     model::{InvalidField, Subject},
     v1::{self, pull_model_response::Kind},

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use sluice_engine::{
-    Change, EngineError, Settings, Work, checkpoint::family::Preset, engine::Outline,
-    plan::PlanError,
-};
+use sluice_checkpoint::family::Preset;
+use sluice_engine::{Change, EngineError, Settings, Work, engine::Outline};
+use sluice_plan::PlanError;
 use sluice_proto::{
     model::{Adjustment, Measuring, Planned, Planning, Restoring},
     v1::{self, apply_response::Kind, optimizer_service_server::OptimizerService},

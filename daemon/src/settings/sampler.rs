@@ -5,7 +5,7 @@
 
 use std::fmt::Display;
 
-use sluice_engine::checkpoint::Recommended;
+use sluice_checkpoint::Recommended;
 use sluice_proto::{model::Remasking, v1};
 use sluice_shared::sampling::{Drawing, Sampling};
 

@@ -1,6 +1,7 @@
 //! What a client is told of a request before its first pass: advice, never a change of what was asked.
 
-use sluice_engine::{Generate, Slot, model::ModelInfo, plan::PassTime};
+use sluice_engine::{Generate, Slot, model::ModelInfo};
+use sluice_plan::PassTime;
 use sluice_shared::{decoding::Speculation, level::Level, units};
 
 /// Below this nobody needs to be told how long it will take.

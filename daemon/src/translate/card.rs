@@ -1,9 +1,7 @@
 //! What is known of a card, on the wire.
 
-use sluice_engine::{
-    device::{Device, Gpu, Live},
-    machine::Kind,
-};
+use sluice_machine::Kind;
+use sluice_ops::device::{Device, Gpu, Live};
 use sluice_proto::v1;
 
 /// The card, with what it said of itself.

@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use prost::Message;
-use sluice_engine::checkpoint::coded::{
-    Compressed, Container, Damage, Decompressed, Scheme, TensorRecord,
-};
+use sluice_checkpoint::coded::{Compressed, Container, Damage, Decompressed, Scheme, TensorRecord};
 use sluice_proto::{client::MESSAGE_BYTES_MAX, v1};
 
 /// Lines of a list of what a user should know; the rest is counted.

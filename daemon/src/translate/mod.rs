@@ -17,8 +17,8 @@ use sluice_engine::{
     decode::Visible,
     engine::SwitchState,
     event::{Finish, Generated, PassCost, PassReport, Phases, Position, Sink, TokenState},
-    plan::{Plan, PlanError},
 };
+use sluice_plan::{Plan, PlanError};
 use sluice_proto::v1::{self, generation_event::Kind};
 use sluice_shared::sampling::EosPolicy;
 

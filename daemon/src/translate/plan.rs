@@ -5,12 +5,12 @@ use std::time::Duration;
 use sluice_engine::{
     Engine, EngineError,
     engine::{Measured, SwitchState, default_canvas},
-    machine::BUSY_SHARE,
-    plan::{PassTime, Plan, PlanError, SwitchTime, Workload},
     residency::UnitState,
-    weights::{Part, Storage, TensorPlan, Tier, Unit, UnitPlan},
 };
+use sluice_machine::BUSY_SHARE;
+use sluice_plan::{PassTime, Plan, PlanError, SwitchTime, Workload};
 use sluice_proto::{model::Planning, v1};
+use sluice_weights::{Part, Storage, TensorPlan, Tier, Unit, UnitPlan};
 
 use crate::failure::Failure;
 
@@ -282,12 +282,10 @@ fn part_name(part: Part) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use sluice_engine::{
-        checkpoint::family::Preset,
-        engine::Outline,
-        machine::Profile,
-        plan::{BLOCK_DEFAULT, Machine, Workload},
-    };
+    use sluice_checkpoint::family::Preset;
+    use sluice_engine::engine::Outline;
+    use sluice_machine::Profile;
+    use sluice_plan::{BLOCK_DEFAULT, Machine, Workload};
     use sluice_shared::level::Level;
 
     use super::*;

@@ -16,7 +16,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status};
 
-use crate::{pictures::plan, service::Answers};
+use crate::pictures::plan;
 
 const REQUEST_ID: u64 = 1;
 const BLOCK: u32 = 32;
@@ -24,6 +24,8 @@ const LAYERS: u64 = 32;
 const WORDS: [&str; 8] = [
     "the ", "kite ", "flew ", "over ", "a ", "green ", "hill, ", "and ",
 ];
+
+pub(crate) type Answers<T> = Result<Response<ReceiverStream<Result<T, Status>>>, Status>;
 
 /// What is told, and how often.
 #[derive(Debug, Clone, Copy)]

@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status, transport};
 
 use crate::{
     Change, Seen, Step,
-    load::Teller,
+    load::{Answers, Teller},
     pictures::{contents, fidelity, job, model, on_disk, plan, snapshot},
 };
 
@@ -33,8 +33,6 @@ pub(crate) struct Service {
     cancelled: Arc<Notify>,
     stop: Arc<Notify>,
 }
-
-pub(crate) type Answers<T> = Result<Response<ReceiverStream<Result<T, Status>>>, Status>;
 
 impl Service {
     pub(crate) fn new(script: Vec<Step>, change: Change, teller: Option<Teller>) -> Self {

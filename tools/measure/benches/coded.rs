@@ -11,19 +11,18 @@ use std::{
 
 use half::bf16;
 use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
-use sluice_engine::{
-    checkpoint::{
-        Checkpoint, Source,
-        coded::{Compression, Container, How, Lossless, Target, compress},
-    },
-    device::Device,
-    format::Format,
-    ledger::{Ledger, Mark},
-    machine::Kind,
-    noise::Noise,
-    ops::Ops,
-    weights::{CodedRows, CodedTensor, Data, Weight},
+use sluice_checkpoint::{
+    Checkpoint, Source,
+    coded::{Compression, Container, How, Lossless, Target, compress},
 };
+use sluice_formats::{Format, noise::Noise};
+use sluice_machine::Kind;
+use sluice_ops::{
+    Ops,
+    device::Device,
+    ledger::{Ledger, Mark},
+};
+use sluice_weights::{CodedRows, CodedTensor, Data, Weight};
 
 /// A square projection of LLaDA-8B, and one to its MLP: outputs and inputs.
 const SHAPES: [(usize, usize); 2] = [(4096, 4096), (12_288, 4096)];

@@ -7,14 +7,9 @@ use candle_core::{
     quantized::{GgmlDType, QMatMul, QTensor},
 };
 use divan::{Bencher, counter::ItemsCount};
-use sluice_engine::{
-    device::Device,
-    format::Format,
-    ledger::Ledger,
-    noise::Noise,
-    ops::Ops,
-    weights::{Data, Weight},
-};
+use sluice_formats::{Format, noise::Noise};
+use sluice_ops::{Ops, device::Device, ledger::Ledger};
+use sluice_weights::{Data, Weight};
 
 /// Weights' width and rows: a layer's square projection in LLaDA-8B, and smaller models' layers.
 const SHAPES: [(usize, usize); 4] = [(4096, 4096), (1024, 1024), (1024, 3072), (2048, 5632)];

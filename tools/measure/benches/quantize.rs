@@ -6,7 +6,7 @@ use candle_core::{
     quantized::{GgmlDType, QTensor},
 };
 use divan::{Bencher, counter::ItemsCount};
-use sluice_engine::{format::Format, noise::Noise};
+use sluice_formats::{Format, noise::Noise};
 
 /// A piece as conversion takes it: rows of LLaDA-8B's width.
 const WEIGHTS: usize = 32 * 4096;

@@ -7,7 +7,8 @@
 
 use std::{error::Error, path::PathBuf, time::Duration};
 
-use sluice_engine::{Engine, Generate, Options, Outcome, Settings, Work, checkpoint::Source};
+use sluice_checkpoint::Source;
+use sluice_engine::{Engine, Generate, Options, Outcome, Settings, Work};
 use sluice_shared::{
     decoding::Decoding,
     dial::{Bundle, Dial},

@@ -18,30 +18,28 @@ use std::{
 };
 
 use safetensors::{Dtype, tensor::TensorView};
+use sluice_checkpoint::{
+    Checkpoint, Source, TensorEntry,
+    coded::{Compression, How, compress},
+    family::ModelConfig,
+};
 use sluice_codec::{
     Target,
     container::{Container, Rules, Treatment},
 };
 use sluice_engine::{
     Compare, ModelId,
-    checkpoint::{
-        Checkpoint, Source, TensorEntry,
-        coded::{Compression, How, compress},
-        family::ModelConfig,
-    },
     decode::compare::{Reading, rows, samples},
-    device::Device,
-    format::Format,
-    ledger::Ledger,
-    machine::Profile,
     model::transformer::{Interrupt, Transformer},
-    ops::{Activation, CacheShape, Ops},
-    plan::{Machine, Plan, Question, Working, Workload},
     residency::{LoadOutcome, Reader, Residency},
-    text::Text,
-    weights::Part,
 };
+use sluice_formats::Format;
+use sluice_machine::Profile;
+use sluice_ops::{Activation, CacheShape, Ops, device::Device, ledger::Ledger};
+use sluice_plan::{Machine, Plan, Question, Working, Workload};
 use sluice_shared::level::{Choices, Level};
+use sluice_tokenizer::Text;
+use sluice_weights::Part;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 

@@ -11,9 +11,9 @@
 use std::{error::Error, path::PathBuf, time::Duration};
 
 use serde_json::json;
+use sluice_checkpoint::Source;
 use sluice_engine::{
-    Engine, Generate, ModelId, Options, Outcome, Settings, Work, checkpoint::Source,
-    event::Generated,
+    Engine, Generate, ModelId, Options, Outcome, Settings, Work, event::Generated,
 };
 use sluice_shared::{level::Kv, sampling::EosPolicy};
 

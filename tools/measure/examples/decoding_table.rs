@@ -16,9 +16,8 @@ use std::{
     time::Instant,
 };
 
-use sluice_engine::{
-    Engine, Event, Generate, ModelId, Options, Outcome, Score, Settings, Work, checkpoint::Source,
-};
+use sluice_checkpoint::Source;
+use sluice_engine::{Engine, Event, Generate, ModelId, Options, Outcome, Score, Settings, Work};
 use sluice_shared::{decoding::Decoding, policy::PolicyChoice, sampling::EosPolicy};
 
 struct Way {

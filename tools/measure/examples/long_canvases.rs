@@ -7,9 +7,8 @@
 
 use std::{error::Error, path::PathBuf, sync::mpsc, time::Duration};
 
-use sluice_engine::{
-    Engine, Event, Generate, Options, Outcome, Settings, Work, checkpoint::Source,
-};
+use sluice_checkpoint::Source;
+use sluice_engine::{Engine, Event, Generate, Options, Outcome, Settings, Work};
 use sluice_shared::{decoding::Decoding, sampling::EosPolicy, units};
 
 /// LLaDA's.

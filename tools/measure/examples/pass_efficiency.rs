@@ -17,9 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_engine::{
-    Engine, Generate, Options, Settings, checkpoint::Source, event::PassReport, model::ModelInfo,
-};
+use sluice_checkpoint::Source;
+use sluice_engine::{Engine, Generate, Options, Settings, event::PassReport, model::ModelInfo};
 use sluice_shared::sampling::EosPolicy;
 
 const BLOCK: usize = 32;

@@ -14,12 +14,10 @@ use std::{
 
 use half::bf16;
 use serde_json::{Map, Value, json};
-use sluice_engine::{
-    Engine, Generate, Options, Outcome, Settings, Work,
-    checkpoint::{Source, family::ModelConfig},
-    machine::Kind,
-    noise::Noise,
-};
+use sluice_checkpoint::{Source, family::ModelConfig};
+use sluice_engine::{Engine, Generate, Options, Outcome, Settings, Work};
+use sluice_formats::noise::Noise;
+use sluice_machine::Kind;
 use sluice_shared::units;
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -6,11 +6,9 @@
 
 use std::{error::Error, fs, path::PathBuf};
 
-use sluice_engine::{
-    Change, Engine, Generate, Options, Settings,
-    checkpoint::Source,
-    plan::{Plan, Workload},
-};
+use sluice_checkpoint::Source;
+use sluice_engine::{Change, Engine, Generate, Options, Settings};
+use sluice_plan::{Plan, Workload};
 use sluice_shared::{sampling::EosPolicy, units};
 
 const BLOCK: usize = 32;

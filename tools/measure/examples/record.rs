@@ -18,21 +18,19 @@ use std::{
     sync::{Arc, Mutex, atomic::AtomicBool, mpsc},
 };
 
+use sluice_checkpoint::{
+    Source,
+    coded::{self, Compression, How, Lossless, compress, decompress},
+    family::PRESETS,
+};
 use sluice_engine::{
     ApplyEvent, Change, Engine, Event, Generate, Options, Outcome, Score, Settings, Work, check,
-    checkpoint::{
-        Source,
-        coded::{self, Compression, How, Lossless, compress, decompress},
-        family::PRESETS,
-    },
-    device::Device,
     engine::Outline,
     event::{Position, TokenState},
-    ledger::Ledger,
-    machine::Profile,
-    ops::Ops,
-    plan::{BLOCK_DEFAULT, Machine, Plan, Workload, transition},
 };
+use sluice_machine::Profile;
+use sluice_ops::{Ops, device::Device, ledger::Ledger};
+use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, Workload, transition};
 use sluice_shared::{
     decoding::{Caching, Decoding},
     level::{Embedding, Kv, Level},
@@ -281,7 +279,7 @@ fn requests(name: &str, model: &Path) -> Result<()> {
 /// The least budget that would work.
 fn least(error: &sluice_engine::EngineError) -> Option<u64> {
     match error {
-        sluice_engine::EngineError::Plan(sluice_engine::plan::PlanError::BudgetTooSmall {
+        sluice_engine::EngineError::Plan(sluice_plan::PlanError::BudgetTooSmall {
             least_bytes,
             ..
         }) => Some(*least_bytes),

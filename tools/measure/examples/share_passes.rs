@@ -16,9 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_engine::{
-    Engine, Event, Generate, Options, Outcome, Settings, Work, checkpoint::Source, event::PassCost,
-};
+use sluice_checkpoint::Source;
+use sluice_engine::{Engine, Event, Generate, Options, Outcome, Settings, Work, event::PassCost};
 use sluice_shared::{sampling::EosPolicy, units};
 
 const AT_ONCE: [usize; 3] = [1, 4, 16];

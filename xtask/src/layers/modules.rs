@@ -212,13 +212,13 @@ impl Reader<'_> {
 fn from_root(path: &[&str], module: &[String]) -> Option<Vec<String>> {
     let mut base = module.to_owned();
     let mut rest = path;
-    match path.first()? {
-        &"crate" => {
+    match *path.first()? {
+        "crate" => {
             base.clear();
             rest = &rest[1..];
         }
-        &"self" => rest = &rest[1..],
-        &"super" => {}
+        "self" => rest = &rest[1..],
+        "super" => {}
         // In the root, modules and other crates look alike; those are told apart when all modules are known.
         _ if !module.is_empty() => return None,
         _ => {}

@@ -9,25 +9,24 @@ use std::{
 
 use safetensors::SafeTensors;
 use serde_json::Value;
+use sluice_checkpoint::{Checkpoint, CheckpointError, Source};
+use sluice_ops::{CacheShape, Ops, device::Number};
+use sluice_plan::{Plan, PlanError, cache_format};
 use sluice_shared::{
     decoding::{Caching, Decoding},
     level::Kv,
     policy::PolicyChoice,
     sampling::{Cache, Remasking},
 };
+use sluice_weights::{Shape, SourceTensor};
 
 use super::{Check, worse};
 use crate::{
     Engine, Generate, ModelId, Options, Outcome, Settings, Work,
-    checkpoint::{Checkpoint, CheckpointError, Source},
-    device::Number,
     error::EngineError,
     event::Generated,
     model::transformer::{Interrupt, Sees, Sequence, Transformer, logits},
-    ops::{CacheShape, Ops},
-    plan::{Plan, PlanError, cache_format},
     residency::{LoadOutcome, Reader, Residency},
-    weights::{Shape, SourceTensor},
 };
 
 /// The folders that every device is checked with: models with many heads, with grouped heads in bf16 and two files, with a

@@ -7,20 +7,20 @@ mod heads;
 
 use half::{bf16, f16};
 use sluice_cuda::{self as cuda, Number, Span};
+use sluice_formats::{Format, noise::Noise};
+use sluice_machine::{
+    Kind,
+    page::{PAGE_BYTES, Page},
+};
+use sluice_ops::{
+    Activation, Ops, OpsError, ROUNDED_ROWS_ERROR, RopeTable,
+    device::{Device, DeviceBuffer},
+    ledger::Ledger,
+};
+use sluice_weights::{Data, Rope, Weight};
 
 use super::{Check, worse};
-use crate::{
-    device::{Device, DeviceBuffer},
-    error::EngineError,
-    format::Format,
-    ledger::Ledger,
-    machine::Kind,
-    noise::Noise,
-    ops::{Activation, Ops, ROUNDED_ROWS_ERROR, RopeTable},
-    ops_error::OpsError,
-    page::{PAGE_BYTES, Page},
-    weights::{Data, Rope, Weight},
-};
+use crate::error::EngineError;
 
 /// Memory that results are written to, poisoned before each check.
 const ARENA_BYTES: u64 = 64 << 20;

@@ -1,12 +1,9 @@
 //! Plans that models are checked under: all weights in the device's memory, or as few of them as can be.
 
+use sluice_machine::Profile;
+use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload};
 use sluice_shared::level::{Choices, Level};
-
-use crate::{
-    machine::Profile,
-    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload},
-    weights::{Shape, SourceTensor},
-};
+use sluice_weights::{Shape, SourceTensor};
 
 /// Positions that a plan is for: a check computes what it has, whatever the plan was made for.
 const CANVAS: usize = 16;

@@ -1,19 +1,17 @@
 //! How fast a device's operations are.
 
 use sluice_cuda::{self as cuda, Gpu};
-
-use crate::{
+use sluice_formats::Format;
+use sluice_machine::{Kind, page::Page};
+use sluice_ops::{
+    Activation, AttentionRange, AttentionShape, KeyRows, KeySegment, Keys, Ops, OpsError,
     device::{Device, DeviceBuffer},
-    error::EngineError,
-    format::Format,
     ledger::Ledger,
-    machine::Kind,
     measure::{CodedSample, FILLING, SampleOnCard},
-    ops::{Activation, AttentionRange, AttentionShape, KeyRows, KeySegment, Keys, Ops},
-    ops_error::OpsError,
-    page::Page,
-    weights::{Data, Weight},
 };
+use sluice_weights::{Data, Weight};
+
+use crate::error::EngineError;
 
 /// An operation, and how long it takes.
 #[derive(Debug, Clone, PartialEq)]

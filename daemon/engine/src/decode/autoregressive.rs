@@ -5,7 +5,10 @@
 
 use std::{sync::Arc, time::Instant};
 
+use sluice_formats::noise::Noise;
+use sluice_ops::Candidate;
 use sluice_shared::sampling::EosPolicy;
+use sluice_tokenizer::Text;
 
 use super::{
     Visible, Vocabulary,
@@ -13,10 +16,7 @@ use super::{
 };
 use crate::{
     event::{Event, Finish, Generated, PassCost, PassReport, Position, TokenState},
-    noise::Noise,
-    ops::Candidate,
     request::Generate,
-    text::Text,
 };
 
 /// Shares the rows of a pass out among sequences that have so many tokens still to be read, those with the fewest first: one

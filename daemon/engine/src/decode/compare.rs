@@ -4,17 +4,18 @@
 //! Rows after the final norm are kept, not logits: with a vocabulary of 126,464, those of a few hundred rows would take
 //! more than a model's activations.
 
+use std::sync::atomic::AtomicBool;
+
+use sluice_checkpoint::family::Mask;
+use sluice_formats::noise::Noise;
+use sluice_ops::{Activation, CacheShape, Ops};
+
 use crate::{
-    checkpoint::family::Mask,
     error::EngineError,
     model::transformer::{Interrupt, Sees, Sequence, Transformer},
-    noise::Noise,
-    ops::{Activation, CacheShape, Ops},
     request::Compare,
     residency::Residency,
 };
-
-use std::sync::atomic::AtomicBool;
 
 /// Streams of random numbers that must not be each other's.
 const SUBSET_STREAM: u64 = 4;

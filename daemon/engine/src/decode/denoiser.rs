@@ -2,18 +2,18 @@
 
 use std::{slice, sync::atomic::AtomicBool};
 
+use sluice_checkpoint::family::Mask;
+use sluice_formats::noise::Noise;
+use sluice_ops::{
+    Candidate, Choice, Distributions, HeadGroup, HeadRow, KeySegment, KvCache, Ops, Phase, Ranking,
+};
+use sluice_weights::Part;
+
 use super::reach::Reach;
 use crate::{
-    checkpoint::family::Mask,
     event::{Event, Outcome, PassCost},
     model::transformer::{Interrupt, Sees, Sequence, Transformer, acquire},
-    noise::Noise,
-    ops::{
-        Candidate, Choice, Distributions, HeadGroup, HeadRow, KeySegment, KvCache, Ops, Phase,
-        Ranking,
-    },
     residency::Residency,
-    weights::Part,
 };
 
 /// Ids with a meaning of their own.

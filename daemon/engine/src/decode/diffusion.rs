@@ -14,6 +14,8 @@ mod growth;
 
 use std::{sync::Arc, time::Instant};
 
+use sluice_formats::noise::Noise;
+use sluice_ops::{Candidate, HeadRow, Ranking};
 use sluice_shared::{
     decoding::{Growth, Speculation},
     sampling::{Cache, EosPolicy, Remasking},
@@ -28,8 +30,6 @@ use super::{
 };
 use crate::{
     event::{Event, Finish, Generated, Outcome, PassCost, PassReport, Position, TokenState},
-    noise::Noise,
-    ops::{Candidate, HeadRow, Ranking},
     request::{Generate, Slot},
 };
 

@@ -8,15 +8,13 @@
 
 use std::ops::Range;
 
+use sluice_ops::KeySegment;
 use sluice_shared::{
     decoding::{Caching, Decoding, Growth},
     sampling::Cache,
 };
 
-use crate::{
-    ops::KeySegment,
-    request::{Generate, Slot},
-};
+use crate::request::{Generate, Slot};
 
 /// What a pass computes of a canvas, and what it sees. Positions count from the first of the prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -4,12 +4,9 @@
 //! min-p. Differences: the draw is made with numbers that belong to position and token, so the same seed gives the same
 //! text whatever else differs; ties go to the lower id.
 
+use sluice_formats::noise::Noise;
+use sluice_ops::{Candidate, Evidence};
 use sluice_shared::sampling::Sampling;
-
-use crate::{
-    noise::Noise,
-    ops::{Candidate, Evidence},
-};
 
 /// What the choice of one token depends on besides its logits.
 #[derive(Debug, Clone, Copy)]

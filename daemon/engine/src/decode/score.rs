@@ -7,11 +7,12 @@
 
 use std::{sync::Arc, time::Instant};
 
+use sluice_formats::noise::Noise;
+use sluice_ops::{Candidate, HeadRow, Ranking};
+
 use super::{Filling, Pass, Reach, Vocabulary, diffusion::Diffusion};
 use crate::{
     event::{Event, Outcome, PassCost, Scored},
-    noise::Noise,
-    ops::{Candidate, HeadRow, Ranking},
     request::{Generate, Score},
 };
 

@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use sluice_ops::{device::Device, ledger::Ledger};
 use sluice_shared::units;
 
 use super::state::State;
-use crate::{device::Device, ledger::Ledger};
 
 /// So long a look at the card is as good as a new one: the driver takes its time, and NVML more of it.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);

@@ -2,21 +2,16 @@
 
 use std::sync::mpsc;
 
+use sluice_checkpoint::{Checkpoint, Source, family::Preset};
+use sluice_formats::Format;
+use sluice_machine::{DiskRates, Profile, Rates};
+use sluice_ops::{Ops, device::Device, ledger::Ledger, measure::measure};
+use sluice_plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, Workload};
 use sluice_shared::level::Choices;
+use sluice_weights::{SourceTensor, compression::assumed};
 
 use super::{Engine, Shared, current::Planner};
-use crate::{
-    checkpoint::{Checkpoint, Source, family::Preset},
-    device::Device,
-    error::EngineError,
-    format::Format,
-    ledger::Ledger,
-    machine::{DiskRates, Profile, Rates},
-    measure::measure,
-    ops::Ops,
-    plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, Workload},
-    weights::{SourceTensor, compression::assumed},
-};
+use crate::error::EngineError;
 
 /// A model as plans see it: everything but its weights.
 #[derive(Debug)]
@@ -143,10 +138,11 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use sluice_machine::Profile;
+    use sluice_plan::BLOCK_DEFAULT;
     use sluice_shared::level::Level;
 
     use super::*;
-    use crate::{machine::Profile, plan::BLOCK_DEFAULT};
 
     fn unmeasured() -> Machine {
         Machine::unmeasured(Profile::cpu(2), u64::MAX)

@@ -6,20 +6,20 @@ use std::{
     time::Instant,
 };
 
+use sluice_formats::Format;
+use sluice_ops::{Activation, CacheShape};
+use sluice_plan::{Plan, cache_format};
 use sluice_shared::level::{Choices, Kv, Level};
+use sluice_weights::{Part, Unit, UnitPlan};
 
 use super::worker::Worker;
 use crate::{
     decode::compare::{self, Reading, Sample},
     error::EngineError,
     event::{Compared, Event, Outcome},
-    format::Format,
     model::transformer::Interrupt,
-    ops::{Activation, CacheShape},
-    plan::{Plan, cache_format},
     request::Compare,
     residency::LoadOutcome,
-    weights::{Part, Unit, UnitPlan},
 };
 
 /// Memory that a comparison takes beside a plan: both sides' rows, a converted part of the head, and a second piece of

@@ -2,19 +2,19 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
+use sluice_checkpoint::{Checkpoint, derivative, disk_rates, family::ModelConfig};
 use sluice_cuda::HEAD_DIM_MAX;
+use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload};
 use sluice_shared::level::{Choices, Kv};
+use sluice_weights::{Shape, SourceTensor};
 
 use super::{ask::default_canvas, extend::Kept, switch::Switch};
 use crate::{
-    checkpoint::{Checkpoint, derivative, disk_rates, family::ModelConfig},
     decode::Vocabulary,
     error::EngineError,
     model::{rehearse::Rehearsal, transformer::Transformer},
-    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload},
     request::ModelId,
     residency::{Reader, Residency},
-    weights::{Shape, SourceTensor},
 };
 
 /// What plans for a model are made from.

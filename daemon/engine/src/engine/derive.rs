@@ -11,22 +11,18 @@ use std::{
     time::Duration,
 };
 
+use sluice_checkpoint::{
+    Checkpoint, CheckpointError,
+    derivative::{self, CodedDerivative, Deleted, Derivative},
+};
+use sluice_machine::Workers;
+use sluice_ops::{OpsError, device::Device};
+use sluice_plan::{Converted, Plan, SwitchTime, switch_time};
 use sluice_shared::units;
+use sluice_weights::{Storage, TensorPlan, Tier, UnitPlan};
 
 use super::{LoadEvent, LoadReport, current::Planner, worker::Worker};
-use crate::{
-    checkpoint::{
-        Checkpoint, CheckpointError,
-        derivative::{self, CodedDerivative, Deleted, Derivative},
-    },
-    device::Device,
-    error::EngineError,
-    machine::Workers,
-    ops_error::OpsError,
-    plan::{Converted, Plan, SwitchTime, switch_time},
-    residency::Reader,
-    weights::{Storage, TensorPlan, Tier, UnitPlan},
-};
+use crate::{error::EngineError, residency::Reader};
 
 /// Where copies are kept, and which.
 pub(super) struct Keeping {

@@ -3,21 +3,20 @@
 
 use std::sync::{Arc, atomic::AtomicBool};
 
+use sluice_machine::Profile;
+use sluice_ops::{Activation, CacheShape, Candidate, KvCache, LogitsRows, Ops, OpsError, Phase};
+use sluice_plan::{Workload, cache_format, computed_format};
 use sluice_shared::level::Kv;
+use sluice_weights::{Part, Storage};
 
 use super::{current::Current, worker::Worker};
 use crate::{
     decode::autoregressive::{Continuation, share_rows},
     error::EngineError,
     event::{Event, Generated, PassCost},
-    machine::Profile,
     model::transformer::{Interrupt, Sees, Sequence, acquire},
-    ops::{Activation, CacheShape, Candidate, KvCache, LogitsRows, Ops, Phase},
-    ops_error::OpsError,
-    plan::{Workload, cache_format, computed_format},
     request::Generate,
     residency::Residency,
-    weights::{Part, Storage},
 };
 
 /// Requests whose keys and values are kept after they ended, at most.

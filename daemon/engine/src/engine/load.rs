@@ -15,23 +15,22 @@ use std::{
 
 mod level;
 
+use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
+use sluice_machine::Rates;
+use sluice_ops::{Ops, OpsError, measure::measure};
+use sluice_plan::Plan;
+use sluice_tokenizer::Text;
+use sluice_weights::UnitPlan;
+
 use self::level::Prepared;
 use super::{
     LoadEvent, LoadReport, Settings, Shared, Substitution, current::Planner, derive::Keeping,
     worker::Worker,
 };
 use crate::{
-    checkpoint::{Checkpoint, Source, family::ModelConfig},
     error::EngineError,
-    machine::Rates,
-    measure::measure,
-    ops::Ops,
-    ops_error::OpsError,
-    plan::Plan,
     residency::{LoadOutcome, Reader, Residency},
     schedule::{self, Load},
-    text::Text,
-    weights::UnitPlan,
 };
 
 /// A load that waits for room looks this often whether it was cancelled.

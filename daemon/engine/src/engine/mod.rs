@@ -25,7 +25,16 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use sluice_checkpoint::Source;
+use sluice_machine::default_budget;
+use sluice_ops::{
+    self as ops, Ops, OpsError,
+    device::{self, Device, Number, Opened, Unavailable},
+    ledger::{self, Ledger},
+};
+use sluice_plan::{Learned, Plan, SwitchTime, Workload};
 use sluice_shared::level::Level;
+use sluice_weights::Storage;
 
 pub use self::{
     ask::{Outline, default_canvas, machine},
@@ -34,21 +43,13 @@ pub use self::{
 use self::{derive::Keeping, load::LoadStep, state::State, worker::Worker};
 pub use crate::schedule::{QueueState, Ticket};
 use crate::{
-    checkpoint::Source,
     command::{
         ApplyEvent, ApplyReport, Change, LoadEvent, LoadReport, LoadedModel, Settings, UnloadReport,
     },
-    device::{self, Device, Number, Opened, Unavailable},
     error::EngineError,
     event::Sink,
-    ledger::{self, Ledger},
-    machine::default_budget,
-    ops::{self, Ops},
-    ops_error::OpsError,
-    plan::{Learned, Plan, SwitchTime, Workload},
     request::{ModelId, Work},
     schedule::{Apply, Load, Queue, Unload},
-    weights::Storage,
 };
 
 /// Requests that share a pass, where nobody says another number: few enough that each keeps most of its pace.
@@ -73,7 +74,7 @@ pub struct Options {
     /// uses them has the rest. `None`: as fast as it goes.
     pub read_limit_bytes_per_s: Option<u64>,
     /// Most bytes of the host's memory that are pinned for a card to copy streamed weights from, of all models together while
-    /// one takes another's place. `None`: what [`crate::machine::default_pin_limit`] says.
+    /// one takes another's place. `None`: what [`sluice_machine::default_pin_limit`] says.
     pub pin_limit_bytes: Option<u64>,
     /// What models are loaded with.
     pub settings: Settings,

@@ -9,6 +9,9 @@ use std::{
     },
 };
 
+use sluice_ops::{CacheShape, LogitsRows, ledger::Mark};
+use sluice_plan::{Workload, canvas_cache_format};
+
 use super::{
     extend::{self, Continuing, Watch},
     serve::Served,
@@ -18,10 +21,7 @@ use crate::{
     decode::{Asked, Denoiser, Filling, Memory, diffusion::Diffusion, score::Estimate},
     error::EngineError,
     event::{Event, Listener, Outcome},
-    ledger::Mark,
     model::transformer::Interrupt,
-    ops::{CacheShape, LogitsRows},
-    plan::{Workload, canvas_cache_format},
     request::Work,
     schedule::Job,
 };

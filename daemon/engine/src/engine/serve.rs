@@ -8,20 +8,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sluice_ops::{Ops, OpsError, ledger::Mark};
+use sluice_plan::{Plan, PlanError, Workload, learned::Kind};
+use sluice_shared::{level::Choices, units};
+use sluice_weights::Storage;
+
 use self::give_way::{as_refusal, mlp_rows_from};
 use super::{SwitchState, current::Current, derive::lacks_copy, worker::Worker};
 use crate::{
     error::EngineError,
     event::{PassCost, Phases, WeightsState},
-    ledger::Mark,
     model::transformer::Interrupt,
-    ops::Ops,
-    ops_error::OpsError,
-    plan::{Plan, PlanError, Workload, learned::Kind},
     residency::StreamStats,
-    weights::Storage,
 };
-use sluice_shared::{level::Choices, units};
 
 /// The least rows that go through an MLP together when memory is short.
 pub(super) const MLP_ROWS_MIN: usize = 64;

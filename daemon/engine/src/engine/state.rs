@@ -5,14 +5,11 @@ use std::{
     time::Duration,
 };
 
+use sluice_plan::{Plan, Workload};
 use sluice_shared::level::Level;
 
 use super::{Change, LoadedModel, Settings, Substitution, current::Planner};
-use crate::{
-    error::EngineError,
-    plan::{Plan, Workload},
-    residency::UnitState,
-};
+use crate::{error::EngineError, residency::UnitState};
 
 /// The shared state; written by the engine's thread alone.
 pub(super) struct State {

@@ -11,6 +11,8 @@ use std::{
     time::Duration,
 };
 
+use sluice_checkpoint::CheckpointError;
+use sluice_plan::{Plan, PlanError, transition};
 use sluice_shared::level::{Choices, Kv, Level};
 
 use self::steps::Steps;
@@ -20,12 +22,7 @@ use super::{
     derive::{Conversion, lacks_copy},
     worker::Worker,
 };
-use crate::{
-    checkpoint::CheckpointError,
-    error::EngineError,
-    plan::{Plan, PlanError, transition},
-    schedule::Apply,
-};
+use crate::{error::EngineError, schedule::Apply};
 
 /// An idle engine looks this often whether there is something better to do than to wait for a conversion.
 const CONVERSION_PATIENCE: Duration = Duration::from_millis(50);

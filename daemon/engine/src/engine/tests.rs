@@ -9,13 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sluice_ops::OpsError;
+use sluice_plan::{Plan, PlanError};
 use sluice_shared::level::Embedding;
 
 use super::*;
 use crate::{
     event::{Event, Generated, Outcome, PassReport, TokenState},
-    ops_error::OpsError,
-    plan::{Plan, PlanError},
     request::Generate,
 };
 

@@ -3,9 +3,10 @@
 
 use std::sync::{Arc, mpsc};
 
+use sluice_checkpoint::Source;
+
 use super::{Engine, LoadEvent, LoadedModel, Settings};
 use crate::{
-    checkpoint::Source,
     error::EngineError,
     event::{Event, Outcome, PassReport},
     request::{Generate, Work},

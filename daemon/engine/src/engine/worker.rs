@@ -8,6 +8,11 @@ use std::{
     time::Duration,
 };
 
+use sluice_machine::Rates;
+use sluice_ops::{Ops, ledger::Mark};
+use sluice_tokenizer::Text;
+use sluice_weights::END_TOKENS_MAX;
+
 use super::{
     LoadedModel, Shared,
     account::Account,
@@ -19,14 +24,9 @@ use super::{
 use crate::{
     decode::Vocabulary,
     error::EngineError,
-    ledger::Mark,
-    machine::Rates,
     model::{ModelInfo, transformer::Transformer},
-    ops::Ops,
     request::ModelId,
     schedule::{Command, Unload},
-    text::Text,
-    weights::END_TOKENS_MAX,
 };
 
 /// A plan that made room for a long canvas stays this long after its request: the next one is often like it.

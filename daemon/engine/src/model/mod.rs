@@ -3,7 +3,9 @@
 pub mod rehearse;
 pub mod transformer;
 
-use crate::{checkpoint::family::Mask, error::RequestError};
+use sluice_checkpoint::family::Mask;
+
+use crate::error::RequestError;
 
 /// What is known of a loaded model.
 #[derive(Debug, Clone, PartialEq)]

@@ -3,23 +3,19 @@
 
 use std::sync::atomic::AtomicBool;
 
+use sluice_checkpoint::family::ModelConfig;
+use sluice_formats::{Format, noise::Noise};
+use sluice_machine::{Kind, Profile, page::PAGE_BYTES};
+use sluice_ops::{
+    Activation, CacheShape, Choice, HeadGroup, HeadRow, Ops, Ranking, device::Device,
+    ledger::Ledger,
+};
+use sluice_plan::{Working, Workload, cache_format, canvas_cache_format, decoded::mlp_rows};
 use sluice_shared::level::Kv;
+use sluice_weights::{Part, SourceTensor, UnitPlan, units};
 
 use super::transformer::{Interrupt, Sees, Sequence, Transformer};
-use crate::{
-    checkpoint::family::ModelConfig,
-    device::Device,
-    error::EngineError,
-    format::Format,
-    ledger::Ledger,
-    machine::{Kind, Profile},
-    noise::Noise,
-    ops::{Activation, CacheShape, Choice, HeadGroup, HeadRow, Ops, Ranking},
-    page::PAGE_BYTES,
-    plan::{Working, Workload, cache_format, canvas_cache_format, decoded::mlp_rows},
-    residency::Residency,
-    weights::{Part, SourceTensor, UnitPlan, units},
-};
+use crate::{error::EngineError, residency::Residency};
 
 /// A model's pass, rehearsed for any workload.
 #[derive(Debug)]

@@ -5,25 +5,23 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
+use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
 use sluice_cuda::Number;
+use sluice_formats::{Format, noise::Noise};
+use sluice_machine::{CardProfile, Kind, Profile};
+use sluice_ops::{
+    Activation, CacheShape, Choice, HeadGroup, HeadRow, KvCache, Ops, Ranking, device::Device,
+    ledger::Ledger,
+};
+use sluice_plan::{Machine, Plan, Question, Working, Workload, cache_format};
 use sluice_shared::level::{Choices, Kv, Level};
+use sluice_weights::{Part, SourceTensor, units};
 
 use super::{
     rehearse::Rehearsal,
     transformer::{Interrupt, Sees, Sequence, Transformer},
 };
-use crate::{
-    checkpoint::{Checkpoint, Source, family::ModelConfig},
-    device::Device,
-    format::Format,
-    ledger::Ledger,
-    machine::{CardProfile, Kind, Profile},
-    noise::Noise,
-    ops::{Activation, CacheShape, Choice, HeadGroup, HeadRow, KvCache, Ops, Ranking},
-    plan::{Machine, Plan, Question, Working, Workload, cache_format},
-    residency::{LoadOutcome, Reader, Residency},
-    weights::{Part, SourceTensor, units},
-};
+use crate::residency::{LoadOutcome, Reader, Residency};
 
 const MLP_ROWS: usize = 16;
 

@@ -11,17 +11,17 @@ mod rows;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use sluice_checkpoint::family::ModelConfig;
+use sluice_ops::{Activation, AttentionShape, KeyRows, Ops, OpsError, Phase, RopeTable};
+use sluice_plan::MLP_ROWS;
+use sluice_weights::{Part, Unit};
+
 use self::rows::{Kept, Rows, Seen};
 pub use self::rows::{Sees, Sequence};
 use super::ModelInfo;
 use crate::{
-    checkpoint::family::ModelConfig,
     error::EngineError,
-    ops::{Activation, AttentionShape, KeyRows, Ops, Phase, RopeTable},
-    ops_error::OpsError,
-    plan::MLP_ROWS,
     residency::{Guard, Residency},
-    weights::{Part, Unit},
 };
 
 /// Why a pass has no result.

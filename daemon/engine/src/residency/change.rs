@@ -9,17 +9,13 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use sluice_machine::{Kind, page::PAGE_BYTES};
+use sluice_ops::{Ops, OpsError, device::DeviceBuffer};
+use sluice_plan::{Plan, Slots};
+use sluice_weights::{Tier, UnitPlan, layout};
+
 use super::{Held, LoadOutcome, Place, Residency, reader::Loaded};
-use crate::{
-    device::DeviceBuffer,
-    error::EngineError,
-    machine::Kind,
-    ops::Ops,
-    ops_error::OpsError,
-    page::PAGE_BYTES,
-    plan::{Plan, Slots},
-    weights::{Tier, UnitPlan, layout},
-};
+use crate::error::EngineError;
 
 /// A unit that is being made ready while passes run.
 #[derive(Debug)]
@@ -229,17 +225,14 @@ impl Residency {
 mod tests {
     use std::path::Path;
 
+    use sluice_checkpoint::{Checkpoint, Source, family::ModelConfig};
+    use sluice_machine::Profile;
+    use sluice_ops::{device::Device, ledger::Ledger};
+    use sluice_plan::{Machine, Question, Working, Workload};
     use sluice_shared::level::Level;
 
     use super::*;
-    use crate::{
-        checkpoint::{Checkpoint, Source, family::ModelConfig},
-        device::Device,
-        ledger::Ledger,
-        machine::Profile,
-        plan::{Machine, Question, Working, Workload},
-        residency::Reader,
-    };
+    use crate::residency::Reader;
 
     #[test]
     fn a_settling_that_is_cancelled_leaves_the_model_whole_and_goes_on_later() {

@@ -8,13 +8,10 @@ use std::{
 };
 
 use rayon::prelude::*;
+use sluice_checkpoint::CheckpointError;
 use sluice_codec::DecodeError;
-
-use crate::{
-    checkpoint::CheckpointError,
-    machine::Workers,
-    weights::{OpenRows, TensorPlan},
-};
+use sluice_machine::Workers;
+use sluice_weights::{OpenRows, TensorPlan};
 
 /// Numbers that a thread converts at once, or a row where that is more: 128 KiB of `f32`s and half of that which they are made
 /// from, which stay in its core's own cache.

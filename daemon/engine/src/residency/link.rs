@@ -17,15 +17,13 @@ use std::{
 };
 
 use sluice_cuda::{CopyStream, CudaError, Gpu, HostMemory, Mark, Span};
+use sluice_machine::page::Page;
+use sluice_ops::ledger::{Ledger, PinnedEntry};
+use sluice_plan::{Pinned, STAGING, keep_limit};
+use sluice_weights::{Unit, UnitPlan, layout};
 
 use super::{reader::Reader, stream::Brought};
-use crate::{
-    error::EngineError,
-    ledger::{Ledger, PinnedEntry},
-    page::Page,
-    plan::{Pinned, STAGING, keep_limit},
-    weights::{Unit, UnitPlan, layout},
-};
+use crate::error::EngineError;
 
 /// The stream of copies to a card, and the memory they are made from.
 #[derive(Debug)]

@@ -14,6 +14,17 @@ use std::{
 };
 
 use sluice_cuda::Span;
+use sluice_formats::Format;
+use sluice_machine::{
+    Kind, Profile,
+    page::{PAGE_BYTES, Page},
+};
+use sluice_ops::{
+    device::{Device, DeviceBuffer},
+    ledger::Ledger,
+};
+use sluice_plan::{Plan, Slots};
+use sluice_weights::{Data, Part, Storage, Tier, Unit, UnitPlan, Weight, layout};
 
 pub(crate) use self::change::Preparation;
 use self::{
@@ -22,16 +33,7 @@ use self::{
     stream::{Remains, Slot, Stream},
 };
 pub use self::{reader::Reader, stream::StreamStats};
-use crate::{
-    device::{Device, DeviceBuffer},
-    error::EngineError,
-    format::Format,
-    ledger::Ledger,
-    machine::{Kind, Profile},
-    page::{PAGE_BYTES, Page},
-    plan::{Plan, Slots},
-    weights::{Data, Part, Storage, Tier, Unit, UnitPlan, Weight, layout},
-};
+use crate::error::EngineError;
 
 /// All weights of a loaded model, or of one that is rehearsed.
 #[derive(Debug)]

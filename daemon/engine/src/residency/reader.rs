@@ -8,25 +8,27 @@ use std::{
     time::Instant,
 };
 
+use sluice_checkpoint::{Checkpoint, CheckpointError, TensorEntry, Via};
 use sluice_codec::DecodeError;
 use sluice_cuda::Span;
+use sluice_machine::{
+    Workers,
+    mapped::Mapped,
+    page::{PAGE_BYTES, Page},
+};
+use sluice_ops::{
+    OpsError,
+    device::{Device, DeviceBuffer},
+};
+use sluice_plan::Plan;
+use sluice_weights::{
+    CodedOnCard, CodedRows, CodedTensor, Coding, Data, OnCard, OpenRows, SourceTensor, Storage,
+    TensorPlan, Tier, UnitPlan,
+    layout::{self, Layout, Place},
+};
 
 use super::convert;
-use crate::{
-    checkpoint::{Checkpoint, CheckpointError, TensorEntry, Via},
-    device::{Device, DeviceBuffer},
-    error::EngineError,
-    machine::Workers,
-    mapped::Mapped,
-    ops_error::OpsError,
-    page::{PAGE_BYTES, Page},
-    plan::Plan,
-    weights::{
-        CodedOnCard, CodedRows, CodedTensor, Coding, Data, OnCard, OpenRows, SourceTensor, Storage,
-        TensorPlan, Tier, UnitPlan,
-        layout::{self, Layout, Place},
-    },
-};
+use crate::error::EngineError;
 
 /// Numbers are at least so aligned in files that were written with care.
 const NUMBER_BYTES: usize = 4;

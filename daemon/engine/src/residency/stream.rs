@@ -16,22 +16,24 @@ use std::{
 };
 
 use sluice_cuda::{Gpu, Mark};
+use sluice_machine::{
+    Kind,
+    page::{PAGE_BYTES, Page},
+};
+use sluice_ops::{
+    OpsError,
+    device::{Device, DeviceBuffer},
+    ledger::Ledger,
+};
+use sluice_plan::Slots;
+use sluice_weights::UnitPlan;
 
 use super::{
     link::{Arrival, Keeping, Link, Passage},
     pace::Pace,
     reader::{Loaded, Reader},
 };
-use crate::{
-    device::{Device, DeviceBuffer},
-    error::EngineError,
-    ledger::Ledger,
-    machine::Kind,
-    ops_error::OpsError,
-    page::{PAGE_BYTES, Page},
-    plan::Slots,
-    weights::UnitPlan,
-};
+use crate::error::EngineError;
 
 /// Units on their way through a card at most, of which the times are not known yet: those of a few passes.
 const PASSAGES_MAX: usize = 4096;

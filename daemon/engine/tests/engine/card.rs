@@ -3,18 +3,20 @@
 
 use std::{sync::mpsc, time::Duration};
 
+use sluice_checkpoint::Source;
 use sluice_engine::{
     Engine, Event, Generate, Options, Outcome, Settings, Work,
     check::{
         Check, Sizes, Speed, fixture_logits, fixture_tokens, operations, resident, speeds, streamed,
     },
-    checkpoint::Source,
+};
+use sluice_ops::{
+    Ops,
     device::{Choice, Device, Number},
     ledger::Ledger,
-    ops::Ops,
-    weights::Shape,
 };
 use sluice_shared::{decoding::Decoding, level::Level, sampling::EosPolicy};
+use sluice_weights::Shape;
 use testkit::here;
 
 use crate::checkpoints::fixture;

@@ -3,18 +3,15 @@
 
 use std::path::Path;
 
-use sluice_engine::{
-    Engine, Generate, Outcome, Settings, Work,
-    checkpoint::{
-        Source,
-        coded::{How, Lossless, Scheme, Target},
-    },
-    device::Choice,
-    event::Generated,
-    plan::Plan,
-    weights::{Shape, Storage},
+use sluice_checkpoint::{
+    Source,
+    coded::{How, Lossless, Scheme, Target},
 };
+use sluice_engine::{Engine, Generate, Outcome, Settings, Work, event::Generated};
+use sluice_ops::device::Choice;
+use sluice_plan::Plan;
 use sluice_shared::{level::Level, sampling::EosPolicy};
+use sluice_weights::{Shape, Storage};
 use testkit::here;
 
 use crate::{

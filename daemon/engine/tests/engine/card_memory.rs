@@ -4,14 +4,16 @@
 use std::{env, fs, ops::Range, sync::mpsc, thread, time::Duration};
 
 use libloading::os::unix::Library;
+use sluice_checkpoint::Source;
 use sluice_engine::{
-    Change, Engine, EngineError, Event, Generate, ModelId, OpsError, Options, Outcome, Settings, Work,
-    checkpoint::Source,
+    Change, Engine, EngineError, Event, Generate, ModelId, Options, Outcome, Settings, Work,
+};
+use sluice_machine::Kind;
+use sluice_ops::{
+    Ops, OpsError,
     device::{Choice, Device, DeviceBuffer, Number},
     ledger::Ledger,
-    machine::Kind,
     measure::measure,
-    ops::Ops,
 };
 use sluice_shared::{level::Level, sampling::EosPolicy};
 use testkit::apart;

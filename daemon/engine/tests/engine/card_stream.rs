@@ -9,16 +9,16 @@ use std::{
     time::Duration,
 };
 
+use sluice_checkpoint::{Checkpoint, Source};
 use sluice_cuda::{Gpu, GpuMemory, Mark};
-use sluice_engine::{
-    checkpoint::{Checkpoint, Source},
+use sluice_engine::residency::{LoadOutcome, Reader, Residency, StreamStats};
+use sluice_ops::{
     device::{Choice, Device, Number},
     ledger::Ledger,
-    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload},
-    residency::{LoadOutcome, Reader, Residency, StreamStats},
-    weights::{TensorPlan, Unit, UnitPlan},
 };
+use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload};
 use sluice_shared::level::Level;
+use sluice_weights::{TensorPlan, Unit, UnitPlan};
 use testkit::apart;
 
 use crate::small;

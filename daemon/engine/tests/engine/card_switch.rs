@@ -4,15 +4,14 @@
 use std::{path::PathBuf, thread};
 
 use libloading::os::unix::Library;
-use sluice_engine::{
-    Change, Engine, EngineError, Generate, ModelId, OpsError, Outcome, Settings, Work,
-    checkpoint::{
-        Source,
-        coded::{How, Lossless},
-    },
-    device::Choice,
-    event::Generated,
+use sluice_checkpoint::{
+    Source,
+    coded::{How, Lossless},
 };
+use sluice_engine::{
+    Change, Engine, EngineError, Generate, ModelId, Outcome, Settings, Work, event::Generated,
+};
+use sluice_ops::{OpsError, device::Choice};
 use sluice_shared::{level::Level, sampling::EosPolicy};
 use testkit::apart;
 

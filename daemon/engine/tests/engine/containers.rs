@@ -3,18 +3,17 @@
 
 use std::{fs, path::Path, sync::atomic::AtomicBool};
 
-use sluice_engine::{
-    Change, Engine, Generate, Options, Outcome, Settings, Work,
-    checkpoint::{
-        Source,
-        coded::{Compression, Container, How, Lossless, Scheme, TensorRecord, compress},
-    },
-    error::EngineError,
-    event::Generated,
-    plan::Plan,
-    weights::Storage,
+use sluice_checkpoint::{
+    Source,
+    coded::{Compression, Container, How, Lossless, Scheme, TensorRecord, compress},
 };
+use sluice_engine::{
+    Change, Engine, Generate, Options, Outcome, Settings, Work, error::EngineError,
+    event::Generated,
+};
+use sluice_plan::Plan;
 use sluice_shared::level::{Embedding, Level};
+use sluice_weights::Storage;
 
 use crate::{checkpoints::demonstration, loading::settings};
 
@@ -73,9 +72,9 @@ fn least_bytes(source: &Path, level: Level) -> u64 {
         ..Change::default()
     };
     match engine.plan(&change, workload).unwrap_err() {
-        EngineError::Plan(sluice_engine::plan::PlanError::BudgetTooSmall {
-            least_bytes, ..
-        }) => least_bytes,
+        EngineError::Plan(sluice_plan::PlanError::BudgetTooSmall { least_bytes, .. }) => {
+            least_bytes
+        }
         error => panic!("{error}"),
     }
 }

@@ -4,14 +4,12 @@
 use sluice_engine::{
     Options,
     check::{Check, fixture_logits, fixture_tokens},
-    device::Device,
-    ledger::Ledger,
-    machine::Profile,
-    ops::Ops,
-    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload},
-    weights::{Shape, SourceTensor},
 };
+use sluice_machine::Profile;
+use sluice_ops::{Ops, device::Device, ledger::Ledger};
+use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload};
 use sluice_shared::level::{Choices, Level};
+use sluice_weights::{Shape, SourceTensor};
 
 use crate::checkpoints::fixture;
 

@@ -3,15 +3,14 @@
 
 use std::{fs, path::Path, sync::Arc};
 
+use sluice_checkpoint::{Source, synth::Element};
 use sluice_engine::{
-    Change, Engine, EngineError, Generate, Options, Outcome, Work,
-    checkpoint::{Source, synth::Element},
-    engine::Outline,
-    machine::Profile,
-    plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Workload},
-    weights::Storage,
+    Change, Engine, EngineError, Generate, Options, Outcome, Work, engine::Outline,
 };
+use sluice_machine::Profile;
+use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Workload};
 use sluice_shared::level::Level;
+use sluice_weights::Storage;
 use tempfile::TempDir;
 
 use crate::{

@@ -5,10 +5,9 @@ use std::{
     sync::{Arc, mpsc},
 };
 
-use sluice_engine::{
-    ApplyEvent, Change, Engine, EngineError, LoadEvent, LoadedModel, Settings, checkpoint::Source,
-    plan::Plan,
-};
+use sluice_checkpoint::Source;
+use sluice_engine::{ApplyEvent, Change, Engine, EngineError, LoadEvent, LoadedModel, Settings};
+use sluice_plan::Plan;
 use sluice_shared::level::Level;
 
 /// How a load went.

@@ -3,15 +3,13 @@
 
 use std::sync::atomic::AtomicBool;
 
-use sluice_engine::{
-    Engine, Generate, ModelId, Options, Outcome, Settings, Work,
-    checkpoint::{
-        Source,
-        synth::{Element, Synthesis},
-    },
-    weights::{Naming, Shape},
+use sluice_checkpoint::{
+    Source,
+    synth::{Element, Synthesis},
 };
+use sluice_engine::{Engine, Generate, ModelId, Options, Outcome, Settings, Work};
 use sluice_shared::{level::Level, sampling::EosPolicy};
+use sluice_weights::{Naming, Shape};
 
 /// With heads that share keys, a MLP whose width is odd, and more than one block of numbers.
 fn shape() -> Shape {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use sluice_engine::checkpoint::coded::{CompressError, ContainerError, Damage, EncodeError};
+use sluice_checkpoint::coded::{CompressError, ContainerError, Damage, EncodeError};
 
 use super::*;
 

@@ -10,11 +10,9 @@ use std::{
 
 use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
-use sluice_engine::{
-    checkpoint::synth::{Element, Synthesis},
-    text::Text,
-    weights::{Naming, Shape},
-};
+use sluice_checkpoint::synth::{Element, Synthesis};
+use sluice_tokenizer::Text;
+use sluice_weights::{Naming, Shape};
 use tempfile::TempDir;
 
 /// The demonstration model's folder.

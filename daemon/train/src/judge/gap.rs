@@ -7,7 +7,8 @@
 use std::{collections::BTreeSet, ops::Range, sync::LazyLock};
 
 use anyhow::Result;
-use sluice_engine::{Slot, text::Text};
+use sluice_engine::Slot;
+use sluice_tokenizer::Text;
 
 use crate::{
     corpus::{self, Sample, Split, has_word, is_whole, names_in, occurrences, sentences},

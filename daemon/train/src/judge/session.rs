@@ -3,11 +3,12 @@
 use std::{path::Path, sync::Arc};
 
 use anyhow::{Context, Result, bail};
+use sluice_checkpoint::Source;
 use sluice_engine::{
-    Engine, Generate, LoadedModel, Options, Outcome, Settings, Slot, Work, checkpoint::Source,
-    event::Finish, text::Text,
+    Engine, Generate, LoadedModel, Options, Outcome, Settings, Slot, Work, event::Finish,
 };
 use sluice_shared::{decoding::Decoding, policy::PolicyChoice, sampling::EosPolicy};
+use sluice_tokenizer::Text;
 
 use crate::corpus::Message;
 

@@ -10,16 +10,13 @@ use std::{
 use candle_core::{Device, Tensor};
 use half::bf16;
 use safetensors::{Dtype, SafeTensors};
+use sluice_checkpoint::{Checkpoint, Source, family};
 use sluice_engine::{
-    checkpoint::{Checkpoint, Source, family},
-    device,
-    ledger::Ledger,
     model::transformer::{Sees, Sequence, Transformer, logits},
-    ops::Ops,
-    plan::{Machine, Plan, Question, Working, Workload},
     residency::{LoadOutcome, Reader, Residency},
-    weights::Shape,
 };
+use sluice_ops::{Ops, device, ledger::Ledger};
+use sluice_plan::{Machine, Plan, Question, Working, Workload};
 use sluice_shared::level::Level;
 use sluice_train::{
     batch::{Batch, BatchOptions},
@@ -33,6 +30,7 @@ use sluice_train::{
     trainer::{TrainOptions, Trainer},
     vocabulary::Vocabulary,
 };
+use sluice_weights::Shape;
 
 const VOCABULARY: usize = 512;
 

@@ -1,11 +1,12 @@
 //! Attention on a device beside the CPU's.
 
-use super::Pair;
-use crate::{
-    error::EngineError,
-    ops::{Activation, AttentionRange, AttentionShape, CacheShape, KeyRows, KeySegment, Keys, Ops},
-    plan::computed_format,
+use sluice_ops::{
+    Activation, AttentionRange, AttentionShape, CacheShape, KeyRows, KeySegment, Keys, Ops,
 };
+use sluice_plan::computed_format;
+
+use super::Pair;
+use crate::error::EngineError;
 
 impl Pair<'_> {
     pub(super) fn attention(&mut self) -> Result<(), EngineError> {

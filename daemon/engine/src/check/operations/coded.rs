@@ -2,16 +2,16 @@
 
 use sluice_codec::{Coded, Encoded};
 use sluice_cuda::{CodedMatrix, Gpu, Number, PaletteProduct};
+use sluice_formats::Format;
+use sluice_ops::{
+    Activation,
+    device::DeviceBuffer,
+    measure::{CodedSample, SampleOnCard},
+};
+use sluice_weights::{Data, Weight};
 
 use super::Pair;
-use crate::{
-    device::DeviceBuffer,
-    error::EngineError,
-    format::Format,
-    measure::{CodedSample, SampleOnCard},
-    ops::Activation,
-    weights::{Data, Weight},
-};
+use crate::error::EngineError;
 
 /// Of a chunk, whose rows end in a tile that isn't whole.
 const CHUNK_ROWS: usize = 256;

@@ -1,15 +1,12 @@
 //! The choice of tokens on a device beside the CPU's.
 
 use sluice_cuda::Number;
+use sluice_formats::Format;
+use sluice_machine::Kind;
+use sluice_ops::{Activation, Choice, HeadGroup, HeadRow, Ranking, device::DeviceBuffer};
 
 use super::{super::worse, Pair, Stored};
-use crate::{
-    device::DeviceBuffer,
-    error::EngineError,
-    format::Format,
-    machine::Kind,
-    ops::{Activation, Choice, HeadGroup, HeadRow, Ranking},
-};
+use crate::error::EngineError;
 
 /// How tokens are chosen from rows.
 #[derive(Clone, Copy)]

@@ -4,13 +4,11 @@
 //! References: self-speculative decoding, SSD (arXiv 2510.04147), for the first; LoPA (zhijie-group/LoPA) for the second.
 //! Difference: any policy that remembers nothing can be guessed ahead, not the reference schedule alone.
 
+use sluice_ops::{Candidate, HeadRow};
 use sluice_shared::decoding::Speculation;
 
 use super::{Diffusion, is_fixed};
-use crate::{
-    decode::policy::Commit,
-    ops::{Candidate, HeadRow},
-};
+use crate::decode::policy::Commit;
 
 /// A canvas of a pass.
 pub(super) struct Branch {

@@ -3,10 +3,11 @@
 //! Reference: DAEDAL (arXiv 2508.00819). Differences: no tail of EOS is put behind; how sure a place is of an end is asked of
 //! the place itself, not of the canvas's last ones; a block grows to twice its length at most, and one place a pass.
 
+use sluice_ops::{Candidate, HeadRow};
+
 use super::{Block, Diffusion, blocks};
 use crate::{
     event::{Position, TokenState},
-    ops::{Candidate, HeadRow},
     request::Slot,
 };
 

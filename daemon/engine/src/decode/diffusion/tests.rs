@@ -1,12 +1,14 @@
 //! The sampler against a scripted model: what it asks for, and what it makes of the answers.
 
-use proptest::prelude::*;
 use std::ops::Range;
 
+use proptest::prelude::*;
+use sluice_checkpoint::family::Mask;
+use sluice_ops::Evidence;
 use sluice_shared::decoding::{Caching, Decoding};
 
 use super::*;
-use crate::{checkpoint::family::Mask, ops::Evidence, request::ModelId};
+use crate::request::ModelId;
 
 const MASK: u32 = 99;
 const END: u32 = 90;

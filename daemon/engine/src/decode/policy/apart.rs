@@ -92,7 +92,7 @@ mod tests {
         scene
     }
 
-    fn says(position: usize, token: u32, confidence: f64) -> crate::ops::Candidate {
+    fn says(position: usize, token: u32, confidence: f64) -> sluice_ops::Candidate {
         let mut candidate = candidate(position, confidence);
         candidate.token = token;
         if let Some(top) = &mut candidate.evidence.top {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use sluice_ops::{Candidate, Ranking};
+
 use super::{Commit, Decision, Needs, Policy, Scored, View, ranked};
-use crate::ops::{Candidate, Ranking};
 
 /// Each position keeps a credit for each token that it has favoured: in every pass credits shrink to `decay` of what they
 /// were, and the favourite's grows by its probability to the `power`. `weight` · ln(1 + credit) is added to the logits, and
@@ -155,9 +156,9 @@ impl Favourites {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use sluice_ops::{Evidence, Top};
 
     use super::{super::tests::Scene, *};
-    use crate::ops::{Evidence, Top};
 
     /// A scene whose rows have these probabilities of tokens 0, 1, …, for a policy that may watch some of them.
     fn scene(policy: &Credit, rows: &[&[f64]]) -> Scene {

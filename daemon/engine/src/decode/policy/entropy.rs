@@ -1,7 +1,8 @@
 //! The EB-Sampler (arXiv 2505.24857): as many positions as a budget of entropy allows.
 
+use sluice_ops::Ranking;
+
 use super::{Decision, Needs, Policy, View};
-use crate::ops::Ranking;
 
 /// The most certain positions, as long as the entropies of all but the least certain of them come to no more than `gamma`:
 /// that much at most is lost by choosing them as if they did not depend on each other.

@@ -13,6 +13,7 @@ mod threshold;
 
 use std::{cmp::Ordering, ops::Range};
 
+use sluice_ops::{Candidate, Ranking};
 use sluice_shared::policy::PolicyChoice;
 
 use self::{
@@ -25,7 +26,6 @@ use self::{
     schedule::{Dream, Reference},
     threshold::{Decay, Factor, Margin, Threshold},
 };
-use crate::ops::{Candidate, Ranking};
 
 /// One way to choose. A block is decided by one after the other of its passes, each of which commits at least one masked
 /// position and takes back fewer than it commits: so every block ends.

@@ -1,10 +1,10 @@
 //! What every policy of the registry keeps to, and what the tests of each are written with.
 
 use proptest::prelude::*;
+use sluice_ops::{Evidence, Top};
 use sluice_shared::policy::POLICIES;
 
 use super::*;
-use crate::ops::{Evidence, Top};
 
 /// A block after a pass, for policies to look at.
 pub(super) struct Scene {

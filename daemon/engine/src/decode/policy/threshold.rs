@@ -1,7 +1,8 @@
 //! Policies that commit what is confident enough, wherever it stands.
 
+use sluice_ops::Ranking;
+
 use super::{Decision, Needs, Policy, View};
-use crate::ops::Ranking;
 
 /// Fast-dLLM, `threshold`: all that reach it.
 #[derive(Debug, Clone)]

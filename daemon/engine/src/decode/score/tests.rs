@@ -1,11 +1,10 @@
 //! The estimator against a model that ignores its context: there the estimate is exact.
 
+use sluice_checkpoint::family::Mask;
+use sluice_ops::{Candidate, Evidence};
+
 use super::*;
-use crate::{
-    checkpoint::family::Mask,
-    ops::{Candidate, Evidence},
-    request::ModelId,
-};
+use crate::request::ModelId;
 
 /// Each token has its own log-probability, wherever it stands.
 struct ContextFree {

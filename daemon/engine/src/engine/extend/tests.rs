@@ -7,6 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sluice_checkpoint::Source;
+use sluice_machine::Kind;
+use sluice_plan::{Plan, PlanError};
 use sluice_shared::{
     level::Level,
     sampling::{Remasking, Sampling},
@@ -15,11 +18,8 @@ use sluice_shared::{
 use super::*;
 use crate::{
     Change, Engine, LoadEvent, LoadedModel, Options, Settings, Work,
-    checkpoint::Source,
     command::ApplyEvent,
     event::{Event, Generated, Outcome},
-    machine::Kind,
-    plan::{Plan, PlanError},
     request::{Compare, Slot},
 };
 
@@ -218,7 +218,7 @@ fn smaller_keys_and_values_make_no_room_while_larger_ones_are_held() {
     // The first pass is over.
     while !matches!(events.recv().unwrap(), Event::Pass(_)) {}
     let plan = world.apply(smaller).unwrap();
-    assert_eq!(plan.working.cache, Some(crate::format::Format::Q8_0));
+    assert_eq!(plan.working.cache, Some(sluice_formats::Format::Q8_0));
     assert!(plan.peak_bytes() <= bytes && plan.streamed_bytes() > 0);
     let result = events.iter().find_map(&mut take).unwrap();
     let Outcome::Generated(generated) = result.unwrap() else {

@@ -2,18 +2,18 @@
 
 use std::sync::{Arc, atomic::AtomicBool};
 
+use sluice_checkpoint::{Checkpoint, CheckpointError};
+use sluice_plan::{Plan, PlanError};
 use sluice_shared::level::Level;
 
 use super::Beside;
 use crate::{
-    checkpoint::{Checkpoint, CheckpointError},
     command::{LoadEvent, LoadReport, Settings},
     engine::{
         Substitution,
         current::{Planner, usual_workload},
     },
     error::EngineError,
-    plan::{Plan, PlanError},
     residency::Reader,
 };
 

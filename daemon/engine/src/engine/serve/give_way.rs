@@ -3,21 +3,16 @@
 use std::iter;
 
 use sluice_cuda::CudaError;
+use sluice_machine::Kind;
+use sluice_ops::{OpsError, ledger::Ledger};
+use sluice_plan::{MLP_ROWS, Plan, PlanError, rounded_bytes};
 use sluice_shared::{
     level::{Choices, Level},
     units,
 };
 
 use super::{MLP_ROWS_MIN, Served};
-use crate::{
-    engine::derive::lacks_copy,
-    error::EngineError,
-    ledger::Ledger,
-    machine::Kind,
-    model::transformer::Interrupt,
-    ops_error::OpsError,
-    plan::{MLP_ROWS, Plan, PlanError, rounded_bytes},
-};
+use crate::{engine::derive::lacks_copy, error::EngineError, model::transformer::Interrupt};
 
 /// More frugal plans that are tried for a request.
 const FRUGAL_PLANS_MAX: usize = 4;

@@ -5,12 +5,12 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
+use sluice_ops::{Ops, OpsError};
+use sluice_plan::{Plan, Step};
+
 use super::super::SwitchState;
 use crate::{
     error::EngineError,
-    ops::Ops,
-    ops_error::OpsError,
-    plan::{Plan, Step},
     residency::{Preparation, Residency},
 };
 

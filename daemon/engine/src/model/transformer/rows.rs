@@ -2,10 +2,9 @@
 
 use std::ops::Range;
 
-use crate::{
-    error::EngineError,
-    ops::{AttentionRange, AttentionTasks, Indices, KeySegment, Keys, KvCache, Ops},
-};
+use sluice_ops::{AttentionRange, AttentionTasks, Indices, KeySegment, Keys, KvCache, Ops};
+
+use crate::error::EngineError;
 
 /// Rows of a canvas or a text in a pass.
 pub struct Sequence<'a> {

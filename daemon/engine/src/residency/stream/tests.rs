@@ -2,17 +2,15 @@
 
 use std::{fs, path::PathBuf, time::SystemTime};
 
+use sluice_checkpoint::{
+    Checkpoint, Source,
+    synth::{Element, Synthesis},
+};
+use sluice_ops::device::Device;
+use sluice_weights::{Naming, Shape, Tier, layout, units};
 use tempfile::TempDir;
 
 use super::*;
-use crate::{
-    checkpoint::{
-        Checkpoint, Source,
-        synth::{Element, Synthesis},
-    },
-    device::Device,
-    weights::{Naming, Shape, Tier, layout, units},
-};
 
 /// A file that can be cut short and made whole again, as if nothing had been.
 struct Weights {

@@ -1,9 +1,7 @@
 //! Switches of level with everything in memory: what one converts is kept, and the next reads it.
 
-use sluice_engine::{
-    checkpoint::{KeptWeights, kept_weights, remove_kept},
-    plan::SwitchTime,
-};
+use sluice_checkpoint::{KeptWeights, kept_weights, remove_kept};
+use sluice_plan::SwitchTime;
 
 use super::*;
 

@@ -13,14 +13,14 @@ use std::{
 };
 
 use rustix::process::{Resource, Rlimit, setrlimit};
+use sluice_checkpoint::{CheckpointError, Source, synth::Element};
 use sluice_engine::{
     ApplyEvent, Change, Engine, EngineError, Event, Generate, LoadedModel, Options, Outcome,
     Settings, Work,
-    checkpoint::{CheckpointError, Source, synth::Element},
-    plan::{BLOCK_DEFAULT, CANVAS_DEFAULT, Plan, Workload},
-    weights::Shape,
 };
+use sluice_plan::{BLOCK_DEFAULT, CANVAS_DEFAULT, Plan, Workload};
 use sluice_shared::{level::Level, sampling::EosPolicy};
+use sluice_weights::Shape;
 use tempfile::TempDir;
 use testkit::eventually;
 

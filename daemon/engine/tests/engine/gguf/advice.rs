@@ -2,10 +2,8 @@
 
 use std::{fs, path::Path};
 
-use sluice_engine::{
-    checkpoint::{Checkpoint, Recommended, Source},
-    format::Format,
-};
+use sluice_checkpoint::{Checkpoint, Recommended, Source};
+use sluice_formats::Format;
 use sluice_shared::sampling::{Drawing, Sampling};
 
 use super::{

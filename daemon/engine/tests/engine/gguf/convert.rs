@@ -3,15 +3,12 @@
 use std::{fs, path::Path};
 
 use serde_json::{Map, Value as Json};
-use sluice_engine::{
-    checkpoint::{Checkpoint, Source},
-    format::Format,
-};
+use sluice_checkpoint::{Checkpoint, Source};
+use sluice_formats::Format;
 use tempfile::TempDir;
 
-use crate::checkpoints::fixture;
-
 use super::writer::{File, Value};
+use crate::checkpoints::fixture;
 
 /// Who would have written the file.
 #[derive(Debug, Clone, Copy, PartialEq)]

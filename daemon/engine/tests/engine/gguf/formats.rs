@@ -2,19 +2,14 @@
 
 use std::{fs, path::Path, sync::atomic::AtomicBool};
 
-use sluice_engine::{
-    checkpoint::{
-        Checkpoint, Source,
-        synth::{Element, Synthesis},
-    },
-    device::Device,
-    format::Format,
-    ledger::Ledger,
-    ops::Ops,
-    weights::{Naming, Shape},
+use sluice_checkpoint::{
+    Checkpoint, Source,
+    synth::{Element, Synthesis},
 };
-
+use sluice_formats::Format;
+use sluice_ops::{Ops, device::Device, ledger::Ledger};
 use sluice_shared::level::Level;
+use sluice_weights::{Naming, Shape};
 
 use super::{
     convert::{Dialect, converted_folder},

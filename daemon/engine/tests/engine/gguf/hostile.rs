@@ -1,7 +1,8 @@
 //! Files that lie: whatever their bytes, they are read or refused, and never more is taken than they could mean.
 
 use proptest::prelude::*;
-use sluice_engine::{checkpoint::gguf::Gguf, format::Format};
+use sluice_checkpoint::gguf::Gguf;
+use sluice_formats::Format;
 
 use super::{
     convert::{Dialect, converted},

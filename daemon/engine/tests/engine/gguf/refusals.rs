@@ -2,10 +2,8 @@
 
 use std::{fs, path::Path};
 
-use sluice_engine::{
-    checkpoint::{Checkpoint, CheckpointError, Source},
-    format::Format,
-};
+use sluice_checkpoint::{Checkpoint, CheckpointError, Source};
+use sluice_formats::Format;
 
 use super::{
     convert::{Dialect, converted},

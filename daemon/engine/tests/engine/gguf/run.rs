@@ -5,17 +5,15 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
+use sluice_checkpoint::{Checkpoint, Source};
 use sluice_engine::{
-    checkpoint::{Checkpoint, Source},
-    device::Device,
-    format::Format,
-    ledger::Ledger,
-    machine::Profile,
     model::transformer::{Interrupt, Sees, Sequence, Transformer, logits},
-    ops::{Activation, CacheShape, Ops},
-    plan::{Machine, Plan, Question, Working, Workload},
     residency::{LoadOutcome, Reader, Residency},
 };
+use sluice_formats::Format;
+use sluice_machine::Profile;
+use sluice_ops::{Activation, CacheShape, Ops, device::Device, ledger::Ledger};
+use sluice_plan::{Machine, Plan, Question, Working, Workload};
 use sluice_shared::level::{Choices, Level};
 
 /// A model with its weights.

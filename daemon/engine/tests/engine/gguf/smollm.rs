@@ -8,10 +8,8 @@ use std::{
 };
 
 use serde_json::Value;
-use sluice_engine::{
-    checkpoint::{Checkpoint, Source},
-    text::Text,
-};
+use sluice_checkpoint::{Checkpoint, Source};
+use sluice_tokenizer::Text;
 use testkit::not_run;
 
 use super::run::Loaded;

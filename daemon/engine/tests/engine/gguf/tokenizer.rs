@@ -1,6 +1,7 @@
 //! Tokenizers out of GGUF files.
 
-use sluice_engine::{checkpoint::gguf::Gguf, text::Text};
+use sluice_checkpoint::gguf::Gguf;
+use sluice_tokenizer::Text;
 
 use super::writer::{File, Value};
 

@@ -1,6 +1,6 @@
 //! A small writer of GGUF files: sound ones, and ones that lie.
 
-use sluice_engine::format::Format;
+use sluice_formats::Format;
 
 /// A value of a key.
 #[derive(Debug, Clone)]

@@ -8,8 +8,8 @@ use std::{
 use sluice_engine::{
     Event, Generate, Outcome, Settings, Slot, Work,
     event::{Finish, Generated, PassReport},
-    plan::Workload,
 };
+use sluice_plan::Workload;
 use sluice_shared::{
     level::Level,
     policy::{POLICIES, PolicyChoice},

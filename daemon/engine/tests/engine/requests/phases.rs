@@ -2,12 +2,12 @@
 
 use std::{sync::atomic::AtomicBool, time::Duration};
 
+use sluice_checkpoint::{
+    Source,
+    coded::{Compression, How, Lossless, compress},
+};
 use sluice_engine::{
     Generate, Settings,
-    checkpoint::{
-        Source,
-        coded::{Compression, How, Lossless, compress},
-    },
     event::{PassReport, Phases},
 };
 use sluice_shared::level::Level;

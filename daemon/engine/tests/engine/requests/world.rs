@@ -6,9 +6,9 @@ use std::{
     sync::{Arc, mpsc},
 };
 
+use sluice_checkpoint::Source;
 use sluice_engine::{
     Engine, Event, Generate, LoadedModel, Options, Outcome, Settings, Work,
-    checkpoint::Source,
     event::{Finish, Generated, PassReport},
 };
 use sluice_shared::decoding::Decoding;

@@ -5,7 +5,7 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use sluice_engine::checkpoint::{
+use sluice_checkpoint::{
     Source,
     coded::{Compression, How, compress},
 };

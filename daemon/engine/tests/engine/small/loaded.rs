@@ -2,12 +2,10 @@
 
 use std::path::Path;
 
-use sluice_engine::{
-    Engine, EngineError, Options,
-    checkpoint::Source,
-    device::{Choice, Number},
-    plan::PlanError,
-};
+use sluice_checkpoint::Source;
+use sluice_engine::{Engine, EngineError, Options};
+use sluice_ops::device::{Choice, Number};
+use sluice_plan::PlanError;
 use sluice_shared::level::Level;
 
 use crate::loading::settings;

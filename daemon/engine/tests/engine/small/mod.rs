@@ -8,10 +8,8 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
-use sluice_engine::{
-    checkpoint::synth::{Element, Synthesis},
-    weights::{Naming, Shape},
-};
+use sluice_checkpoint::synth::{Element, Synthesis};
+use sluice_weights::{Naming, Shape};
 
 /// Of so many layers: each of its units, and those of the head, is up to half a MiB.
 pub(crate) fn shape(layers: usize) -> Shape {

@@ -1,0 +1,303 @@
+//! `config.json` as Hugging Face's transformers writes it for Llama and what was made in its likeness: Llama 2 and 3,
+//! TinyLlama, SmolLM2, Mistral, Qwen2 and 2.5, and Dream.
+//!
+//! Papers: Touvron et al. 2023 (arXiv 2302.13971), Jiang et al. 2023 (arXiv 2310.06825), Yang et al. 2024
+//! (arXiv 2407.10671), Ye et al. 2025, "Dream 7B" (arXiv 2508.15487).
+//! References: `LlamaForCausalLM`, `MistralForCausalLM` and `Qwen2ForCausalLM` of transformers 4.49, and `DreamModel` as
+//! published with Dream-org/Dream-v0-Instruct-7B.
+//!
+//! They differ in few things: Qwen2 and Dream have biases for queries, keys and values; Dream has no causal mask, fills
+//! masks, and has the logits of a position in the row before it, as the Qwen2 that it was made of.
+//!
+//! Difference from the references: where attention has a sliding window, the context ends where the window would begin to
+//! hide something, so that no position is ever outside it.
+
+use serde_json::{Map, Value};
+use sluice_weights::{CONTEXT_MAX, Llama3Scaling, Naming, Rope, Shape, WIDTH_MAX};
+
+use super::{
+    Family, Mask, ModelConfig,
+    keys::{self, Keys, LAYERS_MAX, VOCABULARY_MAX, problem, shortened},
+};
+use crate::CheckpointError;
+
+/// transformers' default where a file says nothing.
+const ROPE_THETA: f32 = 10_000.0;
+/// The same for norms.
+const EPSILON: f32 = 1e-6;
+
+/// Reads `config.json` and, if there is one, `generation_config.json`, of this family.
+pub(super) fn read(
+    family: Family,
+    config: &Map<String, Value>,
+    generation: Option<&Map<String, Value>>,
+) -> Result<ModelConfig, CheckpointError> {
+    check_variant(config)?;
+    let keys = Keys(config);
+    let width = keys.size("hidden_size", WIDTH_MAX)?;
+    let heads = keys.size("num_attention_heads", WIDTH_MAX)?;
+    let kv_heads = keys
+        .optional_size("num_key_value_heads", heads)?
+        .unwrap_or(heads);
+    keys::check_kv_heads("num_key_value_heads", heads, kv_heads)?;
+    let head_dim = head_dim(&keys, width, heads)?;
+    let vocabulary = keys.size("vocab_size", VOCABULARY_MAX)?;
+    let eos_token_ids = keys::eos_token_ids(config, generation, vocabulary)?;
+    let mask = match family {
+        Family::Dream => Some(Mask {
+            token_id: keys.mask_token_id(vocabulary, &eos_token_ids)?,
+            shifted: true,
+        }),
+        _ => None,
+    };
+    let shape = Shape {
+        naming: Naming::HuggingFace,
+        layers: keys.size("num_hidden_layers", LAYERS_MAX)?,
+        width,
+        heads,
+        kv_heads,
+        head_dim,
+        mlp_width: keys.size("intermediate_size", WIDTH_MAX)?,
+        embedding_rows: vocabulary,
+        context_length: context_length(&keys)?,
+        causal: mask.is_none(),
+        tied: keys.flag("tie_word_embeddings")?,
+        biases: matches!(family, Family::Qwen2 | Family::Dream),
+    };
+    Ok(ModelConfig {
+        family,
+        vocabulary,
+        rope: rope(&keys, head_dim)?,
+        shape,
+        epsilon: keys.positive("rms_norm_eps", EPSILON)?,
+        mask,
+        eos_token_ids,
+    })
+}
+
+fn check_variant(config: &Map<String, Value>) -> Result<(), CheckpointError> {
+    let expected = [
+        ("hidden_act", "silu".into()),
+        ("attention_bias", false.into()),
+        ("mlp_bias", false.into()),
+        ("rope_interleaved", false.into()),
+        ("partial_rotary_factor", 1.0.into()),
+    ];
+    keys::check_variant(config, &expected)?;
+    match config.get("quantization_config") {
+        None | Some(Value::Null) => Ok(()),
+        Some(_) => Err(problem(
+            "quantization_config",
+            "says that the weights are quantized; only f32, f16 and bf16 are read from such folders",
+        )),
+    }
+}
+
+fn head_dim(keys: &Keys<'_>, width: usize, heads: usize) -> Result<usize, CheckpointError> {
+    let (key, head_dim) = match keys.optional_size("head_dim", WIDTH_MAX)? {
+        Some(head_dim) => ("head_dim", head_dim),
+        None if width.is_multiple_of(heads) => ("num_attention_heads", width / heads),
+        None => {
+            return Err(problem(
+                "num_attention_heads",
+                format!("is {heads}, which does not share {width} out"),
+            ));
+        }
+    };
+    if !head_dim.is_multiple_of(2) || heads * head_dim > WIDTH_MAX {
+        return Err(problem(
+            key,
+            format!(
+                "gives {heads} heads of {head_dim}; heads have even size and take at most {WIDTH_MAX} together"
+            ),
+        ));
+    }
+    keys::check_head_dim(key, "gives", head_dim)?;
+    Ok(head_dim)
+}
+
+/// Most positions: those that the model was made for, as far as a sliding window sees all of them.
+fn context_length(keys: &Keys<'_>) -> Result<usize, CheckpointError> {
+    let positions = keys.size("max_position_embeddings", usize::MAX)?;
+    let window = match keys.0.get("use_sliding_window") {
+        Some(Value::Bool(false)) => None,
+        _ => keys.optional_size("sliding_window", usize::MAX)?,
+    };
+    Ok(positions.min(window.unwrap_or(positions)).min(CONTEXT_MAX))
+}
+
+/// Rotary embedding, as older files (`rope_theta`, `rope_scaling`) and newer ones (`rope_parameters`) tell it.
+fn rope(keys: &Keys<'_>, head_dim: usize) -> Result<Rope, CheckpointError> {
+    let empty = Map::new();
+    let nested = |key| keys.0.get(key).and_then(Value::as_object);
+    let (key, scaling) = match (nested("rope_parameters"), nested("rope_scaling")) {
+        (Some(parameters), _) => ("rope_parameters", parameters),
+        (None, Some(scaling)) => ("rope_scaling", scaling),
+        (None, None) => ("rope_scaling", &empty),
+    };
+    let inner = Keys(scaling);
+    let theta = inner.positive("rope_theta", keys.positive("rope_theta", ROPE_THETA)?)?;
+    let kind = scaling.get("rope_type").or_else(|| scaling.get("type"));
+    match kind.unwrap_or(&Value::Null) {
+        Value::Null => Ok(Rope::plain(theta, head_dim)),
+        Value::String(kind) if kind == "default" => Ok(Rope::plain(theta, head_dim)),
+        Value::String(kind) if kind == "llama3" => {
+            let number = |key| inner.needed_positive(key);
+            let scaling = Llama3Scaling {
+                factor: number("factor")?,
+                low_freq_factor: number("low_freq_factor")?,
+                high_freq_factor: number("high_freq_factor")?,
+                original_context: number("original_max_position_embeddings")?,
+            };
+            if scaling.high_freq_factor <= scaling.low_freq_factor {
+                return Err(problem(
+                    "high_freq_factor",
+                    "is not greater than low_freq_factor",
+                ));
+            }
+            Ok(Rope::llama3(theta, head_dim, scaling))
+        }
+        other => Err(problem(
+            key,
+            format!(
+                "is of type {}; only default and llama3 are supported",
+                shortened(&other.to_string())
+            ),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn small(model_type: &str) -> Value {
+        json!({
+            "model_type": model_type, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 160, "vocab_size": 300, "max_position_embeddings": 256,
+            "mask_token_id": 298, "eos_token_id": 2,
+        })
+    }
+
+    fn read(model_type: &str, change: impl FnOnce(&mut Value)) -> Result<ModelConfig, String> {
+        let mut config = small(model_type);
+        change(&mut config);
+        ModelConfig::read(config.as_object().unwrap(), None).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn families_differ_in_biases_and_masks() {
+        for (name, biases, mask) in [
+            ("llama", false, false),
+            ("mistral", false, false),
+            ("qwen2", true, false),
+            ("Dream", true, true),
+        ] {
+            let config = read(name, |_| {}).unwrap();
+            assert_eq!(config.family.name(), name);
+            assert_eq!((config.shape.biases, config.shape.causal), (biases, !mask));
+            let expected = mask.then_some(Mask {
+                token_id: 298,
+                shifted: true,
+            });
+            assert_eq!(config.mask, expected);
+        }
+    }
+
+    #[test]
+    fn heads_may_have_a_size_of_their_own() {
+        let config = read("llama", |config| config["head_dim"] = 20.into()).unwrap();
+        assert_eq!((config.shape.head_dim, config.shape.width), (20, 64));
+        assert_eq!(config.rope, Rope::plain(10_000.0, 20));
+        assert_eq!(read("llama", |_| {}).unwrap().shape.head_dim, 16);
+    }
+
+    #[test]
+    fn rotations_are_read_from_old_files_and_new_ones() {
+        let scaling = json!({
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        });
+        let old = read("llama", |config| {
+            config["rope_theta"] = 500_000.0.into();
+            config["rope_scaling"] = scaling.clone();
+        });
+        let new = read("llama", |config| {
+            config["rope_parameters"] = scaling.clone();
+            config["rope_parameters"]["rope_theta"] = 500_000.0.into();
+        });
+        let rope = old.unwrap().rope;
+        assert_eq!(rope, new.unwrap().rope);
+        assert_ne!(rope, Rope::plain(500_000.0, 16));
+        let default = read("llama", |config| {
+            config["rope_scaling"] = json!({"type": "default"});
+        });
+        assert_eq!(default.unwrap().rope, Rope::plain(10_000.0, 16));
+    }
+
+    #[test]
+    fn a_window_ends_the_context_where_it_would_bite() {
+        let context = |config: Result<ModelConfig, String>| config.unwrap().shape.context_length;
+        let window = |config: &mut Value| config["sliding_window"] = 100.into();
+        assert_eq!(context(read("mistral", window)), 100);
+        let unused = read("qwen2", |config| {
+            window(config);
+            config["use_sliding_window"] = false.into();
+        });
+        assert_eq!(context(unused), 256);
+        let wide = |config: &mut Value| config["sliding_window"] = 4096.into();
+        assert_eq!(context(read("mistral", wide)), 256);
+    }
+
+    #[test]
+    fn what_cannot_be_computed_is_refused_by_name() {
+        let refusal =
+            |key: &str, value: Value| read("llama", |config| config[key] = value).unwrap_err();
+        assert_eq!(
+            refusal("hidden_act", "gelu".into()),
+            "config.json: hidden_act is \"gelu\"; only \"silu\" is supported"
+        );
+        assert_eq!(
+            refusal("attention_bias", true.into()),
+            "config.json: attention_bias is true; only false is supported"
+        );
+        assert_eq!(
+            refusal("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0})),
+            "config.json: rope_scaling is of type \"yarn\"; only default and llama3 are supported"
+        );
+        assert_eq!(
+            refusal("rope_scaling", json!({"rope_type": "llama3"})),
+            "config.json: factor is missing"
+        );
+        assert_eq!(
+            refusal("num_key_value_heads", 3.into()),
+            "config.json: num_key_value_heads is 3, which does not divide the 4 heads"
+        );
+        assert_eq!(
+            refusal("num_attention_heads", 7.into()),
+            "config.json: num_key_value_heads is 2, which does not divide the 7 heads"
+        );
+        assert_eq!(
+            refusal("head_dim", 15.into()),
+            "config.json: head_dim gives 4 heads of 15; heads have even size and take at most 65536 together"
+        );
+        assert_eq!(
+            refusal("head_dim", 1026.into()),
+            "config.json: head_dim gives heads of 1026; heads have at most 1024 numbers"
+        );
+        assert_eq!(
+            refusal("max_position_embeddings", 0.into()),
+            format!(
+                "config.json: max_position_embeddings is 0, not a whole number from 1 to {}",
+                usize::MAX
+            )
+        );
+        assert!(refusal("quantization_config", json!({"bits": 4})).contains("quantized"));
+        assert_eq!(
+            read("Dream", |config| config["eos_token_id"] = 298.into()).unwrap_err(),
+            "config.json: eos_token_id is the mask's id as well"
+        );
+    }
+}

@@ -1,0 +1,204 @@
+//! Keys of `config.json`, with their bounds: what a file says is never taken on trust.
+
+use serde_json::{Map, Value};
+use sluice_weights::{END_TOKENS_MAX, HEAD_DIM_MAX};
+
+use crate::CheckpointError;
+
+/// Most layers of any model.
+pub(super) const LAYERS_MAX: usize = 4096;
+/// Most rows of any embedding.
+pub(super) const VOCABULARY_MAX: usize = 1 << 24;
+
+/// Keys with the one value that is computed here. A key that is absent has it.
+pub(super) fn check_variant(
+    config: &Map<String, Value>,
+    expected: &[(&'static str, Value)],
+) -> Result<(), CheckpointError> {
+    for (key, expected) in expected {
+        match config.get(*key) {
+            None | Some(Value::Null) => {}
+            Some(found) if found == expected => {}
+            Some(found) => {
+                let found = shortened(&found.to_string());
+                return Err(problem(
+                    key,
+                    format!("is {found}; only {expected} is supported"),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Ids of `eos_token_id` in both files, without repetition.
+pub(super) fn eos_token_ids(
+    config: &Map<String, Value>,
+    generation: Option<&Map<String, Value>>,
+    vocabulary: usize,
+) -> Result<Vec<u32>, CheckpointError> {
+    let mut ids = Vec::new();
+    for value in [Some(config), generation]
+        .into_iter()
+        .flatten()
+        .filter_map(|map| map.get("eos_token_id"))
+    {
+        let list = match value {
+            Value::Null => continue,
+            Value::Array(list) => list.as_slice(),
+            single => std::slice::from_ref(single),
+        };
+        for id in list {
+            let id = id
+                .as_u64()
+                .filter(|&id| id < vocabulary as u64)
+                .ok_or_else(|| {
+                    let found = shortened(&id.to_string());
+                    problem(
+                        "eos_token_id",
+                        format!("is {found}, no id below {vocabulary}"),
+                    )
+                })? as u32;
+            if !ids.contains(&id) {
+                ids.push(id);
+            }
+        }
+    }
+    // A chat's end of turn may come to them.
+    if ids.len() >= END_TOKENS_MAX {
+        return Err(problem("eos_token_id", "has more ids than a model can use"));
+    }
+    Ok(ids)
+}
+
+/// Keys and values are shared by as many heads each.
+pub(super) fn check_kv_heads(
+    key: &'static str,
+    heads: usize,
+    kv_heads: usize,
+) -> Result<(), CheckpointError> {
+    match heads.is_multiple_of(kv_heads) {
+        true => Ok(()),
+        false => Err(problem(
+            key,
+            format!("is {kv_heads}, which does not divide the {heads} heads"),
+        )),
+    }
+}
+
+/// Heads are of a size that passes have room for. `gives` says how the key came to it.
+pub(super) fn check_head_dim(
+    key: &'static str,
+    gives: &str,
+    head_dim: usize,
+) -> Result<(), CheckpointError> {
+    match head_dim <= HEAD_DIM_MAX {
+        true => Ok(()),
+        false => Err(problem(
+            key,
+            format!("{gives} heads of {head_dim}; heads have at most {HEAD_DIM_MAX} numbers"),
+        )),
+    }
+}
+
+/// Numbers by key, with their bounds.
+pub(super) struct Keys<'a>(pub(super) &'a Map<String, Value>);
+
+impl Keys<'_> {
+    pub(super) fn size(&self, key: &'static str, max: usize) -> Result<usize, CheckpointError> {
+        self.optional_size(key, max)?
+            .ok_or_else(|| problem(key, "is missing"))
+    }
+
+    pub(super) fn optional_size(
+        &self,
+        key: &'static str,
+        max: usize,
+    ) -> Result<Option<usize>, CheckpointError> {
+        self.bounded(key, 1, max)
+    }
+
+    /// The mask's id, which is no end of a text.
+    pub(super) fn mask_token_id(
+        &self,
+        vocabulary: usize,
+        eos_token_ids: &[u32],
+    ) -> Result<u32, CheckpointError> {
+        let id = self
+            .bounded("mask_token_id", 0, vocabulary - 1)?
+            .ok_or_else(|| problem("mask_token_id", "is missing"))? as u32;
+        match eos_token_ids.contains(&id) {
+            true => Err(problem("eos_token_id", "is the mask's id as well")),
+            false => Ok(id),
+        }
+    }
+
+    fn bounded(
+        &self,
+        key: &'static str,
+        min: usize,
+        max: usize,
+    ) -> Result<Option<usize>, CheckpointError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => value
+                .as_u64()
+                .and_then(|number| usize::try_from(number).ok())
+                .filter(|number| (min..=max).contains(number))
+                .map(Some)
+                .ok_or_else(|| {
+                    let found = shortened(&value.to_string());
+                    problem(
+                        key,
+                        format!("is {found}, not a whole number from {min} to {max}"),
+                    )
+                }),
+        }
+    }
+
+    /// A switch; off where nothing is said.
+    pub(super) fn flag(&self, key: &'static str) -> Result<bool, CheckpointError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(false),
+            Some(Value::Bool(value)) => Ok(*value),
+            Some(other) => {
+                let found = shortened(&other.to_string());
+                Err(problem(key, format!("is {found}, neither true nor false")))
+            }
+        }
+    }
+
+    pub(super) fn needed_positive(&self, key: &'static str) -> Result<f32, CheckpointError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Err(problem(key, "is missing")),
+            Some(_) => self.positive(key, 1.0),
+        }
+    }
+
+    pub(super) fn positive(&self, key: &'static str, default: f32) -> Result<f32, CheckpointError> {
+        match self.0.get(key) {
+            None | Some(Value::Null) => Ok(default),
+            Some(value) => value
+                .as_f64()
+                .map(|number| number as f32)
+                .filter(|number| number.is_finite() && *number > 0.0)
+                .ok_or_else(|| {
+                    let found = shortened(&value.to_string());
+                    problem(key, format!("is {found}, not a positive number"))
+                }),
+        }
+    }
+}
+
+/// What is wrong with a key.
+pub(super) fn problem(key: &'static str, problem: impl Into<String>) -> CheckpointError {
+    CheckpointError::Config {
+        key,
+        problem: problem.into(),
+    }
+}
+
+/// A value from a file, short enough for a message.
+pub(super) fn shortened(text: &str) -> String {
+    text.chars().take(100).collect()
+}

@@ -1,0 +1,98 @@
+//! The model that a checkpoint describes, and what a GGUF file says of it beyond a `config.json`.
+
+use sluice_formats::Format;
+use sluice_weights::WIDTH_MAX;
+
+use super::{
+    super::{Checkpoint, CheckpointError},
+    Gguf, ROPE_FACTORS, TOKENS_KEY,
+};
+use crate::family::ModelConfig;
+
+impl Checkpoint {
+    /// The model that the configuration describes.
+    ///
+    /// # Errors
+    /// An unknown architecture, or what is missing, makes no sense, or asks for what isn't computed here.
+    pub fn model(&self) -> Result<ModelConfig, CheckpointError> {
+        let generation = self.generation_config()?;
+        let config = ModelConfig::read(&self.config()?, generation.as_ref());
+        let Some(gguf) = &self.gguf else {
+            return config;
+        };
+        let mut config = config.map_err(|error| gguf.explain(error))?;
+        gguf.complete(&mut config, self.rope_factors()?)?;
+        Ok(config)
+    }
+
+    /// What a GGUF file divides the frequencies of the rotation by, if anything.
+    fn rope_factors(&self) -> Result<Option<Vec<f32>>, CheckpointError> {
+        let Some(entry) = self.tensor(ROPE_FACTORS) else {
+            return Ok(None);
+        };
+        let numbers: usize = entry.shape.iter().product();
+        if numbers > WIDTH_MAX || self.check(ROPE_FACTORS, &entry.shape)? != Format::F32 {
+            return Err(CheckpointError::WrongFormat {
+                tensor: ROPE_FACTORS.to_owned(),
+                found: "what no factors of frequencies are".to_owned(),
+            });
+        }
+        let mut factors = vec![0.0f32; numbers];
+        self.read_part(
+            entry,
+            0..entry.bytes,
+            bytemuck::cast_slice_mut(&mut factors),
+        )?;
+        Ok(Some(factors))
+    }
+}
+
+impl Gguf {
+    /// What is wrong with a key of `config.json`, said of the key that stands for it in the file.
+    fn explain(&self, error: CheckpointError) -> CheckpointError {
+        match error {
+            CheckpointError::Config { key, problem } => {
+                self.metadata.problem(&self.key_of(key), problem)
+            }
+            other => other,
+        }
+    }
+
+    /// Adds what `config.json` has no key for: the factors of the rotation's frequencies, and how many tokens there are.
+    fn complete(
+        &self,
+        config: &mut ModelConfig,
+        rope_factors: Option<Vec<f32>>,
+    ) -> Result<(), CheckpointError> {
+        let key = self.dialect.key("rope.dimension_count");
+        let head_dim = config.shape.head_dim;
+        if let Some(turned) = self.metadata.whole(&key)?
+            && turned != head_dim as u64
+        {
+            let problem =
+                format!("is {turned}; only all {head_dim} numbers of a head are supported");
+            return Err(self.metadata.problem(&key, problem));
+        }
+        if let Some(factors) = rope_factors {
+            let frequencies = &mut config.rope.frequencies;
+            let is_sound = |factor: &f32| factor.is_finite() && *factor > 0.0;
+            if factors.len() != frequencies.len() || !factors.iter().all(is_sound) {
+                let pairs = frequencies.len();
+                let problem = format!("isn't one positive factor for each of {pairs} pairs");
+                return Err(self.metadata.problem(ROPE_FACTORS, problem));
+            }
+            for (frequency, factor) in frequencies.iter_mut().zip(factors) {
+                *frequency /= factor;
+            }
+        }
+        if let Some(tokens) = self.metadata.texts(TOKENS_KEY)? {
+            let (tokens, rows) = (tokens.len(), config.shape.embedding_rows);
+            if tokens > rows {
+                let problem = format!("has {tokens} tokens, the embedding has {rows}");
+                return Err(self.metadata.problem(TOKENS_KEY, problem));
+            }
+            config.vocabulary = config.vocabulary.min(tokens);
+        }
+        Ok(())
+    }
+}

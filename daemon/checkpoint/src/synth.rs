@@ -1,0 +1,210 @@
+//! Writing checkpoints of random weights, so that a shape can be tried at its true size
+//! without its weights. What is written loads, and a pass gives finite logits.
+//!
+//! Numbers are made and written block by block by all threads at once; memory stays at a
+//! block a thread. A block's numbers depend on the seed and its place alone.
+
+mod config;
+mod error;
+mod layout;
+mod numbers;
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use sluice_weights::Shape;
+
+pub use self::{config::check, error::SynthError};
+use self::{
+    layout::{Job, Layout},
+    numbers::Numbers,
+};
+use super::folder::{PartialFolder, free_target};
+
+/// How the numbers are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Element {
+    /// The upper half of an `f32`.
+    Bf16,
+    /// IEEE half precision.
+    F16,
+    /// 32-bit floats.
+    F32,
+}
+
+impl Element {
+    /// All of them, the usual one first.
+    pub const ALL: [Self; 3] = [Self::Bf16, Self::F16, Self::F32];
+
+    /// The name that people type.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::F32 => "f32",
+        }
+    }
+
+    /// Bytes of a number.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Bf16 | Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+/// What to write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Synthesis {
+    /// The model's shape.
+    pub shape: Shape,
+    /// How its numbers are stored.
+    pub element: Element,
+    /// The same seed gives the same numbers, but for their rounding, whatever the threads.
+    pub seed: u64,
+    /// Threads that make numbers; 0: one a core.
+    pub threads: usize,
+}
+
+/// Is told the bytes written so far and those in all.
+pub type Progress<'a> = &'a mut (dyn FnMut(u64, u64) + Send);
+
+impl Synthesis {
+    /// Bytes of all weights.
+    #[must_use]
+    pub fn weight_bytes(&self) -> u64 {
+        self.shape.parameters() * self.element.bytes()
+    }
+
+    /// Writes the checkpoint as a Hugging Face folder. It lies beside `target` under another
+    /// name until it is whole; after a failure, nothing is left of it.
+    ///
+    /// # Errors
+    /// A shape that couldn't be loaded, a target that exists and is no empty folder, what the
+    /// system refused, or `cancel` set: it is looked at before each block.
+    pub fn write(
+        &self,
+        target: &Path,
+        cancel: &AtomicBool,
+        progress: Progress<'_>,
+    ) -> Result<(), SynthError> {
+        check(&self.shape)?;
+        let target = free_target(target)?;
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(self.threads)
+            .thread_name(|index| format!("sluice-synth-{index}"))
+            .build()
+            .map_err(|error| SynthError::Threads(error.to_string()))?;
+        let partial = PartialFolder::create(&target, "synth")?;
+        let layout = Layout::new(&self.shape, self.element);
+        let config = config::config(&self.shape, self.element);
+        write_small(&partial.path("config.json"), &config)?;
+        if let Some(index) = layout.index() {
+            write_small(&partial.path(layout::INDEX), &index)?;
+        }
+        progress(0, layout.weight_bytes());
+        let writer = Writer {
+            layout: &layout,
+            numbers: Numbers::new(self.seed, self.element),
+            pool,
+            cancel,
+            progress: Mutex::new((0, progress)),
+        };
+        for shard in 0..layout.shards() {
+            writer.write_shard(shard, &partial.path(&layout.file_name(shard)))?;
+        }
+        Ok(partial.keep_as(&target)?)
+    }
+}
+
+fn write_small(path: &Path, content: &serde_json::Value) -> Result<(), SynthError> {
+    fs::write(path, format!("{content:#}\n")).map_err(|cause| SynthError::io("write", path, cause))
+}
+
+/// What all threads share.
+struct Writer<'a> {
+    layout: &'a Layout,
+    numbers: Numbers,
+    pool: rayon::ThreadPool,
+    cancel: &'a AtomicBool,
+    /// Bytes written so far, and who is told.
+    progress: Mutex<(u64, Progress<'a>)>,
+}
+
+impl Writer<'_> {
+    fn write_shard(&self, shard: usize, path: &Path) -> Result<(), SynthError> {
+        let refused = |cause| self.refused(path, cause);
+        let file = File::create_new(path).map_err(refused)?;
+        let header = self.layout.header(shard);
+        file.write_all_at(&header, 0).map_err(refused)?;
+        let jobs = Mutex::new(Some(self.layout.jobs(shard)));
+        let results = self.pool.broadcast(|_| {
+            self.work(&file, &jobs).inspect_err(|_| {
+                // The other threads find nothing more to do.
+                *jobs.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            })
+        });
+        for result in results {
+            result.map_err(|failure| match failure {
+                Failure::Cancelled => SynthError::Cancelled,
+                Failure::Io(cause) => refused(cause),
+            })?;
+        }
+        // A disk may turn out to be full only now.
+        file.sync_all().map_err(refused)
+    }
+
+    fn work(
+        &self,
+        file: &File,
+        jobs: &Mutex<Option<impl Iterator<Item = Job>>>,
+    ) -> Result<(), Failure> {
+        let mut buffer = self.numbers.buffer(layout::BLOCK_NUMBERS);
+        loop {
+            let mut jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(job) = jobs.as_mut().and_then(Iterator::next) else {
+                return Ok(());
+            };
+            drop(jobs);
+            if self.cancel.load(Ordering::Relaxed) {
+                return Err(Failure::Cancelled);
+            }
+            let bytes = self.numbers.fill(&job, &mut buffer);
+            file.write_all_at(bytes, job.offset).map_err(Failure::Io)?;
+            let mut progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+            let (done, report) = &mut *progress;
+            *done += bytes.len() as u64;
+            report(*done, self.layout.weight_bytes());
+        }
+    }
+
+    fn refused(&self, path: &Path, cause: io::Error) -> SynthError {
+        let progress = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
+        SynthError::Write {
+            path: path.to_owned(),
+            done_bytes: progress.0,
+            total_bytes: self.layout.weight_bytes(),
+            cause,
+        }
+    }
+}
+
+/// Why a thread stopped.
+enum Failure {
+    Cancelled,
+    Io(io::Error),
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! `config.json` of a shape, with the keys its family is read by.
+
+use serde_json::{Value, json};
+use sluice_weights::{Naming, Shape};
+
+use super::Element;
+use crate::{CheckpointError, family::ModelConfig};
+
+/// LLaDA's ids for its own vocabulary; in any other the last two are taken.
+const LLADA_VOCABULARY: usize = 126_464;
+const LLADA_MASK: usize = 126_336;
+const LLADA_END: usize = 126_081;
+/// LLaDA's and Llama 3's. Random weights have learned no other.
+const ROPE_THETA: f64 = 500_000.0;
+const EPSILON: f64 = 1e-5;
+
+/// Whether a checkpoint of this shape can be loaded: its configuration is read as the loader
+/// reads it.
+///
+/// # Errors
+/// What the loader would say.
+pub fn check(shape: &Shape) -> Result<(), CheckpointError> {
+    let config = config(shape, Element::Bf16);
+    let keys = config.as_object().expect("written as one below");
+    let read = ModelConfig::read(keys, None)?;
+    if read.shape == *shape {
+        return Ok(());
+    }
+    let (key, problem) = match (shape.naming, read.shape.head_dim) {
+        (Naming::Llada, found) if found != shape.head_dim => (
+            "n_heads",
+            format!("gives heads of {found}, not {}", shape.head_dim),
+        ),
+        _ => (
+            "model_type",
+            format!("is {}, which has no such shape", read.family.name()),
+        ),
+    };
+    Err(CheckpointError::Config { key, problem })
+}
+
+pub(super) fn config(shape: &Shape, element: Element) -> Value {
+    let mut config = match (shape.naming, shape.causal, shape.biases) {
+        (Naming::Llada, ..) => llada(shape),
+        (Naming::HuggingFace, true, false) => hugging_face(shape, "LlamaForCausalLM", "llama"),
+        (Naming::HuggingFace, true, true) => hugging_face(shape, "Qwen2ForCausalLM", "qwen2"),
+        (Naming::HuggingFace, false, _) => dream(shape),
+    };
+    config["torch_dtype"] = match element {
+        Element::Bf16 => "bfloat16",
+        Element::F16 => "float16",
+        Element::F32 => "float32",
+    }
+    .into();
+    config
+}
+
+fn llada(shape: &Shape) -> Value {
+    let rows = shape.embedding_rows;
+    let (mask, end) = match rows {
+        LLADA_VOCABULARY => (Some(LLADA_MASK), Some(LLADA_END)),
+        _ => (rows.checked_sub(1), rows.checked_sub(2)),
+    };
+    json!({
+        "architectures": ["LLaDAModelLM"],
+        "model_type": "llada",
+        "block_type": "llama",
+        "block_group_size": 1,
+        "activation_type": "silu",
+        "layer_norm_type": "rms",
+        "rms_norm_eps": EPSILON,
+        "rope": true,
+        "rope_theta": ROPE_THETA,
+        "d_model": shape.width,
+        "n_layers": shape.layers,
+        "n_heads": shape.heads,
+        "n_kv_heads": shape.kv_heads,
+        "mlp_hidden_size": shape.mlp_width,
+        "vocab_size": rows,
+        "embedding_size": rows,
+        "max_sequence_length": shape.context_length,
+        "mask_token_id": mask,
+        "eos_token_id": end,
+        "pad_token_id": end,
+        "weight_tying": shape.tied,
+        "include_bias": false,
+        "include_qkv_bias": shape.biases,
+        "bias_for_layer_norm": false,
+        "attention_layer_norm": false,
+        "input_emb_norm": false,
+        "scale_logits": false,
+        "alibi": false,
+    })
+}
+
+fn dream(shape: &Shape) -> Value {
+    let mut config = hugging_face(shape, "DreamModel", "Dream");
+    config["mask_token_id"] = shape.embedding_rows.saturating_sub(1).into();
+    config
+}
+
+fn hugging_face(shape: &Shape, architecture: &str, model_type: &str) -> Value {
+    json!({
+        "architectures": [architecture],
+        "model_type": model_type,
+        "hidden_act": "silu",
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.mlp_width,
+        "vocab_size": shape.embedding_rows,
+        "max_position_embeddings": shape.context_length,
+        "rms_norm_eps": EPSILON,
+        "rope_theta": ROPE_THETA,
+        "tie_word_embeddings": shape.tied,
+        "eos_token_id": shape.embedding_rows.saturating_sub(2),
+    })
+}

@@ -1,0 +1,162 @@
+//! Which tensor lies where: shards, their headers and the index.
+
+use serde_json::{Map, Value, json};
+use sluice_weights::{Part, Shape};
+
+use super::Element;
+
+/// Names a sharded checkpoint's files.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// Numbers that a thread makes and writes at once: a megabyte or two.
+pub(super) const BLOCK_NUMBERS: usize = 1 << 19;
+/// Largest file, unless a single tensor is larger.
+const SHARD_BYTES_MAX: u64 = 4 << 30;
+/// Weights begin at a multiple of this, as direct reads want.
+const ALIGNMENT: usize = 4096;
+/// At most what a tensor adds to a header besides its name.
+const ENTRY_BYTES_MAX: u64 = 160;
+
+/// All tensors, and how they are shared out among files.
+pub(super) struct Layout {
+    element: Element,
+    tensors: Vec<Tensor>,
+    /// The first tensor of each shard, and the end.
+    bounds: Vec<usize>,
+}
+
+struct Tensor {
+    name: String,
+    shape: Vec<usize>,
+    is_norm: bool,
+}
+
+impl Tensor {
+    fn numbers(&self) -> u64 {
+        self.shape.iter().map(|&size| size as u64).product()
+    }
+}
+
+/// Numbers that are made and written together.
+#[derive(Debug)]
+pub(super) struct Job {
+    /// Place of the tensor among all.
+    pub(super) tensor: u64,
+    /// Which block of it.
+    pub(super) block: u64,
+    /// Whether it is a norm, which is all ones.
+    pub(super) is_norm: bool,
+    /// Numbers.
+    pub(super) count: usize,
+    /// Where they go in their file.
+    pub(super) offset: u64,
+}
+
+impl Layout {
+    pub(super) fn new(shape: &Shape, element: Element) -> Self {
+        let tensors = shape.stored().map(|spec| Tensor {
+            is_norm: matches!(
+                spec.part,
+                Part::AttentionNorm | Part::MlpNorm | Part::FinalNorm
+            ),
+            name: spec.name,
+            shape: spec.shape,
+        });
+        let mut layout = Self {
+            element,
+            tensors: tensors.collect(),
+            bounds: vec![0],
+        };
+        let mut file = ALIGNMENT as u64;
+        for (index, tensor) in layout.tensors.iter().enumerate() {
+            let bytes =
+                tensor.numbers() * element.bytes() + tensor.name.len() as u64 + ENTRY_BYTES_MAX;
+            if file + bytes > SHARD_BYTES_MAX && layout.bounds.last() != Some(&index) {
+                layout.bounds.push(index);
+                file = ALIGNMENT as u64;
+            }
+            file += bytes;
+        }
+        layout.bounds.push(layout.tensors.len());
+        layout
+    }
+
+    pub(super) fn shards(&self) -> usize {
+        self.bounds.len() - 1
+    }
+
+    pub(super) fn weight_bytes(&self) -> u64 {
+        self.tensors.iter().map(|tensor| self.bytes(tensor)).sum()
+    }
+
+    pub(super) fn file_name(&self, shard: usize) -> String {
+        match self.shards() {
+            1 => "model.safetensors".to_owned(),
+            shards => format!("model-{:05}-of-{shards:05}.safetensors", shard + 1),
+        }
+    }
+
+    /// What names the shard of each tensor; none for a single file.
+    pub(super) fn index(&self) -> Option<Value> {
+        if self.shards() == 1 {
+            return None;
+        }
+        let mut files = Map::new();
+        for shard in 0..self.shards() {
+            for tensor in self.shard(shard) {
+                files.insert(tensor.name.clone(), self.file_name(shard).into());
+            }
+        }
+        Some(json!({"metadata": {"total_size": self.weight_bytes()}, "weight_map": files}))
+    }
+
+    /// The start of the shard's file up to its weights, padded with spaces as the format allows.
+    pub(super) fn header(&self, shard: usize) -> Vec<u8> {
+        let dtype = match self.element {
+            Element::Bf16 => "BF16",
+            Element::F16 => "F16",
+            Element::F32 => "F32",
+        };
+        let mut header = Map::new();
+        header.insert("__metadata__".to_owned(), json!({"format": "pt"}));
+        let mut end = 0;
+        for tensor in self.shard(shard) {
+            let start = end;
+            end += self.bytes(tensor);
+            let entry =
+                json!({"dtype": dtype, "shape": tensor.shape, "data_offsets": [start, end]});
+            header.insert(tensor.name.clone(), entry);
+        }
+        let mut text = Value::Object(header).to_string();
+        let len = (8 + text.len()).next_multiple_of(ALIGNMENT) - 8;
+        text.extend(std::iter::repeat_n(' ', len - text.len()));
+        [&(len as u64).to_le_bytes(), text.as_bytes()].concat()
+    }
+
+    /// All blocks of the shard, in the order of its file.
+    pub(super) fn jobs(&self, shard: usize) -> impl Iterator<Item = Job> + Send {
+        let first = self.bounds[shard];
+        let mut end = self.header(shard).len() as u64;
+        let tensors = self.shard(shard).iter().enumerate();
+        tensors.flat_map(move |(index, tensor)| {
+            let start = end;
+            end += self.bytes(tensor);
+            let numbers = tensor.numbers();
+            let stride = BLOCK_NUMBERS as u64;
+            (0..numbers.div_ceil(stride)).map(move |block| Job {
+                tensor: (first + index) as u64,
+                block,
+                is_norm: tensor.is_norm,
+                count: stride.min(numbers - block * stride) as usize,
+                offset: start + block * stride * self.element.bytes(),
+            })
+        })
+    }
+
+    fn shard(&self, shard: usize) -> &[Tensor] {
+        &self.tensors[self.bounds[shard]..self.bounds[shard + 1]]
+    }
+
+    fn bytes(&self, tensor: &Tensor) -> u64 {
+        tensor.numbers() * self.element.bytes()
+    }
+}

@@ -1,0 +1,315 @@
+//! What is written loads, repeats by its seed, and leaves nothing behind when it fails.
+
+use sluice_formats::Format;
+use sluice_weights::Naming;
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    Checkpoint, Source,
+    family::{ModelConfig, Preset},
+};
+
+fn tiny() -> Synthesis {
+    Synthesis {
+        shape: Shape {
+            naming: Naming::Llada,
+            layers: 2,
+            width: 64,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            mlp_width: 160,
+            embedding_rows: 256,
+            context_length: 128,
+            causal: false,
+            tied: false,
+            biases: false,
+        },
+        element: Element::Bf16,
+        seed: 7,
+        threads: 2,
+    }
+}
+
+fn write(synthesis: &Synthesis, target: &Path) -> Result<(), SynthError> {
+    synthesis.write(target, &AtomicBool::new(false), &mut |_, _| {})
+}
+
+fn written(synthesis: &Synthesis) -> (TempDir, Checkpoint) {
+    let folder = TempDir::new().unwrap();
+    let target = folder.path().join("model");
+    write(synthesis, &target).unwrap();
+    let checkpoint = Checkpoint::open(&Source::Folder(target)).unwrap();
+    (folder, checkpoint)
+}
+
+fn numbers(checkpoint: &Checkpoint, format: Format, name: &str) -> Vec<f32> {
+    let entry = checkpoint.tensor(name).unwrap();
+    assert_eq!(entry.format, Ok(format));
+    let count = entry.shape.iter().product();
+    let mut bytes = vec![0u64; format.bytes(count).div_ceil(8)];
+    let bytes = &mut bytemuck::cast_slice_mut(&mut bytes)[..format.bytes(count)];
+    checkpoint
+        .read_part(entry, 0..bytes.len() as u64, bytes)
+        .unwrap();
+    let mut values = vec![0.0; count];
+    format.widen(bytes, &mut values);
+    values
+}
+
+fn is_empty(folder: &Path) -> bool {
+    fs::read_dir(folder).unwrap().next().is_none()
+}
+
+const HEAD: &str = "model.transformer.ff_out.weight";
+
+#[test]
+fn weights_are_normal_and_norms_are_one() {
+    let mut synthesis = tiny();
+    // More than one block of the embedding.
+    synthesis.shape.embedding_rows = 20_000;
+    let (_folder, checkpoint) = written(&synthesis);
+    let norm = numbers(&checkpoint, Format::Bf16, "model.transformer.ln_f.weight");
+    assert!(norm.iter().all(|&value| value == 1.0));
+    let values = numbers(&checkpoint, Format::Bf16, HEAD);
+    let count = values.len() as f64;
+    let moment = |power: i32| {
+        let sum: f64 = values
+            .iter()
+            .map(|&value| f64::from(value).powi(power))
+            .sum();
+        sum / count / 0.02f64.powi(power)
+    };
+    // Five standard errors of 1.28 million draws.
+    assert!(moment(1).abs() < 0.005, "{}", moment(1));
+    assert!((moment(2) - 1.0).abs() < 0.007, "{}", moment(2));
+    assert!((moment(4) - 3.0).abs() < 0.06, "{}", moment(4));
+    let largest = values
+        .iter()
+        .fold(0.0f32, |most, value| most.max(value.abs()));
+    assert!(largest < 0.1, "{largest}");
+}
+
+#[test]
+fn neither_threads_nor_the_element_change_the_numbers() {
+    let mut synthesis = tiny();
+    synthesis.shape.embedding_rows = 30_000;
+    let (_one, two_threads) = written(&synthesis);
+    synthesis.threads = 1;
+    let (_two, one_thread) = written(&synthesis);
+    let numbers_of = |checkpoint| numbers(checkpoint, Format::Bf16, HEAD);
+    let values = numbers_of(&two_threads);
+    assert!(values == numbers_of(&one_thread));
+
+    synthesis.element = Element::F32;
+    let (_three, wide) = written(&synthesis);
+    let wide = numbers(&wide, Format::F32, HEAD);
+    let rounded: Vec<f32> = wide
+        .iter()
+        .map(|&value| half::bf16::from_f32(value).to_f32())
+        .collect();
+    assert!(values == rounded);
+    synthesis.element = Element::F16;
+    let (_four, half) = written(&synthesis);
+    let half = numbers(&half, Format::F16, HEAD);
+    let rounded: Vec<f32> = wide
+        .iter()
+        .map(|&value| half::f16::from_f32(value).to_f32())
+        .collect();
+    assert!(half == rounded);
+
+    synthesis.element = Element::Bf16;
+    synthesis.seed = 8;
+    let (_five, other) = written(&synthesis);
+    assert!(values != numbers_of(&other));
+    // Nor do two blocks or two tensors hold the same.
+    let block = layout::BLOCK_NUMBERS;
+    assert!(values[..block] != values[block..2 * block]);
+    let embedding = numbers(&two_threads, Format::Bf16, "model.transformer.wte.weight");
+    assert!(values != embedding);
+}
+
+#[test]
+fn shards_stay_within_their_size_and_cover_every_byte() {
+    for preset in &crate::family::PRESETS {
+        let layout = Layout::new(preset.shape(), Element::Bf16);
+        let mut weights = 0;
+        for shard in 0..layout.shards() {
+            let header = layout.header(shard);
+            assert_eq!(header.len() % 4096, 0);
+            let mut end = header.len() as u64;
+            for job in layout.jobs(shard) {
+                assert_eq!(job.offset, end);
+                end += job.count as u64 * 2;
+            }
+            weights += end - header.len() as u64;
+            assert!(
+                end <= 4 << 30,
+                "{} {}",
+                preset.name,
+                layout.file_name(shard)
+            );
+        }
+        assert_eq!(weights, preset.shape().parameters() * 2, "{}", preset.name);
+    }
+    let large = Layout::new(Preset::find("llada-8b").unwrap().shape(), Element::Bf16);
+    assert_eq!(large.file_name(3), "model-00004-of-00004.safetensors");
+    let files = large.index().unwrap();
+    assert_eq!(files["metadata"]["total_size"], 16_031_162_368u64);
+    assert_eq!(
+        files["weight_map"][HEAD],
+        "model-00004-of-00004.safetensors"
+    );
+}
+
+#[test]
+fn other_families_have_their_tensors_and_biases() {
+    for (causal, biases, tied, family) in [
+        (true, false, true, "llama"),
+        (true, true, true, "qwen2"),
+        (false, true, false, "Dream"),
+    ] {
+        let mut synthesis = tiny();
+        synthesis.shape = Shape {
+            naming: Naming::HuggingFace,
+            causal,
+            biases,
+            tied,
+            ..synthesis.shape
+        };
+        let (_folder, checkpoint) = written(&synthesis);
+        let config = ModelConfig::read(&checkpoint.config().unwrap(), None).unwrap();
+        assert_eq!(
+            (config.family.name(), &config.shape),
+            (family, &synthesis.shape)
+        );
+        checkpoint.sources(config.shape.tensors()).unwrap();
+    }
+    let mut synthesis = tiny();
+    synthesis.shape.naming = Naming::HuggingFace;
+    synthesis.shape.biases = true;
+    let (_folder, checkpoint) = written(&synthesis);
+    let name = "model.layers.1.self_attn.v_proj.bias";
+    assert_eq!(checkpoint.tensor(name).unwrap().shape, [32]);
+    assert!(
+        numbers(&checkpoint, Format::Bf16, name)
+            .iter()
+            .all(|&value| value != 1.0)
+    );
+}
+
+#[test]
+fn what_exists_is_not_overwritten() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("notes");
+    fs::write(&file, "mine").unwrap();
+    for target in [folder.path(), &file] {
+        let error = write(&tiny(), target).unwrap_err();
+        assert!(matches!(error, SynthError::TargetExists { .. }), "{error}");
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"mine");
+    let error = write(&tiny(), &folder.path().join("no/such/place")).unwrap_err();
+    assert!(error.to_string().contains("No such file"), "{error}");
+    let error = write(&tiny(), Path::new("/proc/model")).unwrap_err();
+    assert!(matches!(error, SynthError::Io { .. }), "{error}");
+    let error = write(&tiny(), Path::new("/")).unwrap_err();
+    assert!(matches!(error, SynthError::TargetExists { .. }), "{error}");
+}
+
+#[test]
+fn an_empty_folder_is_filled() {
+    let folder = TempDir::new().unwrap();
+    let target = folder.path().join("model");
+    fs::create_dir(&target).unwrap();
+    let mut told = Vec::new();
+    tiny()
+        .write(&target, &AtomicBool::new(false), &mut |done, total| {
+            told.push((done, total));
+        })
+        .unwrap();
+    let total = tiny().weight_bytes();
+    assert_eq!(told.first(), Some(&(0, total)));
+    assert_eq!(told.last(), Some(&(total, total)));
+    assert!(told.is_sorted());
+    let mut names: Vec<_> = fs::read_dir(&target)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["config.json", "model.safetensors"]);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_cancelled_or_failed_one_leaves_nothing() {
+    let folder = TempDir::new().unwrap();
+    let target = folder.path().join("model");
+    let cancel = AtomicBool::new(false);
+    // In the middle: after the first blocks.
+    let result = tiny().write(&target, &cancel, &mut |done, _| {
+        cancel.store(done > 0, Ordering::Relaxed);
+    });
+    assert!(matches!(result, Err(SynthError::Cancelled)));
+    assert!(is_empty(folder.path()));
+
+    // Somebody else was faster: their file stays, ours goes.
+    let result = tiny().write(&target, &AtomicBool::new(false), &mut |done, total| {
+        if done == total {
+            fs::write(&target, "theirs").unwrap();
+        }
+    });
+    assert!(matches!(result, Err(SynthError::Io { .. })));
+    assert_eq!(fs::read(&target).unwrap(), b"theirs");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_full_disk_is_said_with_figures() {
+    let error = SynthError::Write {
+        path: "/m/model.safetensors".into(),
+        done_bytes: 5,
+        total_bytes: 9,
+        cause: io::Error::from_raw_os_error(28),
+    };
+    let text = error.to_string();
+    assert!(text.starts_with("can't write /m/model.safetensors after 5 of 9 bytes: No space left"));
+}
+
+#[test]
+fn what_could_not_be_loaded_is_not_written() {
+    type Spoil = fn(&mut Shape);
+    let spoiled: [(Spoil, &str); 6] = [
+        (
+            |shape| shape.heads = 7,
+            "n_heads is 7, which does not share 64 out",
+        ),
+        (
+            |shape| shape.kv_heads = 3,
+            "n_kv_heads is 3, which does not divide the 4 heads",
+        ),
+        (|shape| shape.layers = 0, "n_layers is 0"),
+        (
+            |shape| shape.width = usize::MAX,
+            "d_model is 18446744073709551615",
+        ),
+        (
+            |shape| shape.head_dim = 32,
+            "n_heads gives heads of 16, not 32",
+        ),
+        (
+            |shape| shape.biases = true,
+            "include_qkv_bias is true; only false is supported",
+        ),
+    ];
+    for (spoil, words) in spoiled {
+        let folder = TempDir::new().unwrap();
+        let mut synthesis = tiny();
+        spoil(&mut synthesis.shape);
+        let error = write(&synthesis, &folder.path().join("model"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(words), "{error}");
+        assert!(is_empty(folder.path()));
+    }
+}

@@ -1,0 +1,166 @@
+//! Block formats as GGUF has them: small groups of weights that share scales. A block is decoded to `f32` alone; where
+//! the CPU has wide vectors the same loops are compiled for them and chosen when the program runs.
+
+mod k;
+mod plain;
+mod small;
+
+use half::f16;
+
+pub use self::plain::add_products;
+pub(super) use self::{
+    k::{
+        K_WEIGHTS, Q2_K_BYTES, Q3_K_BYTES, Q4_K_BYTES, Q5_K_BYTES, Q6_K_BYTES, decode_q2_k,
+        decode_q3_k, decode_q4_k, decode_q5_k, decode_q6_k, dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k,
+        dot_q6_k, quants_q4_k, quants_q5_k, quants_q6_k,
+    },
+    plain::{dot_bf16, dot_f16, dot_f32, widen_bf16},
+    small::{
+        Q4_0_BYTES, Q4_1_BYTES, Q5_0_BYTES, Q5_1_BYTES, Q8_0_BYTES, SMALL_WEIGHTS, decode_q4_0,
+        decode_q4_1, decode_q5_0, decode_q5_1, decode_q8_0, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1,
+        dot_q8_0, quants_q4_0, quants_q4_1, quants_q5_0, quants_q5_1, quants_q8_0,
+    },
+};
+
+/// Sums that a dot product keeps beside each other: two of the widest vectors.
+pub const LANES: usize = 32;
+
+/// Compiles a block's loop into a decoder and into dot products, each for any CPU and for those with wide vectors, and calls
+/// the better ones.
+macro_rules! decoder {
+    ($(#[$doc:meta])* $name:ident, $dots:ident = $block:ident, $weights:expr, $bytes:expr) => {
+        $(#[$doc])*
+        ///
+        /// # Panics
+        /// When the bytes are not whole blocks of `out.len()` weights.
+        pub(in crate) fn $name(bytes: &[u8], out: &mut [f32]) {
+            #[inline(always)]
+            fn all(bytes: &[u8], out: &mut [f32]) {
+                let (blocks, rest) = bytes.as_chunks::<{ $bytes }>();
+                let (outs, rest_out) = out.as_chunks_mut::<{ $weights }>();
+                assert!(rest.is_empty() && rest_out.is_empty() && blocks.len() == outs.len());
+                for (block, out) in blocks.iter().zip(outs) {
+                    $block(block, out);
+                }
+            }
+            widest!(all(bytes: &[u8], out: &mut [f32]));
+        }
+
+        dots! { $dots = $block, $weights, $bytes }
+    };
+}
+use decoder;
+
+/// Compiles a block's loop into one over blocks that writes down bytes, scales and minima, for any CPU and for those with wide
+/// vectors, and calls the better one.
+macro_rules! quants {
+    ($name:ident = $block:ident, $weights:expr, $bytes:expr, $groups:expr) => {
+        /// Bytes, and each group's scale and minimum.
+        ///
+        /// # Panics
+        /// When the bytes are not whole blocks of `out.len()` weights.
+        pub(in crate) fn $name(
+            bytes: &[u8],
+            out: &mut [u8],
+            scales: &mut [f32],
+            minima: &mut [f32],
+        ) {
+            #[inline(always)]
+            fn all(bytes: &[u8], out: &mut [u8], scales: &mut [f32], minima: &mut [f32]) {
+                let (blocks, rest) = bytes.as_chunks::<{ $bytes }>();
+                let (outs, rest_out) = out.as_chunks_mut::<{ $weights }>();
+                assert!(rest.is_empty() && rest_out.is_empty() && blocks.len() == outs.len());
+                let (scales, _) = scales.as_chunks_mut::<{ $groups }>();
+                let (minima, _) = minima.as_chunks_mut::<{ $groups }>();
+                assert!(scales.len() == blocks.len() && minima.len() == blocks.len());
+                for (((block, out), scales), minima) in
+                    blocks.iter().zip(outs).zip(scales).zip(minima)
+                {
+                    $block(block, out, scales, minima);
+                }
+            }
+            widest!(all(bytes: &[u8], out: &mut [u8], scales: &mut [f32], minima: &mut [f32]));
+        }
+    };
+}
+use quants;
+
+/// The dot products alone.
+macro_rules! dots {
+    ($dots:ident = $block:ident, $weights:expr, $bytes:expr) => {
+        /// The products of `x` and each row of weights, of which there are `out.len()`; none of them is ever written down.
+        ///
+        /// # Panics
+        /// When `x` or the bytes are not whole blocks.
+        pub(in crate) fn $dots(bytes: &[u8], x: &[f32], out: &mut [f32]) {
+            #[inline(always)]
+            fn all(bytes: &[u8], x: &[f32], out: &mut [f32]) {
+                let (blocks, rest) = bytes.as_chunks::<{ $bytes }>();
+                let (xs, rest_x) = x.as_chunks::<{ $weights }>();
+                assert!(rest.is_empty() && rest_x.is_empty() && blocks.len() == xs.len() * out.len());
+                for (row, out) in blocks.chunks_exact(xs.len().max(1)).zip(out) {
+                    let mut sums = [0.0f32; LANES];
+                    for (block, x) in row.iter().zip(xs) {
+                        let mut weights = [0.0; $weights];
+                        $block(block, &mut weights);
+                        add(&weights, x, &mut sums);
+                    }
+                    *out = sums.iter().sum();
+                }
+            }
+            widest!(all(bytes: &[u8], x: &[f32], out: &mut [f32]));
+        }
+    };
+}
+use dots;
+
+/// Adds products of whole vectors to sums beside each other.
+#[inline(always)]
+fn add(weights: &[f32], x: &[f32], sums: &mut [f32; LANES]) {
+    let (weights, _) = weights.as_chunks::<LANES>();
+    let (x, _) = x.as_chunks::<LANES>();
+    for (weights, x) in weights.iter().zip(x) {
+        for lane in 0..LANES {
+            sums[lane] += weights[lane] * x[lane];
+        }
+    }
+}
+
+/// Calls a function as compiled for the widest vectors of this CPU.
+macro_rules! widest {
+    ($all:ident($($argument:ident: $type:ty),*)) => {
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+            fn widest($($argument: $type),*) {
+                $all($($argument),*);
+            }
+            #[target_feature(enable = "avx2,fma,f16c")]
+            fn wide($($argument: $type),*) {
+                $all($($argument),*);
+            }
+            if is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+            {
+                if is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                {
+                    // SAFETY: the CPU has the features that the function is compiled for.
+                    return unsafe { widest($($argument),*) };
+                }
+                // SAFETY: as above.
+                return unsafe { wide($($argument),*) };
+            }
+        }
+        $all($($argument),*);
+    };
+}
+pub(crate) use widest;
+
+#[inline(always)]
+fn half(bytes: [u8; 2]) -> f32 {
+    f16::from_le_bytes(bytes).to_f32()
+}

@@ -1,0 +1,388 @@
+//! Storage formats: how a tensor's numbers lie in memory, how a tile of them is widened, and how numbers are stored so.
+
+mod blocks;
+pub mod noise;
+mod quantize;
+
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+
+pub use self::blocks::{LANES, add_products};
+
+/// How a tensor's numbers are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Format {
+    /// 32-bit floats.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// The upper half of an `f32`.
+    Bf16,
+    /// GGUF's blocks of 32 signed bytes and a scale: 8.5 bits a weight.
+    Q8_0,
+    /// GGUF's blocks of 256 six-bit weights in 16 groups: 6.5625 bits a weight.
+    Q6K,
+    /// GGUF's blocks of 256 five-bit weights in 8 groups with minima: 5.5 bits a weight.
+    Q5K,
+    /// GGUF's blocks of 32 five-bit weights, a scale and a minimum: 6 bits a weight.
+    Q5_1,
+    /// GGUF's blocks of 32 five-bit weights and a scale: 5.5 bits a weight.
+    Q5_0,
+    /// GGUF's blocks of 256 four-bit weights in 8 groups with minima: 4.5 bits a weight.
+    Q4K,
+    /// GGUF's blocks of 32 four-bit weights, a scale and a minimum: 5 bits a weight.
+    Q4_1,
+    /// GGUF's blocks of 32 four-bit weights and a scale: 4.5 bits a weight.
+    Q4_0,
+    /// GGUF's blocks of 256 three-bit weights in 16 groups: 3.4375 bits a weight.
+    Q3K,
+    /// GGUF's blocks of 256 two-bit weights in 16 groups with minima: 2.625 bits a weight.
+    Q2K,
+}
+
+/// Weights that have a scale and a minimum of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Groups {
+    /// Weights in each.
+    pub len: usize,
+    /// Bits of a weight.
+    pub bits: u32,
+}
+
+/// Rows of weights, the row of input, and a product for each row of weights.
+///
+/// # Panics
+/// When rows and input are not whole blocks of the same width.
+pub type Dots = fn(&[u8], &[f32], &mut [f32]);
+
+/// How a card's numbers are stored.
+impl From<sluice_cuda::Number> for Format {
+    fn from(number: sluice_cuda::Number) -> Self {
+        use sluice_cuda::Number;
+        match number {
+            Number::F32 => Self::F32,
+            Number::F16 => Self::F16,
+            Number::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+impl Format {
+    /// All formats, the most faithful first.
+    pub const ALL: [Self; 13] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Q8_0,
+        Self::Q6K,
+        Self::Q5K,
+        Self::Q5_1,
+        Self::Q5_0,
+        Self::Q4K,
+        Self::Q4_1,
+        Self::Q4_0,
+        Self::Q3K,
+        Self::Q2K,
+    ];
+
+    /// Whether a card multiplies with weights as they are stored; others are decoded there first.
+    #[must_use]
+    pub fn is_multiplied_on_cards(self) -> bool {
+        self.on_card().is_multiplied()
+    }
+
+    /// What a card's kernels call it.
+    pub fn on_card(self) -> sluice_cuda::Format {
+        use sluice_cuda::Format as Card;
+        match self {
+            Self::F32 => Card::F32,
+            Self::F16 => Card::F16,
+            Self::Bf16 => Card::Bf16,
+            Self::Q8_0 => Card::Q8_0,
+            Self::Q6K => Card::Q6K,
+            Self::Q5K => Card::Q5K,
+            Self::Q5_1 => Card::Q5_1,
+            Self::Q5_0 => Card::Q5_0,
+            Self::Q4K => Card::Q4K,
+            Self::Q4_1 => Card::Q4_1,
+            Self::Q4_0 => Card::Q4_0,
+            Self::Q3K => Card::Q3K,
+            Self::Q2K => Card::Q2K,
+        }
+    }
+
+    /// The name that plans, logs and screens use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Q8_0 => "q8_0",
+            Self::Q6K => "q6_k",
+            Self::Q5K => "q5_k",
+            Self::Q5_1 => "q5_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q4K => "q4_k",
+            Self::Q4_1 => "q4_1",
+            Self::Q4_0 => "q4_0",
+            Self::Q3K => "q3_k",
+            Self::Q2K => "q2_k",
+        }
+    }
+
+    /// Numbers in a block: what is stored together and can only be read together.
+    #[must_use]
+    pub const fn block_len(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => 1,
+            Self::Q8_0 | Self::Q5_1 | Self::Q5_0 | Self::Q4_1 | Self::Q4_0 => blocks::SMALL_WEIGHTS,
+            Self::Q6K | Self::Q5K | Self::Q4K | Self::Q3K | Self::Q2K => blocks::K_WEIGHTS,
+        }
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+            Self::Q8_0 => blocks::Q8_0_BYTES,
+            Self::Q6K => blocks::Q6_K_BYTES,
+            Self::Q5K => blocks::Q5_K_BYTES,
+            Self::Q5_1 => blocks::Q5_1_BYTES,
+            Self::Q5_0 => blocks::Q5_0_BYTES,
+            Self::Q4K => blocks::Q4_K_BYTES,
+            Self::Q4_1 => blocks::Q4_1_BYTES,
+            Self::Q4_0 => blocks::Q4_0_BYTES,
+            Self::Q3K => blocks::Q3_K_BYTES,
+            Self::Q2K => blocks::Q2_K_BYTES,
+        }
+    }
+
+    /// Bytes of `count` numbers.
+    ///
+    /// # Panics
+    /// When they are not whole blocks.
+    #[must_use]
+    pub const fn bytes(self, count: usize) -> usize {
+        assert!(count.is_multiple_of(self.block_len()), "not whole blocks");
+        count / self.block_len() * self.block_bytes()
+    }
+
+    /// Bits a number takes.
+    #[must_use]
+    pub fn bits(self) -> f64 {
+        (8 * self.block_bytes()) as f64 / self.block_len() as f64
+    }
+
+    /// Whether rows of this width are whole blocks.
+    #[must_use]
+    pub const fn fits(self, width: usize) -> bool {
+        width.is_multiple_of(self.block_len())
+    }
+
+    /// This format, or the next one up that rows of this width can be stored in: `q4_k` and `q6_k` become `q8_0`, that
+    /// becomes `bf16`. Levels ask for these alone.
+    #[must_use]
+    pub fn for_width(self, width: usize) -> Self {
+        if self.fits(width) {
+            self
+        } else if Self::Q8_0.fits(width) {
+            Self::Q8_0
+        } else {
+            Self::Bf16
+        }
+    }
+
+    /// Widens all numbers of `bytes` into `out`: exactly what they stand for, up to the rounding of one product.
+    ///
+    /// # Panics
+    /// When `bytes` doesn't hold `out.len()` aligned numbers.
+    pub fn widen(self, bytes: &[u8], out: &mut [f32]) {
+        assert_eq!(bytes.len(), self.bytes(out.len()), "tile and source differ");
+        match self {
+            Self::F32 => out.copy_from_slice(bytemuck::cast_slice(bytes)),
+            Self::F16 => bytemuck::cast_slice::<u8, f16>(bytes).convert_to_f32_slice(out),
+            Self::Bf16 => blocks::widen_bf16(bytes, out),
+            Self::Q8_0 => blocks::decode_q8_0(bytes, out),
+            Self::Q6K => blocks::decode_q6_k(bytes, out),
+            Self::Q5K => blocks::decode_q5_k(bytes, out),
+            Self::Q5_1 => blocks::decode_q5_1(bytes, out),
+            Self::Q5_0 => blocks::decode_q5_0(bytes, out),
+            Self::Q4K => blocks::decode_q4_k(bytes, out),
+            Self::Q4_1 => blocks::decode_q4_1(bytes, out),
+            Self::Q4_0 => blocks::decode_q4_0(bytes, out),
+            Self::Q3K => blocks::decode_q3_k(bytes, out),
+            Self::Q2K => blocks::decode_q2_k(bytes, out),
+        }
+    }
+
+    /// What [`Format::quants`] tells, where it tells something.
+    #[must_use]
+    pub const fn groups(self) -> Option<Groups> {
+        let (len, bits) = match self {
+            Self::Q8_0 => (32, 8),
+            Self::Q6K => (16, 6),
+            Self::Q5K | Self::Q5_1 | Self::Q5_0 => (32, 5),
+            Self::Q4K | Self::Q4_1 | Self::Q4_0 => (32, 4),
+            _ => return None,
+        };
+        Some(Groups { len, bits })
+    }
+
+    /// The numbers as they are stored: bytes, each group's of which are to be multiplied by a scale and then added to a minimum.
+    ///
+    /// # Panics
+    /// When the format has no groups, or lengths differ.
+    pub fn quants(self, bytes: &[u8], out: &mut [u8], scales: &mut [f32], minima: &mut [f32]) {
+        match self {
+            Self::Q8_0 => blocks::quants_q8_0(bytes, out, scales, minima),
+            Self::Q6K => blocks::quants_q6_k(bytes, out, scales, minima),
+            Self::Q5K => blocks::quants_q5_k(bytes, out, scales, minima),
+            Self::Q5_1 => blocks::quants_q5_1(bytes, out, scales, minima),
+            Self::Q5_0 => blocks::quants_q5_0(bytes, out, scales, minima),
+            Self::Q4K => blocks::quants_q4_k(bytes, out, scales, minima),
+            Self::Q4_1 => blocks::quants_q4_1(bytes, out, scales, minima),
+            Self::Q4_0 => blocks::quants_q4_0(bytes, out, scales, minima),
+            _ => unreachable!("formats without groups are widened"),
+        }
+    }
+
+    /// Products of one row of input and rows of weights that are never written down as `f32`, which would take longer than
+    /// the products; for plain numbers, where rows are whole vectors.
+    #[must_use]
+    pub fn dots(self, width: usize) -> Option<Dots> {
+        if !width.is_multiple_of(LANES) {
+            return None;
+        }
+        Some(match self {
+            Self::F32 => blocks::dot_f32,
+            Self::F16 => blocks::dot_f16,
+            Self::Bf16 => blocks::dot_bf16,
+            Self::Q8_0 => blocks::dot_q8_0,
+            Self::Q6K => blocks::dot_q6_k,
+            Self::Q5K => blocks::dot_q5_k,
+            Self::Q5_1 => blocks::dot_q5_1,
+            Self::Q5_0 => blocks::dot_q5_0,
+            Self::Q4K => blocks::dot_q4_k,
+            Self::Q4_1 => blocks::dot_q4_1,
+            Self::Q4_0 => blocks::dot_q4_0,
+            Self::Q3K => blocks::dot_q3_k,
+            Self::Q2K => blocks::dot_q2_k,
+        })
+    }
+}
+
+/// Bytes of the half-sized numbers, kept equal to what [`Format::block_bytes`] says.
+const _: () = assert!(size_of::<bf16>() == 2 && size_of::<f16>() == 2);
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{
+        Device, Tensor,
+        quantized::{GgmlDType, QTensor},
+    };
+
+    use super::*;
+
+    const WEIGHTS: usize = 8 * 256;
+
+    fn values() -> Vec<f32> {
+        let noise = noise::Noise::new(5);
+        (0..WEIGHTS as u64)
+            .map(|place| {
+                let size = if place % 512 < 256 { 0.02 } else { 3.0 };
+                (noise.uniform(0, place, 0) as f32 - 0.4) * size
+            })
+            .collect()
+    }
+
+    #[test]
+    fn widening_is_exact() {
+        let values = [0.0f32, -0.0, 1.0, -2.5, 65504.0, 6e-8, f32::INFINITY];
+        let mut out = [0.0; 7];
+        let as_bf16 = values.map(bf16::from_f32);
+        Format::Bf16.widen(bytemuck::cast_slice(&as_bf16), &mut out);
+        assert_eq!(out, as_bf16.map(bf16::to_f32));
+        let as_f16 = values.map(f16::from_f32);
+        Format::F16.widen(bytemuck::cast_slice(&as_f16), &mut out);
+        assert_eq!(out, as_f16.map(f16::to_f32));
+        Format::F32.widen(bytemuck::cast_slice(&values), &mut out);
+        assert_eq!(out, values);
+    }
+
+    #[test]
+    fn blocks_are_read_as_candle_reads_them() {
+        for (format, kind) in [
+            (Format::Q8_0, GgmlDType::Q8_0),
+            (Format::Q6K, GgmlDType::Q6K),
+            (Format::Q5K, GgmlDType::Q5K),
+            (Format::Q5_1, GgmlDType::Q5_1),
+            (Format::Q5_0, GgmlDType::Q5_0),
+            (Format::Q4K, GgmlDType::Q4K),
+            (Format::Q4_1, GgmlDType::Q4_1),
+            (Format::Q4_0, GgmlDType::Q4_0),
+            (Format::Q3K, GgmlDType::Q3K),
+            (Format::Q2K, GgmlDType::Q2K),
+        ] {
+            let tensor = Tensor::from_vec(values(), WEIGHTS, &Device::Cpu).unwrap();
+            let theirs = QTensor::quantize(&tensor, kind).unwrap();
+            let bytes = theirs.data().unwrap();
+            assert_eq!(bytes.len(), format.bytes(WEIGHTS), "{}", format.name());
+            let expected = theirs.dequantize(&Device::Cpu).unwrap();
+            let expected = expected.to_vec1::<f32>().unwrap();
+            let mut found = vec![0.0; WEIGHTS];
+            format.widen(&bytes, &mut found);
+            for (place, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                // A product and a difference, which the CPU may round once or twice.
+                let difference = (found - expected).abs();
+                assert!(
+                    difference <= 1e-6 * expected.abs().max(0.02),
+                    "{} at {place}: {found} for {expected}",
+                    format.name()
+                );
+            }
+        }
+    }
+
+    /// Errors are measured against the numbers' own spread; each format has its own bound.
+    #[test]
+    fn what_is_stored_comes_back_as_well_as_the_format_can() {
+        let values = values();
+        for (format, bound) in [
+            (Format::F32, 0.0),
+            (Format::F16, 3e-4),
+            (Format::Bf16, 3e-3),
+            (Format::Q8_0, 6e-3),
+            (Format::Q6K, 2.5e-2),
+            (Format::Q5K, 4.5e-2),
+            (Format::Q5_1, 4.5e-2),
+            (Format::Q5_0, 4.5e-2),
+            (Format::Q4K, 9e-2),
+            (Format::Q4_1, 9e-2),
+            (Format::Q4_0, 9e-2),
+            (Format::Q3K, 2e-1),
+            (Format::Q2K, 3e-1),
+        ] {
+            let mut bytes = vec![0; format.bytes(WEIGHTS)];
+            format.store(&values, &mut bytes);
+            let mut back = vec![0.0; WEIGHTS];
+            format.widen(&bytes, &mut back);
+            let norm = |values: &mut dyn Iterator<Item = f32>| -> f32 {
+                values.map(|value| value * value).sum::<f32>().sqrt()
+            };
+            let error = norm(&mut values.iter().zip(&back).map(|(a, b)| a - b));
+            let relative = error / norm(&mut values.iter().copied());
+            assert!(relative <= bound, "{}: {relative}", format.name());
+        }
+    }
+
+    #[test]
+    fn a_width_that_blocks_cannot_divide_takes_the_next_format_up() {
+        assert_eq!(Format::Q4K.for_width(512), Format::Q4K);
+        assert_eq!(Format::Q4K.for_width(160), Format::Q8_0);
+        assert_eq!(Format::Q6K.for_width(160), Format::Q8_0);
+        assert_eq!(Format::Q8_0.for_width(72), Format::Bf16);
+        assert_eq!(Format::F32.for_width(7), Format::F32);
+    }
+}

@@ -1,0 +1,98 @@
+//! What plans and devices know of the machine, as data: how much memory it has and for what, how fast it is, and its threads.
+
+pub mod mapped;
+mod memory;
+pub mod page;
+mod rates;
+mod workers;
+
+use sluice_cuda::Number;
+
+pub use self::{
+    memory::{MemoryFacts, default_budget, default_pin_limit},
+    rates::{BUSY_SHARE, DiskRates, LinearRate, Rates},
+    workers::Workers,
+};
+pub use self::{
+    rates::POINTS,
+    workers::{Computing, SHARE, Waiting},
+};
+
+/// What of a device decides how much memory a pass takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Profile {
+    /// Threads of the machine.
+    pub threads: usize,
+    /// The card, if one computes.
+    pub card: Option<CardProfile>,
+}
+
+/// What of a card decides how much memory a pass takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CardProfile {
+    /// All of its memory.
+    pub total_bytes: u64,
+    /// What is computed in; sums are `f32` whatever it is.
+    pub number: Number,
+    /// What the driver takes for itself.
+    pub context_bytes: u64,
+    /// What cuBLAS works in; 0 where there is none.
+    pub workspace_bytes: usize,
+}
+
+impl Profile {
+    /// The CPU with so many threads.
+    #[must_use]
+    pub fn cpu(threads: usize) -> Self {
+        Self {
+            threads,
+            card: None,
+        }
+    }
+}
+
+/// What a reservation is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// What the driver of a card takes before anything is computed.
+    Context,
+    /// The model's tensors that stay on the device.
+    Weights,
+    /// Buffers that streamed weights pass through.
+    Slots,
+    /// Rows on their way through the layers.
+    Activations,
+    /// Keys and values that outlive a pass.
+    Cache,
+    /// Logits of one piece of the vocabulary.
+    Head,
+    /// Tiles that threads widen weights into, and scores of one tile of queries.
+    Scratch,
+}
+
+impl Kind {
+    /// All kinds, in the order in which they are shown.
+    pub const ALL: [Self; 7] = [
+        Self::Context,
+        Self::Weights,
+        Self::Slots,
+        Self::Activations,
+        Self::Cache,
+        Self::Head,
+        Self::Scratch,
+    ];
+
+    /// The name that logs and screens use.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Context => "context",
+            Self::Weights => "weights",
+            Self::Slots => "slots",
+            Self::Activations => "activations",
+            Self::Cache => "cache",
+            Self::Head => "head",
+            Self::Scratch => "scratch",
+        }
+    }
+}

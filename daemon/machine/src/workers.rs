@@ -1,0 +1,235 @@
+//! The machine's threads. Passes compute on them, and work beside passes (conversion and reading for another plan) has all
+//! of them while no pass computes and a fixed share of the time while one does, however many threads ask for it.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicIsize, AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// What work beside a pass that computes takes of all cores: one part in so many. A pass is then 6/5 times as long, which
+/// leaves room for what both lose in caches and memory that they share.
+pub const SHARE: u32 = 6;
+/// Who rests looks this often whether passes have ended.
+const REST_PIECE: Duration = Duration::from_millis(1);
+
+/// One pool of threads for everything that computes or converts; clones share it. A device that only counts memory has none.
+#[derive(Clone)]
+pub struct Workers {
+    pool: Option<Arc<rayon::ThreadPool>>,
+    threads: usize,
+    background: Arc<Background>,
+}
+
+impl Workers {
+    /// So many threads; 0: one a core.
+    ///
+    /// # Errors
+    /// Says why the threads can't be started.
+    pub fn new(threads: usize) -> Result<Self, String> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|index| format!("sluice-cpu-{index}"))
+            .build()
+            .map_err(|error| error.to_string())?;
+        Ok(Self {
+            threads: pool.current_num_threads(),
+            pool: Some(Arc::new(pool)),
+            background: Arc::default(),
+        })
+    }
+
+    /// No threads, where so many would work.
+    pub fn none(threads: usize) -> Self {
+        Self {
+            pool: None,
+            threads,
+            background: Arc::default(),
+        }
+    }
+
+    /// How many they are.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Does `work` on one of the threads, or here where there are none.
+    pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
+    }
+
+    /// Runs `work` on the threads; not at all where there are none.
+    pub fn run(&self, work: impl FnOnce() + Send) {
+        if let Some(pool) = &self.pool {
+            pool.install(work);
+        }
+    }
+
+    /// A pass computes on these threads until the guard is dropped.
+    pub fn computing(&self) -> Computing {
+        Computing::new(&self.background)
+    }
+
+    /// The pass that computes waits until the guard is dropped.
+    pub fn waiting(&self) -> Waiting {
+        Waiting::new(&self.background)
+    }
+
+    /// Does a piece of work beside passes, some milliseconds at most, which tells what it took of all cores. While a pass
+    /// computes, all such work together has one part in [`SHARE`] of the time, and this returns after a rest.
+    pub fn beside(&self, work: impl FnOnce() -> Duration) {
+        self.background.work(work);
+    }
+
+    /// The same on the threads, each of which does what it does through [`Busy::during`].
+    pub fn run_beside(&self, work: impl FnOnce(&Busy) + Send) {
+        self.beside(|| {
+            let busy = Busy::default();
+            self.run(|| work(&busy));
+            busy.of_all(self.threads)
+        });
+    }
+}
+
+/// What threads that work beside passes spend of their time.
+#[derive(Debug, Default)]
+pub struct Busy(AtomicU64);
+
+impl Busy {
+    /// Does a part of the work.
+    pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+        let begun = Instant::now();
+        let done = work();
+        let nanoseconds = begun.elapsed().as_nanos() as u64;
+        self.0.fetch_add(nanoseconds, Ordering::Relaxed);
+        done
+    }
+
+    /// What it was of so many threads' time.
+    fn of_all(self, threads: usize) -> Duration {
+        Duration::from_nanos(self.0.into_inner() / threads.max(1) as u64)
+    }
+}
+
+/// Passes that compute, and the turn of those who work beside them.
+#[derive(Debug, Default)]
+struct Background {
+    /// Passes that compute at this moment.
+    computing: AtomicIsize,
+    /// Taken for a piece of work and the rest after it: the share is that of all together.
+    turn: Mutex<()>,
+}
+
+/// A pass computes as long as this lives.
+#[derive(Debug)]
+pub struct Computing(Arc<Background>);
+
+/// A pass waits, and leaves its cores to others, as long as this lives.
+#[derive(Debug)]
+pub struct Waiting(Arc<Background>);
+
+impl Computing {
+    fn new(background: &Arc<Background>) -> Self {
+        background.computing.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(background))
+    }
+}
+
+impl Drop for Computing {
+    fn drop(&mut self) {
+        self.0.computing.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Waiting {
+    fn new(background: &Arc<Background>) -> Self {
+        background.computing.fetch_sub(1, Ordering::Relaxed);
+        Self(Arc::clone(background))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.computing.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Background {
+    fn is_computing(&self) -> bool {
+        self.computing.load(Ordering::Relaxed) > 0
+    }
+
+    /// Does a piece of work, which tells what it took of all cores, and rests after it where a pass computes.
+    fn work(&self, work: impl FnOnce() -> Duration) {
+        if !self.is_computing() {
+            work();
+            return;
+        }
+        // A panic under the lock leaves nothing half-done.
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let begun = Instant::now();
+        let spent = work();
+        let until = begun + period(spent);
+        while self.is_computing() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            thread::sleep(left.min(REST_PIECE));
+        }
+        drop(turn);
+    }
+}
+
+/// From the beginning of a piece of work that took so much of all cores to that of the next.
+fn period(spent: Duration) -> Duration {
+    spent * SHARE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beside_a_pass_work_takes_its_share_and_no_more() {
+        let spent = Duration::from_millis(3);
+        assert_eq!(period(spent), Duration::from_millis(18));
+        assert_eq!(period(Duration::ZERO), Duration::ZERO);
+
+        let background = Arc::new(Background::default());
+        let _computing = Computing::new(&background);
+        // Several at once have one share together.
+        let begun = Instant::now();
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| background.work(|| spent));
+            }
+        });
+        assert!(begun.elapsed() >= 3 * period(spent));
+    }
+
+    #[test]
+    fn nobody_rests_where_no_pass_computes() {
+        let background = Arc::new(Background::default());
+        let long = Duration::from_secs(3600);
+        background.work(|| long);
+        let computing = Computing::new(&background);
+        let waiting = Waiting::new(&background);
+        background.work(|| long);
+        drop(waiting);
+        assert!(background.is_computing());
+        // A pass that ends wakes whoever rests.
+        thread::scope(|scope| {
+            let resting = scope.spawn(|| background.work(|| long));
+            drop(computing);
+            resting.join().unwrap();
+        });
+        assert!(!background.is_computing());
+    }
+}

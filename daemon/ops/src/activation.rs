@@ -1,0 +1,206 @@
+//! Rows of numbers on their way through a model, and the pool their memory comes from.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rayon::prelude::*;
+use sluice_cuda::{Number, Span};
+
+use super::arena::{Arena, Part};
+use crate::{OpsError, device::Device, ledger::Ledger};
+
+/// A matrix of activations, row after row. Its memory goes back to the pool on drop.
+pub struct Activation {
+    memory: Part,
+    rows: usize,
+    width: usize,
+    /// What the numbers are; on the CPU always `f32`.
+    number: Number,
+}
+
+impl Activation {
+    /// Rows.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.rows
+    }
+
+    /// Whether there are no rows.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    /// Numbers in a row.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    pub(super) fn number(&self) -> Number {
+        self.number
+    }
+
+    /// All numbers, on the CPU.
+    pub(super) fn values(&self) -> &[f32] {
+        self.memory.values()
+    }
+
+    pub(super) fn values_mut(&mut self) -> &mut [f32] {
+        self.memory.values_mut()
+    }
+
+    /// One row, on the CPU.
+    pub(super) fn row(&self, index: usize) -> &[f32] {
+        &self.values()[index * self.width..(index + 1) * self.width]
+    }
+
+    pub(super) fn row_mut(&mut self, index: usize) -> &mut [f32] {
+        let width = self.width;
+        &mut self.values_mut()[index * width..(index + 1) * width]
+    }
+
+    pub(super) fn rows_mut(&mut self) -> impl Iterator<Item = &mut [f32]> {
+        let width = self.width;
+        self.values_mut().chunks_exact_mut(width)
+    }
+
+    pub(super) fn par_rows_mut(&mut self) -> impl IndexedParallelIterator<Item = &mut [f32]> {
+        let width = self.width;
+        self.values_mut().par_chunks_exact_mut(width)
+    }
+
+    /// Where all of it lies on a card.
+    pub fn span(&self) -> Span {
+        self.memory.span()
+    }
+
+    /// Where `count` rows from `start` on lie on a card.
+    pub(super) fn rows_span(&self, start: usize, count: usize) -> Span {
+        let row = self.width * self.number.bytes();
+        self.span().part(start * row, count * row)
+    }
+}
+
+/// Places in a matrix or a sequence, where operations need them.
+pub struct Indices {
+    values: Vec<u32>,
+    /// Their copy on a card.
+    on_card: Option<Part>,
+}
+
+impl Indices {
+    pub(super) fn new(values: Vec<u32>, on_card: Option<Part>) -> Self {
+        Self { values, on_card }
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.values.iter().map(|&value| value as usize)
+    }
+
+    pub(super) fn span(&self) -> Span {
+        let part = self.on_card.as_ref();
+        part.expect("made for a card's operations").span()
+    }
+}
+
+/// Where activations get their memory: an arena reserved for a request, of the size that a rehearsal of its passes found.
+pub(super) struct Pool {
+    arena: Mutex<Option<Arc<Arena>>>,
+    device: Device,
+    ledger: Ledger,
+}
+
+impl Pool {
+    pub(super) fn new(device: Device, ledger: Ledger) -> Self {
+        Self {
+            arena: Mutex::default(),
+            device,
+            ledger,
+        }
+    }
+
+    /// Takes an arena of `bytes`, in the place of the one before.
+    pub(super) fn reserve(&self, bytes: usize) -> Result<(), OpsError> {
+        let mut arena = self.arena();
+        // First given back, then taken: both at once may be more than there is.
+        *arena = None;
+        *arena = Some(self.new_arena(bytes)?);
+        Ok(())
+    }
+
+    /// A matrix whose numbers are whatever they are.
+    pub(super) fn take(
+        &self,
+        rows: usize,
+        width: usize,
+        number: Number,
+    ) -> Result<Activation, OpsError> {
+        Ok(Activation {
+            memory: self.take_bytes(rows * width * number.bytes())?,
+            rows,
+            width,
+            number,
+        })
+    }
+
+    /// Bytes that are whatever they are.
+    pub(super) fn take_bytes(&self, bytes: usize) -> Result<Part, OpsError> {
+        let part = self.arena().as_ref().and_then(|arena| arena.take(bytes));
+        match part {
+            Some(part) => Ok(part),
+            // Nothing was reserved, or more is taken than was.
+            None => self.take_own(bytes),
+        }
+    }
+
+    /// A matrix outside of the arena, which may outlive it.
+    pub(super) fn keep(
+        &self,
+        rows: usize,
+        width: usize,
+        number: Number,
+    ) -> Result<Activation, OpsError> {
+        Ok(Activation {
+            memory: self.take_own(rows * width * number.bytes())?,
+            rows,
+            width,
+            number,
+        })
+    }
+
+    fn take_own(&self, bytes: usize) -> Result<Part, OpsError> {
+        let part = self.new_arena(bytes)?.take(bytes);
+        Ok(part.expect("an arena has room for what it was made for"))
+    }
+
+    fn new_arena(&self, bytes: usize) -> Result<Arc<Arena>, OpsError> {
+        Ok(Arc::new(Arena::new(&self.device, &self.ledger, bytes)?))
+    }
+
+    /// Gives the arena back, once the last activation in it is dropped.
+    pub(super) fn clear(&self) {
+        *self.arena() = None;
+    }
+
+    /// Most bytes that the arena held at once.
+    pub(super) fn high_water(&self) -> usize {
+        self.arena().as_ref().map_or(0, |arena| arena.high_water())
+    }
+
+    fn arena(&self) -> MutexGuard<'_, Option<Arc<Arena>>> {
+        // It is there or not, whatever its holder was doing when it panicked.
+        self.arena.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

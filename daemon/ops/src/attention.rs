@@ -1,0 +1,388 @@
+//! Attention of query rows to keys and values of the same pass, or to those that a cache keeps: in tiles with a running
+//! soft-max, so that scores exist for a few queries and keys at a time, never for a whole canvas.
+
+use std::ops::Range;
+
+use sluice_cuda::{ATTEND_QUERIES, Segment, Task};
+
+use super::{Activation, AttentionShape, Body, KvCache, Ops, Phase, activation::Indices};
+use crate::OpsError;
+
+/// Consecutive key and value rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeySegment {
+    /// First row.
+    pub start: usize,
+    /// Rows.
+    pub len: usize,
+}
+
+/// Query rows and what they attend to. Packed canvases and guidance branches are each a
+/// range of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttentionRange {
+    /// Rows of the queries.
+    pub queries: Range<usize>,
+    /// What they see.
+    pub keys: Keys,
+}
+
+/// Keys and values that queries see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Keys {
+    /// Rows of this pass, the same for all of the queries.
+    Pass(Vec<KeySegment>),
+    /// Places of a cache, the same for all of the queries.
+    Kept {
+        /// Which of the pass's caches.
+        cache: usize,
+        /// Its places.
+        segments: Vec<KeySegment>,
+    },
+    /// The places of a cache up to each query's own.
+    Causal {
+        /// Which of the pass's caches.
+        cache: usize,
+        /// The queries' own places.
+        places: Vec<usize>,
+    },
+}
+
+/// Where keys and values lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Pass,
+    Cache(usize),
+}
+
+impl Keys {
+    fn source(&self) -> Source {
+        match self {
+            Self::Pass(_) => Source::Pass,
+            Self::Kept { cache, .. } | Self::Causal { cache, .. } => Source::Cache(*cache),
+        }
+    }
+
+    /// Rows of keys that there must be at least.
+    fn end(&self) -> usize {
+        match self {
+            Self::Pass(segments) | Self::Kept { segments, .. } => {
+                let ends = segments.iter().map(|segment| segment.start + segment.len);
+                ends.max().unwrap_or(0)
+            }
+            Self::Causal { places, .. } => places.iter().max().map_or(0, |last| last + 1),
+        }
+    }
+}
+
+/// Keys and values of a layer: of the rows of this pass, where queries see those, and what caches hold.
+#[derive(Clone, Copy)]
+pub struct KeyRows<'a> {
+    /// Keys and values of this pass.
+    pub pass: Option<[&'a Activation; 2]>,
+    /// Those that outlive it.
+    pub caches: &'a [&'a KvCache],
+    /// The layer.
+    pub layer: usize,
+}
+
+/// Ranges as the device takes them.
+pub struct AttentionTasks {
+    ranges: Vec<AttentionRange>,
+    on_card: Option<CardTasks>,
+}
+
+/// Numbers of a task on a card.
+const TASK_NUMBERS: usize = 6;
+
+/// Segments that there is room for, for each range: what stands before a gap and behind it, and one row more.
+const SEGMENTS_USUAL: usize = 3;
+
+/// The same on a card: six numbers a task, two a segment.
+pub(super) struct CardTasks {
+    pub(super) tasks: Indices,
+    pub(super) segments: Indices,
+    /// Tasks that see the same memory are launched together.
+    launches: Vec<(Source, Range<usize>)>,
+}
+
+/// Queries whose places follow one another, as many together as a task may have.
+fn runs(places: &[usize]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (query, &place) in places.iter().enumerate() {
+        match runs.last_mut() {
+            Some(run) if run.len() < ATTEND_QUERIES && places[query - 1] + 1 == place => {
+                run.end = query + 1;
+            }
+            _ => runs.push(query..query + 1),
+        }
+    }
+    runs
+}
+
+impl Ops {
+    /// Makes ranges ready for [`Ops::attend`].
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    ///
+    /// # Panics
+    /// When a range sees no keys, or not each of its queries has a place.
+    pub fn attention_tasks(&self, ranges: Vec<AttentionRange>) -> Result<AttentionTasks, OpsError> {
+        for AttentionRange { queries, keys } in &ranges {
+            assert!(queries.is_empty() || keys.end() > 0);
+            if let Keys::Causal { places, .. } = keys {
+                assert_eq!(places.len(), queries.len());
+            }
+        }
+        let on_card = match self.device.is_card() {
+            true => Some(self.card_tasks(&ranges)?),
+            false => None,
+        };
+        Ok(AttentionTasks { ranges, on_card })
+    }
+
+    fn card_tasks(&self, ranges: &[AttentionRange]) -> Result<CardTasks, OpsError> {
+        let (mut tasks, mut segments) = (Vec::new(), Vec::new());
+        let mut launches: Vec<(Source, Range<usize>)> = Vec::new();
+        let mut room = 0;
+        for AttentionRange { queries, keys } in ranges {
+            let first = tasks.len() / TASK_NUMBERS;
+            let own_segments = segments.len() / 2;
+            match keys {
+                Keys::Pass(shared)
+                | Keys::Kept {
+                    segments: shared, ..
+                } => {
+                    for start in queries.clone().step_by(ATTEND_QUERIES) {
+                        let count = ATTEND_QUERIES.min(queries.end - start);
+                        tasks.extend([start, count, own_segments, shared.len(), 0, 0]);
+                    }
+                    segments.extend(shared.iter().flat_map(|keys| [keys.start, keys.len]));
+                    room += 1;
+                }
+                Keys::Causal { places, .. } if places.is_empty() => {}
+                Keys::Causal { places, .. } => {
+                    // The last ones see the most keys: they begin first, so that none is waited for in the end.
+                    for run in runs(places).into_iter().rev() {
+                        let (query, place) = (queries.start + run.start, places[run.start]);
+                        tasks.extend([query, run.len(), own_segments, 1, 1, place]);
+                    }
+                    segments.extend([0, keys.end()]);
+                    // Each may stand apart.
+                    room += queries.len();
+                }
+            }
+            let these = first..tasks.len() / TASK_NUMBERS;
+            match launches.last_mut() {
+                Some((source, all)) if *source == keys.source() => all.end = these.end,
+                _ => launches.push((keys.source(), these)),
+            }
+        }
+        const { assert!(size_of::<Task>() == 4 * TASK_NUMBERS && size_of::<Segment>() == 8) };
+        // As many tasks as these queries may be, however they are shared out among so many ranges, and whatever those see: a
+        // rehearsal knows sums.
+        let queries: usize = ranges.iter().map(|range| range.queries.len()).sum();
+        let task_numbers = (room + queries / ATTEND_QUERIES) * TASK_NUMBERS;
+        Ok(CardTasks {
+            tasks: self.indices_in(task_numbers, tasks)?,
+            segments: self.indices_in(room * 2 * SEGMENTS_USUAL, segments)?,
+            launches,
+        })
+    }
+
+    /// `softmax(q · kᵀ / √head_dim) · v` for each head; rows of the result are those of `q`. What queries see of a cache must
+    /// have been put there, that of this pass too.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    ///
+    /// # Panics
+    /// When widths differ, or a range lies outside.
+    pub fn attend(
+        &self,
+        q: &Activation,
+        keys: &KeyRows<'_>,
+        shape: AttentionShape,
+        tasks: &AttentionTasks,
+    ) -> Result<Activation, OpsError> {
+        assert_eq!(q.width(), shape.heads * shape.head_dim);
+        for range in &tasks.ranges {
+            assert!(range.queries.end <= q.len());
+            let rows = match range.keys.source() {
+                Source::Pass => {
+                    let [k, v] = keys.pass.expect("queries see rows of this pass");
+                    assert_eq!(k.width(), shape.kv_heads * shape.head_dim);
+                    assert_eq!(v.width(), k.width());
+                    k.len().min(v.len())
+                }
+                Source::Cache(index) => {
+                    let cache = keys.caches[index];
+                    assert_eq!(cache.shape().kv_heads, shape.kv_heads);
+                    assert_eq!(cache.shape().head_dim, shape.head_dim);
+                    cache.capacity()
+                }
+            };
+            assert!(range.keys.end() <= rows);
+        }
+        let _timed = self.timed(Phase::Attention);
+        let mut out = self.pool.take(q.len(), q.width(), q.number())?;
+        match &self.body {
+            Body::Cpu(cpu) => cpu.attend(&mut out, q, keys, shape, &tasks.ranges),
+            Body::Card(card) => {
+                let on_card = tasks.on_card.as_ref();
+                let on_card = on_card.expect("made for a card's operations");
+                for (source, these) in &on_card.launches {
+                    let spans = match *source {
+                        Source::Pass => keys.pass.map(|rows| rows.map(Activation::span)),
+                        Source::Cache(index) => Some(keys.caches[index].spans(keys.layer)),
+                    };
+                    let spans = spans.expect("queries see what there is");
+                    card.attend(&out, q, spans, shape, on_card, these.clone())?;
+                }
+            }
+            Body::Rehearsal => {}
+        }
+        Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_cuda::Number;
+    use sluice_formats::noise::Noise;
+    use sluice_machine::{CardProfile, Profile};
+
+    use super::*;
+    use crate::{device::Device, ledger::Ledger};
+
+    fn filled(ops: &Ops, rows: usize, width: usize, seed: u64) -> Activation {
+        let noise = Noise::new(seed);
+        let mut out = ops.pool.take(rows, width, Number::F32).unwrap();
+        for (i, value) in out.values_mut().iter_mut().enumerate() {
+            *value = noise.uniform(0, i as u64, 0) as f32 * 4.0 - 2.0;
+        }
+        out
+    }
+
+    /// A plain `f64` attention of one query to a list of key rows.
+    fn plain(
+        q: &[f32],
+        k: &Activation,
+        v: &Activation,
+        rows: &[usize],
+        offset: usize,
+        dim: usize,
+    ) -> Vec<f64> {
+        let scores: Vec<f64> = rows
+            .iter()
+            .map(|&row| {
+                let key = &k.row(row)[offset..offset + dim];
+                let dot: f64 = q.iter().zip(key).map(|(a, b)| f64::from(a * b)).sum();
+                (dot / (dim as f64).sqrt()).exp()
+            })
+            .collect();
+        let total: f64 = scores.iter().sum();
+        (0..dim)
+            .map(|i| {
+                let weighted = rows
+                    .iter()
+                    .zip(&scores)
+                    .map(|(&row, score)| score * f64::from(v.row(row)[offset + i]));
+                weighted.sum::<f64>() / total
+            })
+            .collect()
+    }
+
+    #[test]
+    fn queries_share_a_task_while_their_places_follow_one_another() {
+        let most = ATTEND_QUERIES;
+        assert!(runs(&[]).is_empty());
+        let prompt: Vec<_> = (5..5 + 2 * most + 1).collect();
+        let whole = [0..most, most..2 * most, 2 * most..2 * most + 1];
+        assert_eq!(runs(&prompt), whole);
+        assert_eq!(runs(&[3, 4, 6, 5, 6, 6]), [0..2, 2..3, 3..5, 5..6]);
+    }
+
+    /// A rehearsal knows how many queries and ranges there are, not how places lie.
+    #[test]
+    fn tasks_take_the_same_memory_wherever_queries_stand() {
+        let profile = Profile {
+            card: Some(CardProfile {
+                total_bytes: 1 << 40,
+                number: Number::F32,
+                context_bytes: 0,
+                workspace_bytes: 0,
+            }),
+            ..Profile::cpu(1)
+        };
+        let bytes = |places: Vec<usize>| {
+            let ops = Ops::new(Device::rehearsal(profile), Ledger::rehearsal()).unwrap();
+            ops.reserve(0).unwrap();
+            let keys = Keys::Causal { cache: 0, places };
+            let queries = 0..200;
+            let tasks = ops.attention_tasks(vec![AttentionRange { queries, keys }]);
+            drop(tasks.unwrap());
+            ops.activation_bytes()
+        };
+        let together = bytes((50..250).collect());
+        assert_eq!(bytes((0..200).map(|query| 2 * query).collect()), together);
+    }
+
+    /// Few queries and many, to keys of several tiles.
+    #[test]
+    fn grouped_heads_and_separate_segments() {
+        let ops = Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap();
+        let all = [
+            (0..300, vec![(0, 7), (50, 560)]),
+            (300..350, vec![(120, 80)]),
+            (350..351, vec![(199, 1)]),
+            (351..355, vec![(0, 620)]),
+        ];
+        for (heads, kv_heads, dim) in [(4, 2, 10), (3, 3, 64), (6, 1, 130), (1, 1, 1024)] {
+            let shape = AttentionShape {
+                heads,
+                kv_heads,
+                head_dim: dim,
+            };
+            let q = filled(&ops, 355, heads * dim, 1);
+            let k = filled(&ops, 620, kv_heads * dim, 2);
+            let v = filled(&ops, 620, kv_heads * dim, 3);
+            let ranges = all.iter().map(|(queries, keys)| AttentionRange {
+                queries: queries.clone(),
+                keys: Keys::Pass(
+                    keys.iter()
+                        .map(|&(start, len)| KeySegment { start, len })
+                        .collect(),
+                ),
+            });
+            let tasks = ops.attention_tasks(ranges.collect()).unwrap();
+            let keys = KeyRows {
+                pass: Some([&k, &v]),
+                caches: &[],
+                layer: 0,
+            };
+            let out = ops.attend(&q, &keys, shape, &tasks).unwrap();
+            for (queries, keys) in &all {
+                let rows: Vec<usize> = keys
+                    .iter()
+                    .flat_map(|&(start, len)| start..start + len)
+                    .collect();
+                // Every seventh and the last: the plain sum takes its time.
+                let checked = queries.clone().step_by(7).chain([queries.end - 1]);
+                for (query, head) in
+                    checked.flat_map(|query| (0..heads).map(move |head| (query, head)))
+                {
+                    let row = &q.row(query)[head * dim..][..dim];
+                    let offset = head / (heads / kv_heads) * dim;
+                    let expected = plain(row, &k, &v, &rows, offset, dim);
+                    let found = &out.row(query)[head * dim..][..dim];
+                    for (found, expected) in found.iter().zip(expected) {
+                        let difference = (f64::from(*found) - expected).abs();
+                        assert!(difference < 2e-5, "{difference}: query {query}, {shape:?}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! Attention by tiles of keys with a running soft-max: two multiplications for each tile, and between them what earlier tiles
+//! came to is scaled to the new largest score. Keys that aren't stored as `f32` are widened a tile at a time, for one key head
+//! and all queries of a task that share it. A task of a panel of queries and more packs keys and values, as `linear` packs its
+//! rows; fewer are multiplied with them where they lie.
+//!
+//! The running soft-max is that of Milakov and Gimelshein (arXiv 1805.02867), in tiles as FlashAttention has it.
+
+mod few;
+mod panels;
+
+use std::{marker::PhantomData, ops::Range, slice};
+
+use rayon::prelude::*;
+use sluice_formats::Format;
+use sluice_weights::HEAD_DIM_MAX;
+
+use super::{Cpu, exp, kernel::Kernel};
+use crate::{
+    Activation, AttentionRange, AttentionShape, CacheShape, KeyRows, KeySegment, Keys, KvCache,
+};
+
+/// Keys in a tile, at most, and numbers: those of 256 keys of heads of 256.
+const TILE_KEYS: usize = 256;
+const TILE_LEN: usize = 1 << 16;
+/// Queries in a task, at most: so many that packing keys costs little beside them, few enough that every thread gets some.
+const TILE_QUERIES: usize = 256;
+/// Rows of a task, at most, where several heads share keys, and their numbers.
+const TASK_ROWS: usize = 512;
+const TASK_LEN: usize = 1 << 16;
+/// Tasks for each thread, at least, where heads can be taken apart.
+const TASKS: usize = 4;
+
+/// A tile holds some keys of the longest head, and a task some queries. Whole blocks are no longer than the longest head,
+/// which is a multiple of each.
+const _: () = assert!(TILE_LEN >= 16 * HEAD_DIM_MAX && TASK_LEN >= 16 * HEAD_DIM_MAX);
+
+/// Some query heads of some queries, all of which read one key head.
+struct Task<'a> {
+    queries: Range<usize>,
+    kv_head: usize,
+    heads: Range<usize>,
+    segments: &'a [KeySegment],
+    /// Of each query how many keys it sees of the only segment; all of them where it isn't said.
+    seen: Option<&'a [usize]>,
+    source: Source<'a>,
+}
+
+impl Task<'_> {
+    /// A row for each query and head: the queries of one head after the other.
+    fn rows(&self) -> usize {
+        self.queries.len() * self.heads.len()
+    }
+
+    /// The query of a row, times what scores are scaled by.
+    fn scaled_query(&self, row: usize, q: &Activation, dim: usize, out: &mut [f32]) {
+        let (query, head) = self.place(row);
+        let scale = (dim as f32).sqrt().recip();
+        let query = &q.row(query)[head * dim..][..dim];
+        for (out, value) in out.iter_mut().zip(query) {
+            *out = value * scale;
+        }
+    }
+
+    /// The query and the head of a row.
+    fn place(&self, row: usize) -> (usize, usize) {
+        let queries = self.queries.len();
+        (
+            self.queries.start + row % queries,
+            self.heads.start + row / queries,
+        )
+    }
+
+    /// How many of the keys of a tile a row sees, before which there are so many others.
+    fn seen(&self, row: usize, before: usize, count: usize) -> usize {
+        self.seen.map_or(count, |seen| {
+            let seen = seen[row % self.queries.len()];
+            seen.saturating_sub(before).min(count)
+        })
+    }
+
+    /// The tiles of the keys, as far as any of the queries sees them: the places of each.
+    fn tiles(&self) -> impl Iterator<Item = Range<usize>> {
+        let step = self.source.tile_keys();
+        let most = self
+            .seen
+            .map(|seen| seen.iter().copied().max().unwrap_or(0));
+        let places = self.segments.iter().map(move |segment| {
+            let len = most.map_or(segment.len, |most| most.min(segment.len));
+            segment.start..segment.start + len
+        });
+        places.flat_map(move |places| tiles(&places, step))
+    }
+}
+
+/// Where keys and values lie: rows of heads, as they are stored.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    rows: [&'a [u8]; 2],
+    shape: CacheShape,
+}
+
+impl Source<'_> {
+    /// Keys in a tile.
+    fn tile_keys(&self) -> usize {
+        TILE_KEYS.min(TILE_LEN / self.shape.stored_dim())
+    }
+
+    /// The task's key head of some rows: from the first number on, and how far it is from one row to the next. What isn't
+    /// `f32` is widened into the tile.
+    fn tile<'t>(
+        &'t self,
+        which: usize,
+        kv_head: usize,
+        rows: Range<usize>,
+        tile: &'t mut [f32],
+    ) -> (&'t [f32], usize) {
+        let CacheShape {
+            kv_heads, format, ..
+        } = self.shape;
+        let head = self.shape.head_bytes();
+        let at = |row: usize| (row * kv_heads + kv_head) * head;
+        let bytes = &self.rows[which][..at(rows.end - 1) + head];
+        if format == Format::F32 {
+            let values: &[f32] = bytemuck::cast_slice(bytes);
+            let stored = self.shape.stored_dim();
+            let start = at(rows.start) / size_of::<f32>();
+            return (&values[start..], kv_heads * stored);
+        }
+        let stored = self.shape.stored_dim();
+        for (row, out) in rows.zip(tile.chunks_exact_mut(stored)) {
+            format.widen(&bytes[at(row)..at(row) + head], out);
+        }
+        (tile, stored)
+    }
+}
+
+impl Cpu {
+    /// Puts these rows of `x` into a cache's room for as many, as such rows are stored there.
+    pub(crate) fn store_rows(
+        &self,
+        shape: &CacheShape,
+        x: &Activation,
+        rows: Range<usize>,
+        room: &mut [u8],
+    ) {
+        let row_bytes = room.len() / rows.len().max(1);
+        self.run(|| {
+            room.par_chunks_exact_mut(row_bytes.max(1))
+                .enumerate()
+                .for_each(|(index, room)| store_row(shape, x.row(rows.start + index), room));
+        });
+    }
+
+    /// Attention of ranges that lie inside their matrices.
+    pub(crate) fn attend(
+        &self,
+        out: &mut Activation,
+        q: &Activation,
+        keys: &KeyRows<'_>,
+        shape: AttentionShape,
+        ranges: &[AttentionRange],
+    ) {
+        let sources: Vec<_> = (keys.caches.iter())
+            .map(|cache| Source {
+                rows: [0, 1].map(|which| cache.rows(keys.layer, which)),
+                shape: cache.shape(),
+            })
+            .collect();
+        let pass = keys.pass.map(|rows| Source {
+            rows: rows.map(|rows| bytemuck::cast_slice(rows.values())),
+            shape: CacheShape {
+                layers: 1,
+                kv_heads: shape.kv_heads,
+                head_dim: shape.head_dim,
+                format: Format::F32,
+            },
+        });
+        let ranges: Vec<_> = (ranges.iter())
+            .filter(|range| !range.queries.is_empty())
+            .map(|range| Seen::new(range, pass, &sources))
+            .collect();
+        let step = heads_step(shape, &ranges, self.device.threads());
+        let tasks: Vec<_> = (ranges.iter())
+            .flat_map(|range| range.tasks(shape, step))
+            .collect();
+        self.run(|| {
+            let target = Target::new(out);
+            tasks.par_iter().for_each(|task| {
+                let kernel = Kernel::best();
+                // However the heads are shared out.
+                let rows = task.queries.len() * (shape.heads / shape.kv_heads);
+                self.scratch.with(|scratch| match rows < kernel.columns {
+                    true => few::attend(task, shape, q, scratch, &target),
+                    false => panels::attend(task, shape, q, kernel, scratch, &target),
+                });
+            });
+        });
+    }
+}
+
+impl Cpu {
+    /// What these queries pay attention to of these places, summed over the queries: a row for each head.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "where the sums go, and what an attention is of"
+    )]
+    pub(crate) fn salience(
+        &self,
+        sums: &mut Activation,
+        cache: &KvCache,
+        layer: usize,
+        q: &Activation,
+        queries: Range<usize>,
+        shape: AttentionShape,
+        places: &[Range<usize>],
+    ) {
+        let source = Source {
+            rows: [0, 1].map(|which| cache.rows(layer, which)),
+            shape: cache.shape(),
+        };
+        let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
+        let scale = (dim as f32).sqrt().recip();
+        self.run(|| {
+            // One query at a time: this happens once a block.
+            sums.par_rows_mut().enumerate().for_each(|(head, sums)| {
+                self.scratch.with(|scratch| {
+                    let (scores, tile) = scratch.split_at_mut(sums.len());
+                    sums.fill(0.0);
+                    for query in queries.clone() {
+                        let query = &q.row(query)[head * dim..][..dim];
+                        let mut before = 0;
+                        let step = source.tile_keys();
+                        for place in places.iter().flat_map(|place| tiles(place, step)) {
+                            let count = place.len();
+                            let (keys, stride) = source.tile(0, head / group, place, tile);
+                            for (index, score) in scores[before..][..count].iter_mut().enumerate() {
+                                let key = &keys[index * stride..][..dim];
+                                let dot: f32 = query.iter().zip(key).map(|(a, b)| a * b).sum();
+                                *score = dot * scale;
+                            }
+                            before += count;
+                        }
+                        let most = exp::max(scores);
+                        let inverse = 1.0 / exp::exp_sum(scores, most);
+                        for (sum, score) in sums.iter_mut().zip(&*scores) {
+                            *sum += score * inverse;
+                        }
+                    }
+                });
+            });
+        });
+    }
+}
+
+/// Parts of a range that have so many places each.
+fn tiles(range: &Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    let end = range.end;
+    let starts = range.clone().step_by(step);
+    starts.map(move |start| start..end.min(start + step))
+}
+
+/// A range, and what its queries see.
+struct Seen<'a> {
+    queries: Range<usize>,
+    segments: Vec<KeySegment>,
+    seen: Option<Vec<usize>>,
+    source: Source<'a>,
+}
+
+impl<'a> Seen<'a> {
+    fn new(range: &AttentionRange, pass: Option<Source<'a>>, caches: &[Source<'a>]) -> Self {
+        let (segments, seen, source) = match &range.keys {
+            Keys::Pass(segments) => (segments.clone(), None, pass.expect("rows were checked")),
+            Keys::Kept { cache, segments } => (segments.clone(), None, caches[*cache]),
+            Keys::Causal { cache, places } => {
+                let seen: Vec<_> = places.iter().map(|place| place + 1).collect();
+                let len = seen.iter().copied().max().unwrap_or(0);
+                let all = vec![KeySegment { start: 0, len }];
+                (all, Some(seen), caches[*cache])
+            }
+        };
+        Self {
+            queries: range.queries.clone(),
+            segments,
+            seen,
+            source,
+        }
+    }
+
+    /// Its tasks, with so many of the heads that share keys in each.
+    fn tasks(&self, shape: AttentionShape, step: usize) -> impl Iterator<Item = Task<'_>> {
+        let group = shape.heads / shape.kv_heads;
+        let Range { start, end } = self.queries;
+        let tile = tile_queries(shape);
+        let tiles = (start..end).step_by(tile);
+        tiles.flat_map(move |from| {
+            let queries = from..end.min(from + tile);
+            let heads = (0..shape.kv_heads).flat_map(move |kv_head| {
+                let all = kv_head * group..(kv_head + 1) * group;
+                let end = all.end;
+                all.step_by(step)
+                    .map(move |head| (kv_head, head..end.min(head + step)))
+            });
+            heads.map(move |(kv_head, heads)| Task {
+                queries: queries.clone(),
+                kv_head,
+                heads,
+                segments: &self.segments,
+                seen: (self.seen.as_deref())
+                    .map(|seen| &seen[queries.start - start..queries.end - start]),
+                source: self.source,
+            })
+        })
+    }
+}
+
+/// Queries of a task, at most.
+fn tile_queries(shape: AttentionShape) -> usize {
+    TILE_QUERIES.min(TASK_LEN / shape.head_dim)
+}
+
+/// How many of the heads that share keys go into a task: all of them, unless that leaves threads without one.
+fn heads_step(shape: AttentionShape, ranges: &[Seen<'_>], threads: usize) -> usize {
+    let group = shape.heads / shape.kv_heads;
+    let tile = tile_queries(shape);
+    let queries = ranges.iter().map(|range| range.queries.len());
+    let tasks = queries
+        .clone()
+        .map(|count| count.div_ceil(tile))
+        .sum::<usize>()
+        * shape.kv_heads;
+    let parts = (TASKS * threads).div_ceil(tasks.max(1));
+    let most = queries.map(|count| count.min(tile)).max().unwrap_or(1);
+    let fitting = TASK_ROWS.min(TASK_LEN / shape.head_dim) / most;
+    group.div_ceil(parts).clamp(1, fitting)
+}
+
+/// The output matrix, of which each task writes its own rows and columns.
+struct Target<'a> {
+    start: *mut f32,
+    rows: usize,
+    width: usize,
+    borrowed: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: tasks differ in their queries or their heads, so they write disjoint parts.
+unsafe impl Sync for Target<'_> {}
+
+impl<'a> Target<'a> {
+    fn new(out: &'a mut Activation) -> Self {
+        let (rows, width) = (out.len(), out.width());
+        Self {
+            start: out.values_mut().as_mut_ptr(),
+            rows,
+            width,
+            borrowed: PhantomData,
+        }
+    }
+
+    /// Writes a head of a query, which must be the caller's alone.
+    fn write(&self, (query, head): (usize, usize), dim: usize, values: impl Iterator<Item = f32>) {
+        assert!(query < self.rows && (head + 1) * dim <= self.width);
+        // SAFETY: the place is inside, and no other task's.
+        let out = unsafe {
+            slice::from_raw_parts_mut(self.start.add(query * self.width + head * dim), dim)
+        };
+        for (out, value) in out.iter_mut().zip(values) {
+            *out = value;
+        }
+    }
+}
+
+fn store_row(shape: &CacheShape, values: &[f32], room: &mut [u8]) {
+    let (dim, stored) = (shape.head_dim, shape.stored_dim());
+    if dim == stored {
+        return shape.format.store(values, room);
+    }
+    // Heads that are no whole blocks end with zeros.
+    let mut padded = [0.0; HEAD_DIM_MAX];
+    let heads = values.chunks_exact(dim);
+    for (values, room) in heads.zip(room.chunks_exact_mut(shape.head_bytes())) {
+        padded[..dim].copy_from_slice(values);
+        Format::store(shape.format, &padded[..stored], room);
+    }
+}

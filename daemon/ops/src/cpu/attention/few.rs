@@ -1,0 +1,102 @@
+//! A few queries, one of a text that is written token by token for example: keys and values are multiplied where they lie, since
+//! packing them would take longer.
+
+use super::{Target, Task};
+use crate::{
+    Activation, AttentionShape,
+    cpu::{
+        exp,
+        vectors::{LANES, with_vectors},
+    },
+};
+
+pub(super) fn attend(
+    task: &Task<'_>,
+    shape: AttentionShape,
+    q: &Activation,
+    scratch: &mut [f32],
+    target: &Target<'_>,
+) {
+    let (dim, rows) = (shape.head_dim, task.rows());
+    let tile_keys = task.source.tile_keys();
+    let (tile, scratch) = scratch.split_at_mut(tile_keys * task.source.shape.stored_dim());
+    let (scores, scratch) = scratch.split_at_mut(tile_keys * rows);
+    let (queries, scratch) = scratch.split_at_mut(rows * dim);
+    let (out, scratch) = scratch.split_at_mut(rows * dim);
+    let (largest, scratch) = scratch.split_at_mut(rows);
+    let sums = &mut scratch[..rows];
+    for (row, query) in queries.chunks_exact_mut(dim).enumerate() {
+        task.scaled_query(row, q, dim, query);
+    }
+    out.fill(0.0);
+    largest.fill(f32::MIN);
+    sums.fill(0.0);
+    let mut before = 0;
+    for keys in task.tiles() {
+        let scores = &mut scores[..rows * keys.len()];
+        let (tile_of_keys, stride) = task.source.tile(0, task.kv_head, keys.clone(), tile);
+        score(tile_of_keys, stride, queries, dim, scores);
+        for (row, scores) in scores.chunks_exact_mut(keys.len()).enumerate() {
+            let (scores, unseen) = scores.split_at_mut(task.seen(row, before, keys.len()));
+            unseen.fill(0.0);
+            let most = exp::max(scores).max(largest[row]);
+            let shrunk = (largest[row] - most).exp();
+            sums[row] = sums[row] * shrunk + exp::exp_sum(scores, most);
+            let out = &mut out[row * dim..][..dim];
+            out.iter_mut().for_each(|value| *value *= shrunk);
+            largest[row] = most;
+        }
+        before += keys.len();
+        let (tile_of_values, stride) = task.source.tile(1, task.kv_head, keys, tile);
+        weigh(tile_of_values, stride, scores, dim, out);
+    }
+    for (row, (out, sum)) in out.chunks_exact(dim).zip(sums).enumerate() {
+        let inverse = 1.0 / *sum;
+        let values = out.iter().map(|value| value * inverse);
+        target.write(task.place(row), dim, values);
+    }
+}
+
+#[inline(always)]
+fn score_body(keys: &[f32], stride: usize, queries: &[f32], dim: usize, scores: &mut [f32]) {
+    let count = scores.len() * dim / queries.len();
+    for (index, key) in keys.chunks(stride).take(count).enumerate() {
+        let key = &key[..dim];
+        for (row, query) in queries.chunks_exact(dim).enumerate() {
+            let mut sums = [0.0; LANES];
+            let (query, query_rest) = query.as_chunks::<LANES>();
+            let (key, key_rest) = key.as_chunks::<LANES>();
+            for (query, key) in query.iter().zip(key) {
+                for lane in 0..LANES {
+                    sums[lane] += query[lane] * key[lane];
+                }
+            }
+            let rest = query_rest.iter().zip(key_rest);
+            let rest: f32 = rest.map(|(query, key)| query * key).sum();
+            scores[row * count + index] = sums.iter().sum::<f32>() + rest;
+        }
+    }
+}
+
+#[inline(always)]
+fn weigh_body(values: &[f32], stride: usize, weights: &[f32], dim: usize, out: &mut [f32]) {
+    let count = weights.len() * dim / out.len();
+    for (index, values) in values.chunks(stride).take(count).enumerate() {
+        for (row, out) in out.chunks_exact_mut(dim).enumerate() {
+            let weight = weights[row * count + index];
+            for (out, value) in out.iter_mut().zip(values) {
+                *out += weight * value;
+            }
+        }
+    }
+}
+
+with_vectors! {
+    /// The product of each query, of so many numbers, and each key: the keys of a query stand beside each other.
+    score, score_body, (keys: &[f32], stride: usize, queries: &[f32], dim: usize, scores: &mut [f32])
+}
+
+with_vectors! {
+    /// Adds to each row of `out` the values, each times the row's weight of it.
+    weigh, weigh_body, (values: &[f32], stride: usize, weights: &[f32], dim: usize, out: &mut [f32])
+}

@@ -1,0 +1,680 @@
+//! `linear`: one multiply for every format. Rows of weights are widened a small piece at a time into a thread's scratch,
+//! packed there, and multiplied by all rows while they are in the nearest cache. A format is a way to decode, and nothing
+//! else.
+
+use std::{
+    ops::Range,
+    slice,
+    time::{Duration, Instant},
+};
+
+use rayon::prelude::*;
+use sluice_formats::Format;
+use sluice_weights::{Data, Weight};
+
+use super::{
+    Cpu,
+    kernel::{DEPTH, Kernel, Output, Rows, prefetch},
+    quantized::Products,
+    scratch::SCRATCH_LEN,
+};
+use crate::{Activation, clock::Clock};
+
+/// Numbers of `x` that are packed at a time: 1 MiB, so that they stay in a core's own cache while weights stream past.
+const PACKED_LEN: usize = 1 << 18;
+
+/// Numbers of a panel of weights, before and after it is packed.
+const PANEL_LEN: usize = 32 * DEPTH;
+
+/// Numbers that coded weights are widened to at a time, since they are decoded in whole rows.
+const DECODED_LEN: usize = SCRATCH_LEN - PACKED_LEN - 2 * PANEL_LEN - LINE;
+
+/// Numbers in a cache line.
+const LINE: usize = 16;
+
+/// Products of a single row that wait to be added to what is there.
+const DOTS: usize = 256;
+
+/// Tiles for each thread: so few that what each costs to begin with is little, and enough that no thread waits long for another.
+const TILES: usize = 4;
+
+/// Weight rows of a tile, at least, where there are as many rows of `x`: each tile packs those anew, which takes a hundredth
+/// of the time of as many weight rows' products.
+const COLUMNS_MIN: usize = 256;
+
+/// Rows of `x` of a tile, at least, where they are shared out, too: each tile widens its weights anew.
+const ROWS_MIN: usize = 64;
+
+impl Cpu {
+    /// `x · weightᵀ` into `out`, or added to it.
+    pub(crate) fn multiply(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        out: &mut [f32],
+        adds: bool,
+    ) {
+        self.run(|| self.multiply_here(x, weight, out, adds));
+    }
+
+    /// `x · weightᵀ` into rows of `out` that begin `stride` numbers apart.
+    pub(crate) fn multiply_apart(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        out: &mut [f32],
+        stride: usize,
+    ) {
+        self.run(|| self.multiply_to(x, weight, out, stride, false));
+    }
+
+    /// The same on the device's threads, which must be the caller's.
+    pub(crate) fn multiply_here(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        out: &mut [f32],
+        adds: bool,
+    ) {
+        assert_eq!(out.len(), x.len() * weight.rows);
+        self.multiply_to(x, weight, out, weight.rows, adds);
+    }
+
+    fn multiply_to(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        out: &mut [f32],
+        stride: usize,
+        adds: bool,
+    ) {
+        assert_eq!(
+            x.width(),
+            weight.width,
+            "the widths of rows and weights differ"
+        );
+        if x.is_empty() || weight.rows == 0 {
+            return;
+        }
+        // Every row ends inside, and before the next begins.
+        assert!(weight.rows <= stride && (x.len() - 1) * stride + weight.rows <= out.len());
+        let out = Columns {
+            start: out.as_mut_ptr(),
+            stride,
+            columns: weight.rows,
+            rows: x.len(),
+            adds,
+        };
+        let kernel = Kernel::best();
+        let grid = Grid::new(x.len(), weight, self.device.threads(), kernel);
+        (0..grid.len()).into_par_iter().for_each(|number| {
+            let (rows, columns) = grid.tile(number);
+            let part = weight.rows(columns.start, columns.end);
+            // Dot products decode the weights anew for every row of input: two rows took 1.4 to 2.1 times as long as by
+            // widening once (a core of an EPYC, 576 outputs of 1536, `q8_0` to `q4_k`).
+            if x.len() == 1 && part.has_dots() && Products::of(&part).is_none() {
+                return dot_tile(x, &part, &out, columns.start, &self.clock);
+            }
+            self.scratch.with(|scratch| {
+                if let Some(products) = Products::of(&part) {
+                    let x = &x.values()[rows.start * weight.width..rows.end * weight.width];
+                    assert!(columns.end <= out.columns && rows.end <= out.rows);
+                    let out = Output {
+                        start: out.start.wrapping_add(rows.start * stride + columns.start),
+                        stride,
+                        columns: columns.len(),
+                        adds,
+                    };
+                    // SAFETY: rows and columns are inside the output and of this tile alone.
+                    return unsafe { products.multiply(x, &part, out, scratch) };
+                }
+                let mut tile = Tile::new(kernel, x, rows, &out, scratch);
+                tile.multiply(&part, columns.start, &self.clock);
+            });
+        });
+    }
+}
+
+/// How products are shared out.
+struct Grid {
+    /// Rows of `x`, and of those in a tile.
+    rows: usize,
+    tile_rows: usize,
+    /// Rows of weights, and of those in a tile.
+    columns: usize,
+    tile_columns: usize,
+}
+
+impl Grid {
+    fn new(rows: usize, weight: &Weight<'_>, threads: usize, kernel: &Kernel) -> Self {
+        let several = weight.rows.div_ceil(threads * TILES);
+        let tile_columns = several
+            .max(rows.min(COLUMNS_MIN))
+            .next_multiple_of(kernel.columns);
+        let tiles = weight.rows.div_ceil(tile_columns);
+        // Where there are few weight rows, some of those of `x`: not if decoding is most of the work.
+        let parts = match weight.data {
+            Data::Coded(_) => 1,
+            _ => threads.div_ceil(tiles).min(rows / ROWS_MIN).max(1),
+        };
+        Self {
+            rows,
+            tile_rows: rows.div_ceil(parts),
+            columns: weight.rows,
+            tile_columns,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.rows.div_ceil(self.tile_rows) * self.columns.div_ceil(self.tile_columns)
+    }
+
+    /// Rows of `x` and rows of weights of a tile.
+    fn tile(&self, number: usize) -> (Range<usize>, Range<usize>) {
+        let across = self.columns.div_ceil(self.tile_columns);
+        let (row, column) = (
+            number / across * self.tile_rows,
+            number % across * self.tile_columns,
+        );
+        (
+            row..self.rows.min(row + self.tile_rows),
+            column..self.columns.min(column + self.tile_columns),
+        )
+    }
+}
+
+/// The output matrix, of which each tile writes a part of its own.
+struct Columns {
+    start: *mut f32,
+    /// From the beginning of a row to that of the next.
+    stride: usize,
+    /// Numbers in a row.
+    columns: usize,
+    rows: usize,
+    /// Whether to add to what is there.
+    adds: bool,
+}
+
+// SAFETY: tiles are disjoint, so that `Tile` and `dot_tile`, which alone write, write disjoint parts.
+unsafe impl Sync for Columns {}
+
+/// Some rows of `x` on their way past weights, and the scratch that both are packed in.
+struct Tile<'a> {
+    kernel: &'static Kernel,
+    x: &'a Activation,
+    rows: Range<usize>,
+    out: &'a Columns,
+    /// Packed rows of `x`, and which of them and of their numbers those are.
+    packed: &'a mut [f32],
+    packs: Option<(Range<usize>, Range<usize>)>,
+    /// A panel's weights as they are decoded, and packed.
+    widened: &'a mut [f32],
+    panel: &'a mut [f32],
+    /// Whole rows of coded weights.
+    decoded: &'a mut [f32],
+}
+
+impl<'a> Tile<'a> {
+    fn new(
+        kernel: &'static Kernel,
+        x: &'a Activation,
+        rows: Range<usize>,
+        out: &'a Columns,
+        scratch: &'a mut [f32],
+    ) -> Self {
+        assert!(kernel.columns * DEPTH <= PANEL_LEN && rows.end <= out.rows);
+        // Vectors that lie across cache lines take twice as long to load.
+        let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
+        let (packed, scratch) = scratch[line..].split_at_mut(PACKED_LEN);
+        let (panel, scratch) = scratch.split_at_mut(PANEL_LEN);
+        let (widened, scratch) = scratch.split_at_mut(PANEL_LEN);
+        Self {
+            kernel,
+            x,
+            rows,
+            out,
+            packed,
+            packs: None,
+            widened,
+            panel,
+            decoded: &mut scratch[..DECODED_LEN],
+        }
+    }
+
+    /// Products of all rows and these weights, into the columns from `column` on.
+    fn multiply(&mut self, weight: &Weight<'_>, column: usize, clock: &Clock) {
+        assert!(column + weight.rows <= self.out.columns);
+        if !matches!(weight.data, Data::Coded(_)) {
+            return self.multiply_by(weight, column);
+        }
+        let fitting = DECODED_LEN / weight.width;
+        // Whole panels, if one fits.
+        let fitting = fitting - fitting % self.kernel.columns.min(fitting);
+        let decoded = std::mem::take(&mut self.decoded);
+        let begun = Instant::now();
+        let mut multiplied = Duration::ZERO;
+        weight.widen_by(fitting, decoded, |row, values| {
+            let begun = Instant::now();
+            let decoded = Weight {
+                format: Format::F32,
+                rows: values.len() / weight.width,
+                data: Data::Host(bytemuck::cast_slice(values)),
+                ..*weight
+            };
+            self.multiply_by(&decoded, column + row);
+            multiplied += begun.elapsed();
+        });
+        clock.decoded(begun.elapsed().saturating_sub(multiplied));
+        self.decoded = decoded;
+    }
+
+    /// The same of weights that aren't coded.
+    fn multiply_by(&mut self, weight: &Weight<'_>, column: usize) {
+        let rows_max = self.kernel.rows_in(PACKED_LEN / DEPTH);
+        let parts = self.rows.len().div_ceil(rows_max);
+        for from in self.rows.clone().step_by(self.rows.len().div_ceil(parts)) {
+            let rows = from..self.rows.end.min(from + self.rows.len().div_ceil(parts));
+            let lanes = self.kernel.packed_lanes(rows.len());
+            let span = PACKED_LEN / lanes / DEPTH * DEPTH;
+            for from in (0..weight.width).step_by(span) {
+                let span = from..weight.width.min(from + span);
+                self.pack(&rows, &span);
+                for first in (0..weight.rows).step_by(self.kernel.columns) {
+                    let last = weight.rows.min(first + self.kernel.columns);
+                    self.multiply_panel(&weight.rows(first, last), column + first);
+                }
+            }
+        }
+    }
+
+    /// Packs numbers of rows, unless they are.
+    fn pack(&mut self, rows: &Range<usize>, span: &Range<usize>) {
+        let packs = Some((rows.clone(), span.clone()));
+        if self.packs == packs {
+            return;
+        }
+        let width = self.x.width();
+        let values = &self.x.values()[rows.start * width + span.start..];
+        let lanes = self.kernel.packed_lanes(rows.len());
+        self.kernel.pack_rows(
+            Rows::new(values, width, rows.len(), span.len()),
+            &mut self.packed[..lanes * span.len()],
+        );
+        self.packs = packs;
+    }
+
+    /// Products of what is packed and a panel of weights.
+    fn multiply_panel(&mut self, weight: &Weight<'_>, column: usize) {
+        let (rows, span) = self.packs.as_ref().expect("rows are packed first");
+        for from in span.clone().step_by(DEPTH) {
+            let depth = DEPTH.min(span.end - from);
+            let (format, bytes) = (weight.format, weight.bytes());
+            let row_bytes = format.bytes(weight.width);
+            let part = format.bytes(from)..format.bytes(from + depth);
+            let widened = self.widened.chunks_exact_mut(depth);
+            for (row, out) in bytes.chunks_exact(row_bytes).zip(widened) {
+                format.widen(&row[part.clone()], out);
+            }
+            // What is widened next: short pieces of many rows, which the processor doesn't foresee.
+            let (ahead, next) = match from + depth < span.end {
+                true => (0, from + depth),
+                false => (weight.rows, span.start),
+            };
+            let piece = format.bytes(DEPTH.min(span.end - next));
+            for row in 0..weight.rows {
+                let place = (row + ahead) * row_bytes + format.bytes(next);
+                prefetch(bytes.as_ptr().wrapping_add(place), piece);
+            }
+            let weights = Rows::new(self.widened, depth, weight.rows, depth);
+            let panel = &mut self.panel[..self.kernel.columns * depth];
+            self.kernel.pack_weights(weights, panel);
+            let start = rows.start * self.out.stride + column;
+            let out = Output {
+                start: self.out.start.wrapping_add(start),
+                stride: self.out.stride,
+                columns: weight.rows,
+                adds: self.out.adds || from > 0,
+            };
+            let lanes = self.kernel.packed_lanes(rows.len());
+            let packed = &self.packed[..lanes * span.len()];
+            // SAFETY: rows and columns are inside the output, as was asserted, and of this tile alone.
+            unsafe {
+                self.kernel.multiply(
+                    rows.len(),
+                    packed,
+                    span.len(),
+                    from - span.start,
+                    panel,
+                    out,
+                );
+            }
+        }
+    }
+}
+
+/// The single row of `x` times the tile's rows, into the columns from `column` on. Coded weights are added up as they are
+/// decoded, number by number, which takes far longer: all of it counts as decoding.
+fn dot_tile(x: &Activation, tile: &Weight<'_>, out: &Columns, column: usize, clock: &Clock) {
+    let begun = Instant::now();
+    assert!(column + tile.rows <= out.columns && out.rows == 1);
+    // SAFETY: these columns are inside the only row, and no other tile's.
+    let out_tile = unsafe { slice::from_raw_parts_mut(out.start.add(column), tile.rows) };
+    if out.adds {
+        let mut products = [0.0; DOTS];
+        for (from, out) in (0..tile.rows).step_by(DOTS).zip(out_tile.chunks_mut(DOTS)) {
+            let products = &mut products[..out.len()];
+            tile.rows(from, from + out.len()).dot(x.values(), products);
+            for (out, product) in out.iter_mut().zip(products) {
+                *out += *product;
+            }
+        }
+    } else {
+        tile.dot(x.values(), out_tile);
+    }
+    if matches!(tile.data, Data::Coded(_)) {
+        clock.decoded(begun.elapsed());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, atomic::AtomicBool};
+
+    use proptest::prelude::*;
+    use safetensors::{Dtype, tensor::TensorView};
+    use sluice_checkpoint::{
+        Checkpoint, Source,
+        coded::{Compression, Container, How, Lossless, Scheme, Target, compress},
+    };
+    use sluice_cuda::Number;
+    use sluice_formats::{Format, noise::Noise};
+    use sluice_weights::{CodedRows, CodedTensor};
+
+    use super::*;
+    use crate::{Ops, ROUNDED_ROWS_ERROR, device::Device, ledger::Ledger};
+
+    /// Rows that are more than a few.
+    const MANY: usize = 128;
+
+    fn ops() -> Ops {
+        Ops::new(Device::cpu(2).unwrap(), Ledger::default()).unwrap()
+    }
+
+    fn numbers(count: usize, seed: u64) -> Vec<f32> {
+        let noise = Noise::new(seed);
+        (0..count)
+            .map(|i| noise.uniform(0, i as u64, 0) as f32 - 0.5)
+            .collect()
+    }
+
+    /// Random weights as `format` stores them, in words so that they are aligned.
+    fn stored(count: usize, format: Format) -> Vec<u64> {
+        let len = format.bytes(count);
+        let mut words = vec![0; len.div_ceil(size_of::<u64>())];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        format.store(&numbers(count, 2), &mut bytes[..len]);
+        words
+    }
+
+    fn weight(words: &[u64], rows: usize, width: usize, format: Format) -> Weight<'_> {
+        Weight {
+            format,
+            rows,
+            width,
+            data: Data::Host(&bytemuck::cast_slice(words)[..format.bytes(rows * width)]),
+            epoch: 0,
+        }
+    }
+
+    /// Against a plain sum in `f64`, for shapes around the kernel's tile sizes.
+    fn check(rows: usize, width: usize, outputs: usize, format: Format) {
+        let ops = ops();
+        let mut x = ops.pool.take(rows, width, Number::F32).unwrap();
+        x.values_mut().copy_from_slice(&numbers(rows * width, 1));
+        let words = stored(outputs * width, format);
+        let weight = weight(&words, outputs, width, format);
+        let mut exact = vec![0.0; outputs * width];
+        weight.widen(&mut exact);
+        let out = ops.linear(&x, &weight).unwrap();
+        for row in 0..rows {
+            for column in 0..outputs {
+                let expected: f64 = (0..width)
+                    .map(|k| f64::from(x.row(row)[k]) * f64::from(exact[column * width + k]))
+                    .sum();
+                let found = f64::from(out.row(row)[column]);
+                // Bytes of `x` are up to a 250th of the largest in a block away.
+                let tolerance = if ops.rounds_rows(format) { 2e-3 } else { 1e-5 };
+                assert!(
+                    (found - expected).abs() <= tolerance * (width as f64).sqrt(),
+                    "{} {rows}x{width}x{outputs} at {row},{column}: {found} for {expected}",
+                    format.name()
+                );
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(80))]
+        #[test]
+        fn equals_a_plain_sum(
+            rows in 1usize..40,
+            width in 1usize..90,
+            outputs in 1usize..150,
+            format in proptest::sample::select(&Format::ALL[..]),
+        ) {
+            // Up to three blocks where blocks are longer than the width.
+            let width = match format.block_len() {
+                1 => width,
+                block => block * (1 + width % 3),
+            };
+            check(rows, width, outputs, format);
+        }
+    }
+
+    #[test]
+    fn shapes_around_tiles_and_blocks_of_the_depth() {
+        for rows in [11, 12, 13, 24, 25] {
+            for (width, outputs) in [(DEPTH - 1, 31), (DEPTH, 33), (DEPTH + 1, 64)] {
+                check(rows, width, outputs, Format::F32);
+            }
+        }
+    }
+
+    #[test]
+    fn few_rows_and_more() {
+        for format in Format::ALL {
+            for rows in [ROWS_MIN, MANY + 1] {
+                check(rows, 256, 70, format);
+            }
+        }
+    }
+
+    /// What products in whole numbers cost: no more than rounding `x` to bytes does.
+    #[test]
+    fn rounded_rows_are_near_the_exact_ones() {
+        const WIDTH: usize = 2048;
+        const OUTPUTS: usize = 200;
+        let ops = ops();
+        for format in Format::ALL {
+            let words = stored(OUTPUTS * WIDTH, format);
+            let weight = weight(&words, OUTPUTS, WIDTH, format);
+            let mut exact = vec![0.0; OUTPUTS * WIDTH];
+            weight.widen(&mut exact);
+            for rows in [1, 7, 40] {
+                let mut x = ops.pool.take(rows, WIDTH, Number::F32).unwrap();
+                x.values_mut().copy_from_slice(&numbers(rows * WIDTH, 1));
+                let out = ops.linear(&x, &weight).unwrap();
+                let (mut errors, mut squares) = (0.0, 0.0);
+                for row in 0..rows {
+                    for (found, weights) in out.row(row).iter().zip(exact.chunks_exact(WIDTH)) {
+                        let products = x.row(row).iter().zip(weights);
+                        let expected: f64 =
+                            products.map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+                        errors += (f64::from(*found) - expected).powi(2);
+                        squares += expected * expected;
+                    }
+                }
+                let error = (errors / squares).sqrt();
+                println!("{} {rows}: {error:.2e}", format.name());
+                let bound = match ops.rounds_rows(format) {
+                    true => ROUNDED_ROWS_ERROR,
+                    false => 1e-6,
+                };
+                assert!(error < bound, "{} in {rows} rows: {error}", format.name());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_stays_none() {
+        let ops = ops();
+        for format in Format::ALL {
+            for value in [f32::NAN, f32::INFINITY] {
+                let mut x = ops.pool.take(2, 256, Number::F32).unwrap();
+                x.values_mut().copy_from_slice(&numbers(512, 1));
+                x.row_mut(1)[77] = value;
+                let words = stored(40 * 256, format);
+                let out = ops.linear(&x, &weight(&words, 40, 256, format)).unwrap();
+                assert!(out.row(0).iter().all(|value| value.is_finite()));
+                assert!(out.row(1).iter().all(|value| !value.is_finite()));
+            }
+        }
+    }
+
+    #[test]
+    fn more_than_one_tile() {
+        check(3, 4096, 300, Format::Bf16);
+        check(MANY, 4096, 300, Format::Q4K);
+        // More than are packed at a time.
+        for format in [Format::Bf16, Format::Q8_0] {
+            check(PACKED_LEN / DEPTH + 1, 512, 20, format);
+        }
+    }
+
+    #[test]
+    fn a_row_does_not_depend_on_those_beside_it() {
+        const WIDTH: usize = 1024;
+        let ops = ops();
+        let values = numbers((MANY + 1) * WIDTH, 1);
+        for format in Format::ALL {
+            let words = stored(50 * WIDTH, format);
+            let weight = weight(&words, 50, WIDTH, format);
+            let first = |rows: usize| {
+                let mut x = ops.pool.take(rows, WIDTH, Number::F32).unwrap();
+                x.values_mut().copy_from_slice(&values[..rows * WIDTH]);
+                ops.linear(&x, &weight).unwrap().row(0).to_vec()
+            };
+            let alone = first(1);
+            for rows in [2, 17, MANY, MANY + 1] {
+                for (found, expected) in first(rows).iter().zip(&alone) {
+                    assert!(
+                        (found - expected).abs() <= 1e-5 * (WIDTH as f32).sqrt(),
+                        "{} in {rows} rows: {found} for {expected}",
+                        format.name()
+                    );
+                }
+            }
+        }
+    }
+
+    /// What the matrix in a container is called: of a layer, or it wouldn't be coded to a rate.
+    const NAME: &str = "layers.0.w";
+
+    /// A matrix, in a container of its own.
+    struct InContainer {
+        tensor: Arc<CodedTensor>,
+        bytes: Vec<u8>,
+    }
+
+    impl InContainer {
+        fn new(bytes: &[u8], shape: [usize; 2], how: How, tile: usize) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let tensor = TensorView::new(Dtype::BF16, shape.to_vec(), bytes).unwrap();
+            let source = folder.path().join("model.safetensors");
+            safetensors::serialize_to_file([(NAME, tensor)], None, &source).unwrap();
+            std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+            let target = folder.path().join("model.sluice");
+            let options = Compression {
+                how,
+                tile,
+                keep: Vec::new(),
+                all: true,
+                threads: 1,
+                replace: false,
+            };
+            let source = Source::Folder(folder.path().to_owned());
+            let never = AtomicBool::new(false);
+            compress(&source, &target, &options, &never, &mut |_, _| {}).unwrap();
+            let container = Container::open(&target).unwrap();
+            let record = &container.header().tensors[0];
+            assert_ne!(record.scheme(), Some(Scheme::Plain));
+            let bytes = std::fs::read(&target).unwrap();
+            let place = record.offset as usize..(record.offset + record.length) as usize;
+            let checkpoint = Checkpoint::open(&Source::Folder(target)).unwrap();
+            Self {
+                tensor: checkpoint.coded(NAME).unwrap(),
+                bytes: bytes[place].to_vec(),
+            }
+        }
+    }
+
+    #[test]
+    fn coded_weights_come_to_the_same_bits() {
+        let ops = ops();
+        // Whole vectors in rows that tiles cross, and rows that are none; several chunks.
+        for (width, outputs, tile) in [(256, 600, 512), (416, 300, 128), (200, 520, 256)] {
+            let mut values = numbers(width * outputs, 3);
+            // Numbers that a palette lacks, a few and many of them.
+            for (at, value) in values.iter_mut().enumerate() {
+                if at % 97 == 0 || at / 3000 % 5 == 1 {
+                    *value *= f32::powi(2.0, at as i32 % 90 - 60);
+                }
+            }
+            let mut plain = vec![0_u64; width * outputs / 4];
+            Format::Bf16.store(&values, bytemuck::cast_slice_mut(&mut plain));
+            let uncoded = weight(&plain, outputs, width, Format::Bf16);
+            for how in [
+                How::Lossless(Lossless::Huffman),
+                How::Lossless(Lossless::Palette),
+                How::Rate(Target::Bits(4.0)),
+            ] {
+                let bytes = bytemuck::cast_slice(&plain);
+                let container = InContainer::new(bytes, [outputs, width], how, tile);
+                let coded = Weight {
+                    data: Data::Coded(CodedRows {
+                        tensor: &container.tensor,
+                        bytes: &container.bytes,
+                        base: 0,
+                        first_row: 0,
+                    }),
+                    ..uncoded
+                };
+                // What it is decoded to: the same, or near it.
+                let mut decoded = vec![0.0; outputs * width];
+                coded.widen(&mut decoded);
+                let decoded = Weight {
+                    format: Format::F32,
+                    data: Data::Host(bytemuck::cast_slice(&decoded)),
+                    ..uncoded
+                };
+                let expected = match how {
+                    How::Lossless(_) => uncoded,
+                    How::Rate(_) => decoded,
+                };
+                for rows in [1, 2, 17, MANY + 1] {
+                    let mut x = ops.pool.take(rows, width, Number::F32).unwrap();
+                    x.values_mut().copy_from_slice(&numbers(rows * width, 1));
+                    let all = [expected, coded].map(|weight| ops.linear(&x, &weight).unwrap());
+                    assert_eq!(all[0].values(), all[1].values(), "{rows} rows of {width}");
+                    let part = [expected, coded].map(|weight| {
+                        let mut out = ops.linear(&x, &weight.rows(7, 290)).unwrap();
+                        ops.linear_add(&mut out, 0, &x, &weight.rows(9, 292))
+                            .unwrap();
+                        out
+                    });
+                    assert_eq!(part[0].values(), part[1].values(), "{rows} rows of {width}");
+                }
+            }
+        }
+    }
+}

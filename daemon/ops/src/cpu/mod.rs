@@ -1,0 +1,109 @@
+//! The operations on the CPU: loops over rows on the device's threads, and a multiply of our own for `linear` and attention.
+
+mod attention;
+pub(super) mod exp;
+mod kernel;
+mod linear;
+mod quantized;
+mod rows;
+mod scratch;
+mod vectors;
+
+use rayon::prelude::*;
+use sluice_weights::Weight;
+
+pub(super) use self::quantized::rounds_rows;
+use self::scratch::Scratch;
+use super::{Activation, Indices, RopeTable, clock::Clock};
+use crate::{OpsError, device::Device, ledger::Ledger};
+
+/// The threads and the scratch memory of each.
+pub(super) struct Cpu {
+    device: Device,
+    scratch: Scratch,
+    clock: Clock,
+}
+
+impl Cpu {
+    pub(super) fn new(device: Device, ledger: &Ledger) -> Result<Self, OpsError> {
+        let scratch = Scratch::new(device.threads(), ledger)?;
+        Ok(Self {
+            clock: Clock::new(device.threads()),
+            device,
+            scratch,
+        })
+    }
+
+    /// Gives the pages of its scratch memory back until something is computed again.
+    pub(super) fn rest(&self) {
+        self.scratch.forget();
+    }
+
+    /// What its operations took.
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// Runs `work` on the device's threads.
+    pub(super) fn run(&self, work: impl FnOnce() + Send) {
+        self.device.run(work);
+    }
+
+    pub(super) fn rms_norm(
+        &self,
+        out: &mut Activation,
+        x: &Activation,
+        start: usize,
+        weight: &Weight<'_>,
+        scale: &mut Activation,
+        epsilon: f32,
+    ) {
+        self.run(|| {
+            weight.widen(scale.row_mut(0));
+            let scale = scale.row(0);
+            out.par_rows_mut().enumerate().for_each(|(index, out)| {
+                rows::rms_norm(out, x.row(start + index), scale, epsilon);
+            });
+        });
+    }
+
+    pub(super) fn rope(&self, x: &mut Activation, table: &RopeTable, positions: &Indices) {
+        let positions: Vec<usize> = positions.iter().collect();
+        self.run(|| {
+            x.par_rows_mut()
+                .zip(&positions)
+                .for_each(|(row, &position)| {
+                    let (cos, sin) = table.at(position);
+                    rows::rotate(row, cos, sin);
+                });
+        });
+    }
+
+    pub(super) fn silu_multiply(&self, gate: &mut Activation, up: &Activation) {
+        self.run(|| {
+            gate.par_rows_mut().enumerate().for_each(|(index, gate)| {
+                exp::silu_multiply(gate, up.row(index));
+            });
+        });
+    }
+}
+
+/// Rows filled by `fill`; the same id again takes the row before.
+pub(super) fn embed_rows<E>(
+    out: &mut Activation,
+    ids: &[u32],
+    mut fill: impl FnMut(u32, &mut [f32]) -> Result<(), E>,
+) -> Result<(), E> {
+    let width = out.width();
+    let values = out.values_mut();
+    for (index, &id) in ids.iter().enumerate() {
+        let (before, row) = values[..(index + 1) * width].split_at_mut(index * width);
+        // A canvas is mostly runs of masks.
+        if index > 0 && ids[index - 1] == id {
+            row.copy_from_slice(&before[(index - 1) * width..]);
+        } else {
+            fill(id, row)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,515 @@
+//! Products in whole numbers, for formats whose weights are bytes in groups: rows of `x` are rounded to 8 bits in groups of
+//! 32, as llama.cpp rounds them, and what is added up within a group is exact. Weights stay bytes in a thread's scratch, so
+//! that little is written and read there, and an instruction multiplies four times as many as of `f32`. Every
+//! number of rows is rounded alike, so that a row depends on those beside it by the order of sums alone.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
+
+use sluice_formats::{Format, Groups};
+use sluice_weights::{Data, Weight};
+
+use super::kernel::{self, COLUMNS_MAX, Kernel, Output, Rows};
+
+/// Numbers of the depth that are multiplied at a time: 20 KiB of a panel of 32 weight rows.
+const DEPTH: usize = 512;
+/// Numbers that share a scale in rows of `x`.
+const BLOCK: usize = 32;
+/// Bytes in a word of four that are multiplied together.
+const BYTES: usize = 4;
+/// Rows of `x` that a tile of the output has, at most.
+const ROWS: usize = 6;
+
+/// Words that packed rows take at a time.
+const PACKED_LEN: usize = 1 << 18;
+/// Words of a panel's bytes, and of its scales and minima where groups are the smallest.
+const PANEL_LEN: usize = COLUMNS_MAX * DEPTH / BYTES;
+const SCALES_LEN: usize = 2 * COLUMNS_MAX * DEPTH / GROUP_MIN;
+const GROUP_MIN: usize = 16;
+/// Words of the rows of a panel as they are rounded, in the order of `x`.
+const ROUNDED_LEN: usize = ROWS * DEPTH / BYTES;
+const LINE: usize = 16;
+
+/// Instructions of one kind.
+struct ByteKernel {
+    /// Words from one word of a packed panel of rows to the next.
+    lanes: usize,
+    /// Weight rows in a panel: columns of a tile.
+    columns: usize,
+    /// What packs words.
+    words: &'static Kernel,
+    /// Bits of the weights that it multiplies faster than widened ones are, at most.
+    bits_max: u32,
+    round: Round,
+    /// Tiles of one row and more.
+    tiles: fn(Groups) -> &'static [Tile; ROWS],
+    dot: fn(Groups) -> Dot,
+}
+
+/// Rounds a row to bytes, and writes scales and sums of each group to the row's lane of `numbers`: the sums times the scales.
+///
+/// # Safety
+/// The CPU has the kernel's instructions.
+type Round = unsafe fn(
+    x: &[f32],
+    bytes: &mut [i8],
+    numbers: &mut [f32],
+    row: usize,
+    lanes: usize,
+    group: usize,
+);
+
+/// Products of a packed panel of rows, of whose groups `numbers` has scales and sums, and one of weights with scales and minima.
+///
+/// # Safety
+/// The CPU has the kernel's instructions, and the output's columns of the tile's rows are nobody else's.
+type Tile = unsafe fn(x: &[f32], numbers: &[f32], panel: &[f32], scales: &[f32], out: Output);
+
+/// The product of two rows of whole blocks of the depth.
+///
+/// # Safety
+/// The CPU has the kernel's instructions.
+type Dot = unsafe fn(weights: &Row<'_, u8>, x: &Row<'_, i8>) -> f32;
+
+/// A row's bytes, and two numbers of each group: of weights scales and minima, of `x` scales and sums times scales.
+struct Row<'a, B> {
+    bytes: &'a [B],
+    scales: &'a [f32],
+    others: &'a [f32],
+}
+
+impl ByteKernel {
+    /// The best one for this CPU, if it can run one.
+    fn best() -> Option<&'static Self> {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vnni")
+            {
+                return Some(&vnni::KERNEL);
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                return Some(&avx2::KERNEL);
+            }
+        }
+        None
+    }
+
+    /// All that this CPU can run.
+    #[cfg(test)]
+    fn all() -> Vec<&'static Self> {
+        let mut all: Vec<_> = Self::best().into_iter().collect();
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("fma") {
+            all.push(&avx2::KERNEL);
+        }
+        all
+    }
+}
+
+/// Whether rows are rounded to be multiplied with weights of this format: it has whole numbers, and the CPU instructions for
+/// their products.
+pub(crate) fn rounds_rows(format: Format) -> bool {
+    kernel_for(format).is_some()
+}
+
+/// The kernel that multiplies weights of this format, and how they lie: all numbers of rows have the same.
+fn kernel_for(format: Format) -> Option<(&'static ByteKernel, Groups)> {
+    let (kernel, groups) = (ByteKernel::best()?, format.groups()?);
+    (groups.bits <= kernel.bits_max).then_some((kernel, groups))
+}
+
+/// How a format's weights are multiplied so.
+pub(super) struct Products {
+    kernel: &'static ByteKernel,
+    groups: Groups,
+}
+
+impl Products {
+    /// Those of a format that has some, where the CPU has instructions for it.
+    pub(super) fn of(weight: &Weight<'_>) -> Option<Self> {
+        let (kernel, groups) = kernel_for(weight.format)?;
+        matches!(weight.data, Data::Host(_)).then_some(Self { kernel, groups })
+    }
+
+    /// Products of rows of `x`, which lie together, and these weights.
+    ///
+    /// # Safety
+    /// The output's columns of all rows are nobody else's.
+    pub(super) unsafe fn multiply(
+        &self,
+        x: &[f32],
+        weight: &Weight<'_>,
+        out: Output,
+        scratch: &mut [f32],
+    ) {
+        let width = weight.width;
+        if x.len() == width {
+            // SAFETY: as the caller says.
+            return unsafe { self.dot(x, weight, out, scratch) };
+        }
+        let (lanes, tile_columns) = (self.kernel.lanes, self.kernel.columns);
+        let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
+        let (packed, scratch) = scratch[line..].split_at_mut(PACKED_LEN);
+        let (panel, scratch) = scratch.split_at_mut(PANEL_LEN);
+        let (scales, scratch) = scratch.split_at_mut(SCALES_LEN);
+        let (loose_scales, scratch) = scratch.split_at_mut(SCALES_LEN);
+        let (loose, scratch) = scratch.split_at_mut(PANEL_LEN);
+        let rounded = &mut scratch[..ROUNDED_LEN];
+        // Of a panel of rows: bytes, and two numbers for each group.
+        let words = |depth: usize| lanes * (depth / BYTES + 2 * depth / self.groups.len);
+        let tiles = (self.kernel.tiles)(self.groups);
+        let rows_max = PACKED_LEN / words(DEPTH) * ROWS;
+        let count = x.len() / width;
+        for first in (0..count).step_by(rows_max) {
+            let rows = rows_max.min(count - first);
+            let x = &x[first * width..][..rows * width];
+            let panels = rows.div_ceil(ROWS);
+            let blocks = (PACKED_LEN / (panels * words(DEPTH))).max(1);
+            let place = |panel: usize| {
+                let from = panel * rows / panels;
+                (from, (panel + 1) * rows / panels - from)
+            };
+            for from in (0..width).step_by(blocks * DEPTH) {
+                let span = from..width.min(from + blocks * DEPTH);
+                // Block after block, panel after panel.
+                let mut rest = &mut packed[..];
+                for from in span.clone().step_by(DEPTH) {
+                    let depth = DEPTH.min(span.end - from);
+                    for panel in 0..panels {
+                        let (row, rows) = place(panel);
+                        let (target, after) = rest.split_at_mut(words(depth));
+                        rest = after;
+                        let x = Rows::new(&x[row * width + from..], width, rows, depth);
+                        self.pack(x, rounded, target);
+                    }
+                }
+                for column in (0..weight.rows).step_by(tile_columns) {
+                    let columns = tile_columns.min(weight.rows - column);
+                    let weight = weight.rows(column, column + columns);
+                    let mut rest = &packed[..];
+                    for from in span.clone().step_by(DEPTH) {
+                        let depth = DEPTH.min(span.end - from);
+                        let groups = depth / self.groups.len;
+                        let scales = &mut scales[..2 * tile_columns * groups];
+                        let panel = &mut panel[..tile_columns * depth / BYTES];
+                        let source = Source {
+                            weight: &weight,
+                            from,
+                            depth,
+                        };
+                        self.pack_weights(&source, loose, loose_scales, panel, scales);
+                        for number in 0..panels {
+                            let (row, rows) = place(number);
+                            let (x, after) = rest.split_at(words(depth));
+                            rest = after;
+                            let out = Output {
+                                start: out.start.wrapping_add((first + row) * out.stride + column),
+                                columns,
+                                adds: out.adds || from > 0,
+                                ..out
+                            };
+                            let (x, numbers) = x.split_at(lanes * depth / BYTES);
+                            // SAFETY: `of` made sure of the instructions; these are some of the caller's rows and columns.
+                            unsafe { tiles[rows - 1](x, numbers, panel, scales, out) };
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Products of a single row and these weights, each of them by itself: packing would take longer than multiplying.
+    ///
+    /// # Safety
+    /// The output's columns are nobody else's.
+    unsafe fn dot(&self, x: &[f32], weight: &Weight<'_>, out: Output, scratch: &mut [f32]) {
+        // Whole blocks of the depth: what is beyond the row is zero.
+        let padded = x.len().next_multiple_of(DEPTH);
+        let groups = padded / self.groups.len;
+        let line = scratch.as_ptr().align_offset(LINE * size_of::<f32>());
+        let (bytes, rest) = scratch[line..].split_at_mut(padded / BYTES);
+        let (numbers, rest) = rest.split_at_mut(2 * groups);
+        let both = &mut rest[..2 * groups];
+        bytes.fill(0.0);
+        both.fill(0.0);
+        let bytes = bytemuck::cast_slice_mut(bytes);
+        // SAFETY: `of` made sure of the instructions.
+        unsafe { (self.kernel.round)(x, bytes, both, 0, 1, self.groups.len) };
+        let (scales, sums) = numbers.split_at_mut(groups);
+        for (group, both) in both.as_chunks::<2>().0.iter().enumerate() {
+            [scales[group], sums[group]] = *both;
+        }
+        let x = Row {
+            bytes,
+            scales,
+            others: sums,
+        };
+        let format = weight.format;
+        let dot = (self.kernel.dot)(self.groups);
+        // Whole rows are unpacked before they are multiplied: what was stored a moment ago, in shorter pieces, is slow to load.
+        let (loose, rest) = rest[2 * groups..].split_at_mut(padded / BYTES);
+        let (scales, rest) = rest.split_at_mut(groups);
+        let minima = &mut rest[..groups];
+        loose.fill(0.0);
+        scales.fill(0.0);
+        minima.fill(0.0);
+        let loose: &mut [u8] = bytemuck::cast_slice_mut(loose);
+        let held = weight.width / self.groups.len;
+        let stride = format.bytes(weight.width);
+        for (column, bytes) in weight.bytes().chunks_exact(stride).enumerate() {
+            let target = &mut loose[..weight.width];
+            format.quants(bytes, target, &mut scales[..held], &mut minima[..held]);
+            let row = Row {
+                bytes: &*loose,
+                scales: &*scales,
+                others: &*minima,
+            };
+            // SAFETY: `of` made sure of the instructions.
+            let mut sum = unsafe { dot(&row, &x) };
+            let place = out.start.wrapping_add(column);
+            // SAFETY: as the caller says.
+            unsafe {
+                if out.adds {
+                    sum += *place;
+                }
+                *place = sum;
+            }
+        }
+    }
+
+    /// Rounds and packs rows of `x`.
+    fn pack(&self, x: Rows<'_>, rounded: &mut [f32], target: &mut [f32]) {
+        let (rows, depth, lanes) = (x.count(), x.depth(), self.kernel.lanes);
+        let (bytes, numbers) = target.split_at_mut(lanes * depth / BYTES);
+        let words = depth / BYTES;
+        for row in 0..rows {
+            let rounded = bytemuck::cast_slice_mut(&mut rounded[row * words..][..words]);
+            // SAFETY: `of` made sure of the instructions.
+            unsafe {
+                (self.kernel.round)(x.row(row), rounded, numbers, row, lanes, self.groups.len);
+            }
+        }
+        let rounded = Rows::new(rounded, words, rows, words);
+        self.kernel.words.transpose(rounded, bytes, lanes);
+    }
+
+    /// Unpacks bytes of weights and packs them anew, with their scales and minima.
+    fn pack_weights(
+        &self,
+        source: &Source<'_>,
+        loose: &mut [f32],
+        loose_scales: &mut [f32],
+        panel: &mut [f32],
+        scales: &mut [f32],
+    ) {
+        let (weight, depth) = (source.weight, source.depth);
+        let (format, groups, words) = (weight.format, depth / self.groups.len, depth / BYTES);
+        let stride = format.bytes(weight.width);
+        let part = format.bytes(source.from)..format.bytes(source.from + depth);
+        for row in 0..weight.rows {
+            let bytes = &weight.bytes()[row * stride..][part.clone()];
+            let out = bytemuck::cast_slice_mut(&mut loose[row * words..][..words]);
+            let both = &mut loose_scales[row * 2 * groups..][..2 * groups];
+            let (scales, minima) = both.split_at_mut(groups);
+            format.quants(bytes, out, scales, minima);
+        }
+        let bytes = Rows::new(loose, words, weight.rows, words);
+        self.kernel
+            .words
+            .transpose(bytes, panel, self.kernel.columns);
+        let both = Rows::new(loose_scales, 2 * groups, weight.rows, 2 * groups);
+        self.kernel
+            .words
+            .transpose(both, scales, self.kernel.columns);
+    }
+}
+
+/// A part of the depth of a panel's weights.
+struct Source<'a> {
+    weight: &'a Weight<'a>,
+    from: usize,
+    depth: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_formats::noise::Noise;
+
+    /// Words that a product of these tests takes of scratch.
+    const SCRATCH_LEN: usize = 1 << 20;
+
+    fn numbers(count: usize, seed: u64) -> Vec<f32> {
+        let noise = Noise::new(seed);
+        (0..count)
+            .map(|i| noise.uniform(0, i as u64, 0) as f32 - 0.5)
+            .collect()
+    }
+
+    fn stored(values: &[f32], format: Format) -> Vec<u8> {
+        let mut bytes = vec![0; format.bytes(values.len())];
+        format.store(values, &mut bytes);
+        bytes
+    }
+
+    /// A row's bytes, and its blocks' scales, as every kernel rounds them.
+    fn rounded(row: &[f32]) -> (Vec<i8>, Vec<f32>) {
+        let (mut bytes, mut scales) = (Vec::new(), Vec::new());
+        for block in row.chunks_exact(BLOCK) {
+            let size = block.iter().fold(0.0, |size: f32, x| size.max(x.abs()));
+            let inverse = if size > 0.0 { 127.0 / size } else { 0.0 };
+            bytes.extend(block.iter().map(|x| (x * inverse).round_ties_even() as i8));
+            scales.push(size / 127.0);
+        }
+        (bytes, scales)
+    }
+
+    /// Products of rounded rows, by every kernel that runs here, beside plain sums.
+    fn check(x: &[f32], bytes: &[u8], width: usize, format: Format) {
+        let groups = format.groups().expect("formats with groups are asked for");
+        let rows = x.len() / width;
+        let columns = bytes.len() / format.bytes(width);
+        let weight = Weight {
+            format,
+            rows: columns,
+            width,
+            data: Data::Host(bytes),
+            epoch: 0,
+        };
+        let mut widened = vec![0.0; columns * width];
+        format.widen(bytes, &mut widened);
+        let x_rounded: Vec<f64> = (x.chunks_exact(width))
+            .flat_map(|row| {
+                let (bytes, scales) = rounded(row);
+                let numbers = bytes.into_iter().enumerate();
+                let numbers =
+                    numbers.map(|(k, byte)| f64::from(byte) * f64::from(scales[k / BLOCK]));
+                numbers.collect::<Vec<_>>()
+            })
+            .collect();
+        let stride = columns + 3;
+        let mut scratch = vec![0.0; SCRATCH_LEN];
+        let kernels = ByteKernel::all().into_iter();
+        for kernel in kernels.filter(|kernel| groups.bits <= kernel.bits_max) {
+            for adds in [false, true] {
+                let mut out = vec![1.0; rows * stride];
+                let target = Output {
+                    start: out.as_mut_ptr(),
+                    stride,
+                    columns,
+                    adds,
+                };
+                let products = Products { kernel, groups };
+                // SAFETY: the output has all rows and columns, and nobody else has it.
+                unsafe { products.multiply(x, &weight, target, &mut scratch) };
+                for (index, found) in out.into_iter().enumerate() {
+                    let (row, column) = (index / stride, index % stride);
+                    if column >= columns {
+                        assert!(found == 1.0, "written beyond the columns");
+                        continue;
+                    }
+                    let x = &x_rounded[row * width..][..width];
+                    let products = x.iter().zip(&widened[column * width..][..width]);
+                    let products = products.map(|(x, w)| x * f64::from(*w));
+                    let (sum, sizes) = products.fold((0.0, 0.0), |(sum, sizes), product| {
+                        (sum + product, sizes + product.abs())
+                    });
+                    let expected = sum + f64::from(u8::from(adds));
+                    assert!(
+                        (f64::from(found) - expected).abs() <= 3e-6 * (sizes + 1.0),
+                        "{} of {rows} rows at {row}, {column}: {found} for {expected}",
+                        format.name()
+                    );
+                }
+            }
+        }
+    }
+
+    fn formats() -> impl Iterator<Item = Format> {
+        (Format::ALL.into_iter()).filter(|format| format.groups().is_some())
+    }
+
+    /// For every tile, some beside each other, parts of panels, and more than a block of the depth.
+    #[test]
+    fn kernels_equal_a_plain_sum() {
+        for format in formats() {
+            for rows in 1..=2 * ROWS + 1 {
+                for (blocks, columns) in [(1, 1), (1, 33), (3, COLUMNS_MAX + 13)] {
+                    let width = 256 * blocks;
+                    let weights = stored(&numbers(columns * width, 2), format);
+                    check(&numbers(rows * width, 1), &weights, width, format);
+                }
+            }
+        }
+    }
+
+    /// Blocks that end before a block of the depth does.
+    #[test]
+    fn kernels_equal_a_plain_sum_of_few_groups() {
+        for format in formats().filter(|format| format.block_len() == BLOCK) {
+            for rows in [1, 5] {
+                let weights = stored(&numbers(20 * 3 * BLOCK, 2), format);
+                check(&numbers(rows * 3 * BLOCK, 1), &weights, 3 * BLOCK, format);
+            }
+        }
+    }
+
+    /// What is added up in 16 bits fits there even so.
+    #[test]
+    fn the_largest_products_fit() {
+        const WIDTH: usize = 512;
+        const COLUMNS: usize = 17;
+        for format in formats() {
+            let group = format.groups().map_or(1, |groups| groups.len);
+            // One at the other end, for scales and minima to span.
+            let weights: Vec<f32> = (0..COLUMNS * WIDTH)
+                .map(|k| if k % group == 0 { -1.0 } else { 1.0 })
+                .collect();
+            let mut weights = stored(&weights, format);
+            if format == Format::Q8_0 {
+                for block in weights.chunks_exact_mut(format.block_bytes()) {
+                    // -128, which rounding never comes to.
+                    block[2..].fill(0x80);
+                }
+            }
+            for x in [1.0, -1.0] {
+                for rows in [1, ROWS] {
+                    check(&vec![x; rows * WIDTH], &weights, WIDTH, format);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_are_rounded_alike() {
+        let mut x = numbers(4 * BLOCK, 3);
+        x[BLOCK..2 * BLOCK].fill(0.0);
+        // Halves, which are rounded to even numbers.
+        let halves = (0..BLOCK).map(|k| k as f32 - 15.5);
+        x.splice(2 * BLOCK..3 * BLOCK, halves);
+        x[2 * BLOCK] = 127.0;
+        let (expected, expected_scales) = rounded(&x);
+        for kernel in ByteKernel::all() {
+            for group in [16, BLOCK] {
+                let groups = x.len() / group;
+                let mut bytes = vec![0; x.len()];
+                let mut numbers = vec![0.0; 2 * groups * kernel.lanes];
+                // SAFETY: the CPU runs the kernel.
+                unsafe { (kernel.round)(&x, &mut bytes, &mut numbers, 1, kernel.lanes, group) };
+                assert_eq!(bytes, expected);
+                for (index, numbers) in numbers.chunks_exact(2 * kernel.lanes).enumerate() {
+                    let scale = expected_scales[index * group / BLOCK];
+                    let sum: i32 = (expected[index * group..][..group].iter())
+                        .map(|&byte| i32::from(byte))
+                        .sum();
+                    assert_eq!(numbers[1], scale);
+                    assert_eq!(numbers[kernel.lanes + 1], scale * sum as f32);
+                }
+            }
+        }
+    }
+}

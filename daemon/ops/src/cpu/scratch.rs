@@ -1,0 +1,48 @@
+//! One piece of scratch memory a thread, reserved once.
+
+use std::sync::{Mutex, PoisonError};
+
+use sluice_machine::Kind;
+
+use crate::{
+    OpsError,
+    ledger::{Buffer, Ledger},
+};
+
+/// Numbers that a thread's scratch holds, 4 MiB: what `linear` packs, and some rows of the widest projection
+/// ([`WIDTH_MAX`](sluice_weights::WIDTH_MAX)) where coded weights are decoded; what attention packs.
+pub(super) const SCRATCH_LEN: usize = 1 << 20;
+
+/// The scratch memory of all threads.
+pub(super) struct Scratch {
+    threads: Vec<Mutex<Buffer<f32>>>,
+}
+
+impl Scratch {
+    pub(super) fn new(threads: usize, ledger: &Ledger) -> Result<Self, OpsError> {
+        let threads = (0..threads)
+            .map(|_| ledger.buffer(Kind::Scratch, SCRATCH_LEN).map(Mutex::new))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { threads })
+    }
+
+    /// Gives the pages back until somebody computes again.
+    pub(super) fn forget(&self) {
+        for scratch in &self.threads {
+            scratch
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .forget();
+        }
+    }
+
+    /// Lends this thread's scratch to `work`. Never contended: a thread asks for its own,
+    /// and `work` doesn't hand parts of itself to other threads.
+    pub(super) fn with<R>(&self, work: impl FnOnce(&mut [f32]) -> R) -> R {
+        let index = rayon::current_thread_index().expect("scratch is used on the device's threads");
+        let mut scratch = self.threads[index]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        work(&mut scratch)
+    }
+}

@@ -1,0 +1,161 @@
+//! Memory of the device: of this process, or of a card.
+
+use sluice_cuda::{CudaError, GpuMemory, Span};
+use sluice_machine::{
+    Kind,
+    page::{PAGE_BYTES, Page},
+};
+use sluice_weights::decoded::BYTES_MAX;
+
+use super::Device;
+use crate::{
+    OpsError,
+    ledger::{Buffer, Entry, Ledger},
+};
+
+/// Memory of the device, in elements of `T`, that stands in the ledger for as long as it lives. One of a rehearsal is
+/// counted, and empty.
+#[derive(Debug)]
+pub enum DeviceBuffer<T> {
+    /// In this process, zeroed.
+    Host(Buffer<T>),
+    /// On a card, as it is.
+    Gpu(GpuBuffer),
+}
+
+/// Memory on a card.
+#[derive(Debug)]
+pub struct GpuBuffer {
+    // Freed before its entry goes.
+    memory: GpuMemory,
+    entry: Entry,
+}
+
+impl<T: bytemuck::Zeroable> DeviceBuffer<T> {
+    /// Memory for `len` elements.
+    ///
+    /// # Errors
+    /// [`OpsError::OutOfMemory`] when the ledger's limit, the system or the card refuses.
+    pub fn new(device: &Device, ledger: &Ledger, kind: Kind, len: usize) -> Result<Self, OpsError> {
+        let Some(gpu) = device.gpu() else {
+            return Ok(Self::Host(ledger.buffer(kind, len)?));
+        };
+        let bytes = len.saturating_mul(size_of::<T>());
+        let entry = ledger.reserve(kind, bytes as u64)?;
+        // What lives long and changes with plans shares pieces of the driver's memory.
+        let allocated = match kind {
+            Kind::Weights | Kind::Slots => gpu.allocate_part(bytes),
+            _ => gpu.allocate(bytes),
+        };
+        match allocated {
+            Ok(memory) => Ok(Self::Gpu(GpuBuffer { memory, entry })),
+            Err(CudaError::OutOfMemory { free_bytes, .. }) => {
+                drop(entry);
+                Err(OpsError::OutOfMemory {
+                    purpose: kind.name(),
+                    needed_bytes: bytes as u64,
+                    used_bytes: ledger.used_bytes(),
+                    // Of no account here: the card has less than what the limit allows.
+                    limit_bytes: None,
+                    free_bytes,
+                })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl<T: bytemuck::Pod> DeviceBuffer<T> {
+    /// Memory for `len` elements, filled by `fill`, which in a rehearsal is given none.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::new`].
+    pub fn filled(
+        device: &Device,
+        ledger: &Ledger,
+        kind: Kind,
+        len: usize,
+        fill: impl FnOnce(&mut [T]),
+    ) -> Result<Self, OpsError> {
+        let mut buffer = Self::new(device, ledger, kind, len)?;
+        match (&mut buffer, device.gpu()) {
+            (Self::Gpu(buffer), Some(gpu)) => {
+                let mut values = vec![T::zeroed(); len];
+                fill(&mut values);
+                gpu.upload(buffer.memory.span(), bytemuck::cast_slice(&values))?;
+            }
+            (buffer, _) => fill(buffer.host_mut()),
+        }
+        Ok(buffer)
+    }
+}
+
+impl<T> DeviceBuffer<T> {
+    /// Bytes it stands for in the ledger.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Host(buffer) => buffer.bytes(),
+            Self::Gpu(buffer) => buffer.entry.bytes(),
+        }
+    }
+
+    /// The elements.
+    ///
+    /// # Panics
+    /// When they are on a card.
+    #[must_use]
+    pub fn host(&self) -> &[T] {
+        match self {
+            Self::Host(buffer) => buffer,
+            Self::Gpu(_) => on_card(),
+        }
+    }
+
+    /// The same, to be written.
+    ///
+    /// # Panics
+    /// When they are on a card.
+    pub fn host_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::Host(buffer) => buffer,
+            Self::Gpu(_) => on_card(),
+        }
+    }
+
+    /// Where it lies on the card.
+    ///
+    /// # Panics
+    /// When it lies in this process.
+    #[must_use]
+    pub fn span(&self) -> Span {
+        match self {
+            Self::Host(_) => unreachable!("kernels of a card are given its own memory"),
+            Self::Gpu(buffer) => buffer.memory.span(),
+        }
+    }
+}
+
+impl DeviceBuffer<Page> {
+    /// Memory that a card decodes weights of any shape into, as much as a plan has at most; none on the CPU, which has its
+    /// scratch.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::new`].
+    pub fn to_decode(device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
+        let bytes = if device.is_card() { BYTES_MAX } else { 0 };
+        Self::new(device, ledger, Kind::Scratch, bytes / PAGE_BYTES)
+    }
+
+    /// Where it lies on a card; nowhere, if there is none.
+    pub fn on_card(&self) -> Span {
+        match self {
+            Self::Host(_) => Span::default(),
+            Self::Gpu(_) => self.span(),
+        }
+    }
+}
+
+fn on_card() -> ! {
+    unreachable!("the CPU's operations are given the process's own memory")
+}

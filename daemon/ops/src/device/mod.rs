@@ -1,0 +1,238 @@
+//! The device that computes, the CPU as one pool of threads or a card beside it, and what is known of it: its memory and
+//! its rates.
+
+mod buffer;
+
+use std::fmt;
+
+use sluice_cuda::{self as cuda, Blas};
+pub use sluice_cuda::{CudaError, Gpu, Live, Number, Unavailable};
+use sluice_machine::{CardProfile, Computing, MemoryFacts, Profile, Waiting, Workers};
+
+pub use self::buffer::DeviceBuffer;
+use crate::OpsError;
+
+/// A device and what is known of it; clones are the same one.
+#[derive(Clone)]
+pub struct Device {
+    /// The machine's own threads, which convert weights whatever computes.
+    workers: Workers,
+    /// What computes, where it isn't these threads. None in a rehearsal, too.
+    gpu: Option<Gpu>,
+    profile: Profile,
+}
+
+/// Which device is to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Choice {
+    /// The first card that can be used, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The card of this number among those that the process may see, and nothing else.
+    Cuda(usize),
+}
+
+/// A device, and why it is no card where one would have been taken.
+pub struct Opened {
+    /// What computes.
+    pub device: Device,
+    /// What was wrong with the first one.
+    pub no_card: Option<Unavailable>,
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Device").field(&self.profile).finish()
+    }
+}
+
+impl Device {
+    /// What was chosen, with `threads` threads of the machine (0: one a core). A card computes in `number`; `None`: in
+    /// what suits it best.
+    ///
+    /// # Errors
+    /// A card that was named and can't be used, or threads that can't be started.
+    pub fn open(
+        choice: Choice,
+        number: Option<Number>,
+        threads: usize,
+    ) -> Result<Opened, OpsError> {
+        let (opened, is_needed) = match choice {
+            Choice::Cpu => {
+                let (device, no_card) = (Self::cpu(threads)?, None);
+                return Ok(Opened { device, no_card });
+            }
+            Choice::Auto => (first_card(), false),
+            Choice::Cuda(ordinal) => (Gpu::open(ordinal), true),
+        };
+        Ok(match opened {
+            Ok(gpu) => Opened {
+                device: Self::card(gpu, number, threads)?,
+                no_card: None,
+            },
+            Err(unavailable) if is_needed => return Err(OpsError::NoCard(unavailable)),
+            Err(unavailable) => Opened {
+                device: Self::cpu(threads)?,
+                no_card: Some(unavailable),
+            },
+        })
+    }
+
+    /// The CPU with `threads` threads, shared by everything that computes; 0: one a core.
+    ///
+    /// # Errors
+    /// When the threads can't be started.
+    pub fn cpu(threads: usize) -> Result<Self, OpsError> {
+        let workers = Workers::new(threads).map_err(OpsError::Threads)?;
+        Ok(Self {
+            profile: Profile::cpu(workers.threads()),
+            workers,
+            gpu: None,
+        })
+    }
+
+    /// A card, with `threads` threads beside it. It computes in `number`, or in what suits it best: `bf16` where it has
+    /// that, else `f16`.
+    ///
+    /// # Errors
+    /// When the threads can't be started.
+    pub fn card(gpu: Gpu, number: Option<Number>, threads: usize) -> Result<Self, OpsError> {
+        let best = match gpu.facts().has_bf16 {
+            true => Number::Bf16,
+            false => Number::F16,
+        };
+        let workspace_bytes = gpu.blas().map_or(0, Blas::workspace_bytes);
+        let cpu = Self::cpu(threads)?;
+        Ok(Self {
+            profile: Profile {
+                card: Some(CardProfile {
+                    total_bytes: gpu.facts().total_bytes,
+                    number: number.unwrap_or(best),
+                    context_bytes: gpu.context_bytes().unwrap_or(0),
+                    workspace_bytes,
+                }),
+                ..cpu.profile
+            },
+            gpu: Some(gpu),
+            ..cpu
+        })
+    }
+
+    /// A device like this that does no work: with a ledger of the same kind, a pass over it tells what memory a real one
+    /// takes.
+    #[must_use]
+    pub fn rehearsal(profile: Profile) -> Self {
+        Self {
+            workers: Workers::none(profile.threads),
+            gpu: None,
+            profile,
+        }
+    }
+
+    /// What decides how much memory a pass takes.
+    #[must_use]
+    pub fn profile(&self) -> Profile {
+        self.profile
+    }
+
+    /// Threads of the machine that compute or convert.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.profile.threads
+    }
+
+    /// The machine's own threads, and how work on them gives way to passes.
+    pub fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    /// The card that computes.
+    #[must_use]
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.gpu.as_ref()
+    }
+
+    /// Whether it is a card that this process can't use any more.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.gpu.as_ref().is_some_and(Gpu::has_failed)
+    }
+
+    /// Whether a card computes, or would in a rehearsal.
+    #[must_use]
+    pub fn is_card(&self) -> bool {
+        self.profile.card.is_some()
+    }
+
+    /// What activations between layers' parts are; the residual stream and all sums are `f32`.
+    #[must_use]
+    pub fn number(&self) -> Number {
+        self.profile.card.map_or(Number::F32, |card| card.number)
+    }
+
+    /// What the driver takes for itself.
+    pub fn context_bytes(&self) -> u64 {
+        self.profile.card.map_or(0, |card| card.context_bytes)
+    }
+
+    /// What cuBLAS works in.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.profile
+            .card
+            .map_or(0, |card| card.workspace_bytes as u64)
+    }
+
+    /// What memory there is where weights and activations live.
+    #[must_use]
+    pub fn memory(&self) -> MemoryFacts {
+        let Some(gpu) = &self.gpu else {
+            return MemoryFacts::read();
+        };
+        let memory = gpu.memory().ok();
+        MemoryFacts {
+            total_bytes: memory.map(|memory| memory.total_bytes),
+            free_bytes: memory.map(|memory| memory.free_bytes),
+            cache_bytes: MemoryFacts::read().cache_bytes,
+        }
+    }
+
+    /// Does `work`, all of which runs operations, on one of the threads that they run on: going there and back for each takes
+    /// longer than one of a single row. It must not wait for another thread, which may need this one.
+    pub fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match self.gpu {
+            None => self.workers.within(work),
+            Some(_) => work(),
+        }
+    }
+
+    /// A pass begins, and computes until the guard is dropped: work beside it gives way. A GPU leaves the machine's threads to
+    /// whoever wants them.
+    pub fn compute(&self) -> Option<Computing> {
+        (!self.is_card()).then(|| self.workers.computing())
+    }
+
+    /// The pass that computes waits until the guard is dropped.
+    pub fn wait(&self) -> Option<Waiting> {
+        (!self.is_card()).then(|| self.workers.waiting())
+    }
+
+    /// Runs `work` on the machine's threads; not at all in a rehearsal.
+    pub fn run(&self, work: impl FnOnce() + Send) {
+        self.workers.run(work);
+    }
+}
+
+/// The first card that can be used, else why the first of all can't be.
+fn first_card() -> Result<Gpu, Unavailable> {
+    let refused = match Gpu::open(0) {
+        Ok(gpu) => return Ok(gpu),
+        Err(refused) => refused,
+    };
+    let others = cuda::devices().unwrap_or_default();
+    let mut others = others.iter().filter(|card| card.ordinal > 0);
+    others
+        .find_map(|card| Gpu::open(card.ordinal).ok())
+        .ok_or(refused)
+}

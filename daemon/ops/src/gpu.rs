@@ -1,0 +1,331 @@
+//! The operations on a card: each is a launch of its kernels, in the order in which they are called. Nothing waits but
+//! what reads results back.
+
+mod weights;
+
+use std::ops::Range;
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+use sluice_cuda as cuda;
+use sluice_cuda::{Gpu, Number, Span};
+use sluice_machine::{CardProfile, Kind};
+use sluice_weights::Weight;
+
+use super::{
+    Activation, AttentionShape, Indices, RopeTable, attention::CardTasks, clock::CardClock,
+};
+use crate::{
+    OpsError,
+    device::Device,
+    ledger::{Entry, Ledger},
+};
+
+/// A card, and what its operations need all the time.
+pub(super) struct Card {
+    pub(super) gpu: Gpu,
+    profile: CardProfile,
+    clock: CardClock,
+    _held: Held,
+}
+
+/// What was taken when the card was opened: the driver's context, and cuBLAS's workspace.
+struct Held {
+    _context: Entry,
+    _workspace: Entry,
+}
+
+impl Held {
+    fn new(device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
+        Ok(Self {
+            _context: ledger.reserve(Kind::Context, device.context_bytes())?,
+            _workspace: ledger.reserve(Kind::Scratch, device.workspace_bytes())?,
+        })
+    }
+}
+
+impl Card {
+    pub(super) fn new(gpu: Gpu, device: &Device, ledger: &Ledger) -> Result<Self, OpsError> {
+        let profile = device.profile().card;
+        Ok(Self {
+            profile: profile.expect("a card's device has its profile"),
+            clock: CardClock::new(&gpu),
+            gpu,
+            _held: Held::new(device, ledger)?,
+        })
+    }
+
+    /// Counts in a rehearsal what [`Card::new`] takes.
+    pub(super) fn reserve(device: &Device, ledger: &Ledger) -> Result<(), OpsError> {
+        Held::new(device, ledger).map(drop)
+    }
+
+    /// The moments of its passes.
+    pub(super) fn clock(&self) -> &CardClock {
+        &self.clock
+    }
+
+    pub(super) fn wait(&self) -> Result<(), OpsError> {
+        Ok(self.gpu.synchronize()?)
+    }
+
+    pub(super) fn time(
+        &self,
+        work: &mut dyn FnMut() -> Result<(), OpsError>,
+    ) -> Result<f64, OpsError> {
+        let timer = self.gpu.start_timer()?;
+        work()?;
+        Ok(timer.stop()?.as_secs_f64())
+    }
+
+    pub(super) fn upload<T: Pod>(&self, to: Span, values: &[T]) -> Result<(), OpsError> {
+        Ok(self.gpu.upload(to, bytemuck::cast_slice(values))?)
+    }
+
+    pub(super) fn copy(&self, to: Span, from: Span) -> Result<(), OpsError> {
+        Ok(self.gpu.copy(to, from)?)
+    }
+
+    /// All bits set, which is no number in any of a card's.
+    pub(super) fn poison(&self, memory: Span) -> Result<(), OpsError> {
+        Ok(self.gpu.fill(memory, 0xFF)?)
+    }
+
+    pub(super) fn embed(
+        &self,
+        out: &Activation,
+        ids: &Indices,
+        table: &Weight<'_>,
+    ) -> Result<(), OpsError> {
+        let format = table.format.on_card();
+        let (rows, width) = (out.len(), out.width());
+        Ok(self
+            .gpu
+            .embed(out.span(), ids.span(), table.span(), format, width, rows)?)
+    }
+
+    /// `x`, which is `f32`, in the numbers of `out`.
+    pub(super) fn convert(&self, out: &Activation, x: &Activation) -> Result<(), OpsError> {
+        let count = x.len() * x.width();
+        Ok(self
+            .gpu
+            .convert(out.number(), out.span(), x.span(), count)?)
+    }
+
+    /// Rows that come from the host: those that begin a run of an id are filled there and copied, the others repeated
+    /// on the card.
+    pub(super) fn embed_rows<E: From<OpsError>>(
+        &self,
+        out: &Activation,
+        ids: &[u32],
+        firsts: &Indices,
+        mut fill: impl FnMut(u32, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        /// Copied at once; more rows of LLaDA-8B are a quarter of a MiB each sixteen.
+        const ROWS_AT_ONCE: usize = 64;
+        let width = out.width();
+        let is_first: Vec<bool> = firsts
+            .iter()
+            .enumerate()
+            .map(|(row, first)| row == first)
+            .collect();
+        let mut staging = vec![0.0f32; ROWS_AT_ONCE.min(ids.len()) * width];
+        let mut row = 0;
+        while row < ids.len() {
+            let run = is_first[row..].iter().take_while(|first| **first);
+            let count = run.count().min(ROWS_AT_ONCE);
+            let staged = staging.chunks_exact_mut(width.max(1));
+            for (&id, staged) in ids[row..row + count].iter().zip(staged) {
+                fill(id, staged)?;
+            }
+            self.upload(out.rows_span(row, count), &staging[..count * width])?;
+            row += count.max(1);
+        }
+        match is_first.iter().all(|first| *first) {
+            true => Ok(()),
+            // Rows that begin a run are written with themselves, so the order of blocks doesn't matter.
+            false => Ok(self.take_rows(out, out, firsts)?),
+        }
+    }
+
+    pub(super) fn rms_norm(
+        &self,
+        out: &Activation,
+        x: &Activation,
+        start: usize,
+        weight: &Weight<'_>,
+        epsilon: f32,
+    ) -> Result<(), OpsError> {
+        let rows = out.len();
+        Ok(self.gpu.rms_norm(
+            out.number(),
+            out.span(),
+            x.rows_span(start, rows),
+            weight.span(),
+            weight.format.on_card(),
+            rows,
+            out.width(),
+            epsilon,
+        )?)
+    }
+
+    pub(super) fn rope(
+        &self,
+        turned: [(&Activation, &Indices); 2],
+        table: &RopeTable,
+    ) -> Result<(), OpsError> {
+        let turned = turned.map(|(x, positions)| cuda::Turned {
+            x: x.span(),
+            positions: positions.span(),
+            rows: x.len(),
+            heads: x.width() / (2 * table.half),
+        });
+        let table_span = table.values.span();
+        Ok((self.gpu).rope(self.profile.number, turned, table_span, table.half)?)
+    }
+
+    /// `x`, which is `f32`, and the bias in the numbers of `out`, or where it lies.
+    pub(super) fn add_bias(
+        &self,
+        out: &Activation,
+        x: &Activation,
+        bias: &Weight<'_>,
+    ) -> Result<(), OpsError> {
+        Ok(self.gpu.add_bias(
+            out.number(),
+            out.span(),
+            x.span(),
+            bias.span(),
+            bias.format.on_card(),
+            x.len(),
+            x.width(),
+        )?)
+    }
+
+    pub(super) fn put_rows(&self, places: [Span; 2], rows: [Span; 2]) -> Result<(), OpsError> {
+        Ok(self.gpu.put_rows(places, rows)?)
+    }
+
+    /// `x · weightᵀ` into `out`, whose numbers are `number`, or added to it where those are `f32`.
+    pub(super) fn multiply(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        out: Span,
+        number: Number,
+        accumulate: bool,
+    ) -> Result<(), OpsError> {
+        assert_eq!(
+            x.width(),
+            weight.width,
+            "the widths of rows and weights differ"
+        );
+        assert_eq!(x.number(), self.profile.number);
+        weights::multiply(
+            &self.gpu,
+            &self.clock,
+            &self.profile,
+            x,
+            weight,
+            (out, number),
+            accumulate,
+        )
+    }
+
+    pub(super) fn silu_multiply(&self, gate: &Activation, up: &Activation) -> Result<(), OpsError> {
+        let count = gate.len() * gate.width();
+        let number = gate.number();
+        Ok(self
+            .gpu
+            .silu_multiply(number, gate.span(), up.span(), count)?)
+    }
+
+    pub(super) fn take_rows(
+        &self,
+        out: &Activation,
+        x: &Activation,
+        rows: &Indices,
+    ) -> Result<(), OpsError> {
+        let bytes = x.number().bytes();
+        Ok(self.gpu.take_rows(
+            bytes,
+            out.span(),
+            x.span(),
+            rows.span(),
+            rows.len(),
+            x.width(),
+        )?)
+    }
+
+    /// Attention of some of the tasks, to keys and values in the numbers of the queries, wherever they lie.
+    pub(super) fn attend(
+        &self,
+        out: &Activation,
+        q: &Activation,
+        [k, v]: [Span; 2],
+        shape: AttentionShape,
+        tasks: &CardTasks,
+        these: Range<usize>,
+    ) -> Result<(), OpsError> {
+        const TASK_BYTES: usize = size_of::<cuda::Task>();
+        let attend = cuda::Attend {
+            out: out.span(),
+            q: q.span(),
+            k,
+            v,
+            tasks: (tasks.tasks.span()).part(these.start * TASK_BYTES, these.len() * TASK_BYTES),
+            task_count: these.len(),
+            segments: tasks.segments.span(),
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+        };
+        Ok(self.gpu.attend(q.number(), attend)?)
+    }
+
+    pub(super) fn salience(&self, salience: cuda::Salience) -> Result<(), OpsError> {
+        Ok(self.gpu.salience(self.profile.number, salience)?)
+    }
+
+    /// Of the matrices of a cache, moves the rows that `kept` has for each layer to the beginning.
+    pub(super) fn keep_rows(
+        &self,
+        memory: Span,
+        layers: usize,
+        row_bytes: usize,
+        kept: Span,
+        count: usize,
+    ) -> Result<(), OpsError> {
+        Ok((self.gpu).keep_rows(memory, layers, row_bytes, kept, count)?)
+    }
+
+    pub(super) fn read(&self, x: &Activation) -> Result<Vec<f32>, OpsError> {
+        let mut bytes = vec![0; x.span().bytes()];
+        self.gpu.download(x.span(), &mut bytes)?;
+        let halves = || {
+            let pairs = bytes.chunks_exact(2);
+            pairs.map(|pair| u16::from_le_bytes([pair[0], pair[1]]))
+        };
+        Ok(match x.number() {
+            Number::F32 => bytemuck::pod_collect_to_vec(&bytes),
+            Number::F16 => halves().map(|bits| f16::from_bits(bits).to_f32()).collect(),
+            Number::Bf16 => halves()
+                .map(|bits| bf16::from_bits(bits).to_f32())
+                .collect(),
+        })
+    }
+
+    /// Logits of rows by a part of the head.
+    pub(super) fn logits(
+        &self,
+        x: &Activation,
+        part: &Weight<'_>,
+        place: Span,
+    ) -> Result<(), OpsError> {
+        self.multiply(x, part, place, Number::F32, false)
+    }
+
+    pub(super) fn download(&self, from: Span, to: &mut [f32]) -> Result<(), OpsError> {
+        Ok(self.gpu.download(from, bytemuck::cast_slice_mut(to))?)
+    }
+}

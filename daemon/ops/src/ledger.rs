@@ -1,0 +1,374 @@
+//! The account of device memory: nothing that grows with model, canvas or vocabulary is
+//! allocated without an entry of its kind here.
+
+mod faults;
+mod pinned;
+
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use sluice_machine::{Kind, mapped::Mapped};
+
+use self::faults::Faults;
+pub use self::pinned::PinnedEntry;
+use crate::OpsError;
+
+/// Since when a peak is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mark {
+    /// The last pass ended, or the first request began that shares the present one.
+    Pass,
+    /// The present plan was put in force.
+    Plan,
+}
+
+/// The account itself; clones share it.
+#[derive(Clone, Default)]
+pub struct Ledger {
+    accounts: Arc<Accounts>,
+}
+
+struct Accounts {
+    total: Account,
+    kinds: [Account; Kind::ALL.len()],
+    /// Largest totals since [`Ledger::mark`].
+    marked_peaks: [AtomicU64; 2],
+    /// Most that may be held at once.
+    limit: AtomicU64,
+    /// Of the host's memory, beside all that.
+    pinned: AtomicU64,
+    /// Buffers are counted, and hold nothing.
+    is_rehearsal: bool,
+    faults: Faults,
+}
+
+impl Default for Accounts {
+    fn default() -> Self {
+        Self {
+            total: Account::default(),
+            kinds: Default::default(),
+            marked_peaks: Default::default(),
+            limit: AtomicU64::new(u64::MAX),
+            pinned: AtomicU64::new(0),
+            is_rehearsal: false,
+            faults: Faults::default(),
+        }
+    }
+}
+
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ledger({} bytes of {})", self.used_bytes(), self.limit())
+    }
+}
+
+#[derive(Default)]
+struct Account {
+    bytes: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Account {
+    fn add(&self, bytes: u64) {
+        // Relaxed: figures for people; no other memory is ordered by them.
+        let now = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        self.peak.fetch_max(now, Ordering::Relaxed);
+    }
+
+    fn subtract(&self, bytes: u64) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Ledger {
+    /// A ledger whose buffers are counted but hold nothing: what a run would need is found by rehearsing it.
+    #[must_use]
+    pub fn rehearsal() -> Self {
+        Self {
+            accounts: Arc::new(Accounts {
+                is_rehearsal: true,
+                ..Accounts::default()
+            }),
+        }
+    }
+
+    /// Whether buffers hold nothing.
+    #[must_use]
+    pub fn is_rehearsal(&self) -> bool {
+        self.accounts.is_rehearsal
+    }
+
+    /// A zeroed buffer of `len` elements, entered under `kind` until it is dropped.
+    ///
+    /// # Errors
+    /// [`OpsError::OutOfMemory`] when the limit or the system refuses.
+    pub fn buffer<T: bytemuck::Zeroable>(
+        &self,
+        kind: Kind,
+        len: usize,
+    ) -> Result<Buffer<T>, OpsError> {
+        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+        let entry = self.reserve(kind, bytes)?;
+        let held = if self.is_rehearsal() { 0 } else { len };
+        match Mapped::zeroed(held) {
+            Some(data) => Ok(Buffer { data, entry }),
+            None => {
+                drop(entry);
+                Err(self.refusal(kind, bytes))
+            }
+        }
+    }
+
+    /// Enters `bytes` under `kind` until the entry is dropped.
+    ///
+    /// # Errors
+    /// [`OpsError::OutOfMemory`] when the limit refuses.
+    pub fn reserve(&self, kind: Kind, bytes: u64) -> Result<Entry, OpsError> {
+        if self.accounts.faults.strikes() {
+            return Err(self.refusal(kind, bytes));
+        }
+        let limit = self.limit();
+        let total = &self.accounts.total;
+        // Checked and added in one: loads and passes reserve from different threads.
+        let before = total
+            .bytes
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
+                held.checked_add(bytes).filter(|&now| now <= limit)
+            })
+            .map_err(|_| self.refusal(kind, bytes))?;
+        total.peak.fetch_max(before + bytes, Ordering::Relaxed);
+        for peak in &self.accounts.marked_peaks {
+            peak.fetch_max(before + bytes, Ordering::Relaxed);
+        }
+        self.accounts.kinds[kind as usize].add(bytes);
+        Ok(Entry {
+            kind,
+            bytes,
+            ledger: self.clone(),
+        })
+    }
+
+    /// What is said when `bytes` can't be had.
+    pub fn refusal(&self, kind: Kind, bytes: u64) -> OpsError {
+        OpsError::OutOfMemory {
+            purpose: kind.name(),
+            needed_bytes: bytes,
+            used_bytes: self.used_bytes(),
+            limit_bytes: Some(self.limit()).filter(|&limit| limit != u64::MAX),
+            free_bytes: None,
+        }
+    }
+
+    /// Most bytes that may be held at once; `u64::MAX` where nobody set a limit.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.accounts.limit.load(Ordering::Relaxed)
+    }
+
+    /// Sets the most bytes that may be held at once. What is held beyond it stays.
+    pub fn set_limit(&self, bytes: u64) {
+        self.accounts.limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes held now.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.accounts.total.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Starts a new measurement of a peak.
+    pub fn mark(&self, mark: Mark) {
+        let now = self.used_bytes();
+        self.accounts.marked_peaks[mark as usize].store(now, Ordering::Relaxed);
+    }
+
+    /// Most bytes held since [`Ledger::mark`].
+    #[must_use]
+    pub fn peak_since(&self, mark: Mark) -> u64 {
+        self.accounts.marked_peaks[mark as usize].load(Ordering::Relaxed)
+    }
+
+    /// All figures.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let kinds = Kind::ALL.map(|kind| {
+            let account = &self.accounts.kinds[kind as usize];
+            KindReport {
+                kind,
+                bytes: account.bytes.load(Ordering::Relaxed),
+                peak_bytes: account.peak.load(Ordering::Relaxed),
+            }
+        });
+        Report {
+            used_bytes: self.used_bytes(),
+            peak_bytes: self.accounts.total.peak.load(Ordering::Relaxed),
+            kinds: kinds.to_vec(),
+        }
+    }
+}
+
+/// Device memory by kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// Held now.
+    pub used_bytes: u64,
+    /// Most held at once since the start.
+    pub peak_bytes: u64,
+    /// The same by kind.
+    pub kinds: Vec<KindReport>,
+}
+
+/// One kind's figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KindReport {
+    /// Which kind.
+    pub kind: Kind,
+    /// Held now.
+    pub bytes: u64,
+    /// Most held at once since the start.
+    pub peak_bytes: u64,
+}
+
+/// What a buffer has in the ledger.
+pub struct Entry {
+    kind: Kind,
+    bytes: u64,
+    ledger: Ledger,
+}
+
+impl Entry {
+    /// Bytes it stands for.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Entry({:?}, {} bytes)", self.kind, self.bytes)
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.ledger.accounts.kinds[self.kind as usize].subtract(self.bytes);
+        self.ledger.accounts.total.subtract(self.bytes);
+    }
+}
+
+/// Memory that stands in the ledger for as long as it lives. One of a rehearsal is counted, and empty.
+pub struct Buffer<T> {
+    // The system has it back before its entry goes.
+    data: Mapped<T>,
+    entry: Entry,
+}
+
+impl<T> Buffer<T> {
+    /// Bytes it stands for in the ledger.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.entry.bytes
+    }
+}
+
+impl<T: bytemuck::Zeroable> Buffer<T> {
+    /// Gives its pages back until it is written to again: all is zero, and it stands in the ledger as before.
+    pub fn forget(&mut self) {
+        self.data.forget();
+    }
+}
+
+impl<T> Deref for Buffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.data
+    }
+}
+
+impl<T> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.data
+    }
+}
+
+impl<T> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Buffer({:?}, {} bytes)",
+            self.entry.kind, self.entry.bytes
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_dropped_leaves_the_account() {
+        let ledger = Ledger::default();
+        let kept = ledger.buffer::<f32>(Kind::Weights, 100).unwrap();
+        ledger.mark(Mark::Pass);
+        drop(ledger.buffer::<u8>(Kind::Head, 50).unwrap());
+        assert_eq!(ledger.used_bytes(), 400);
+        assert_eq!(ledger.peak_since(Mark::Pass), 450);
+        drop(kept);
+        let report = ledger.report();
+        assert_eq!((report.used_bytes, report.peak_bytes), (0, 450));
+        assert_eq!(report.kinds[Kind::Head as usize].peak_bytes, 50);
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_refused_with_figures() {
+        let error = Ledger::default()
+            .buffer::<f32>(Kind::Activations, 1 << 50)
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "4503599627370496 bytes for activations can't be had; 0 are in use"
+        );
+    }
+
+    #[test]
+    fn nothing_goes_over_the_limit() {
+        let ledger = Ledger::default();
+        ledger.set_limit(1000);
+        let kept = ledger.buffer::<u8>(Kind::Weights, 900).unwrap();
+        let error = ledger.buffer::<u8>(Kind::Slots, 101).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "101 bytes for slots can't be had; 900 of 1000 are in use"
+        );
+        assert_eq!(ledger.used_bytes(), 900);
+        drop(ledger.buffer::<u8>(Kind::Slots, 100).unwrap());
+        drop(kept);
+        assert_eq!(ledger.used_bytes(), 0);
+    }
+
+    #[test]
+    fn a_rehearsal_counts_what_it_does_not_hold() {
+        let ledger = Ledger::rehearsal();
+        let buffer = ledger.buffer::<f32>(Kind::Weights, 1 << 45).unwrap();
+        assert_eq!((buffer.len(), buffer.bytes()), (0, 1 << 47));
+        assert_eq!(ledger.used_bytes(), 1 << 47);
+    }
+
+    #[test]
+    fn a_fault_strikes_once() {
+        let ledger = Ledger::default();
+        ledger.fail_at(2);
+        drop(ledger.buffer::<u8>(Kind::Head, 1).unwrap());
+        assert!(!ledger.has_failed());
+        ledger.buffer::<u8>(Kind::Head, 1).unwrap_err();
+        assert!(ledger.has_failed());
+        ledger.buffer::<u8>(Kind::Head, 1).unwrap();
+    }
+}

@@ -1,0 +1,69 @@
+//! The account of pinned memory of the host, from which a card copies and which no other program gets. It is one for all
+//! models, so that the old one and the new one keep to a limit together while one takes the other's place.
+
+use std::{fmt, sync::atomic::Ordering};
+
+use super::Ledger;
+
+/// What pinned memory has in the account, for as long as it is there.
+pub struct PinnedEntry {
+    bytes: u64,
+    ledger: Ledger,
+}
+
+impl fmt::Debug for PinnedEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PinnedEntry({} bytes)", self.bytes)
+    }
+}
+
+impl Drop for PinnedEntry {
+    fn drop(&mut self) {
+        let pinned = &self.ledger.accounts.pinned;
+        pinned.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Ledger {
+    /// Bytes of the host's memory that are pinned for a card to copy weights from; they are no part of the other figures.
+    #[must_use]
+    pub fn pinned_bytes(&self) -> u64 {
+        self.accounts.pinned.load(Ordering::Relaxed)
+    }
+
+    /// Enters bytes that are about to be pinned; `None` if all together would be more than the limit.
+    pub fn pin(&self, bytes: u64, limit_bytes: u64) -> Option<PinnedEntry> {
+        let more = |pinned: u64| {
+            let now = pinned.checked_add(bytes);
+            now.filter(|&now| now <= limit_bytes)
+        };
+        let pinned = &self.accounts.pinned;
+        let entered = pinned.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        entered.is_ok().then(|| PinnedEntry {
+            bytes,
+            ledger: self.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_pinned_keeps_to_the_limit_whoever_pins_it() {
+        let ledger = Ledger::default();
+        let other = ledger.clone();
+        let first = ledger.pin(60, 100).unwrap();
+        assert!(other.pin(41, 100).is_none());
+        let second = other.pin(40, 100).unwrap();
+        assert_eq!(ledger.pinned_bytes(), 100);
+        // Under a lower limit, as of another model, what is there stays.
+        assert!(ledger.pin(1, 50).is_none());
+        drop(first);
+        assert_eq!(other.pinned_bytes(), 40);
+        assert!(ledger.pin(u64::MAX, u64::MAX).is_none());
+        drop(second);
+        assert_eq!((ledger.pinned_bytes(), ledger.used_bytes()), (0, 0));
+    }
+}

@@ -1,0 +1,557 @@
+//! The operations that models and decoding are written in, on an opaque activation type. What lies beneath (on the CPU
+//! kernels of our own or the `gemm` crate's, on a card cuBLAS and our own) is named nowhere else.
+
+mod activation;
+mod arena;
+mod attention;
+mod cache;
+mod clock;
+mod compare;
+mod cpu;
+pub mod device;
+pub mod error;
+mod gpu;
+mod head;
+pub mod ledger;
+mod logits;
+pub mod measure;
+mod shapes;
+
+use std::{ops::Range, time::Instant};
+
+use sluice_cuda::Number;
+use sluice_formats::Format;
+use sluice_machine::Kind;
+use sluice_weights::{Rope, Weight};
+
+pub use self::clock::{Phase, Times};
+use self::{activation::Pool, cpu::Cpu, gpu::Card};
+pub use self::{
+    activation::{Activation, Indices},
+    attention::{AttentionRange, AttentionTasks, KeyRows, KeySegment, Keys},
+    cache::KvCache,
+    compare::{Comparison, Divergence},
+    error::OpsError,
+    head::{
+        Candidate, Choice, Distributions, Evidence, HeadGroup, HeadReduction, HeadRow, Ranking, Top,
+    },
+    logits::LogitsRows,
+    shapes::{AttentionShape, CacheShape},
+};
+use self::{
+    device::{Device, DeviceBuffer},
+    ledger::Ledger,
+};
+
+/// What products differ by, relative to all of them, where rows are rounded to 8 bits ([`Ops::rounds_rows`]): at most this
+/// much, as a root mean square; 0.0038 was measured.
+pub const ROUNDED_ROWS_ERROR: f64 = 5e-3;
+
+/// The operations of one device.
+pub struct Ops {
+    device: Device,
+    ledger: Ledger,
+    pool: Pool,
+    body: Body,
+}
+
+/// What computes.
+enum Body {
+    Cpu(Cpu),
+    Card(Card),
+    /// Nothing does: memory is counted.
+    Rehearsal,
+}
+
+/// Whether a device rounds rows to 8 bits before it multiplies them with weights of this format.
+pub fn rounds_rows(device: &Device, format: Format) -> bool {
+    !device.is_card() && cpu::rounds_rows(format)
+}
+
+impl Ops {
+    /// Prepares the operations and their scratch memory.
+    ///
+    /// # Errors
+    /// When the memory can't be had.
+    pub fn new(device: Device, ledger: Ledger) -> Result<Self, OpsError> {
+        let body = match (device.gpu(), device.is_card()) {
+            (Some(gpu), _) => Body::Card(Card::new(gpu.clone(), &device, &ledger)?),
+            (None, true) => {
+                Card::reserve(&device, &ledger)?;
+                Body::Rehearsal
+            }
+            (None, false) => {
+                let cpu = Cpu::new(device.clone(), &ledger)?;
+                match ledger.is_rehearsal() {
+                    true => Body::Rehearsal,
+                    false => Body::Cpu(cpu),
+                }
+            }
+        };
+        Ok(Self {
+            pool: Pool::new(device.clone(), ledger.clone()),
+            device,
+            ledger,
+            body,
+        })
+    }
+
+    /// Whether rows are rounded to 8 bits before they are multiplied with weights of this format.
+    #[must_use]
+    pub fn rounds_rows(&self, format: Format) -> bool {
+        rounds_rows(&self.device, format)
+    }
+
+    /// The device beneath.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The account of its memory.
+    #[must_use]
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Reserves memory for the activations of a run, of the size that [`Ops::activation_bytes`] told after a rehearsal.
+    ///
+    /// # Errors
+    /// When it can't be had.
+    pub fn reserve(&self, bytes: u64) -> Result<(), OpsError> {
+        self.pool.reserve(bytes as usize)
+    }
+
+    /// A matrix like those of [`Ops::rms_norm`] that outlives the passes of a request, with memory of its own.
+    ///
+    /// # Errors
+    /// When it can't be had.
+    pub fn keep(&self, rows: usize, width: usize) -> Result<Activation, OpsError> {
+        self.pool.keep(rows, width, self.device.number())
+    }
+
+    /// Most memory that activations took at once of what was reserved, in bytes.
+    #[must_use]
+    pub fn activation_bytes(&self) -> u64 {
+        self.pool.high_water() as u64
+    }
+
+    /// Gives back the memory that was reserved for activations.
+    pub fn release(&self) {
+        self.pool.clear();
+    }
+
+    /// The same, and what operations work in, as long as nothing is computed: that stands in the ledger as before.
+    pub fn rest(&self) {
+        self.release();
+        if let Body::Cpu(cpu) = &self.body {
+            cpu.rest();
+        }
+    }
+
+    /// A matrix of these numbers, rounded to `number` where the device has it.
+    pub fn matrix(
+        &self,
+        rows: usize,
+        width: usize,
+        values: &[f32],
+        number: Number,
+    ) -> Result<Activation, OpsError> {
+        let mut out = self.pool.take(rows, width, number)?;
+        match &self.body {
+            Body::Cpu(_) => out.values_mut().copy_from_slice(values),
+            Body::Card(card) => {
+                let plain = self.pool.take(rows, width, Number::F32)?;
+                card.upload(plain.span(), values)?;
+                card.convert(&out, &plain)?;
+            }
+            Body::Rehearsal => {}
+        }
+        Ok(out)
+    }
+
+    /// Reserves memory for activations as [`Ops::reserve`] does, filled with what is no number in any format.
+    pub fn poison(&self, bytes: u64) -> Result<(), OpsError> {
+        self.reserve(bytes)?;
+        let mut all = self.pool.take(bytes as usize / 4, 1, Number::F32)?;
+        match &self.body {
+            Body::Cpu(_) => all.values_mut().fill(f32::NAN),
+            Body::Card(card) => card.poison(all.span())?,
+            Body::Rehearsal => {}
+        }
+        Ok(())
+    }
+
+    /// Rows that a multiply by `weight` can be timed with: the weight's own first one.
+    pub fn probe_rows(&self, rows: usize, weight: &Weight<'_>) -> Result<Activation, OpsError> {
+        let x = self.embed(&vec![0; rows], &weight.rows(0, 1))?;
+        match &self.body {
+            Body::Card(card) => {
+                let out = self.pool.take(rows, x.width(), self.device.number())?;
+                card.convert(&out, &x)?;
+                Ok(out)
+            }
+            Body::Cpu(_) | Body::Rehearsal => Ok(x),
+        }
+    }
+
+    /// Waits until all that was launched is done.
+    ///
+    /// # Errors
+    /// When some of it failed.
+    pub fn wait(&self) -> Result<(), OpsError> {
+        match &self.body {
+            Body::Card(card) => card.wait(),
+            Body::Cpu(_) | Body::Rehearsal => Ok(()),
+        }
+    }
+
+    /// Seconds that `work` takes, of which so many runs are sent one after another: on a card by its own clock.
+    ///
+    /// # Errors
+    /// When some of it failed.
+    pub fn time(
+        &self,
+        runs: usize,
+        work: &mut dyn FnMut() -> Result<(), OpsError>,
+    ) -> Result<f64, OpsError> {
+        self.wait()?;
+        let mut all = || (0..runs).try_for_each(|_| work());
+        let seconds = match &self.body {
+            Body::Card(card) => card.time(&mut all)?,
+            Body::Cpu(_) | Body::Rehearsal => {
+                let start = Instant::now();
+                all()?;
+                start.elapsed().as_secs_f64()
+            }
+        };
+        // Above zero even where the clock stood still, so that no rate is infinite.
+        Ok(seconds.max(1e-9) / runs as f64)
+    }
+
+    /// Places for the operations that take some.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    pub fn indices(&self, places: impl IntoIterator<Item = usize>) -> Result<Indices, OpsError> {
+        self.indices_in(0, places)
+    }
+
+    /// The same in memory for `room` places at least, so that what is taken doesn't depend on how many there are.
+    fn indices_in(
+        &self,
+        room: usize,
+        places: impl IntoIterator<Item = usize>,
+    ) -> Result<Indices, OpsError> {
+        let values: Vec<u32> = places.into_iter().map(|place| place as u32).collect();
+        let bytes = size_of_val(&values[..]);
+        let on_card = match self.device.is_card() {
+            true => Some(self.pool.take_bytes(bytes.max(room * size_of::<u32>()))?),
+            false => None,
+        };
+        if let (Body::Card(card), Some(part)) = (&self.body, &on_card) {
+            card.upload(part.span().part(0, bytes), &values)?;
+        }
+        Ok(Indices::new(values, on_card))
+    }
+
+    /// Row `ids[i]` of the table at row i, as `f32`.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    ///
+    /// # Panics
+    /// When an id lies outside the table.
+    pub fn embed(&self, ids: &[u32], table: &Weight<'_>) -> Result<Activation, OpsError> {
+        let _timed = self.timed(Phase::Rest);
+        assert!(ids.iter().all(|&id| (id as usize) < table.rows));
+        let mut out = self.pool.take(ids.len(), table.width, Number::F32)?;
+        let places = self.indices(ids.iter().map(|&id| id as usize))?;
+        match &self.body {
+            Body::Cpu(_) => cpu::embed_rows::<OpsError>(&mut out, ids, |id, row| {
+                table.rows(id as usize, id as usize + 1).widen(row);
+                Ok(())
+            })?,
+            Body::Card(card) => card.embed(&out, &places, table)?,
+            Body::Rehearsal => {}
+        }
+        Ok(out)
+    }
+
+    /// A row of `width` numbers for each id, filled by `fill` once for each run of an id.
+    ///
+    /// # Errors
+    /// When memory can't be had, or a row.
+    pub fn embed_rows<E: From<OpsError>>(
+        &self,
+        ids: &[u32],
+        width: usize,
+        fill: impl FnMut(u32, &mut [f32]) -> Result<(), E>,
+    ) -> Result<Activation, E> {
+        let _timed = self.timed(Phase::Rest);
+        let mut out = self.pool.take(ids.len(), width, Number::F32)?;
+        // Of each row, the one that its run begins with.
+        let mut first = 0;
+        let firsts = self.indices((0..ids.len()).map(|row| {
+            if ids[row] != ids[first] {
+                first = row;
+            }
+            first
+        }))?;
+        match &self.body {
+            Body::Cpu(_) => cpu::embed_rows(&mut out, ids, fill)?,
+            Body::Card(card) => card.embed_rows(&out, ids, &firsts, fill)?,
+            Body::Rehearsal => {}
+        }
+        Ok(out)
+    }
+
+    /// Root-mean-square norm of the rows `from..to`, times the weight.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    pub fn rms_norm(
+        &self,
+        x: &Activation,
+        rows: Range<usize>,
+        weight: &Weight<'_>,
+        epsilon: f32,
+    ) -> Result<Activation, OpsError> {
+        let _timed = self.timed(Phase::Rest);
+        let mut scale = match self.device.is_card() {
+            // Its kernel takes the weight as it is stored.
+            true => None,
+            false => Some(self.pool.take(1, x.width(), Number::F32)?),
+        };
+        let mut out = self
+            .pool
+            .take(rows.len(), x.width(), self.device.number())?;
+        match (&self.body, &mut scale) {
+            (Body::Cpu(cpu), Some(scale)) => {
+                cpu.rms_norm(&mut out, x, rows.start, weight, scale, epsilon);
+            }
+            (Body::Card(card), _) => card.rms_norm(&out, x, rows.start, weight, epsilon)?,
+            _ => {}
+        }
+        Ok(out)
+    }
+
+    /// Rotary embedding on half-split pairs (element i of a head with i + half), in place, of queries and keys. Each has
+    /// one position a row.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When a position lies beyond the table.
+    pub fn rope(
+        &self,
+        turned: [(&mut Activation, &Indices); 2],
+        table: &RopeTable,
+    ) -> Result<(), OpsError> {
+        for (x, positions) in &turned {
+            assert_eq!(positions.len(), x.len());
+        }
+        let _timed = self.timed(Phase::Attention);
+        match &self.body {
+            Body::Cpu(cpu) => {
+                for (x, positions) in turned {
+                    cpu.rope(x, table, positions);
+                }
+            }
+            Body::Card(card) => card.rope(turned.map(|(x, positions)| (&*x, positions)), table)?,
+            Body::Rehearsal => {}
+        }
+        Ok(())
+    }
+
+    /// `x · weightᵀ`: a row of `weight.rows` outputs for each row of `x`.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    ///
+    /// # Panics
+    /// When the widths differ.
+    pub fn linear(&self, x: &Activation, weight: &Weight<'_>) -> Result<Activation, OpsError> {
+        let _timed = self.timed(Phase::Multiply);
+        let mut out = self.pool.take(x.len(), weight.rows, self.device.number())?;
+        match &self.body {
+            Body::Cpu(cpu) => cpu.multiply(x, weight, out.values_mut(), false),
+            Body::Card(card) => card.multiply(x, weight, out.span(), out.number(), false)?,
+            Body::Rehearsal => {}
+        }
+        Ok(out)
+    }
+
+    /// `x · weightᵀ + bias`; the bias is one row.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    ///
+    /// # Panics
+    /// When the widths differ.
+    pub fn linear_biased(
+        &self,
+        x: &Activation,
+        weight: &Weight<'_>,
+        bias: &Weight<'_>,
+    ) -> Result<Activation, OpsError> {
+        assert_eq!(bias.width, weight.rows);
+        if !self.device.is_card() {
+            // The sum begins with the bias instead of zero.
+            let mut sum = self.embed(&vec![0; x.len()], bias)?;
+            self.linear_add(&mut sum, 0, x, weight)?;
+            return Ok(sum);
+        }
+        let _timed = self.timed(Phase::Multiply);
+        let sum = self.pool.take(x.len(), weight.rows, Number::F32)?;
+        let number = self.device.number();
+        let own = match number {
+            Number::F32 => None,
+            _ => Some(self.pool.take(x.len(), weight.rows, number)?),
+        };
+        if let Body::Card(card) = &self.body {
+            card.multiply(x, weight, sum.span(), Number::F32, false)?;
+            card.add_bias(own.as_ref().unwrap_or(&sum), &sum, bias)?;
+        }
+        Ok(own.unwrap_or(sum))
+    }
+
+    /// Adds `x · weightᵀ` to the rows of `out` from `start` on, which are `f32`.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When the widths differ, or rows lie outside.
+    pub fn linear_add(
+        &self,
+        out: &mut Activation,
+        start: usize,
+        x: &Activation,
+        weight: &Weight<'_>,
+    ) -> Result<(), OpsError> {
+        assert_eq!(out.width(), weight.rows);
+        assert!(start + x.len() <= out.len());
+        let _timed = self.timed(Phase::Multiply);
+        match &self.body {
+            Body::Cpu(cpu) => {
+                let rows = start * weight.rows..(start + x.len()) * weight.rows;
+                cpu.multiply(x, weight, &mut out.values_mut()[rows], true);
+            }
+            Body::Card(card) => {
+                card.multiply(x, weight, out.rows_span(start, x.len()), Number::F32, true)?;
+            }
+            Body::Rehearsal => {}
+        }
+        Ok(())
+    }
+
+    /// `silu(gate) · up`, in the gate's place.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn silu_multiply(&self, gate: &mut Activation, up: &Activation) -> Result<(), OpsError> {
+        let _timed = self.timed(Phase::Rest);
+        match &self.body {
+            Body::Cpu(cpu) => cpu.silu_multiply(gate, up),
+            Body::Card(card) => card.silu_multiply(gate, up)?,
+            Body::Rehearsal => {}
+        }
+        Ok(())
+    }
+
+    /// The rows of `x` at `rows`, in that order.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    pub fn take_rows(&self, x: &Activation, rows: &Indices) -> Result<Activation, OpsError> {
+        let _timed = self.timed(Phase::Rest);
+        let mut out = self.pool.take(rows.len(), x.width(), x.number())?;
+        match &self.body {
+            Body::Cpu(_) => {
+                for (out, row) in out.rows_mut().zip(rows.iter()) {
+                    out.copy_from_slice(x.row(row));
+                }
+            }
+            Body::Card(card) => card.take_rows(&out, x, rows)?,
+            Body::Rehearsal => {}
+        }
+        Ok(out)
+    }
+
+    /// Puts `rows` in the place of those of `x` from `start` on.
+    ///
+    /// # Errors
+    /// When the device fails.
+    ///
+    /// # Panics
+    /// When they don't fit.
+    pub fn set_rows(
+        &self,
+        x: &mut Activation,
+        start: usize,
+        rows: &Activation,
+    ) -> Result<(), OpsError> {
+        let _timed = self.timed(Phase::Rest);
+        assert_eq!((x.width(), x.number()), (rows.width(), rows.number()));
+        match &self.body {
+            Body::Cpu(_) => {
+                let values = &mut x.values_mut()[start * rows.width()..];
+                values[..rows.values().len()].copy_from_slice(rows.values());
+            }
+            Body::Card(card) => card.copy(x.rows_span(start, rows.len()), rows.span())?,
+            Body::Rehearsal => {}
+        }
+        Ok(())
+    }
+
+    /// All numbers of a matrix, for tests and people.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn read(&self, x: &Activation) -> Result<Vec<f32>, OpsError> {
+        match &self.body {
+            Body::Cpu(_) => Ok(x.values().to_vec()),
+            Body::Card(card) => card.read(x),
+            Body::Rehearsal => Ok(Vec::new()),
+        }
+    }
+}
+
+/// Cosines and sines of every position's angles, as `f32` arithmetic gives them: the
+/// reference keeps the rotation in `f32` whatever the model's precision.
+#[derive(Debug)]
+pub struct RopeTable {
+    /// For each position: cosines, then sines.
+    values: DeviceBuffer<f32>,
+    half: usize,
+}
+
+impl RopeTable {
+    /// The angles of `positions` positions.
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    pub fn new(rope: &Rope, positions: usize, ops: &Ops) -> Result<Self, OpsError> {
+        let head_dim = rope.head_dim();
+        let half = head_dim / 2;
+        let frequencies = &rope.frequencies;
+        let fill = |values: &mut [f32]| {
+            for (position, row) in values.chunks_exact_mut(head_dim).enumerate() {
+                let (cos, sin) = row.split_at_mut(half);
+                for i in 0..half {
+                    (sin[i], cos[i]) = (position as f32 * frequencies[i]).sin_cos();
+                }
+            }
+        };
+        let len = positions * head_dim;
+        let values = DeviceBuffer::filled(&ops.device, &ops.ledger, Kind::Weights, len, fill)?;
+        Ok(Self { values, half })
+    }
+
+    fn at(&self, position: usize) -> (&[f32], &[f32]) {
+        let row = &self.values.host()[position * 2 * self.half..(position + 1) * 2 * self.half];
+        row.split_at(self.half)
+    }
+}

@@ -1,0 +1,181 @@
+//! A card's rates. What runs for the first time there is made first, by the driver's compiler and the libraries' loaders, and
+//! that is many times what it takes: every shape runs once before it is timed, in memory that was had before.
+
+use std::time::Instant;
+
+use sluice_codec::Scheme;
+use sluice_cuda::{Gpu, Span};
+use sluice_formats::Format;
+use sluice_weights::{Data, Weight};
+
+use super::{
+    CodedSample, DECODE_WIDTH, LinearRate, POINTS, ROUNDS_MAX, ROUNDS_TIME, SampleOnCard, large,
+    rising, unknown, weight,
+};
+use crate::{Activation, Ops, OpsError};
+
+/// A card is kept busy by more rows than a few cores are.
+const POINT_ROWS: [usize; POINTS] = [1, 64, 512];
+/// What takes so long tells enough: nothing larger is tried.
+const LONG_S: f64 = 1e-3;
+/// Runs that are timed together, at most.
+const RUNS_MAX: usize = 16;
+/// Rows of a chunk, as containers have them, and how many chunks are decoded at once, at most.
+const CHUNK_ROWS: usize = 256;
+const CHUNKS_MAX: usize = 32;
+/// Runs of decoding, of which the fastest counts.
+const DECODE_ROUNDS: usize = 4;
+/// Parts of the arena that are taken at once, and what each may lose at its ends.
+const PARTS: usize = 4;
+const PART_ENDS_BYTES: usize = 64;
+
+/// With weights anywhere in this memory, decoded to that one where they have to be.
+pub(super) fn measure_linear(
+    ops: &Ops,
+    memory: Span,
+    decoded: Span,
+) -> Result<Vec<LinearRate>, OpsError> {
+    let memory = Memory {
+        all: memory,
+        decoded,
+    };
+    ops.reserve(arena_bytes(ops) as u64)?;
+    let mut rates = unknown(POINT_ROWS);
+    let mut probes = Vec::new();
+    for (rate, LinearRate { format, .. }) in rates.iter().enumerate() {
+        for (point, rows) in POINT_ROWS.into_iter().enumerate() {
+            let probe = Probe::new(ops, *format, rows, memory)?;
+            probes.push((rate, point, probe));
+        }
+    }
+    let start = Instant::now();
+    'rounds: for _ in 0..ROUNDS_MAX {
+        for (_, _, probe) in &mut probes {
+            if start.elapsed() > ROUNDS_TIME {
+                break 'rounds;
+            }
+            probe.run(ops, memory)?;
+        }
+    }
+    for (rate, point, probe) in probes {
+        rates[rate].points[point].1 = probe.seconds / (probe.shape.0 * probe.shape.1) as f64;
+    }
+    Ok(rising(rates))
+}
+
+/// Seconds that the card takes to decode a number, by how it is coded: of as many chunks as `out` has room for, since only many
+/// keep it busy.
+pub(super) fn measure_decode(
+    ops: &Ops,
+    gpu: &Gpu,
+    out: Span,
+) -> Result<Vec<(Scheme, f64)>, OpsError> {
+    let number = ops.device().number();
+    let numbers = CHUNK_ROWS * DECODE_WIDTH;
+    let copies = CHUNKS_MAX.min(out.bytes() / (numbers * number.bytes()));
+    let measure = |sample: CodedSample| {
+        let on_card = SampleOnCard::new(ops.device(), ops.ledger(), &sample, copies)?;
+        let matrix = on_card.matrix();
+        let mut decode = || Ok(gpu.decode(number, out, &matrix)?);
+        // Made by the driver when it first runs.
+        decode()?;
+        let mut fastest = ops.time(1, &mut decode)?;
+        let runs = runs_of(fastest);
+        for _ in 0..DECODE_ROUNDS {
+            fastest = fastest.min(ops.time(runs, &mut decode)?);
+        }
+        Ok((sample.scheme, fastest / (copies * numbers) as f64))
+    };
+    CodedSample::all(CHUNK_ROWS, DECODE_WIDTH)
+        .map(measure)
+        .collect()
+}
+
+/// Runs of so many seconds that are timed together.
+fn runs_of(seconds: f64) -> usize {
+    ((LONG_S / seconds) as usize).clamp(1, RUNS_MAX)
+}
+
+/// What weights are taken from, and what they are decoded to.
+#[derive(Clone, Copy)]
+struct Memory {
+    all: Span,
+    decoded: Span,
+}
+
+/// A matrix as large as it takes to keep the card busy, and no larger.
+struct Probe {
+    format: Format,
+    rows: usize,
+    shape: (usize, usize),
+    /// That are timed together.
+    runs: usize,
+    /// The fastest so far: others met somebody else's work.
+    seconds: f64,
+}
+
+impl Probe {
+    fn new(ops: &Ops, format: Format, rows: usize, memory: Memory) -> Result<Self, OpsError> {
+        let mut probe = Self {
+            format,
+            rows,
+            shape: (0, 0),
+            runs: 1,
+            seconds: f64::INFINITY,
+        };
+        for shape in shapes(format) {
+            probe.shape = shape;
+            // Made by the driver when it first runs.
+            probe.run(ops, memory)?;
+            probe.seconds = f64::INFINITY;
+            probe.run(ops, memory)?;
+            if probe.seconds > LONG_S {
+                break;
+            }
+        }
+        probe.runs = runs_of(probe.seconds);
+        Ok(probe)
+    }
+
+    fn run(&mut self, ops: &Ops, memory: Memory) -> Result<(), OpsError> {
+        let (x, all) = self.factors(ops, memory)?;
+        // Each run has weights that none before had for as long as there are such: in a pass they don't come from the cache.
+        let mut matrices = (0..all.rows / self.shape.0).cycle();
+        let mut next = || {
+            let first = matrices.next().unwrap_or(0) * self.shape.0;
+            all.rows(first, first + self.shape.0)
+        };
+        let seconds = ops.time(self.runs, &mut || ops.linear(&x, &next()).map(drop))?;
+        self.seconds = self.seconds.min(seconds);
+        Ok(())
+    }
+
+    /// Rows, and as many matrices as have room, one below the other.
+    fn factors(
+        &self,
+        ops: &Ops,
+        memory: Memory,
+    ) -> Result<(Activation, Weight<'static>), OpsError> {
+        let (outputs, width) = self.shape;
+        let all_rows = memory.all.bytes() / self.format.bytes(width) / outputs * outputs;
+        let data = Data::on_card(memory.all, memory.decoded);
+        let weight = weight(self.format, (all_rows, width), data);
+        Ok((ops.probe_rows(self.rows, &weight)?, weight))
+    }
+}
+
+/// Rows and widths, the smallest first.
+fn shapes(format: Format) -> [(usize, usize); 3] {
+    [(64, 256), (512, 1024), large(format)]
+}
+
+/// What the largest probe takes: its rows as they come and as they are multiplied, their places, and the product.
+fn arena_bytes(ops: &Ops) -> usize {
+    let number = ops.device().number().bytes();
+    let of_shape = |(outputs, width): (usize, usize)| {
+        let row = width * size_of::<f32>() + width * number + size_of::<u32>() + outputs * number;
+        POINT_ROWS[POINTS - 1] * row + PARTS * PART_ENDS_BYTES
+    };
+    let all = Format::ALL.into_iter().flat_map(shapes).map(of_shape);
+    all.max().unwrap_or(0)
+}

@@ -1,0 +1,317 @@
+//! What the machine can do, measured by a short probe: what a plan's times are made of.
+
+mod busy;
+mod gpu;
+mod sample;
+
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    time::{Duration, Instant},
+};
+
+use rustix::fs::MemfdFlags;
+use sluice_codec::{Coded, Encoded, Number, Scheme};
+use sluice_cuda::{CudaError, Gpu};
+use sluice_formats::Format;
+use sluice_machine::{Kind, LinearRate, POINTS, Rates, mapped::Mapped};
+use sluice_weights::{Data, Weight, compression::code};
+
+use self::busy::Ticks;
+pub use self::sample::{CodedSample, SampleOnCard};
+use crate::{Ops, OpsError, device::DeviceBuffer};
+
+const POINT_ROWS: [usize; POINTS] = [1, 8, 64];
+
+/// Rounds over all formats and rows, at least and at most. The fastest run of each counts:
+/// others met somebody else's work, which a later round rarely meets at the same place.
+const ROUNDS_MIN: usize = 2;
+const ROUNDS_MAX: usize = 8;
+/// No round beyond the least starts later than this.
+const ROUNDS_TIME: Duration = Duration::from_millis(75);
+/// Bytes copied out of a file, and how often.
+const COPY_BYTES: usize = 16 << 20;
+const COPIES: usize = 12;
+/// More than the caches of most machines hold: what a single row is multiplied with, since
+/// reading the weights is most of its time.
+const LARGE_BYTES: usize = 32 << 20;
+const LARGE_WIDTH: usize = 4096;
+/// Sides of the matrix for more rows, whose time is mostly computing: a few milliseconds.
+const SMALL_SIDE: usize = 1024;
+/// The matrix that decoding is timed with: small, since what it takes may stay with this process.
+const DECODE_ROWS: usize = 64;
+const DECODE_WIDTH: usize = 1024;
+/// Rows that are decoded at a time.
+const DECODE_PIECE: usize = 16;
+/// Formats that levels convert to, and weights that converting is timed with: a piece of a thread.
+const CONVERTED: [Format; 3] = [Format::Q8_0, Format::Q6K, Format::Q4K];
+const CONVERTED_WEIGHTS: usize = 1 << 15;
+/// The rows that as many are coded in.
+const CODED_ROWS: usize = 32;
+/// A sound number in every format, as element, scale and code alike.
+pub const FILLING: u8 = 0x3C;
+
+/// Measures the rates, in about a quarter of a second and 48 MiB that are given back; on a card, in what it takes to make
+/// the kernels and a quarter of a second, and 224 MiB or some times what its cache holds. Not at all where that memory can't be had: then plans say nothing of
+/// times.
+///
+/// # Errors
+/// When the device fails.
+pub fn measure(ops: &Ops) -> Result<Option<Rates>, OpsError> {
+    let before = Ticks::now();
+    match try_measure(ops) {
+        Ok(rates) => {
+            let ticks = before.zip(Ticks::now());
+            Ok(Some(Rates {
+                others_share: ticks.map_or(0.0, |(before, after)| before.others_until(after)),
+                ..rates
+            }))
+        }
+        Err(OpsError::OutOfMemory { .. } | OpsError::Card(CudaError::OutOfMemory { .. })) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn try_measure(ops: &Ops) -> Result<Rates, OpsError> {
+    let memory = Mapped::<u64>::zeroed(LARGE_BYTES / size_of::<u64>());
+    let mut memory = memory.ok_or_else(|| no_memory(ops))?;
+    // Pages that were never written are all one page, which stays in the cache.
+    bytemuck::cast_slice_mut(&mut memory).fill(FILLING);
+    let copy_bytes_per_s =
+        measure_copy(bytemuck::cast_slice_mut(&mut memory)).map_err(OpsError::Probe)?;
+    if let Some(gpu) = ops.device().gpu() {
+        drop(memory);
+        return measure_card(ops, gpu, copy_bytes_per_s);
+    }
+    let linear = measure_linear(ops, Data::Host(bytemuck::cast_slice(&memory)))?;
+    ops.release();
+    Ok(Rates {
+        copy_bytes_per_s,
+        link_bytes_per_s: None,
+        linear,
+        decode: measure_decode(),
+        others_share: 0.0,
+        convert: measure_convert(),
+        code_s: measure_code(),
+    })
+}
+
+fn measure_card(ops: &Ops, gpu: &Gpu, copy_bytes_per_s: f64) -> Result<Rates, OpsError> {
+    let link = gpu.measure_rates()?;
+    let (device, ledger) = (ops.device(), ops.ledger());
+    let bytes = gpu.beyond_cache(LARGE_BYTES);
+    let memory = DeviceBuffer::<u8>::new(device, ledger, Kind::Scratch, bytes)?;
+    gpu.fill(memory.span(), FILLING)?;
+    let decoded = DeviceBuffer::to_decode(device, ledger)?;
+    let linear = gpu::measure_linear(ops, memory.span(), decoded.on_card());
+    ops.release();
+    Ok(Rates {
+        copy_bytes_per_s,
+        link_bytes_per_s: Some(link.pinned_to_device),
+        linear: linear?,
+        decode: gpu::measure_decode(ops, gpu, decoded.on_card())?,
+        others_share: 0.0,
+        convert: measure_convert(),
+        code_s: measure_code(),
+    })
+}
+
+fn no_memory(ops: &Ops) -> OpsError {
+    OpsError::OutOfMemory {
+        purpose: "measuring the device",
+        needed_bytes: LARGE_BYTES as u64,
+        used_bytes: ops.ledger().used_bytes(),
+        limit_bytes: None,
+        free_bytes: None,
+    }
+}
+
+/// Bytes a second out of a file that lies in the page cache; `memory` is as it was.
+fn measure_copy(memory: &mut [u8]) -> io::Result<f64> {
+    let memory = &mut memory[..COPY_BYTES];
+    let file = File::from(rustix::fs::memfd_create(
+        "sluice-probe",
+        MemfdFlags::CLOEXEC,
+    )?);
+    file.write_all_at(memory, 0)?;
+    let mut fastest = f64::INFINITY;
+    for _ in 0..COPIES {
+        let start = Instant::now();
+        file.read_exact_at(memory, 0)?;
+        fastest = fastest.min(seconds_since(start));
+    }
+    Ok(COPY_BYTES as f64 / fastest)
+}
+
+/// Seconds that one thread takes to decode a number, in each way.
+fn measure_decode() -> Vec<(Scheme, f64)> {
+    // As a multiply does it, in pieces that stay in the cache.
+    let mut out = vec![0.0; DECODE_PIECE * DECODE_WIDTH];
+    let measure = |CodedSample { scheme, encoded }| {
+        let Encoded { layout, bytes } = encoded;
+        let coded = Coded::new(layout, &bytes).ok()?;
+        let mut fastest = f64::INFINITY;
+        for _ in 0..COPIES {
+            let start = Instant::now();
+            for row in (0..DECODE_ROWS).step_by(DECODE_PIECE) {
+                coded.widen_rows(row..row + DECODE_PIECE, &mut out).ok()?;
+            }
+            fastest = fastest.min(seconds_since(start));
+        }
+        Some((scheme, fastest / (DECODE_ROWS * DECODE_WIDTH) as f64))
+    };
+    CodedSample::all(DECODE_ROWS, DECODE_WIDTH)
+        .filter_map(measure)
+        .collect()
+}
+
+/// Weights of bf16 as trained ones are: most of them small. Equal ones would be found sooner.
+fn sample_weights() -> Vec<u8> {
+    let noise = sluice_formats::noise::Noise::new(1);
+    let weights: Vec<f32> = (0..CONVERTED_WEIGHTS as u64)
+        .map(|place| (noise.uniform(0, place, 0) * 2.0 - 1.0).powi(3) as f32 * 0.05)
+        .collect();
+    let mut bytes = vec![0; Format::Bf16.bytes(CONVERTED_WEIGHTS)];
+    Format::Bf16.store(&weights, &mut bytes);
+    bytes
+}
+
+/// Seconds that one thread takes to code a weight of bf16 without loss.
+fn measure_code() -> f64 {
+    let weights = sample_weights();
+    let mut fastest = f64::INFINITY;
+    for _ in 0..COPIES {
+        let start = Instant::now();
+        let coded = code(
+            Number::Bf16,
+            CODED_ROWS,
+            CONVERTED_WEIGHTS / CODED_ROWS,
+            &weights,
+        );
+        if coded.is_err() {
+            return 0.0;
+        }
+        fastest = fastest.min(seconds_since(start));
+    }
+    fastest / CONVERTED_WEIGHTS as f64
+}
+
+/// Seconds that one thread takes to convert a weight of bf16, by format.
+fn measure_convert() -> Vec<(Format, f64)> {
+    let source = sample_weights();
+    let mut widened = vec![0.0; CONVERTED_WEIGHTS];
+    let measure = |format: Format| {
+        let mut out = vec![0; format.bytes(CONVERTED_WEIGHTS)];
+        let mut fastest = f64::INFINITY;
+        for _ in 0..COPIES {
+            let start = Instant::now();
+            Format::Bf16.widen(&source, &mut widened);
+            format.store(&widened, &mut out);
+            fastest = fastest.min(seconds_since(start));
+        }
+        (format, fastest / CONVERTED_WEIGHTS as f64)
+    };
+    CONVERTED.map(measure).to_vec()
+}
+
+fn measure_linear(ops: &Ops, memory: Data<'_>) -> Result<Vec<LinearRate>, OpsError> {
+    let mut rates = unknown(POINT_ROWS);
+    let start = Instant::now();
+    for round in 0..ROUNDS_MAX {
+        if round >= ROUNDS_MIN && start.elapsed() > ROUNDS_TIME {
+            break;
+        }
+        for rate in &mut rates {
+            for (rows, fastest) in &mut rate.points {
+                *fastest = fastest.min(time_weight(ops, rate.format, *rows, memory)?);
+            }
+        }
+    }
+    Ok(rising(rates))
+}
+
+/// Rates that are not measured yet, of all formats.
+fn unknown(rows: [usize; POINTS]) -> Vec<LinearRate> {
+    let unknown = |format| LinearRate {
+        format,
+        points: rows.map(|rows| (rows, f64::INFINITY)),
+    };
+    Format::ALL.map(unknown).to_vec()
+}
+
+/// A small matrix lies in the cache: reading a large one still takes its time.
+fn rising(mut rates: Vec<LinearRate>) -> Vec<LinearRate> {
+    for rate in &mut rates {
+        for point in 1..POINTS {
+            rate.points[point].1 = rate.points[point].1.max(rate.points[point - 1].1);
+        }
+    }
+    rates
+}
+
+/// Seconds that a weight takes.
+fn time_weight(ops: &Ops, format: Format, rows: usize, memory: Data<'_>) -> Result<f64, OpsError> {
+    let (outputs, width) = match rows {
+        1 => large(format),
+        _ => (SMALL_SIDE, SMALL_SIDE),
+    };
+    let weight = weight(format, (outputs, width), memory);
+    let x = ops.probe_rows(rows, &weight)?;
+    let seconds = ops.time(1, &mut || ops.linear(&x, &weight).map(drop))?;
+    Ok(seconds / (outputs * width) as f64)
+}
+
+/// Rows and width of a matrix that most caches don't hold.
+fn large(format: Format) -> (usize, usize) {
+    (LARGE_BYTES / format.bytes(LARGE_WIDTH), LARGE_WIDTH)
+}
+
+/// As much of the memory as such a matrix takes.
+fn weight(format: Format, (rows, width): (usize, usize), memory: Data<'_>) -> Weight<'_> {
+    let all = Weight {
+        format,
+        rows,
+        width,
+        data: memory,
+        epoch: 0,
+    };
+    all.rows(0, rows)
+}
+
+/// Above zero even where the clock stood still, so that no rate is infinite.
+fn seconds_since(start: Instant) -> f64 {
+    start.elapsed().max(Duration::from_nanos(1)).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{device::Device, ledger::Ledger};
+
+    #[test]
+    fn every_rate_is_measured_and_the_memory_given_back() {
+        let ledger = Ledger::default();
+        let ops = Ops::new(Device::cpu(2).unwrap(), ledger.clone()).unwrap();
+        let before = ledger.used_bytes();
+        let rates = measure(&ops).unwrap().unwrap();
+        // From a slow disk's rate to what no memory reaches.
+        assert!((0.0..=1.0).contains(&rates.others_share));
+        let copy = rates.copy_bytes_per_s;
+        assert!((1e8..1e12).contains(&copy), "{copy} bytes a second");
+        let formats: Vec<_> = rates.linear.iter().map(|rate| rate.format).collect();
+        assert_eq!(formats, Format::ALL);
+        for rate in &rates.linear {
+            let one = rate.seconds(1, 1);
+            assert!((1e-13..1e-6).contains(&one), "{rate:?}");
+            assert!(rate.points.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1));
+        }
+        for format in CONVERTED {
+            let seconds = rates.convert_s(format).unwrap();
+            assert!((1e-11..1e-5).contains(&seconds), "{format:?}: {seconds}");
+        }
+        assert_eq!(ledger.used_bytes(), before);
+    }
+}

@@ -1,0 +1,135 @@
+//! Weights coded in every way, to measure and to check with.
+
+use std::ops::Range;
+
+use half::bf16;
+use sluice_codec::{Encoded, Lossless, Number, Scheme, Target, encode, quantize};
+use sluice_cuda::{self as cuda, CodedChunk, CodedMatrix, palette_index};
+use sluice_formats::noise::Noise;
+use sluice_machine::Kind;
+use sluice_weights::{chunk_at, coding_of};
+
+use crate::{
+    OpsError,
+    device::{Device, DeviceBuffer},
+    ledger::Ledger,
+};
+
+const TILE: usize = 512;
+/// Of those that are coded to a rate.
+const BITS: f64 = 4.0;
+/// Chunks begin at multiples of this.
+const CHUNK_ALIGNMENT: usize = 64;
+
+/// A matrix of bf16 numbers as a model has them, coded.
+pub struct CodedSample {
+    /// How it is compressed.
+    pub scheme: Scheme,
+    /// Its bytes, and where they lie.
+    pub encoded: Encoded,
+}
+
+impl CodedSample {
+    /// So many rows of such a width, in each way of coding them.
+    pub fn all(rows: usize, width: usize) -> impl Iterator<Item = Self> {
+        let noise = Noise::new(1);
+        // Sums of a few uniform numbers are all but normal.
+        let uniform = |place: u64| noise.uniform(0, place, 0) as f32 - 0.5;
+        let weights: Vec<bf16> = (0..(rows * width) as u64)
+            .map(|place| bf16::from_f32((0..4).map(|draw| uniform(4 * place + draw)).sum()))
+            .collect();
+        let without_loss = |coder| {
+            let bytes = bytemuck::cast_slice(&weights);
+            encode(Number::Bf16, rows, width, bytes, coder, TILE)
+        };
+        let values: Vec<f32> = weights.iter().map(|weight| weight.to_f32()).collect();
+        let target = Target::Bits(BITS);
+        let to_a_rate = quantize(Number::Bf16, rows, width, &values, target, TILE);
+        let coded = [
+            (Scheme::Huffman, without_loss(Lossless::Huffman)),
+            (Scheme::Palette, without_loss(Lossless::Palette)),
+            (Scheme::Rate, to_a_rate.map(|quantized| quantized.encoded)),
+        ];
+        let sample = |(scheme, encoded)| Self { scheme, encoded };
+        coded
+            .into_iter()
+            .filter_map(|(scheme, encoded)| Some((scheme, encoded.ok()?)))
+            .map(sample)
+    }
+}
+
+/// A sample on a card, again and again: each copy is a chunk with bytes of its own, which come from the card's memory as those
+/// of weights do.
+pub struct SampleOnCard {
+    coding: cuda::Coding,
+    width: usize,
+    tile: usize,
+    chunks: Vec<CodedChunk>,
+    bytes: Vec<u8>,
+    memory: DeviceBuffer<u8>,
+}
+
+impl SampleOnCard {
+    /// # Errors
+    /// When memory can't be had.
+    pub fn new(
+        device: &Device,
+        ledger: &Ledger,
+        sample: &CodedSample,
+        copies: usize,
+    ) -> Result<Self, OpsError> {
+        let Encoded { layout, bytes } = &sample.encoded;
+        let stride = bytes.len().next_multiple_of(CHUNK_ALIGNMENT);
+        let mut all = vec![0; copies * stride];
+        for copy in all.chunks_mut(stride) {
+            copy[..bytes.len()].copy_from_slice(bytes);
+        }
+        let memory = DeviceBuffer::filled(device, ledger, Kind::Scratch, all.len(), |memory| {
+            memory.copy_from_slice(&all);
+        })?;
+        Ok(Self {
+            coding: coding_of(sample.scheme),
+            width: layout.width(),
+            tile: layout.tile(),
+            chunks: (0..copies)
+                .map(|copy| chunk_at((copy * stride) as u64, layout))
+                .collect(),
+            bytes: all,
+            memory,
+        })
+    }
+
+    /// All copies, one below the other.
+    pub fn matrix(&self) -> CodedMatrix<'_> {
+        self.part(0..self.chunks.len())
+    }
+
+    /// Some of them.
+    pub fn part(&self, copies: Range<usize>) -> CodedMatrix<'_> {
+        CodedMatrix {
+            coding: self.coding,
+            source: cuda::Number::Bf16,
+            width: self.width,
+            tile: self.tile,
+            bytes: self.memory.span(),
+            chunks: &self.chunks[copies],
+        }
+    }
+
+    /// By which all palette-coded numbers are [multiplied as they are](cuda::Gpu::multiply_palette).
+    ///
+    /// # Errors
+    /// When memory can't be had.
+    pub fn index(&self, device: &Device, ledger: &Ledger) -> Result<DeviceBuffer<u32>, OpsError> {
+        let index = palette_index(self.width, self.tile, &self.chunks, &self.bytes);
+        let index = index.expect("it was coded here");
+        DeviceBuffer::filled(device, ledger, Kind::Scratch, index.len(), |memory| {
+            memory.copy_from_slice(&index);
+        })
+    }
+
+    /// Bytes of the coded numbers.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+}

@@ -1,0 +1,62 @@
+//! The shapes that attention and KV caches share.
+
+use sluice_formats::Format;
+use sluice_weights::Shape;
+
+/// How rows are made up of heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; each serves `heads / kv_heads` query heads.
+    pub kv_heads: usize,
+    /// Numbers in a head.
+    pub head_dim: usize,
+}
+
+/// What rows of a cache are like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Layers.
+    pub layers: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Numbers in a head.
+    pub head_dim: usize,
+    /// How they are stored; on a card only as it computes.
+    pub format: Format,
+}
+
+impl CacheShape {
+    /// The KV cache of a model of this shape, kept in this format.
+    #[must_use]
+    pub fn of(shape: &Shape, format: Format) -> Self {
+        Self {
+            layers: shape.layers,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            format,
+        }
+    }
+
+    /// Numbers that are stored for a head: whole blocks.
+    pub(super) fn stored_dim(&self) -> usize {
+        self.head_dim.next_multiple_of(self.format.block_len())
+    }
+
+    /// Bytes of a head of one position.
+    pub(super) fn head_bytes(&self) -> usize {
+        self.format.bytes(self.stored_dim())
+    }
+
+    /// Bytes of the keys, or of the values, of one position in one layer.
+    pub(super) fn row_bytes(&self) -> usize {
+        self.kv_heads * self.head_bytes()
+    }
+
+    /// Bytes of the keys and values of so many positions in all layers.
+    #[must_use]
+    pub fn bytes(&self, positions: usize) -> usize {
+        2 * self.layers * positions * self.row_bytes()
+    }
+}

@@ -1,0 +1,243 @@
+//! What a level does to each tensor.
+
+use sluice_formats::Format;
+use sluice_shared::level::{Embedding, Level};
+use sluice_weights::{Coding, Part, SourceTensor, Storage, TensorPlan, Tier, Unit, UnitPlan};
+
+use super::time::Machine;
+
+/// Share of its bytes that a block must save to be rounded a second time: of `q8_0` and `q6_k` to `q4_k`, not of
+/// `q5_k` or `q4_1`, which loses much for little.
+const LEAST_SAVING: f64 = 0.2;
+
+/// How this tensor, of which there may be a coded copy, is kept at this level, which is not `auto`. Vectors stay as they are. A row length that blocks can't
+/// divide takes the next format up, and nothing gets larger than it was. What a GGUF file has in blocks already was rounded
+/// once; it is rounded again only where that saves a fifth of its bytes.
+pub(super) fn storage(
+    level: Level,
+    from: From,
+    tensor: &TensorPlan,
+    copy: Option<Coding>,
+) -> Storage {
+    let is_read_by_row = from.is_card && tensor.part == Part::Embedding;
+    let kept = |coding: Coding| match from.is_card {
+        true => coding,
+        false => coding.without_index(),
+    };
+    let coded = (tensor.coded).filter(|_| from.can_decode && !is_read_by_row);
+    let coded = coded.map(kept);
+    let source = match coded {
+        // Decoded it would take more, and be the same.
+        Some(coding) if !coding.is_lossless() => Storage::Coded(coding),
+        _ => Storage::Plain(tensor.source),
+    };
+    let wanted = match level {
+        Level::Off | Level::Standard => return source,
+        Level::Mild if let Some(coding) = coded => return Storage::Coded(coding),
+        // What neither a container nor a copy has coded is small, in blocks already, or read row by row.
+        Level::Mild => return copy.map_or(source, |coding| Storage::Coded(kept(coding))),
+        Level::Moderate => Format::Q8_0,
+        // The head decides every token directly: two bits more there cost little.
+        Level::Aggressive if tensor.part == Part::Head => Format::Q6K,
+        Level::Aggressive => Format::Q4K,
+        Level::Auto => unreachable!("auto is resolved before a plan is made"),
+    };
+    let is_vector = tensor.rows == 1;
+    let fitting = wanted.for_width(tensor.width);
+    // What was rounded once already is rounded again for a good reason alone.
+    let was_rounded = tensor.source.block_len() > 1 || source != Storage::Plain(tensor.source);
+    let source_bits =
+        8.0 * source.bytes(tensor.rows, tensor.width) as f64 / tensor.numbers() as f64;
+    let saves_enough = match was_rounded {
+        true => fitting.bits() <= (1.0 - LEAST_SAVING) * source_bits,
+        false => fitting.bits() < source_bits,
+    };
+    // The embedding is read row by row from where it lies.
+    if is_vector || tensor.part == Part::Embedding || !saves_enough {
+        return source;
+    }
+    Storage::Plain(fitting)
+}
+
+/// What can be done with a model's weights; by default all is decoded before it is multiplied.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct From {
+    /// Whether coded weights can be multiplied from.
+    can_decode: bool,
+    /// A card's rows of the embedding are read as they are.
+    is_card: bool,
+}
+
+impl From {
+    fn new(machine: &Machine) -> Self {
+        Self {
+            can_decode: true,
+            is_card: machine.device.card.is_some(),
+        }
+    }
+}
+
+/// Applies a level: formats, and where nothing else is chosen, the embedding's rows from the host at all levels but `off`.
+pub(super) fn apply(
+    level: Level,
+    embedding: Embedding,
+    machine: &Machine,
+    sources: &[SourceTensor],
+    units: &mut [UnitPlan],
+) {
+    let is_on_host = match embedding {
+        Embedding::Auto => level != Level::Off,
+        Embedding::Host => true,
+        Embedding::Device => false,
+    };
+    let from = From::new(machine);
+    for unit in units {
+        for tensor in &mut unit.tensors {
+            tensor.storage = storage(level, from, tensor, copy_of(tensor, sources));
+        }
+        unit.tier = match unit.unit {
+            Unit::Embedding if is_on_host => Tier::Host,
+            _ => Tier::Device,
+        };
+    }
+}
+
+/// The other levels, `off` apart, that keep all of these tensors as this one does.
+pub(super) fn same_as(
+    level: Level,
+    machine: &Machine,
+    sources: &[SourceTensor],
+    units: &[UnitPlan],
+) -> Vec<Level> {
+    let from = From::new(machine);
+    let is_same = |other: Level| {
+        let mut tensors = units.iter().flat_map(|unit| &unit.tensors);
+        tensors.all(|tensor| {
+            let copy = copy_of(tensor, sources);
+            storage(level, from, tensor, copy) == storage(other, from, tensor, copy)
+        })
+    };
+    let own = [Level::Off, Level::Standard].contains(&level);
+    let others = [
+        Level::Standard,
+        Level::Mild,
+        Level::Moderate,
+        Level::Aggressive,
+    ];
+    let others = others.into_iter().filter(|other| {
+        let is_itself = *other == level || own && *other == Level::Standard;
+        !is_itself && is_same(*other)
+    });
+    others.collect()
+}
+
+/// The coded copy of a tensor's rows. An embedding's are read one by one from the checkpoint, even where another part has the
+/// same tensor coded.
+fn copy_of(tensor: &TensorPlan, sources: &[SourceTensor]) -> Option<Coding> {
+    let copy = sources[tensor.tensor].copied(tensor.first_row, tensor.rows);
+    copy.filter(|_| tensor.part != Part::Embedding)
+}
+
+/// A unit as a card streams it: what is coded in the checkpoint, and decoded at this level, is brought as it is coded.
+pub(super) fn coded(unit: &UnitPlan) -> UnitPlan {
+    let mut coded = unit.clone();
+    for tensor in &mut coded.tensors {
+        if let (Storage::Plain(format), Some(coding)) = (tensor.storage, tensor.coded)
+            && format == tensor.source
+            && tensor.part != Part::Embedding
+        {
+            tensor.storage = Storage::Coded(coding);
+        }
+    }
+    coded
+}
+
+/// A unit on the device with what is coded without loss decoded; others as they are.
+pub(super) fn decoded(unit: &UnitPlan) -> UnitPlan {
+    let mut decoded = unit.clone();
+    for tensor in &mut decoded.tensors {
+        if let (Tier::Device, Storage::Coded(coding)) = (unit.tier, tensor.storage)
+            && coding.is_lossless()
+        {
+            tensor.storage = Storage::Plain(tensor.source);
+        }
+    }
+    decoded
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_codec::Scheme;
+
+    use super::*;
+
+    fn tensor(part: Part, rows: usize, width: usize, source: Format) -> TensorPlan {
+        TensorPlan {
+            tensor: 0,
+            part,
+            first_row: 0,
+            rows,
+            width,
+            source,
+            coded: None,
+            storage: Storage::Plain(source),
+        }
+    }
+
+    #[test]
+    fn each_level_keeps_each_tensor_in_its_format() {
+        use Format::{Bf16, F16, F32, Q2K, Q4_0, Q4_1, Q4K, Q5_1, Q5K, Q6K, Q8_0};
+        use Storage::{Coded, Plain};
+        let query = tensor(Part::Query, 512, 512, Bf16);
+        let odd = tensor(Part::Down, 64, 160, Bf16);
+        let odder = tensor(Part::Down, 64, 72, F32);
+        let half = tensor(Part::Down, 64, 72, F16);
+        let head = tensor(Part::Head, 1024, 512, Bf16);
+        let norm = tensor(Part::MlpNorm, 1, 512, Bf16);
+        let embedding = tensor(Part::Embedding, 1024, 512, Bf16);
+        let stored = |format| tensor(Part::Query, 512, 512, format);
+        let copy = Coding {
+            scheme: Scheme::Palette,
+            start: 0,
+            bytes: 400_000,
+            index_bytes: 0,
+            format: Bf16,
+            is_estimate: true,
+        };
+        let narrow = tensor(Part::Query, 576, 576, Q4_1);
+        for (level, tensor, expected) in [
+            (Level::Off, query, Plain(Bf16)),
+            (Level::Standard, query, Plain(Bf16)),
+            (Level::Mild, query, Coded(copy)),
+            (Level::Mild, odder, Plain(F32)),
+            (Level::Mild, norm, Plain(Bf16)),
+            (Level::Moderate, query, Plain(Q8_0)),
+            (Level::Moderate, norm, Plain(Bf16)),
+            (Level::Moderate, embedding, Plain(Bf16)),
+            (Level::Aggressive, query, Plain(Q4K)),
+            (Level::Aggressive, head, Plain(Q6K)),
+            (Level::Aggressive, odd, Plain(Q8_0)),
+            (Level::Aggressive, odder, Plain(Bf16)),
+            (Level::Aggressive, half, Plain(F16)),
+            // As GGUF files have them: smaller already, larger, and of a width that the level's blocks can't divide.
+            (Level::Mild, stored(Q5_1), Plain(Q5_1)),
+            (Level::Moderate, stored(Q8_0), Plain(Q8_0)),
+            (Level::Moderate, stored(Q6K), Plain(Q6K)),
+            (Level::Moderate, stored(Q4_1), Plain(Q4_1)),
+            (Level::Aggressive, stored(Q8_0), Plain(Q4K)),
+            (Level::Aggressive, stored(Q6K), Plain(Q4K)),
+            (Level::Aggressive, stored(Q5K), Plain(Q5K)),
+            (Level::Aggressive, stored(Q4_1), Plain(Q4_1)),
+            (Level::Aggressive, stored(Q4_0), Plain(Q4_0)),
+            (Level::Aggressive, stored(Q2K), Plain(Q2K)),
+            (Level::Aggressive, narrow, Plain(Q4_1)),
+        ] {
+            let copy = (tensor == query).then_some(copy);
+            assert_eq!(
+                storage(level, From::default(), &tensor, copy),
+                expected,
+                "{level} {tensor:?}"
+            );
+        }
+    }
+}

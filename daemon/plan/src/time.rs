@@ -1,0 +1,309 @@
+//! How long a pass will take, from rates measured on this machine.
+//!
+//! For each resource, the demands on it are added and divided by its rate. On the CPU, copying from the system's cache,
+//! decoding and multiplying share the cores and add; reads past the cache run beside them. What is streamed is read by one
+//! thread, which does one thing after the other. On a card, decoding and multiplying share the card, and copies over the bus
+//! run beside them, as does the thread that reads what isn't kept in memory they can be made from.
+
+use sluice_formats::Format;
+use sluice_machine::{DiskRates, MemoryFacts, Profile, Rates, default_pin_limit};
+use sluice_shared::level::Level;
+use sluice_weights::{
+    Coding, Part, Shape, Storage, TensorPlan, Tier, Unit, UnitPlan, decoded::is_decoded_first,
+};
+
+use super::{
+    Workload,
+    learned::{Kind, Learned},
+    pass_time::PassTime,
+};
+
+/// What this machine can do for a plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Machine {
+    /// What computes.
+    pub device: Profile,
+    /// Measured rates, where they were.
+    pub rates: Option<Rates>,
+    /// How fast what the checkpoint lies on is.
+    pub disk: DiskRates,
+    /// Most bytes a second that are streamed, where somebody said so.
+    pub read_limit_bytes_per_s: Option<u64>,
+    /// Most bytes of what a card streams that are kept in pinned memory of the host.
+    pub pin_limit_bytes: u64,
+    /// What the engine holds and, beside it, file pages that the system can keep for us, in bytes: a plan's own memory is
+    /// taken from it.
+    pub cache_bytes: u64,
+    /// What passes have taken beside what these rates say.
+    pub learned: Learned,
+}
+
+impl Machine {
+    /// One of which no rates are known.
+    #[must_use]
+    pub fn unmeasured(device: Profile, cache_bytes: u64) -> Self {
+        Self {
+            device,
+            rates: None,
+            disk: DiskRates::default(),
+            read_limit_bytes_per_s: None,
+            pin_limit_bytes: 0,
+            cache_bytes,
+            learned: Learned::default(),
+        }
+    }
+
+    /// This one, as its rates alone have it.
+    pub fn by_rates(&self) -> Self {
+        Self {
+            learned: Learned::default(),
+            ..self.clone()
+        }
+    }
+
+    /// This one, with what the system can keep of files at this moment, while the engine holds `held_bytes` of its memory,
+    /// which what is planned takes the place of; where the checkpoint lies is not known yet, and nothing is limited but pinned
+    /// memory, to what [`default_pin_limit`] says.
+    #[must_use]
+    pub fn here(device: Profile, rates: Option<Rates>, held_bytes: u64) -> Self {
+        let memory = MemoryFacts::read();
+        let free_bytes = memory.free_bytes;
+        let memory = MemoryFacts {
+            free_bytes: free_bytes.map(|free| free.saturating_add(held_bytes)),
+            ..memory
+        };
+        let is_card = device.card.is_some();
+        Self {
+            device,
+            rates,
+            disk: DiskRates::default(),
+            read_limit_bytes_per_s: None,
+            pin_limit_bytes: if is_card {
+                default_pin_limit(&memory)
+            } else {
+                0
+            },
+            // Where nothing is known of the cache, there is none, whatever the engine may give up.
+            cache_bytes: (memory.cache_bytes).map_or(0, |cache| cache.saturating_add(held_bytes)),
+            learned: Learned::default(),
+        }
+    }
+}
+
+/// What a time is predicted of, beside the units.
+pub(super) struct Asked<'a> {
+    pub(super) level: Level,
+    pub(super) shape: &'a Shape,
+    pub(super) workload: &'a Workload,
+    /// Rows that go through an MLP together; 0: all of them.
+    pub(super) mlp_rows: usize,
+    pub(super) machine: &'a Machine,
+}
+
+/// The time of a pass over these units, corrected by what passes like it have taken; unknown where a rate is.
+pub(super) fn predict(units: &[UnitPlan], asked: &Asked<'_>) -> Option<PassTime> {
+    let kind = Kind {
+        shape: asked.shape,
+        level: asked.level,
+        rows: asked.rows(),
+    };
+    let time = by_rates(units, asked)?;
+    Some(asked.machine.learned.correct(time, kind))
+}
+
+impl Asked<'_> {
+    /// Rows that the layers compute.
+    fn rows(&self) -> usize {
+        // A causal model's usual pass is for one new token of each request.
+        match self.shape.causal {
+            true => self.workload.requests,
+            false => self.workload.rows(),
+        }
+    }
+}
+
+fn by_rates(units: &[UnitPlan], asked: &Asked<'_>) -> Option<PassTime> {
+    let machine = asked.machine;
+    let rates = machine.rates.as_ref()?;
+    let is_card = machine.device.card.is_some();
+    let mut time = PassTime {
+        compute_s: attention(asked.shape, asked.workload, rates)?,
+        copy_s: 0.0,
+        copies_beside: is_card,
+        disk_s: 0.0,
+        reader_s: 0.0,
+        cold_s: None,
+        correction: 1.0,
+        others_share: rates.others_share,
+    };
+    let limit = machine.read_limit_bytes_per_s;
+    let mut cold_s = machine.disk.cold_bytes_per_s.map(|_| 0.0);
+    let mut pinned = Pinned::new(keep_limit(machine.pin_limit_bytes, streamed(units)));
+    for unit in units {
+        time.compute_s += compute_s(unit, asked)?;
+        if !unit.is_streamed() {
+            continue;
+        }
+        let bytes = unit.file_bytes() as f64;
+        if is_card {
+            time.copy_s += unit.bytes() as f64 / rates.link_bytes_per_s?;
+            if pinned.takes(unit) {
+                if let (Some(cold_s), Some(rate)) = (&mut cold_s, machine.disk.cold_bytes_per_s) {
+                    *cold_s += bytes / rate;
+                }
+                continue;
+            }
+        }
+        let decoded = unit.tensors.iter().filter_map(TensorPlan::decoded_from);
+        let decode_s =
+            decoded.map(|(coding, numbers)| Some(rates.decode_s(coding.scheme)? * numbers as f64));
+        let mut busy_s = decode_s.sum::<Option<f64>>()?;
+        let mut disk_s = 0.0;
+        if unit.tier == Tier::Host {
+            busy_s += bytes / rates.copy_bytes_per_s;
+        } else {
+            disk_s = bytes / machine.disk.direct_bytes_per_s?;
+        }
+        let read_s = busy_s + disk_s;
+        let pause_s = limit.map_or(0.0, |limit| (bytes / limit as f64 - read_s).max(0.0));
+        if let (Tier::Host, Some(cold_s), Some(rate)) =
+            (unit.tier, &mut cold_s, machine.disk.cold_bytes_per_s)
+        {
+            *cold_s += (bytes / rate - pause_s).max(0.0);
+        }
+        time.disk_s += disk_s;
+        if !is_card {
+            // It takes that share of the cores from the others.
+            time.copy_s += busy_s / machine.device.threads as f64;
+        }
+        time.reader_s += read_s + pause_s;
+    }
+    if is_card {
+        time.reader_s = time.reader_s.max(time.copy_s);
+    }
+    time.cold_s = cold_s;
+    Some(time)
+}
+
+fn streamed(units: &[UnitPlan]) -> impl Iterator<Item = &UnitPlan> + Clone {
+    units.iter().filter(|unit| unit.is_streamed())
+}
+
+/// Staging buffers on the way to a card, for units that aren't kept: one is read into, one is copied from.
+pub const STAGING: usize = 2;
+
+/// How much of the memory that may be pinned is for units that are kept: all of it where all of them are, else staging buffers
+/// come out of it, as long as there is room for these and more.
+pub fn keep_limit<'a>(limit_bytes: u64, streamed: impl IntoIterator<Item = &'a UnitPlan>) -> u64 {
+    let (mut all, mut most) = (0, 0);
+    for unit in streamed {
+        all += unit.slot_bytes();
+        most = most.max(unit.slot_bytes());
+    }
+    match all <= limit_bytes {
+        true => limit_bytes,
+        false => limit_bytes.saturating_sub(STAGING as u64 * most),
+    }
+}
+
+/// Bytes of pinned memory that streamed units are kept in.
+pub(super) fn pinned_bytes(units: &[UnitPlan], machine: &Machine) -> u64 {
+    let mut pinned = Pinned::new(keep_limit(machine.pin_limit_bytes, streamed(units)));
+    let kept = units
+        .iter()
+        .filter(|unit| unit.is_streamed() && pinned.takes(unit));
+    kept.map(UnitPlan::slot_bytes).sum()
+}
+
+/// Which streamed units are kept in pinned memory: the first that there is room for.
+#[derive(Debug)]
+pub struct Pinned {
+    left_bytes: u64,
+}
+
+impl Pinned {
+    /// Of so many bytes.
+    pub fn new(limit_bytes: u64) -> Self {
+        Self {
+            left_bytes: limit_bytes,
+        }
+    }
+
+    /// Whether this one is, which comes next in the order of a pass.
+    pub fn takes(&mut self, unit: &UnitPlan) -> bool {
+        let bytes = unit.slot_bytes();
+        let takes = unit.tier == Tier::Host && bytes <= self.left_bytes;
+        if takes {
+            self.left_bytes -= bytes;
+        }
+        takes
+    }
+}
+
+/// Multiplying with a unit's weights.
+pub(super) fn compute_s(unit: &UnitPlan, asked: &Asked<'_>) -> Option<f64> {
+    let tensors = unit.tensors.iter();
+    tensors.map(|tensor| linear(unit.unit, tensor, asked)).sum()
+}
+
+fn linear(unit: Unit, tensor: &TensorPlan, asked: &Asked<'_>) -> Option<f64> {
+    let Asked {
+        shape,
+        workload,
+        machine,
+        ..
+    } = *asked;
+    let rates = machine.rates.as_ref()?;
+    // All of a card decodes at once.
+    let threads = match machine.device.card {
+        Some(_) => 1,
+        None => machine.device.threads,
+    };
+    if tensor.rows == 1 || tensor.part == Part::Embedding {
+        return Some(0.0);
+    }
+    let is_last = unit.layer().is_some_and(|layer| layer + 1 == shape.layers);
+    let rows = match tensor.part {
+        _ if shape.causal => asked.rows(),
+        Part::Head => workload.head_rows(),
+        // The last layer's keys and values are computed for all rows, the rest for those that are read.
+        Part::Key | Part::Value => workload.rows(),
+        _ if is_last => workload.head_rows(),
+        _ => workload.rows(),
+    };
+    // What is decoded first is so for each turn of an MLP.
+    let turn_rows = match asked.mlp_rows {
+        most if most > 0 && tensor.part.is_of_mlp() => most.min(rows),
+        _ => rows,
+    };
+    let is_decoded_first = match &machine.device.card {
+        Some(card) => is_decoded_first(card, tensor.storage.on_card(), turn_rows),
+        None => true,
+    };
+    // What is coded is decoded a few rows at a time and multiplied from there. That apart it takes about as long as numbers
+    // that are nearly as short.
+    let (format, decode_s) = match tensor.storage {
+        // A card multiplies with it as it is, beside waiting for memory.
+        Storage::Coded(_) if !is_decoded_first => (Format::Bf16, 0.0),
+        Storage::Plain(format) => (format, 0.0),
+        Storage::Coded(Coding { scheme, .. }) => (Format::Bf16, rates.decode_s(scheme)?),
+    };
+    let turns = match machine.device.card {
+        Some(_) => rows.div_ceil(turn_rows.max(1)),
+        None => 1,
+    };
+    let decode_s = decode_s * (turns as u64 * tensor.numbers()) as f64 / threads as f64;
+    let rate = rates.linear(format)?;
+    Some(rate.seconds(tensor.numbers(), rows) + decode_s)
+}
+
+/// Queries with keys and scores with values: as many multiplications for each pair of positions as a row is wide, twice.
+/// Where canvases differ in length, all are taken for as long as the longest.
+fn attention(shape: &Shape, workload: &Workload, rates: &Rates) -> Option<f64> {
+    // Each request of a causal model asks for one position, of all of its own.
+    let keys = if shape.causal { 1 } else { workload.canvas };
+    let pairs = (workload.rows() * keys) as f64;
+    let width = (shape.heads * shape.head_dim) as f64;
+    let rate = rates.linear(Format::F32)?;
+    Some(2.0 * pairs * width * shape.layers as f64 * rate.per_row_s())
+}
