@@ -112,7 +112,7 @@ pub fn run(options: &Planning) -> u8 {
         }
     };
     let text = match options.json {
-        true => format!("{}\n", plan_table::json(&plan)),
+        true => serde_json::to_string(&plan).expect("a plan has text for keys") + "\n",
         false => plan_table::lines(&plan).join("\n") + "\n",
     };
     match io::stdout().write_all(text.as_bytes()) {

@@ -121,51 +121,21 @@ pub fn lines(contents: &CodedContents) -> Vec<String> {
     lines
 }
 
-/// What a coded file has in it, as an object.
+/// What a coded file has in it, as an object, with the bits that a number takes beside bytes.
 #[must_use]
 pub fn json(contents: &CodedContents) -> Value {
     let rounded = |bits: Option<(f64, f64)>| bits.map(|(bits, _)| (bits * 1e4).round() / 1e4);
     let all = CodedSum::of(&contents.schemes);
-    let schemes = contents.schemes.iter().map(|sum| {
-        json!({
-            "scheme": sum.scheme,
-            "tensors": sum.tensors,
-            "numbers": sum.numbers,
-            "bytes": sum.bytes,
-            "original_bytes": sum.original_bytes,
-            "bits": rounded(sum.bits()),
-        })
-    });
-    let tensors = contents.tensors.iter().map(|tensor| {
-        json!({
-            "name": tensor.name,
-            "shape": tensor.shape,
-            "number": tensor.number,
-            "scheme": tensor.scheme,
-            "extent": tensor.extent,
-            "bytes": tensor.bytes,
-            "original_bytes": tensor.original_bytes,
-            "bits": rounded(tensor.bits()),
-            "hash": tensor.hash,
-            "original_hash": tensor.original_hash,
-        })
-    });
-    let files = contents.files.iter().filter(|file| !file.is_header);
-    let files =
-        files.map(|file| json!({"name": file.name, "bytes": file.bytes, "hash": file.hash}));
-    json!({
-        "path": contents.path,
-        "bytes": contents.bytes,
-        "original_bytes": contents.original_bytes,
-        "numbers": all.numbers,
-        "bits": rounded(all.bits()),
-        "source_hash": contents.source_hash,
-        "tile": contents.tile,
-        "extents": contents.extents,
-        "schemes": schemes.collect::<Vec<_>>(),
-        "tensors": tensors.collect::<Vec<_>>(),
-        "files": files.collect::<Vec<_>>(),
-    })
+    let mut value = json!(contents);
+    value["numbers"] = json!(all.numbers);
+    value["bits"] = json!(rounded(all.bits()));
+    for (index, sum) in contents.schemes.iter().enumerate() {
+        value["schemes"][index]["bits"] = json!(rounded(sum.bits()));
+    }
+    for (index, tensor) in contents.tensors.iter().enumerate() {
+        value["tensors"][index]["bits"] = json!(rounded(tensor.bits()));
+    }
+    value
 }
 
 /// What should be known of a file that was made, beside [`compressed`].

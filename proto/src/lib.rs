@@ -8,6 +8,7 @@
 
 pub mod client;
 pub mod coded_table;
+mod json;
 pub mod model;
 pub mod plan_table;
 

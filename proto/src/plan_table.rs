@@ -1,6 +1,5 @@
 //! A plan as people and scripts read it.
 
-use serde_json::{Value, json};
 use sluice_shared::units;
 
 use crate::v1::{LayerPlan, Plan, Slots, SwitchTime, UnitPlan};
@@ -190,67 +189,10 @@ fn ranges(names: &[&str]) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
-/// The plan as a JSON object; field names are those of the schema.
-#[must_use]
-pub fn json(plan: &Plan) -> Value {
-    let slots = plan.slots.unwrap_or_default();
-    let memory = plan.memory.iter();
-    let memory = memory.map(|memory| json!({"kind": memory.kind, "bytes": memory.bytes}));
-    json!({
-        "model": plan.model,
-        "level": plan.level,
-        "budget_bytes": plan.budget_bytes,
-        "canvas": plan.canvas,
-        "block": plan.block,
-        "requests": plan.requests,
-        "peak_bytes": plan.peak_bytes,
-        "pass_ms": plan.pass_ms,
-        "first_pass_ms": plan.first_pass_ms,
-        "compute_ms": plan.compute_ms,
-        "copy_ms": plan.copy_ms,
-        "disk_ms": plan.disk_ms,
-        "streamed_bytes_per_pass": plan.streamed_bytes_per_pass,
-        "kv": plan.kv,
-        "resident_bytes": plan.resident_bytes,
-        "slots": {
-            "count": slots.count,
-            "bytes": slots.bytes,
-            "decoded_bytes": slots.decoded_bytes,
-        },
-        "pinned_bytes": plan.pinned_bytes,
-        "switch_time": plan.switch_time.as_ref().map(|time| json!({
-            "idle_ms": time.idle_ms,
-            "busy_ms": time.busy_ms,
-            "converted_weights": time.converted_weights,
-            "read_bytes": time.read_bytes,
-        })),
-        "memory": memory.collect::<Vec<_>>(),
-        "layers": plan.layers.iter().map(layer_json).collect::<Vec<_>>(),
-        "is_lossless": plan.is_lossless,
-        "is_loadable": plan.is_loadable,
-        "not_loadable": plan.not_loadable,
-        "is_estimate": plan.is_estimate,
-        "same_as": plan.same_as,
-        "notes": plan.notes,
-        "pass_correction": plan.pass_correction,
-    })
-}
-
-fn layer_json(layer: &LayerPlan) -> Value {
-    let unit = |unit: &UnitPlan| {
-        json!({
-            "kind": unit.kind,
-            "tier": unit.tier,
-            "format": unit.format,
-            "bytes": unit.bytes,
-            "is_streamed": unit.is_streamed,
-        })
-    };
-    json!({"name": layer.name, "units": layer.units.iter().map(unit).collect::<Vec<_>>()})
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
     use crate::v1::PlannedMemory;
 
@@ -351,9 +293,9 @@ mod tests {
         ] {
             assert!(lines.contains(words), "{lines}");
         }
-        assert_eq!(json(&plan)["pass_ms"], Value::Null);
+        assert_eq!(json!(plan)["pass_ms"], Value::Null);
         assert!(!lines.contains("first pass"), "{lines}");
-        assert_eq!(json(&plan)["first_pass_ms"], Value::Null);
+        assert_eq!(json!(plan)["first_pass_ms"], Value::Null);
     }
 
     #[test]
@@ -364,7 +306,7 @@ mod tests {
         };
         let expected = "first pass   about 31.0 s, with nothing of the files in the system's cache";
         assert_eq!(lines(&plan)[3], expected);
-        assert_eq!(json(&plan)["first_pass_ms"], 31_000.0);
+        assert_eq!(json!(plan)["first_pass_ms"], 31_000.0);
     }
 
     #[test]
@@ -382,7 +324,7 @@ mod tests {
         let expected =
             "switch       about 4.1 s to convert 210.0 M weights, up to 24.6 s while requests run";
         assert_eq!(lines(&plan)[4], expected);
-        assert_eq!(json(&plan)["switch_time"]["converted_weights"], 210_000_000);
+        assert_eq!(json!(plan)["switch_time"]["converted_weights"], 210_000_000);
         assert_eq!(
             switch_time(&time(0, 4100.0)),
             "about 4.1 s to read 3.00 GiB"
@@ -393,7 +335,7 @@ mod tests {
 
     #[test]
     fn scripts_find_the_documented_keys() {
-        let json = json(&plan());
+        let json = json!(plan());
         assert_eq!(json["peak_bytes"], 1 << 19);
         assert_eq!(json["pass_ms"], 12.0);
         assert_eq!(json["streamed_bytes_per_pass"], 2048);

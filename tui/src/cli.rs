@@ -307,7 +307,7 @@ pub struct Load {
     /// How faithful the weights are, and how much memory they may take, from here on.
     #[command(flatten)]
     pub wish: Wish,
-    /// Print each event as a JSON object on its own line; the last is "done"
+    /// Print each event as a JSON object on its own line; the last is "model"
     #[arg(long)]
     pub json: bool,
 }

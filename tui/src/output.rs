@@ -6,12 +6,13 @@ use std::{
     path::Path,
 };
 
+use serde::Serialize;
 use serde_json::{Value, json};
 use sluice_proto::client::{CallError, ConnectError};
 use sluice_shared::exit;
 use tonic::{Code, Status};
 
-use crate::text::sanitise;
+use crate::{json, text::sanitise};
 
 /// Why a command did not do what was asked.
 #[derive(Debug)]
@@ -317,6 +318,14 @@ impl Out {
             format!("{text}\n")
         };
         self.raw(line.as_bytes())
+    }
+
+    /// Writes a value as one line of JSON.
+    ///
+    /// # Errors
+    /// When the reader has gone or the disk is full.
+    pub fn json(&mut self, value: &impl Serialize) -> Result<(), Failure> {
+        self.line(&json::line(value))
     }
 
     /// Writes bytes that hold control sequences of our own making.

@@ -27,7 +27,8 @@ Examples:
 
 Exit codes: 0 done, 1 failed, 64 wrong usage, 69 the daemon can't be reached, 130 Ctrl-C ended it. With --json,
 what fails is one object on the last line of standard error: error, hint, reason (the daemon's, such as QUEUE_FULL) and
-exit_code; standard output has results alone.
+exit_code; standard output has results alone. Keys of results are the fields of the schema's messages; what is unknown
+is null.
 NO_COLOR, set and not empty, turns colour off.
 
 The dashboard reads $XDG_CONFIG_HOME/sluice/client.toml (else ~/.config/sluice/client.toml): theme = \"dark\",
@@ -45,7 +46,7 @@ Examples:
   sluice load ~/models/LLaDA-8B-Instruct --level moderate --budget 4GiB
 
 Ctrl-C cancels the load. With --json each line is an object whose \"event\" is plan, conversion, progress, notice or
-done.";
+model.";
 
 pub(super) const REPLAY: &str = "\
 Examples:
@@ -71,7 +72,7 @@ Ctrl-C cancels the download; it goes on when this program dies otherwise, and `s
 A private or gated model needs a token: HF_TOKEN here goes along with this one download, and only to the
 hub; the daemon's own is read as the hub's programs do. HF_ENDPOINT and HF_HUB_OFFLINE are the daemon's.
 
-With --json each line is an object whose \"event\" is plan, progress, notice or done.";
+With --json each line is an object whose \"event\" is plan, progress, notice or model.";
 
 pub(super) const REMOVE: &str = "\
 Examples:
@@ -112,7 +113,7 @@ Ctrl-C cancels the job; what is done is kept, and the same command goes on with 
 this program dies otherwise, the job goes on: `sluice jobs` shows it. Where no daemon runs, `sluiced compress`
 does the same as you.
 
-With --json each line is an object whose \"event\" is job, progress or done.";
+With --json each line is an object whose \"event\" is job, progress or result.";
 
 pub(super) const DECOMPRESS: &str = "\
 Example:
@@ -122,7 +123,7 @@ The very files that the coded one was made of, byte by byte, unless numbers were
 checksum is compared on the way. Ctrl-C cancels the job, and nothing is left of it. Where no daemon runs,
 `sluiced decompress` does the same as you.
 
-With --json each line is an object whose \"event\" is job, progress or done.";
+With --json each line is an object whose \"event\" is job, progress or result.";
 
 pub(super) const VERIFY: &str = "\
 Example:
@@ -131,7 +132,7 @@ Example:
 Every byte is compared with its checksums; damage is told with tensor and tile, and then the exit code is 1.
 Ctrl-C cancels the job. Where no daemon runs, `sluiced verify` does the same as you.
 
-With --json each line is an object whose \"event\" is job, progress or done.";
+With --json each line is an object whose \"event\" is job, progress or result.";
 
 pub(super) const BUDGET: &str = "\
 Examples:
@@ -142,7 +143,7 @@ What the budget has no room for is streamed through a few slots in every pass: a
 least that works gives the same text, only slower. Where one is too small, the error names the least.
 
 The predicted effect comes first, the measured one last. Ctrl-C stops the watching, not the switch.
-With --json each line is an object whose \"event\" is planned, conversion, switch, notice or applied.";
+With --json each line is an object whose \"event\" is planned, conversion, progress, notice or applied.";
 
 pub(super) const SWITCH: &str = "\
 Goes back to the level, the budget and all else that the daemon was started with, or the model that is loaded
@@ -150,7 +151,7 @@ was loaded with. `--to source` goes to the checkpoint's own weights: level off, 
 budget has no room for all of them.
 
 The predicted effect comes first, the measured one last. Ctrl-C stops the watching, not the switch.
-With --json each line is an object whose \"event\" is planned, conversion, switch, notice or applied.";
+With --json each line is an object whose \"event\" is planned, conversion, progress, notice or applied.";
 
 pub(super) fn plan() -> String {
     format!(
@@ -183,7 +184,7 @@ Examples:
 
 Requests that run go on: weights change between their passes. The predicted effect comes first, the
 measured one last. Ctrl-C stops the watching, not the switch. With --json each line is an object whose
-\"event\" is planned, conversion, switch, notice or applied.",
+\"event\" is planned, conversion, progress, notice or applied.",
         levels()
     )
 }

@@ -81,7 +81,7 @@ pub struct Following {
     /// Leave the job to the daemon as soon as it has begun
     #[arg(long)]
     pub detach: bool,
-    /// Print each event as a JSON object on its own line; the last is "done"
+    /// Print each event as a JSON object on its own line; the last is "result"
     #[arg(long)]
     pub json: bool,
 }
@@ -106,7 +106,7 @@ pub enum JobsCommand {
         /// The job, as `sluice jobs` numbers it
         #[arg(value_parser = parse_job_id)]
         id: u64,
-        /// Print each event as a JSON object on its own line; the last is "done"
+        /// Print each event as a JSON object on its own line; the last is "result"
         #[arg(long)]
         json: bool,
     },

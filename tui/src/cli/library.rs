@@ -19,7 +19,7 @@ pub struct Pull {
     /// A branch, a tag or a commit [default: main]
     #[arg(long, value_name = "REVISION")]
     pub revision: Option<String>,
-    /// Print each event as a JSON object on its own line; the last is "done"
+    /// Print each event as a JSON object on its own line; the last is "model"
     #[arg(long)]
     pub json: bool,
 }

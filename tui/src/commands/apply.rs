@@ -13,7 +13,6 @@ use super::{advance::bar, follow::interrupts};
 use crate::{
     cli::{Budget, Restore, RestoreTo, SetBudget, SetLevel, Wish},
     connection::Daemon,
-    json,
     output::{Failure, Out, Progress, dim},
     plans,
 };
@@ -148,7 +147,7 @@ async fn follow(
             continue;
         };
         match manner {
-            Manner::Json => out.line(&json::applying(&kind).to_string())?,
+            Manner::Json => out.json(&kind)?,
             Manner::Words => show(&kind, &mut progress, |line| out.line(line))?,
             Manner::Aside => show(&kind, &mut progress, |line| {
                 dim(line);

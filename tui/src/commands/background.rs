@@ -243,7 +243,7 @@ pub(super) async fn end(socket: PathBuf, json: bool, out: &mut Out) -> Result<()
     }
     progress.clear();
     match json {
-        true => out.line(&json!({"pid": peer.as_raw_nonzero().get(), "ended": true}).to_string()),
+        true => out.json(&json!({"pid": peer.as_raw_nonzero().get(), "ended": true})),
         false => out.line("sluiced has ended"),
     }
 }

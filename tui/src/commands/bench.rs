@@ -70,7 +70,7 @@ async fn rows(
         figures.streamed_from = streamed_from(&daemon).await;
         drop(board);
         if arguments.json {
-            out.line(&json::bench(&figures).to_string())?;
+            out.json(&json::bench(&figures))?;
         } else {
             if first.is_none() {
                 out.line(&figures::header())?;

@@ -6,6 +6,7 @@ use std::{
 };
 
 use futures_util::StreamExt;
+use serde::Serialize;
 use sluice_proto::v1::{
     FidelityMeasurement, FidelityResult, ListFidelityRequest, MeasureFidelityRequest, Plan,
     PlanRequest, Texts, measure_fidelity_request::Samples, measure_fidelity_response::Kind,
@@ -16,7 +17,6 @@ use super::{input, until_interrupted};
 use crate::{
     cli::{Fidelity, Levels},
     connection::Daemon,
-    json,
     output::{Failure, Out, Progress},
     plans,
     text::sanitise_line,
@@ -72,7 +72,7 @@ async fn all(
             .find(|known| has_equal_weights(known, &plan))
         {
             match arguments.json {
-                true => out.line(&json::equal_fidelity(&plan, &equal.level).to_string())?,
+                true => out.json(&Row::equal(&plan, &equal.level))?,
                 false => out.line(&equal_row(&plan, &equal.level))?,
             }
             continue;
@@ -83,7 +83,7 @@ async fn all(
         request.seed = Some(result.seed);
         measured.push(plan.clone());
         if arguments.json {
-            out.line(&json::fidelity(&result, &plan).to_string())?;
+            out.json(&Row::measured(&plan, &result))?;
             continue;
         }
         if last.is_none() {
@@ -112,7 +112,7 @@ async fn show(socket: PathBuf, as_json: bool, out: &mut Out) -> Result<(), Failu
     }
     for (index, measurement) in measurements.iter().rev().enumerate() {
         if as_json {
-            out.line(&json::fidelity_measurement(measurement).to_string())?;
+            out.json(measurement)?;
             continue;
         }
         if index == 0 {
@@ -206,6 +206,39 @@ async fn measure(
     result.ok_or_else(|| Failure::new("the daemon ended the stream without a result"))
 }
 
+/// A level as scripts read it.
+#[derive(Serialize)]
+struct Row<'a> {
+    level: &'a str,
+    /// The level whose weights have the same numbers, where this one is not measured for that.
+    equal_to: Option<&'a str>,
+    peak_bytes: u64,
+    pass_ms: Option<f64>,
+    result: Option<&'a FidelityResult>,
+}
+
+impl<'a> Row<'a> {
+    fn measured(plan: &'a Plan, result: &'a FidelityResult) -> Self {
+        Self {
+            level: &result.level,
+            equal_to: None,
+            peak_bytes: plan.peak_bytes,
+            pass_ms: plan.pass_ms,
+            result: Some(result),
+        }
+    }
+
+    fn equal(plan: &'a Plan, level: &'a str) -> Self {
+        Self {
+            level: &plan.level,
+            equal_to: Some(level),
+            peak_bytes: plan.peak_bytes,
+            pass_ms: plan.pass_ms,
+            result: None,
+        }
+    }
+}
+
 /// Whether both compute with the same numbers, however they are kept.
 fn has_equal_weights(one: &Plan, other: &Plan) -> bool {
     let is_same = one.level == other.level || one.same_as.contains(&other.level);
@@ -257,6 +290,8 @@ fn footer(result: &FidelityResult) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     #[test]
@@ -297,6 +332,29 @@ mod tests {
             equal_row(&moderate, "standard"),
             "moderate   the very same weights as standard: not measured again"
         );
+    }
+
+    #[test]
+    fn a_level_that_is_not_measured_again_has_the_same_keys() {
+        let plan = Plan {
+            level: "mild".into(),
+            peak_bytes: 7,
+            ..Default::default()
+        };
+        let result = FidelityResult::default();
+        let equal = json!(Row::equal(&plan, "standard"));
+        let measured = json!(Row::measured(&plan, &result));
+        let keys = |value: &Value| {
+            let keys = value.as_object().unwrap().keys();
+            keys.cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(keys(&equal), keys(&measured));
+        assert_eq!(equal["equal_to"], "standard");
+        assert_eq!(
+            (&equal["level"], &equal["peak_bytes"]),
+            (&"mild".into(), &7.into())
+        );
+        assert!(equal["result"].is_null() && measured["equal_to"].is_null());
     }
 
     #[test]

@@ -146,7 +146,7 @@ async fn show(
             _ => waiting.clear(),
         }
         if json {
-            out.line(&json::event(&kind).to_string())?;
+            out.line(&json::event(&kind))?;
         } else {
             for line in talk(&kind) {
                 if let View::Live(live) = &mut view {

@@ -160,9 +160,7 @@ pub(super) async fn jobs(socket: PathBuf, arguments: &Jobs, out: &mut Out) -> Re
 /// Stops a job and waits for its end, so that another can begin.
 async fn cancel(daemon: &Daemon, job_id: u64, json: bool, out: &mut Out) -> Result<(), Failure> {
     let mut tell = |was_running: bool, state: &str, line: String| match json {
-        true => out.line(
-            &json!({"job_id": job_id, "was_running": was_running, "state": state}).to_string(),
-        ),
+        true => out.json(&json!({"job_id": job_id, "was_running": was_running, "state": state})),
         false => out.line(&sanitise_line(&line)),
     };
     let request = CancelJobRequest { job_id };
@@ -227,14 +225,13 @@ pub(super) fn offline_hint(command: &str) -> String {
 
 async fn list(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
     let answer = daemon.jobs().list_jobs(ListJobsRequest {}).await;
-    let jobs = answer
+    let list = answer
         .map_err(|status| daemon.failure(status))?
-        .into_inner()
-        .jobs;
+        .into_inner();
     if json {
-        let jobs: Vec<_> = jobs.iter().map(json::job).collect();
-        return out.line(&json!({"jobs": jobs}).to_string());
+        return out.json(&list);
     }
+    let jobs = list.jobs;
     if jobs.is_empty() {
         return out.line("no jobs");
     }
@@ -253,8 +250,8 @@ pub(super) fn row(job: &Job) -> String {
     let mut row = format!(
         "{:>5}  {:<10} {:<9} {:>6} {:>12}  {}",
         job.job_id,
-        json::job_kind(job.kind()),
-        json::job_state(job.state()),
+        json::word(job.kind()),
+        json::word(job.state()),
         share(job),
         units::duration_ms(job.elapsed_ms),
         files(job),
@@ -410,7 +407,7 @@ impl Shown {
     /// Shows an event; whether it was the last.
     fn take(&mut self, kind: Kind, out: &mut Out) -> Result<bool, Failure> {
         if self.json {
-            out.line(&json::job_event(&kind).to_string())?;
+            out.json(&kind)?;
         }
         match kind {
             Kind::Job(job) => {
@@ -438,7 +435,7 @@ impl Shown {
         let mut line = format!(
             "job {}: {} {}, {} of the daemon's threads",
             job.job_id,
-            json::job_kind(job.kind()),
+            json::word(job.kind()),
             sanitise_line(&files(job)),
             job.threads
         );

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
+use serde::Serialize;
+use serde_json::{Value, json};
 use sluice_proto::{
     coded_table,
     v1::{
@@ -59,17 +60,20 @@ pub(super) async fn remove(
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     if arguments.json {
-        let kept_path = (!removed.kept_path.is_empty()).then_some(&removed.kept_path);
-        let value = json!({
-            "name": arguments.name,
-            "freed_bytes": removed.freed_bytes,
-            "kept_path": kept_path,
-            "kept_removed": removed.kept_removed,
-            "kept_in_use": removed.kept_in_use,
+        return out.json(&Removed {
+            name: &arguments.name,
+            answer: &removed,
         });
-        return out.line(&value.to_string());
     }
     out.line(&sanitise_line(&removal(arguments, &removed)))
+}
+
+/// As scripts read it: what was asked for, and what came of it.
+#[derive(Serialize)]
+struct Removed<'a> {
+    name: &'a str,
+    #[serde(flatten)]
+    answer: &'a RemoveModelResponse,
 }
 
 fn removal(arguments: &Remove, removed: &RemoveModelResponse) -> String {
@@ -97,14 +101,7 @@ pub(super) async fn unload(daemon: &Daemon, json: bool, out: &mut Out) -> Result
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     if json {
-        let value = json!({
-            "name": went.name,
-            "device_bytes_before": went.device_bytes_before,
-            "device_bytes_after": went.device_bytes_after,
-            "resident_bytes_before": went.resident_bytes_before,
-            "resident_bytes_after": went.resident_bytes_after,
-        });
-        return out.line(&value.to_string());
+        return out.json(&went);
     }
     out.line(&sanitise_line(&unloaded(&went)))
 }
@@ -150,7 +147,7 @@ pub(super) async fn inspect(
         .map_err(|status| daemon.failure(status))?
         .into_inner();
     if arguments.json {
-        out.line(&json::inspection(&facts).to_string())?;
+        out.json(&as_json(&facts))?;
     } else {
         for line in lines(&facts) {
             out.line(&sanitise_line(&line))?;
@@ -165,14 +162,16 @@ pub(super) async fn inspect(
     }
 }
 
+fn as_json(facts: &InspectModelResponse) -> Value {
+    let mut value = json!(facts);
+    value["coded"] = json!(facts.coded.as_ref().map(coded_table::json));
+    value
+}
+
 fn lines(facts: &InspectModelResponse) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(model) = &facts.model {
-        lines.push(format!(
-            "{} ({})",
-            model.name,
-            json::model_state(model.state())
-        ));
+        lines.push(format!("{} ({})", model.name, json::word(model.state())));
         if !model.path.is_empty() {
             lines.push(format!("  {:<16} {}", "path", model.path));
         }

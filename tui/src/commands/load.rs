@@ -23,7 +23,6 @@ use super::{
 use crate::{
     cli::{Budget, Load, Wish},
     connection::Daemon,
-    json,
     output::{Failure, Out, Progress, dim},
     plans,
     text::sanitise_line,
@@ -121,7 +120,7 @@ async fn follow(
             None => break,
         };
         if let (true, Some(kind)) = (json, &kind) {
-            out.line(&json::load(kind).to_string())?;
+            out.json(kind)?;
         }
         match kind {
             Some(Kind::Model(loaded)) => model = Some(loaded),
@@ -161,7 +160,7 @@ pub(super) async fn stop(
 ) -> Result<(), Failure> {
     let was_loading = cancel(daemon).await?;
     if json {
-        return out.line(&json!({"name": name, "was_loading": was_loading}).to_string());
+        return out.json(&json!({"name": name, "was_loading": was_loading}));
     }
     let name = sanitise_line(name);
     out.line(&match was_loading {

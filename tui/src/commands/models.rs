@@ -1,6 +1,5 @@
 //! `sluice list`, and how a model is put into words.
 
-use serde_json::json;
 use sluice_proto::v1::{ListModelsRequest, ListModelsResponse, Model, ModelOrigin, ModelState};
 use sluice_shared::units;
 
@@ -19,15 +18,7 @@ pub(super) async fn run(daemon: &Daemon, json: bool, out: &mut Out) -> Result<()
         .into_inner();
     let models = &list.models;
     if json {
-        let models: Vec<_> = models.iter().map(json::model).collect();
-        let kept: Vec<_> = list.kept.iter().map(json::kept).collect();
-        let list = json!({
-            "models": models,
-            "kept": kept,
-            "kept_folder": list.kept_folder,
-            "kept_bytes_max": list.kept_bytes_max,
-        });
-        return out.line(&list.to_string());
+        return out.json(&list);
     }
     if models.is_empty() {
         out.line("no models")?;
@@ -132,7 +123,7 @@ fn state(model: &Model) -> String {
         ModelState::Ready => "loaded".to_owned(),
         ModelState::Available if model.is_demonstration => "built in".to_owned(),
         ModelState::Available => "on disk".to_owned(),
-        _ => json::model_state(model.state()),
+        _ => json::word(model.state()),
     }
 }
 
@@ -148,7 +139,7 @@ fn place(model: &Model) -> String {
 
 /// A model in one line.
 pub(crate) fn describe(model: &Model) -> String {
-    let mut line = format!("{} ({})", model.name, json::model_state(model.state()));
+    let mut line = format!("{} ({})", model.name, json::word(model.state()));
     if let Some(shape) = &model.shape {
         line += &format!(
             ": {}, {} parameters, {}, {} layers of width {}, context {}",

@@ -57,7 +57,7 @@ pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Res
         .plan
         .ok_or_else(|| Failure::new("the daemon's answer has no plan"))?;
     if arguments.json {
-        return out.line(&plan_table::json(&plan).to_string());
+        return out.json(&plan);
     }
     for line in plan_table::lines(&plan) {
         out.line(&line)?;

@@ -19,7 +19,7 @@ use crate::{
 pub(super) async fn run(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
     let snapshot = daemon.snapshot().await?;
     if json {
-        return out.line(&to_json(&snapshot).to_string());
+        return out.json(&to_json(&snapshot));
     }
     for line in lines(&snapshot) {
         out.line(&sanitise_line(&line))?;
@@ -36,7 +36,7 @@ fn to_json(snapshot: &Snapshot) -> serde_json::Value {
             json!({
                 "name": model.name,
                 "path": model.path,
-                "state": json::model_state(model.state()),
+                "state": json::word(model.state()),
                 "device": device.map(|device| &device.kind),
                 "device_bytes": device.map(|device| device.used_bytes),
                 "level": snapshot.plan.as_ref().map(|plan| &plan.level),
@@ -44,8 +44,7 @@ fn to_json(snapshot: &Snapshot) -> serde_json::Value {
             })
         })
         .collect();
-    let requests: Vec<_> = snapshot.requests.iter().map(json::request).collect();
-    json!({"models": models, "requests": requests})
+    json!({"models": models, "requests": snapshot.requests})
 }
 
 fn lines(snapshot: &Snapshot) -> Vec<String> {
@@ -56,7 +55,7 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
     let held = device.map_or_else(|| "?".to_owned(), |device| units::bytes(device.used_bytes));
     let state = match model.state() {
         ModelState::Ready => "loaded".to_owned(),
-        state => json::model_state(state),
+        state => json::word(state),
     };
     let work = snapshot.queue.as_ref().map_or_else(String::new, |queue| {
         match (queue.running, queue.waiting) {

@@ -18,7 +18,6 @@ use super::{advance::advance, follow::interrupts, models::describe};
 use crate::{
     cli::Pull,
     connection::Daemon,
-    json,
     output::{Failure, Out, Progress, dim},
 };
 
@@ -100,7 +99,7 @@ async fn follow(
         };
         let Some(kind) = kind else { continue };
         if arguments.json {
-            out.line(&json::pull(&kind).to_string())?;
+            out.json(&kind)?;
         }
         match kind {
             Kind::Plan(plan) => {

@@ -43,7 +43,7 @@ pub(super) async fn run(
 fn print(reader: impl BufRead, name: &str, json: bool, out: &mut Out) -> Result<(), Failure> {
     if json {
         for kind in Events::new(reader) {
-            out.line(&json::event(&kind.map_err(|error| wrong(name, &error))?).to_string())?;
+            out.line(&json::event(&kind.map_err(|error| wrong(name, &error))?))?;
         }
         return Ok(());
     }

@@ -18,14 +18,13 @@ pub(super) async fn list(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(
         .generation()
         .list_requests(ListRequestsRequest {})
         .await;
-    let requests = answer
+    let list = answer
         .map_err(|status| daemon.failure(status))?
-        .into_inner()
-        .requests;
+        .into_inner();
     if json {
-        let requests: Vec<_> = requests.iter().map(json::request).collect();
-        return out.line(&json!({"requests": requests}).to_string());
+        return out.json(&list);
     }
+    let requests = list.requests;
     if requests.is_empty() {
         return out.line("no requests");
     }
@@ -55,8 +54,8 @@ pub(super) fn row(request: &RequestSummary) -> String {
     let mut row = format!(
         "{:>5}  {:<9} {:<10} {:>9} {:>7} {:>9}",
         request.request_id,
-        json::request_kind(request.kind()),
-        json::request_state(request.state()),
+        json::word(request.kind()),
+        json::word(request.state()),
         format!("{}/{}", request.blocks_done, request.blocks),
         request.passes,
         units::duration_ms(ms),
@@ -79,8 +78,7 @@ pub(super) async fn cancel(
     let answer = answer.map_err(|status| daemon.failure(status))?;
     let was_active = answer.into_inner().was_active;
     if arguments.json {
-        let value = json!({"request_id": request_id, "was_active": was_active});
-        return out.line(&value.to_string());
+        return out.json(&json!({"request_id": request_id, "was_active": was_active}));
     }
     if was_active {
         out.line(&format!("cancelled request {request_id}"))

@@ -14,7 +14,6 @@ use super::{input, message, until_interrupted, usage};
 use crate::{
     cli::Score,
     connection::Daemon,
-    json,
     output::{Failure, Out, Progress},
 };
 
@@ -54,7 +53,7 @@ async fn score(
     let result =
         result.ok_or_else(|| Failure::new("the daemon ended the stream without a result"))?;
     if json {
-        return out.line(&json::score(&result).to_string());
+        return out.json(&result);
     }
     for line in lines(&result) {
         out.line(&line)?;

@@ -18,7 +18,7 @@ use crate::{
 pub(super) async fn run(daemon: &Daemon, json: bool, out: &mut Out) -> Result<(), Failure> {
     let snapshot = daemon.snapshot().await?;
     if json {
-        return out.line(&json::snapshot(&snapshot).to_string());
+        return out.json(&snapshot);
     }
     for line in lines(&snapshot) {
         out.line(&line)?;
@@ -35,7 +35,7 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
             format!(
                 "sluiced {}, {}, pid {}, up {}, {}",
                 server.version,
-                json::server_state(server.state()).replace('_', " "),
+                json::word(server.state()).replace('_', " "),
                 server.pid,
                 units::duration_ms(server.uptime_ms as f64),
                 server.socket,

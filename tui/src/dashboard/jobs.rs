@@ -384,7 +384,7 @@ impl State {
         let models = self.jobs.models.iter().flatten();
         models
             .filter(|model| {
-                let state = json::model_state(model.state());
+                let state = json::word(model.state());
                 let words = format!("{} {} {state}", model.name, model.family);
                 words.to_lowercase().contains(&wanted)
             })

@@ -373,7 +373,7 @@ impl State {
         if self.page == Page::Overview && !self.filter.value().is_empty() {
             let wanted = self.filter.value().to_lowercase();
             rows.retain(|row| {
-                let state = json::request_state(row.state());
+                let state = json::word(row.state());
                 let name = self.requests.name(row.request_id);
                 let words = format!("{name} {state} {}", row.error);
                 words.to_lowercase().contains(&wanted)

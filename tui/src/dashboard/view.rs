@@ -392,7 +392,7 @@ fn server(snapshot: Option<&Snapshot>) -> String {
     format!(
         " · sluiced {} {} · up {}",
         server.version,
-        json::server_state(server.state()).replace('_', " "),
+        json::word(server.state()).replace('_', " "),
         units::duration_ms(server.uptime_ms as f64)
     )
 }

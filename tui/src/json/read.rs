@@ -3,17 +3,13 @@
 //! A person may have edited them, or somebody sent them: nothing is trusted. Events and fields that are not known are
 //! skipped, so that a file of a later version still shows what this one knows.
 
-mod lines;
-
 use std::{
     fmt,
     io::{self, BufRead, Read},
 };
 
 use serde::{Deserialize, de::DeserializeOwned};
-use sluice_proto::v1::{CanvasToken, Loading, Notice, Queued, generation_event::Kind};
-
-use lines::{BlockDoneLine, DoneLine, LoadingLine, NoticeLine, PassLine, QueuedLine, StartedLine};
+use sluice_proto::v1::{CanvasToken, Done, generation_event::Kind};
 
 /// Most bytes that are read: a thousand passes over a thousand positions, and more.
 pub const BYTES_MAX: u64 = 256 << 20;
@@ -180,28 +176,32 @@ impl From<String> for Wrong {
 fn parse(line: &[u8]) -> Result<Option<Kind>, Wrong> {
     let event = json::<EventLine>(line)?.event;
     Ok(Some(match event.as_str() {
-        "queued" => {
-            let QueuedLine { request_id, ahead } = json(line)?;
-            Kind::Queued(Queued { request_id, ahead })
-        }
-        "started" => Kind::Started(json::<StartedLine>(line)?.started()?),
-        "pass" => Kind::PassDone(json::<PassLine>(line)?.pass()?),
-        "block_done" => Kind::BlockDone(json::<BlockDoneLine>(line)?.block_done()?),
-        "notice" => {
-            let NoticeLine { request_id, text } = json(line)?;
-            Kind::Notice(Notice { request_id, text })
-        }
-        "done" => Kind::Done(json::<DoneLine>(line)?.done()?),
-        "loading" => {
-            let loading: LoadingLine = json(line)?;
-            Kind::Loading(Loading {
-                model: loading.model,
-                loaded_bytes: loading.loaded_bytes,
-                total_bytes: loading.total_bytes,
-            })
-        }
+        "queued" => Kind::Queued(json(line)?),
+        "started" => Kind::Started(json(line)?),
+        // "pass" is what earlier versions wrote.
+        "pass_done" | "pass" => Kind::PassDone(json(line)?),
+        "block_done" => Kind::BlockDone(json(line)?),
+        "notice" => Kind::Notice(json(line)?),
+        "done" => Kind::Done(done(line)?),
+        "loading" => Kind::Loading(json(line)?),
         _ => return Ok(None),
     }))
+}
+
+/// The last event. Versions that told no numbers of tokens but of those of the text had no others.
+fn done(line: &[u8]) -> Result<Done, Wrong> {
+    #[derive(Deserialize)]
+    struct Counts {
+        generated_tokens: Option<u32>,
+        filled_positions: Option<u32>,
+    }
+    let counts: Counts = json(line)?;
+    let done: Done = json(line)?;
+    Ok(Done {
+        generated_tokens: counts.generated_tokens.unwrap_or(done.text_tokens),
+        filled_positions: counts.filled_positions.unwrap_or(done.text_tokens),
+        ..done
+    })
 }
 
 fn json<T: DeserializeOwned>(line: &[u8]) -> Result<T, Wrong> {
@@ -233,8 +233,8 @@ fn at_most(what: &str, count: usize) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use sluice_proto::v1::{
-        BlockDone, CanvasToken, Done, FinishReason, PassDone, Phases, Policy, ResolvedSetting,
-        Started, Switch, TokenState,
+        BlockDone, CanvasToken, Done, FinishReason, Loading, Notice, PassDone, Phases, Policy,
+        Queued, ResolvedSetting, Started, Switch, TokenState,
     };
 
     use super::*;
@@ -422,6 +422,17 @@ mod tests {
             .map(|kind| format!("{}\n", json::event(kind)))
             .collect();
         assert_eq!(read(lines.as_bytes()).unwrap(), events);
+    }
+
+    #[test]
+    fn runs_of_earlier_versions_open() {
+        let run = include_bytes!("read/first-version.jsonl");
+        assert_eq!(read(run).unwrap(), every_event());
+        let older = read(b"{\"event\":\"done\",\"text_tokens\":3}\n").unwrap();
+        let [Kind::Done(done)] = &older[..] else {
+            panic!("{older:?}");
+        };
+        assert_eq!((done.generated_tokens, done.filled_positions), (3, 3));
     }
 
     #[test]

@@ -90,7 +90,7 @@ fn json_gives_one_object_a_line_for_each_event() {
         .iter()
         .map(|event| event["event"].as_str().unwrap())
         .collect();
-    let passes = ["pass"; 4];
+    let passes = ["pass_done"; 4];
     assert_eq!(names[..2], ["queued", "started"]);
     assert_eq!(names[2..6], passes);
     assert_eq!(names[6..], ["block_done", "done"]);

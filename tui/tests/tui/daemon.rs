@@ -230,7 +230,13 @@ fn a_prompt_is_answered() {
     // How many there are is the model's to say.
     let ids = |done: &Value| done["tokens"].as_array().expect("ids").len();
     assert!((1..=32).contains(&ids(&done)), "{done}");
-    for key in ["passes", "ms", "peak_device_bytes", "seed", "request_id"] {
+    for key in [
+        "passes",
+        "elapsed_ms",
+        "peak_device_bytes",
+        "seed",
+        "request_id",
+    ] {
         assert!(done[key].is_number(), "{key} in {done}");
     }
     assert!(
@@ -298,7 +304,7 @@ fn the_model_goes_into_a_file_and_back() {
     let path = |name: &str| folder.path().join(name).to_str().expect("UTF-8").to_owned();
     let (file, back) = (path("demo.sluice"), path("back"));
     let made = daemon.done(&["compress", "sluice-demo", "-o", &file, "--all", "--json"]);
-    assert_eq!(made["event"], "done");
+    assert_eq!(made["event"], "result");
     assert!(
         made["bytes"].as_u64() < made["original_bytes"].as_u64(),
         "{made}"
@@ -385,7 +391,11 @@ fn levels_are_measured_on_the_sample_that_comes_with_the_model() {
         .lines()
         .map(|line| serde_json::from_str(line).expect("an object"))
         .collect();
-    let kl = |row: usize| rows[row]["mean_kl_nats"].as_f64().expect("a number");
+    let kl = |row: usize| {
+        rows[row]["result"]["mean_kl_nats"]
+            .as_f64()
+            .expect("a number")
+    };
     assert_eq!(rows[1]["equal_to"], "standard");
     assert!(kl(0) < 1e-9 && kl(2) > kl(0) && kl(3) > kl(2), "{rows:?}");
 }

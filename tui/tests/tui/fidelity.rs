@@ -71,8 +71,12 @@ fn standard_input_is_measured_at_the_level_in_force_and_as_json() {
     assert_eq!(code(&output), 0, "{}", stderr(&output));
     let value: Value = serde_json::from_slice(&output.stdout).expect("one object");
     assert_eq!(value["level"], "standard");
-    assert_eq!(value["mean_kl_nats"], 0.00125);
-    assert_eq!((&value["seed"], &value["ms"]), (&1.into(), &1500.0.into()));
+    let result = &value["result"];
+    assert_eq!(result["mean_kl_nats"], 0.00125);
+    assert_eq!(
+        (&result["seed"], &result["elapsed_ms"]),
+        (&1.into(), &1500.0.into())
+    );
     assert_eq!(value["peak_bytes"], 3_u64 << 30);
     assert_eq!(value["pass_ms"], 620.0);
     let seen = fake.seen.lock().unwrap();
@@ -168,7 +172,7 @@ fn what_was_measured_before_is_shown_without_measuring() {
     let output = fake.output(&["fidelity", "--show", "--json"]);
     let row: Value = serde_json::from_str(&stdout(&output)).expect("an object");
     assert_eq!(
-        (&row["model"], &row["level"]),
+        (&row["model"], &row["result"]["level"]),
         (&"fake".into(), &"moderate".into())
     );
     assert_eq!(fake.seen.lock().unwrap().measured.len(), 1);

@@ -118,14 +118,14 @@ fn a_job_for_scripts_is_a_line_an_event() {
         .iter()
         .map(|line| line["event"].as_str().unwrap())
         .collect();
-    assert_eq!(events, ["job", "progress", "done"]);
+    assert_eq!(events, ["job", "progress", "result"]);
     assert_eq!(
         (&lines[0]["job_id"], &lines[0]["kind"]),
         (&3.into(), &"compress".into())
     );
     assert_eq!(lines[1]["done_bytes"], 1 << 20);
     assert_eq!(
-        (&lines[2]["bytes"], &lines[2]["ms"]),
+        (&lines[2]["bytes"], &lines[2]["elapsed_ms"]),
         (&(2_u64 << 30).into(), &1500.0.into())
     );
     assert!(stderr(&output).starts_with("note: /models/m.sluice is not there"));

@@ -62,9 +62,9 @@ fn a_load_for_scripts_is_a_line_an_event() {
         .map(|line| serde_json::from_str(line).expect("an object"))
         .collect();
     let events: Vec<_> = lines.iter().map(|line| line["event"].as_str()).collect();
-    let expected = ["plan", "notice", "progress", "done"].map(Some);
+    let expected = ["plan", "notice", "progress", "model"].map(Some);
     assert_eq!(events, expected);
-    assert_eq!(lines[3]["model"]["name"], "fake");
+    assert_eq!(lines[3]["name"], "fake");
 }
 
 #[test]
@@ -120,10 +120,10 @@ in force  after 2.3 s, with 2.00 GiB held on the device
         .collect();
     assert_eq!(
         names,
-        ["planned", "conversion", "notice", "switch", "applied"]
+        ["planned", "conversion", "notice", "progress", "applied"]
     );
     assert_eq!(events[0]["plan"]["pass_ms"], 620.0);
-    assert_eq!(events[4]["ms"], 2300.0);
+    assert_eq!(events[4]["elapsed_ms"], 2300.0);
     let applied = &fake.seen.lock().unwrap().applied;
     assert_eq!(applied[0].level.as_deref(), Some("moderate"));
     assert_eq!(applied[0].budget_bytes, Some(4 << 30));

@@ -121,7 +121,7 @@ impl Work {
         let progress = job.progress.clone().unwrap_or_default();
         Self {
             task: Task::Job(job.job_id),
-            kind: json::job_kind(job.kind()),
+            kind: json::word(job.kind()),
             what: format!("job {}: {what}", job.job_id),
             far: job.progress.as_ref().map(|progress| Far {
                 done: progress.done_bytes,

@@ -173,7 +173,7 @@ fn request_words(row: &RequestSummary, requests: &Requests) -> String {
     };
     let state = match row.state() {
         RequestState::Unspecified => "ended".to_owned(),
-        state => json::request_state(state),
+        state => json::word(state),
     };
     let mut words = format!(
         "{:<4} {:<9} {}/{} blocks  {}",

@@ -137,7 +137,7 @@ pub(in super::super) fn progress(
 fn result(done: &Done, limit: Option<Limit>) -> String {
     let end = match limit {
         Some(limit) => limit.words().to_owned(),
-        None => json::finish_reason(done.finish_reason()),
+        None => json::word(done.finish_reason()),
     };
     let seconds = done.elapsed_ms / 1000.0;
     let rate = match seconds > 0.0 {

@@ -260,7 +260,7 @@ fn state_words(model: &Model) -> String {
         ModelState::Ready => "loaded".to_owned(),
         ModelState::Available if model.is_demonstration => "built in".to_owned(),
         ModelState::Available => "on disk".to_owned(),
-        other => json::model_state(other),
+        other => json::word(other),
     }
 }
 
