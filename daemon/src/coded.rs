@@ -1,9 +1,6 @@
 //! `sluiced compress`, `decompress`, `verify` and `inspect`: checkpoints in one coded file. No daemon is started.
 
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-};
+use std::path::PathBuf;
 
 use clap::{
     Args,
@@ -13,7 +10,11 @@ use sluice_checkpoint::{
     CheckpointError, Source,
     coded::{self, CompressError, Compression, Glob},
 };
-use sluice_proto::{coded_table, model::How};
+use sluice_proto::{
+    model::How,
+    v1::{JobKind, job_result::Kind},
+};
+use sluice_report::coded as report;
 use sluice_shared::{
     coding::{
         Coder, DAMAGED_HINT, TILE_DEFAULT, coded_file, parse_bits, parse_pattern, parse_tile,
@@ -24,7 +25,7 @@ use sluice_shared::{
 use crate::{
     config::limits,
     jobs::coding::{how, kept},
-    offline::{ProgressLine, SystemError, until_signalled},
+    offline::{ProgressLine, SystemError, print, until_signalled},
     translate::coded as wire,
 };
 
@@ -142,6 +143,16 @@ fn code(result: Result<(), Failure>) -> u8 {
     exit::FAILURE
 }
 
+/// What came of it, as of a job that a daemon did.
+fn tell(path: &str, result: &Kind, line: &ProgressLine) -> Result<(), Failure> {
+    for notice in report::notices(result) {
+        eprintln!("{notice}");
+    }
+    let said = report::outcome(path, result, line.elapsed_ms());
+    println!("{}", said.map_err(Failure::Damaged)?);
+    Ok(())
+}
+
 /// Makes a coded file, and returns the exit code.
 #[must_use]
 pub fn compress(options: &Compress) -> u8 {
@@ -164,7 +175,7 @@ impl Compress {
             threads: self.threads.unwrap_or(0),
             replace: self.force,
         };
-        let mut line = ProgressLine::new("coding");
+        let mut line = ProgressLine::new(report::verb(JobKind::Compress));
         let result = until_signalled(|cancel| {
             let source = Source::Folder(source);
             coded::compress(
@@ -183,16 +194,8 @@ impl Compress {
             let kept = kept.display();
             eprintln!("what is done is kept in {kept}; the same command goes on with it");
         }
-        let made = wire::compressed(&made?);
-        for notice in coded_table::notices(&made) {
-            eprintln!("{notice}");
-        }
-        let path = self.output.display().to_string();
-        println!(
-            "{}",
-            coded_table::compressed(&path, &made, line.elapsed_ms())
-        );
-        Ok(())
+        let made = Kind::Compressed(wire::compressed(&made?));
+        tell(&self.output.display().to_string(), &made, &line)
     }
 }
 
@@ -206,7 +209,7 @@ impl Decompress {
     fn run(&self) -> Result<(), Failure> {
         let container = coded::open(&self.file)?;
         let threads = self.threads.unwrap_or(0);
-        let mut line = ProgressLine::new("writing");
+        let mut line = ProgressLine::new(report::verb(JobKind::Decompress));
         let result = until_signalled(|cancel| {
             coded::decompress(
                 &container,
@@ -217,13 +220,8 @@ impl Decompress {
             )
         });
         line.clear();
-        let made = wire::decompressed(&result??);
-        let path = self.output.display().to_string();
-        println!(
-            "{}",
-            coded_table::decompressed(&path, &made, line.elapsed_ms())
-        );
-        Ok(())
+        let made = Kind::Decompressed(wire::decompressed(&result??));
+        tell(&self.output.display().to_string(), &made, &line)
     }
 }
 
@@ -236,20 +234,15 @@ pub fn verify(options: &Verify) -> u8 {
 impl Verify {
     fn run(&self) -> Result<(), Failure> {
         let container = coded::open(&self.file)?;
-        let mut line = ProgressLine::new("verifying");
+        let mut line = ProgressLine::new(report::verb(JobKind::Verify));
         let result = until_signalled(|cancel| {
             coded::verify(&container, cancel, &mut |_, amount| {
                 line.show(amount.done_bytes, amount.total_bytes);
             })
         });
         line.clear();
-        let found = wire::verified(&container, &result??);
-        for damage in &found.damage {
-            eprintln!("damaged: {damage}");
-        }
-        let said = coded_table::verified(container.path(), &found);
-        println!("{}", said.map_err(Failure::Damaged)?);
-        Ok(())
+        let found = Kind::Verified(wire::verified(&container, &result??));
+        tell(container.path(), &found, &line)
     }
 }
 
@@ -264,17 +257,9 @@ impl Inspect {
         let container = coded::open(&self.file)?;
         let contents = wire::contents(&container);
         let text = match self.json {
-            true => format!("{:#}\n", coded_table::json(&contents)),
-            false => coded_table::lines(&contents).join("\n") + "\n",
+            true => format!("{:#}", report::json(&contents)),
+            false => report::lines(&contents).join("\n"),
         };
-        match io::stdout().write_all(text.as_bytes()) {
-            // A reader that has seen enough is no failure.
-            Err(cause) if cause.kind() != io::ErrorKind::BrokenPipe => Err(SystemError {
-                operation: "write",
-                cause,
-            }
-            .into()),
-            _ => Ok(()),
-        }
+        Ok(print(&(text + "\n"))?)
     }
 }

@@ -9,7 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_shared::{rate::Rate, units};
+use sluice_report::progress::advance;
+use sluice_shared::rate::Rate;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// How often the progress line changes.
@@ -61,6 +62,18 @@ pub(crate) fn with_signals<T>(
     Ok(result)
 }
 
+/// Writes what was asked for to standard output.
+pub(crate) fn print(text: &str) -> Result<(), SystemError> {
+    match io::stdout().write_all(text.as_bytes()) {
+        // A reader that has seen enough is no failure.
+        Err(cause) if cause.kind() != io::ErrorKind::BrokenPipe => Err(SystemError {
+            operation: "write",
+            cause,
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// A line on standard error that the next one replaces; nothing unless that is a terminal.
 pub(crate) struct ProgressLine {
     /// What is done, as `writing`.
@@ -97,15 +110,11 @@ impl ProgressLine {
         let now = Instant::now();
         self.shown = Some(now);
         self.rate.see(now, done);
-        let mut line = format!(
-            "{} {} of {}",
-            self.verb,
-            units::bytes(done),
-            units::bytes(total)
-        );
-        if let Some(rate) = self.rate.bytes_per_second() {
-            line += &format!(", {}/s", units::bytes(rate as u64));
-        }
+        let line = advance(self.verb, done, total, self.rate.bytes_per_second());
+        // A line that wraps could not be replaced.
+        let size = rustix::termios::tcgetwinsize(io::stderr());
+        let columns = size.map_or(80, |size| usize::from(size.ws_col));
+        let line: String = line.chars().take(columns.saturating_sub(1)).collect();
         // A terminal that went away is no reason to stop.
         let _ = write!(io::stderr(), "\r{line}\x1b[K");
     }

@@ -1,16 +1,14 @@
 //! `sluiced plan`: what would live where, without a daemon and without loading anything.
 
-use std::{
-    io::{self, Write},
-    path::PathBuf,
-};
+use std::path::PathBuf;
 
 use clap::Args;
 use sluice_checkpoint::{CheckpointError, family::Preset};
 use sluice_engine::engine::{Outline, machine};
 use sluice_machine::default_budget;
 use sluice_ops::device::{self, Unavailable};
-use sluice_proto::{model, plan_table, v1};
+use sluice_proto::{model, v1};
+use sluice_report as report;
 use sluice_shared::{
     exit,
     level::{AUTO_FACTOR, Choices, Embedding, Kv, Level, parse_auto_factor},
@@ -21,6 +19,7 @@ use crate::{
     config::{Budget, Compute, Device, limits},
     failure::Failure,
     models::ModelName,
+    offline::print,
     synth::presets,
     translate,
 };
@@ -112,16 +111,15 @@ pub fn run(options: &Planning) -> u8 {
         }
     };
     let text = match options.json {
-        true => serde_json::to_string(&plan).expect("a plan has text for keys") + "\n",
-        false => plan_table::lines(&plan).join("\n") + "\n",
+        true => serde_json::to_string(&plan).expect("a plan has text for keys"),
+        false => report::plan::lines(&plan).join("\n"),
     };
-    match io::stdout().write_all(text.as_bytes()) {
-        // A reader that has seen enough is no failure.
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            eprintln!("sluiced: can't write: {error}");
+    match print(&(text + "\n")) {
+        Ok(()) => exit::OK,
+        Err(error) => {
+            eprintln!("sluiced: {error}");
             exit::FAILURE
         }
-        _ => exit::OK,
     }
 }
 

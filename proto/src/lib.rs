@@ -7,10 +7,8 @@
 //! Both sides depend on this crate, so it stays slim.
 
 pub mod client;
-pub mod coded_table;
 mod json;
 pub mod model;
-pub mod plan_table;
 
 /// Generated messages and services of package `sluice.v1`.
 #[allow(missing_docs, clippy::all, unused_qualifications)]

@@ -1,15 +1,15 @@
 //! `sluice level`, `sluice budget` and `sluice restore`: another plan for the loaded model, while requests run.
 
 use futures_util::StreamExt;
-use sluice_proto::plan_table;
 use sluice_proto::v1::{
     Applied, ApplyPlanned, ApplyRequest, ApplyResponse, Plan, RestoreRequest, apply_response::Kind,
 };
+use sluice_report::{plan::switch_time, progress::bar};
 use sluice_shared::units;
 use tokio::signal::unix::Signal;
 use tonic::{Response, Status, Streaming};
 
-use super::{advance::bar, follow::interrupts};
+use super::follow::interrupts;
 use crate::{
     cli::{Budget, Restore, RestoreTo, SetBudget, SetLevel, Wish},
     connection::Daemon,
@@ -218,7 +218,7 @@ fn prediction(planned: &ApplyPlanned) -> Vec<String> {
         line("streamed", plans::streamed, ""),
     ];
     if let Some(time) = &after.switch_time {
-        lines.push(format!("{:<9} {}", "switch", plan_table::switch_time(time)));
+        lines.push(format!("{:<9} {}", "switch", switch_time(time)));
     }
     lines.extend(after.notes.iter().map(|note| format!("note: {note}")));
     lines

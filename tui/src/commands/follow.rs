@@ -7,11 +7,11 @@ use sluice_proto::v1::{
     CancelRequestRequest, Done, FinishReason, GenerateRequest, GenerationEvent, ListModelsRequest,
     Loading, Started, WatchRequestRequest, generation_event::Kind,
 };
+use sluice_report::progress::bar;
 use sluice_shared::units;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tonic::Status;
 
-use super::advance::bar;
 use crate::{
     canvas::{Canvas, ids_text},
     connection::Daemon,

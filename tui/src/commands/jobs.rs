@@ -8,14 +8,12 @@ use std::{
 
 use futures_util::StreamExt;
 use serde_json::json;
-use sluice_proto::{
-    coded_table,
-    v1::{
-        CancelJobRequest, Coder as WireCoder, CompressRequest, DecompressRequest, Job, JobEvent,
-        JobKind, JobProgress, JobResult, JobState, ListJobsRequest, VerifyRequest, WatchJobRequest,
-        compress_request::How, job_event::Kind, job_result,
-    },
+use sluice_proto::v1::{
+    CancelJobRequest, Coder as WireCoder, CompressRequest, DecompressRequest, Job, JobEvent,
+    JobProgress, JobResult, JobState, ListJobsRequest, VerifyRequest, WatchJobRequest,
+    compress_request::How, job_event::Kind, job_result,
 };
+use sluice_report::{coded, progress::advance};
 use sluice_shared::{
     coding::{Coder, DAMAGED_HINT, check_pattern_count},
     rate::Rate,
@@ -24,7 +22,6 @@ use sluice_shared::{
 use tonic::{Code, Response, Status, Streaming};
 
 use super::{
-    advance::advance,
     follow::interrupts,
     library::{Subject, subject},
     load::absolute,
@@ -446,12 +443,7 @@ impl Shown {
     }
 
     fn step(&self, step: &JobProgress) -> String {
-        let verb = match self.job.kind() {
-            JobKind::Compress => "coding",
-            JobKind::Decompress => "writing",
-            JobKind::Verify => "verifying",
-            JobKind::Unspecified => "working",
-        };
+        let verb = coded::verb(self.job.kind());
         let rate = self.rate.bytes_per_second();
         let line = advance(verb, step.done_bytes, step.total_bytes, rate);
         match step.tensor.is_empty() {
@@ -462,45 +454,27 @@ impl Shown {
 
     /// What came of it; damage is told in any form, and is a failure.
     fn end(&self, result: &JobResult, out: &mut Out) -> Result<(), Failure> {
-        use job_result::Kind;
-
-        let elapsed_ms = result.elapsed_ms;
-        let (line, damage) = match result.kind.as_ref().ok_or_else(no_result)? {
-            Kind::Compressed(made) => {
-                if !self.json {
-                    coded_table::notices(made)
-                        .iter()
-                        .for_each(|notice| dim(notice));
-                }
-                (
-                    coded_table::compressed(&self.job.output, made, elapsed_ms),
-                    None,
-                )
-            }
-            Kind::Decompressed(made) => (
-                coded_table::decompressed(&self.job.output, made, elapsed_ms),
-                None,
-            ),
-            Kind::Verified(found) => match coded_table::verified(&self.job.source, found) {
-                Ok(line) => (line, None),
-                Err(line) => (line, Some(&found.damage)),
-            },
+        let kind = result.kind.as_ref().ok_or_else(no_result)?;
+        let path = match kind {
+            job_result::Kind::Verified(_) => &self.job.source,
+            _ => &self.job.output,
         };
-        let Some(damage) = damage else {
-            if !self.json {
-                out.line(&sanitise_line(&line))?;
-            }
-            if let Some(notice) = astray(&self.job.output) {
-                dim(&notice);
-            }
-            return Ok(());
-        };
+        let outcome = coded::outcome(path, kind, result.elapsed_ms);
         if !self.json {
-            for place in damage {
-                say(&format!("damaged: {}", sanitise_line(place)));
+            let tell = if outcome.is_ok() { dim } else { say };
+            for notice in coded::notices(kind) {
+                tell(&sanitise_line(&notice));
             }
         }
-        Err(Failure::new(sanitise_line(&line)).with_hint(DAMAGED_HINT))
+        let line =
+            outcome.map_err(|line| Failure::new(sanitise_line(&line)).with_hint(DAMAGED_HINT))?;
+        if !self.json {
+            out.line(&sanitise_line(&line))?;
+        }
+        if let Some(notice) = astray(&self.job.output) {
+            dim(&notice);
+        }
+        Ok(())
     }
 }
 

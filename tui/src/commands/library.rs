@@ -4,13 +4,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::{Value, json};
-use sluice_proto::{
-    coded_table,
-    v1::{
-        InspectModelRequest, InspectModelResponse, RemoveModelRequest, RemoveModelResponse,
-        UnloadModelRequest, UnloadModelResponse,
-    },
+use sluice_proto::v1::{
+    InspectModelRequest, InspectModelResponse, RemoveModelRequest, RemoveModelResponse,
+    UnloadModelRequest, UnloadModelResponse,
 };
+use sluice_report as report;
 use sluice_shared::{coding::is_coded_file, units};
 
 use super::{jobs, load::absolute, offline};
@@ -164,7 +162,7 @@ pub(super) async fn inspect(
 
 fn as_json(facts: &InspectModelResponse) -> Value {
     let mut value = json!(facts);
-    value["coded"] = json!(facts.coded.as_ref().map(coded_table::json));
+    value["coded"] = json!(facts.coded.as_ref().map(report::coded::json));
     value
 }
 
@@ -220,7 +218,7 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
     }
     if let Some(coded) = &facts.coded {
         lines.push(String::new());
-        lines.extend(coded_table::lines(coded));
+        lines.extend(report::coded::lines(coded));
     }
     lines
 }

@@ -10,12 +10,12 @@ use serde_json::json;
 use sluice_proto::v1::{
     CancelLoadRequest, LoadModelRequest, LoadModelResponse, Model, Plan, load_model_response::Kind,
 };
+use sluice_report::progress::advance;
 use sluice_shared::units;
 use tokio::signal::unix::Signal;
 use tonic::{Code, Streaming};
 
 use super::{
-    advance::advance,
     follow::interrupts,
     library::{Subject, subject},
     models::describe,

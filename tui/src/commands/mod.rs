@@ -1,6 +1,5 @@
 //! What each subcommand does.
 
-mod advance;
 mod apply;
 mod background;
 mod bench;

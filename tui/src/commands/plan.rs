@@ -2,10 +2,8 @@
 
 use std::path::PathBuf;
 
-use sluice_proto::{
-    plan_table,
-    v1::{PlanRequest, plan_request::Model},
-};
+use sluice_proto::v1::{PlanRequest, plan_request::Model};
+use sluice_report as report;
 
 use super::{
     library::{Subject, subject},
@@ -59,7 +57,7 @@ pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Res
     if arguments.json {
         return out.json(&plan);
     }
-    for line in plan_table::lines(&plan) {
+    for line in report::plan::lines(&plan) {
         out.line(&line)?;
     }
     Ok(())

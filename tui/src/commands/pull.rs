@@ -10,11 +10,12 @@ use sluice_proto::v1::{
     CancelPullRequest, Model, PullModelRequest, PullModelResponse, PullPlan, PullProgress,
     pull_model_response::Kind,
 };
+use sluice_report::progress::advance;
 use sluice_shared::{names, rate::Rate, units};
 use tokio::signal::unix::Signal;
 use tonic::{Code, Streaming};
 
-use super::{advance::advance, follow::interrupts, models::describe};
+use super::{follow::interrupts, models::describe};
 use crate::{
     cli::Pull,
     connection::Daemon,

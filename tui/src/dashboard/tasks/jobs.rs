@@ -3,13 +3,11 @@
 use std::path::PathBuf;
 
 use futures_util::StreamExt;
-use sluice_proto::{
-    coded_table,
-    v1::{
-        CompressRequest, DecompressRequest, JobEvent, JobResult, ListJobsRequest, VerifyRequest,
-        job_event::Kind, job_result,
-    },
+use sluice_proto::v1::{
+    CompressRequest, DecompressRequest, JobEvent, JobResult, ListJobsRequest, VerifyRequest,
+    job_event::Kind,
 };
+use sluice_report::coded;
 use tokio::sync::mpsc::Sender;
 use tonic::{Response, Status, Streaming};
 
@@ -98,13 +96,8 @@ async fn follow(
 
 /// What came of a job; damage is a failure.
 fn told(named: &str, result: &JobResult) -> Result<String, String> {
-    use job_result::Kind;
-
-    let elapsed_ms = result.elapsed_ms;
     match &result.kind {
-        Some(Kind::Compressed(made)) => Ok(coded_table::compressed(named, made, elapsed_ms)),
-        Some(Kind::Decompressed(made)) => Ok(coded_table::decompressed(named, made, elapsed_ms)),
-        Some(Kind::Verified(found)) => coded_table::verified(named, found),
+        Some(kind) => coded::outcome(named, kind, result.elapsed_ms),
         None => Err(format!("{named}: the job ended without a result")),
     }
 }

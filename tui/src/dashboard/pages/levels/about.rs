@@ -4,7 +4,8 @@ use ratatui::{
     layout::Rect,
     text::{Line, Span},
 };
-use sluice_proto::{plan_table, v1::Plan};
+use sluice_proto::v1::Plan;
+use sluice_report::plan::switch_time;
 use sluice_shared::{level::Level, units};
 
 use super::super::{
@@ -183,7 +184,7 @@ fn facts(plan: &Plan) -> Vec<String> {
     }
     let mut facts = vec![streamed, pass];
     if let Some(time) = &plan.switch_time {
-        facts.push(format!("switch: {}", plan_table::switch_time(time)));
+        facts.push(format!("switch: {}", switch_time(time)));
     }
     facts.push(for_what);
     facts

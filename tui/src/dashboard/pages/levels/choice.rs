@@ -1,9 +1,7 @@
 //! Putting a level or a budget in force: the daemon is asked what that leads to, and the user where it is lossy or slow.
 
-use sluice_proto::{
-    plan_table,
-    v1::{ApplyRequest, Plan, PlanRequest, Snapshot},
-};
+use sluice_proto::v1::{ApplyRequest, Plan, PlanRequest, Snapshot};
+use sluice_report::plan::switch_time;
 use sluice_shared::{level::Level, units};
 
 use super::super::super::{
@@ -135,7 +133,7 @@ fn judge(
 fn takes(plan: &Plan) -> Option<String> {
     let time = plan.switch_time.as_ref();
     let time = time.filter(|time| time.read_bytes > 0 || time.converted_weights > 0);
-    time.map(plan_table::switch_time)
+    time.map(switch_time)
 }
 
 /// What is to be put in force, in words.

@@ -3,7 +3,8 @@
 use sluice_shared::units;
 
 /// A line that says how much is done, and, where the rate is known, how long the rest takes.
-pub(super) fn advance(verb: &str, done: u64, total: u64, bytes_per_second: Option<f64>) -> String {
+#[must_use]
+pub fn advance(verb: &str, done: u64, total: u64, bytes_per_second: Option<f64>) -> String {
     let mut line = format!(
         "{verb} {} {} of {}",
         bar(done, total),
@@ -25,7 +26,8 @@ pub(super) fn advance(verb: &str, done: u64, total: u64, bytes_per_second: Optio
 const BAR_COLUMNS: u64 = 24;
 
 /// How much of something is done.
-pub(super) fn bar(part: u64, whole: u64) -> String {
+#[must_use]
+pub fn bar(part: u64, whole: u64) -> String {
     let filled = match whole {
         0 => 0,
         whole => (u128::from(part.min(whole)) * u128::from(BAR_COLUMNS) / u128::from(whole)) as u64,

@@ -1,9 +1,11 @@
 //! What coded files have in them, and what came of making them, as people and scripts read it.
 
 use serde_json::{Value, json};
+use sluice_proto::v1::{
+    CodedContents, CodedSum, CodedTensor, Compressed, Decompressed, JobKind, Verified,
+    job_result::Kind,
+};
 use sluice_shared::units;
-
-use crate::v1::{CodedContents, CodedSum, CodedTensor, Compressed, Decompressed, Verified};
 
 /// Bits a number, and what they were; none of no numbers.
 fn bits(numbers: u64, bytes: u64, original_bytes: u64) -> Option<(f64, f64)> {
@@ -18,44 +20,36 @@ fn percent(part: u64, whole: u64) -> f64 {
     }
 }
 
-impl CodedSum {
-    /// All of these together.
-    fn of(sums: &[Self]) -> Self {
-        let scheme = "in all".to_owned();
-        sums.iter().fold(
-            Self {
-                scheme,
-                ..Self::default()
-            },
-            |all, sum| Self {
-                tensors: all.tensors.saturating_add(sum.tensors),
-                numbers: all.numbers.saturating_add(sum.numbers),
-                bytes: all.bytes.saturating_add(sum.bytes),
-                original_bytes: all.original_bytes.saturating_add(sum.original_bytes),
-                ..all
-            },
-        )
-    }
-
-    fn bits(&self) -> Option<(f64, f64)> {
-        bits(self.numbers, self.bytes, self.original_bytes)
-    }
+/// All of these together.
+fn sum(sums: &[CodedSum]) -> CodedSum {
+    let scheme = "in all".to_owned();
+    let none = CodedSum {
+        scheme,
+        ..CodedSum::default()
+    };
+    sums.iter().fold(none, |all, sum| CodedSum {
+        tensors: all.tensors.saturating_add(sum.tensors),
+        numbers: all.numbers.saturating_add(sum.numbers),
+        bytes: all.bytes.saturating_add(sum.bytes),
+        original_bytes: all.original_bytes.saturating_add(sum.original_bytes),
+        ..all
+    })
 }
 
-impl CodedTensor {
-    fn bits(&self) -> Option<(f64, f64)> {
-        let numbers = self
-            .shape
-            .iter()
-            .fold(1, |all: u64, size| all.saturating_mul(*size));
-        bits(numbers, self.bytes, self.original_bytes)
-    }
+fn bits_of_sum(sum: &CodedSum) -> Option<(f64, f64)> {
+    bits(sum.numbers, sum.bytes, sum.original_bytes)
+}
+
+fn bits_of_tensor(tensor: &CodedTensor) -> Option<(f64, f64)> {
+    let sizes = tensor.shape.iter();
+    let numbers = sizes.fold(1, |all: u64, size| all.saturating_mul(*size));
+    bits(numbers, tensor.bytes, tensor.original_bytes)
 }
 
 /// What a coded file has in it, in lines.
 #[must_use]
 pub fn lines(contents: &CodedContents) -> Vec<String> {
-    let all = CodedSum::of(&contents.schemes);
+    let all = sum(&contents.schemes);
     let mut lines = vec![
         format!(
             "{}: {}, {:.1} % of {}",
@@ -101,7 +95,7 @@ pub fn lines(contents: &CodedContents) -> Vec<String> {
             &tensor.number,
             &tensor.scheme,
             tensor.bytes,
-            tensor.bits(),
+            bits_of_tensor(tensor),
         ));
     }
     let left = all.tensors.saturating_sub(contents.tensors.len() as u64);
@@ -111,7 +105,14 @@ pub fn lines(contents: &CodedContents) -> Vec<String> {
     lines.push(String::new());
     for sum in contents.schemes.iter().chain([&all]) {
         let tensors = format!("{} tensors", units::count(sum.tensors));
-        lines.push(row(&tensors, "", "", &sum.scheme, sum.bytes, sum.bits()));
+        lines.push(row(
+            &tensors,
+            "",
+            "",
+            &sum.scheme,
+            sum.bytes,
+            bits_of_sum(sum),
+        ));
     }
     lines.push(String::new());
     for file in &contents.files {
@@ -125,37 +126,65 @@ pub fn lines(contents: &CodedContents) -> Vec<String> {
 #[must_use]
 pub fn json(contents: &CodedContents) -> Value {
     let rounded = |bits: Option<(f64, f64)>| bits.map(|(bits, _)| (bits * 1e4).round() / 1e4);
-    let all = CodedSum::of(&contents.schemes);
+    let all = sum(&contents.schemes);
     let mut value = json!(contents);
     value["numbers"] = json!(all.numbers);
-    value["bits"] = json!(rounded(all.bits()));
+    value["bits"] = json!(rounded(bits_of_sum(&all)));
     for (index, sum) in contents.schemes.iter().enumerate() {
-        value["schemes"][index]["bits"] = json!(rounded(sum.bits()));
+        value["schemes"][index]["bits"] = json!(rounded(bits_of_sum(sum)));
     }
     for (index, tensor) in contents.tensors.iter().enumerate() {
-        value["tensors"][index]["bits"] = json!(rounded(tensor.bits()));
+        value["tensors"][index]["bits"] = json!(rounded(bits_of_tensor(tensor)));
     }
     value
 }
 
-/// What should be known of a file that was made, beside [`compressed`].
+/// What a job is doing.
 #[must_use]
-pub fn notices(made: &Compressed) -> Vec<String> {
-    let mut notices: Vec<String> = made
-        .left_out
-        .iter()
-        .map(|name| format!("left out: {name}"))
-        .collect();
-    if made.resumed_tensors > 0 {
-        let resumed = units::count(made.resumed_tensors);
-        notices.push(format!("went on after {resumed} tensors of a run before"));
+pub fn verb(kind: JobKind) -> &'static str {
+    match kind {
+        JobKind::Compress => "coding",
+        JobKind::Decompress => "writing",
+        JobKind::Verify => "verifying",
+        JobKind::Unspecified => "working",
     }
-    notices
+}
+
+/// What came of a job, in a line, of the file or folder that it was about.
+///
+/// # Errors
+/// When the file is damaged; the line says so.
+pub fn outcome(path: &str, result: &Kind, elapsed_ms: f64) -> Result<String, String> {
+    match result {
+        Kind::Compressed(made) => Ok(compressed(path, made, elapsed_ms)),
+        Kind::Decompressed(made) => Ok(decompressed(path, made, elapsed_ms)),
+        Kind::Verified(found) => verified(path, found),
+    }
+}
+
+/// What should be known beside [`outcome`]: tensors left out, work gone on with, places that are damaged.
+#[must_use]
+pub fn notices(result: &Kind) -> Vec<String> {
+    match result {
+        Kind::Compressed(made) => {
+            let left_out = made.left_out.iter();
+            let left_out = left_out.map(|name| format!("left out: {name}"));
+            let resumed = (made.resumed_tensors > 0).then(|| {
+                let resumed = units::count(made.resumed_tensors);
+                format!("went on after {resumed} tensors of a run before")
+            });
+            left_out.chain(resumed).collect()
+        }
+        Kind::Decompressed(_) => Vec::new(),
+        Kind::Verified(found) => {
+            let places = found.damage.iter();
+            places.map(|place| format!("damaged: {place}")).collect()
+        }
+    }
 }
 
 /// A file that was made, in a line.
-#[must_use]
-pub fn compressed(path: &str, made: &Compressed, elapsed_ms: f64) -> String {
+fn compressed(path: &str, made: &Compressed, elapsed_ms: f64) -> String {
     let loss = match made.error {
         Some(0.0) => ", no error".to_owned(),
         Some(error) => format!(", error {:.1} dB", 20.0 * error.log10()),
@@ -171,8 +200,7 @@ pub fn compressed(path: &str, made: &Compressed, elapsed_ms: f64) -> String {
 }
 
 /// A folder that was made, in a line.
-#[must_use]
-pub fn decompressed(path: &str, made: &Decompressed, elapsed_ms: f64) -> String {
+fn decompressed(path: &str, made: &Decompressed, elapsed_ms: f64) -> String {
     format!(
         "{path}: {size} in {files} files, decoded in {took}",
         size = units::bytes(made.original_bytes),
@@ -182,10 +210,7 @@ pub fn decompressed(path: &str, made: &Decompressed, elapsed_ms: f64) -> String 
 }
 
 /// A file that was compared with its checksums: a line, or what is wrong with it.
-///
-/// # Errors
-/// When it is damaged.
-pub fn verified(path: &str, found: &Verified) -> Result<String, String> {
+fn verified(path: &str, found: &Verified) -> Result<String, String> {
     match found.damaged_places {
         0 => Ok(format!(
             "{path}: {size}, {tensors} tensors, all as they were written",

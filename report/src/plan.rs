@@ -1,8 +1,7 @@
-//! A plan as people and scripts read it.
+//! A plan as people read it.
 
+use sluice_proto::v1::{LayerPlan, Plan, Slots, SwitchTime, UnitPlan};
 use sluice_shared::units;
-
-use crate::v1::{LayerPlan, Plan, Slots, SwitchTime, UnitPlan};
 
 /// The plan in lines: what it is for, what it comes to, memory by kind, layers grouped where they are alike, notes.
 #[must_use]
@@ -192,9 +191,9 @@ fn ranges(names: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use sluice_proto::v1::PlannedMemory;
 
     use super::*;
-    use crate::v1::PlannedMemory;
 
     fn unit(kind: &str, tier: &str, bytes: u64) -> UnitPlan {
         UnitPlan {
