@@ -104,6 +104,18 @@ pub fn near<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<Str
     alike.map(|(_, known)| known.to_owned()).collect()
 }
 
+/// The known word that may have been meant, if one is alike.
+#[must_use]
+pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if word.len() > NAME_BYTES_MAX {
+        return None;
+    }
+    let alike = known.into_iter();
+    let alike = alike.map(|known| (strsim::jaro_winkler(word, known), known));
+    let nearest = alike.max_by(|one, other| one.0.total_cmp(&other.0))?;
+    (nearest.0 >= ALIKE_MIN).then_some(nearest.1)
+}
+
 /// Of the whole name, of what follows the owner, and of what stands before the label.
 fn likeness(name: &str, known: &str) -> f64 {
     let own = known.rsplit('/').next().unwrap_or(known);
@@ -134,6 +146,21 @@ mod tests {
             let same = SHORT_NAMES.iter().filter(|other| other.short == row.short);
             assert_eq!(same.count(), 1, "{}", row.short);
         }
+    }
+
+    #[test]
+    fn the_nearest_word_is_found_if_one_is_near() {
+        let known = ["queue", "parallel", "cache", "cache_limit"];
+        for (word, expected) in [
+            ("quue", Some("queue")),
+            ("cache-limit", Some("cache_limit")),
+            ("nonsense", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(word, known), expected, "{word}");
+        }
+        let long = "queue".repeat(100);
+        assert_eq!(nearest(&long, [&*long]), None);
     }
 
     #[test]
