@@ -23,7 +23,7 @@ use sluice_shared::{
 };
 
 use crate::{
-    config::limits,
+    config::Threads,
     jobs::coding::{how, kept},
     offline::{ProgressLine, SystemError, print, until_signalled},
     translate::coded as wire,
@@ -69,8 +69,8 @@ pub struct Compress {
     force: bool,
 
     /// Threads that code [default: one a core]
-    #[arg(long, value_name = "N", value_parser = limits::threads)]
-    threads: Option<usize>,
+    #[arg(long, value_name = "N")]
+    threads: Option<Threads>,
 }
 
 /// What `sluiced decompress` was asked for.
@@ -85,8 +85,8 @@ pub struct Decompress {
     output: PathBuf,
 
     /// Threads that decode [default: one a core]
-    #[arg(long, value_name = "N", value_parser = limits::threads)]
-    threads: Option<usize>,
+    #[arg(long, value_name = "N")]
+    threads: Option<Threads>,
 }
 
 /// What `sluiced verify` was asked for.
@@ -172,7 +172,7 @@ impl Compress {
             tile: self.tile as usize,
             keep: self.keep.iter().map(|pattern| Glob::new(pattern)).collect(),
             all: self.all,
-            threads: self.threads.unwrap_or(0),
+            threads: self.threads.map_or(0, Threads::get),
             replace: self.force,
         };
         let mut line = ProgressLine::new(report::verb(JobKind::Compress));
@@ -208,7 +208,7 @@ pub fn decompress(options: &Decompress) -> u8 {
 impl Decompress {
     fn run(&self) -> Result<(), Failure> {
         let container = coded::open(&self.file)?;
-        let threads = self.threads.unwrap_or(0);
+        let threads = self.threads.map_or(0, Threads::get);
         let mut line = ProgressLine::new(report::verb(JobKind::Decompress));
         let result = until_signalled(|cancel| {
             coded::decompress(

@@ -76,7 +76,7 @@ pub fn kernel_folder(config: &Config) -> Option<PathBuf> {
     if has_default || config.device.value == Device::Cpu {
         return None;
     }
-    Some(config.cache.value.as_ref()?.join("kernels"))
+    Some(config.cache.value.0.as_ref()?.join("kernels"))
 }
 
 /// Serves until told to stop; the exit code. The configuration's model, or the default, is loaded at the start, unless
@@ -122,7 +122,7 @@ async fn serve(
         None => None,
     };
     let library = Library::new(
-        config.models.value.clone(),
+        config.models.value.0.clone(),
         config.hub_cache.clone(),
         config.hub.clone(),
     );
@@ -130,19 +130,13 @@ async fn serve(
     let options = |device| Options {
         device,
         number: config.compute.value.number(),
-        threads: config.threads.value,
-        queue_max: config.queue.value,
-        parallel: config.parallel.value,
+        threads: config.threads.value.get(),
+        queue_max: config.queue.value.get(),
+        parallel: config.parallel.value.get(),
         read_limit_bytes_per_s: config.read_limit.value.bytes_per_s(),
         pin_limit_bytes: config.pin_limit.value.bytes(),
-        settings: Settings {
-            level: config.level.value,
-            budget_bytes: config.budget.value.bytes(),
-            embedding: config.embedding.value,
-            auto_factor: config.auto_factor.value.0,
-            kv: config.kv.value,
-        },
-        derivatives: config.cache.value.clone(),
+        settings: config.engine_settings(),
+        derivatives: config.cache.value.0.clone(),
         keep_converted: config.keep_converted.value,
         converted_bytes_max: config.cache_limit.value.bytes(),
     };
@@ -152,7 +146,7 @@ async fn serve(
             budget: config.budget.clone(),
         },
         config.model_settings.clone(),
-        Remembered::open(config.models.value.as_deref()),
+        Remembered::open(config.models.value.0.as_deref()),
     );
     let holds = settings.for_load(&name, &settings::Choice::default());
     let mut engine = Engine::start(options(config.device.value.choice()))?;
@@ -199,7 +193,7 @@ async fn serve(
         name = signals.next() => {
             tracing::info!(signal = name, "shutting down");
             tokio::select! {
-                () = drain(&daemon, config.drain_seconds.value) => exit::OK,
+                () = drain(&daemon, config.drain_seconds.value.get() as u64) => exit::OK,
                 name = signals.next() => {
                     tracing::warn!(signal = name, "leaving at once");
                     listening.remove_file();
@@ -230,15 +224,15 @@ async fn serve(
 }
 
 fn banner(config: &Config) {
-    let model = config.model.value.as_ref();
+    let model = config.model.value.0.as_ref();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         pid = std::process::id(),
         model = model.map_or_else(|| "embedded".to_owned(), |path| path.display().to_string()),
         device = %config.device.value,
-        threads = config.threads.value,
-        queue = config.queue.value,
-        parallel = config.parallel.value,
+        threads = config.threads.value.get(),
+        queue = config.queue.value.get(),
+        parallel = config.parallel.value.get(),
         level = config.level.value.name(),
         budget = %config.budget.value,
         "sluiced starts"
@@ -293,7 +287,7 @@ fn make_kernel_folder(config: &Config, engine: &Engine) {
 
 /// The model that is loaded at the start.
 fn configured_model(library: &Library, config: &Config) -> ModelName {
-    let told = config.model.value.as_ref();
+    let told = config.model.value.0.as_ref();
     let name = settings::resolve([
         (
             Origin::from(&config.model.source),

@@ -16,7 +16,7 @@ use sluice_shared::{
 use tonic_types::StatusExt;
 
 use crate::{
-    config::{Budget, Compute, Device, limits},
+    config::{Budget, Compute, Device, Threads},
     failure::Failure,
     models::ModelName,
     offline::print,
@@ -71,8 +71,8 @@ pub struct Planning {
     compute: Compute,
 
     /// Threads that compute [default: one a core]
-    #[arg(long, value_name = "N", value_parser = limits::threads)]
-    threads: Option<usize>,
+    #[arg(long, value_name = "N")]
+    threads: Option<Threads>,
 
     /// Print a JSON object
     #[arg(long)]
@@ -132,7 +132,7 @@ impl Planning {
             requests: self.requests,
             ..Default::default()
         })?;
-        let threads = self.threads.unwrap_or(0);
+        let threads = self.threads.map_or(0, Threads::get);
         let opened = device::Device::open(self.device.choice(), self.compute.number(), threads)?;
         let device = opened.device;
         let memory = device.memory();

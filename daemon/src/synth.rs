@@ -16,7 +16,7 @@ use sluice_shared::{exit, units};
 use sluice_weights::{Naming, Shape};
 
 use crate::{
-    config::limits,
+    config::Threads,
     offline::{ProgressLine, SystemError, until_signalled},
 };
 
@@ -43,8 +43,8 @@ pub struct Synth {
     seed: u64,
 
     /// Threads that make numbers [default: one a core]
-    #[arg(long, value_name = "N", value_parser = limits::threads)]
-    threads: Option<usize>,
+    #[arg(long, value_name = "N")]
+    threads: Option<Threads>,
 }
 
 /// A shape by its numbers.
@@ -159,7 +159,7 @@ fn write(options: &Synth) -> Result<(), Failure> {
         shape: options.shape()?,
         element: options.format,
         seed: options.seed,
-        threads: options.threads.unwrap_or(0),
+        threads: options.threads.map_or(0, Threads::get),
     };
     check_room(&options.target, synthesis.weight_bytes())?;
     let mut line = ProgressLine::new("writing");

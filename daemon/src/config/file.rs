@@ -1,70 +1,37 @@
 //! The configuration file: which one, and what may stand in it.
 
 use std::{
+    collections::BTreeMap,
+    ffi::OsString,
     fs,
     io::{self, Read},
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, de::DeserializeOwned};
-use sluice_shared::{
-    dial::Dial,
-    level::{Embedding, Kv, Level},
-};
+use serde::de::DeserializeOwned;
+use sluice_shared::names;
+use toml::{Spanned, Value};
 
 use super::{
-    AutoFactor, Budget, CacheLimit, Compute, ConfigError, Device, Environment, Filter, IdleUnload,
-    Listen, PinLimit, ReadLimit, values::from_text,
+    ConfigError, Environment,
+    table::{Form, ROWS, Row},
 };
 
-/// What a file may say.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// What a file says: texts that are values of the settings, by key.
+#[derive(Debug)]
 pub(super) struct FileLayer {
-    pub(super) model: Option<PathBuf>,
-    pub(super) socket: Option<PathBuf>,
-    #[serde(default, deserialize_with = "from_text")]
-    pub(super) listen: Option<Listen>,
-    pub(super) device: Option<Device>,
-    #[serde(default, deserialize_with = "from_text")]
-    pub(super) compute: Option<Compute>,
-    pub(super) threads: Option<usize>,
-    #[serde(default, deserialize_with = "from_text")]
-    pub(super) level: Option<Level>,
-    #[serde(default, deserialize_with = "from_text")]
-    pub(super) budget: Option<Budget>,
-    #[serde(default, deserialize_with = "from_text")]
-    pub(super) read_limit: Option<ReadLimit>,
-    #[serde(default, deserialize_with = "from_text")]
-    pub(super) pin_limit: Option<PinLimit>,
-    #[serde(default, deserialize_with = "from_text")]
-    pub(super) embedding: Option<Embedding>,
-    pub(super) auto_factor: Option<AutoFactor>,
-    #[serde(default, deserialize_with = "from_text")]
-    pub(super) kv: Option<Kv>,
-    #[serde(default, deserialize_with = "from_text")]
-    pub(super) dial: Option<Dial>,
-    pub(super) cache: Option<PathBuf>,
-    pub(super) keep_converted: Option<bool>,
-    #[serde(default, deserialize_with = "from_text")]
-    pub(super) cache_limit: Option<CacheLimit>,
-    pub(super) models: Option<PathBuf>,
-    #[serde(default, deserialize_with = "from_text")]
-    pub(super) idle_unload: Option<IdleUnload>,
-    pub(super) queue: Option<usize>,
-    pub(super) parallel: Option<usize>,
-    pub(super) drain_seconds: Option<u64>,
-    pub(super) log: Option<Filter>,
+    pub(super) path: PathBuf,
+    pub(super) texts: BTreeMap<&'static str, OsString>,
 }
 
 /// Reads the file that was named, or the first that exists of those that may be there.
 pub(super) fn read(
     flag: Option<&Path>,
     environment: &Environment,
-) -> Result<Option<(PathBuf, FileLayer)>, ConfigError> {
+) -> Result<Option<FileLayer>, ConfigError> {
     if let Some(path) = named(flag, environment) {
         return match bytes(&path)? {
-            Some(bytes) => parse(path, bytes).map(Some),
+            Some(bytes) => layer(path, &bytes).map(Some),
             None => Err(ConfigError::Unreadable {
                 path,
                 cause: io::ErrorKind::NotFound.into(),
@@ -73,7 +40,7 @@ pub(super) fn read(
     }
     for path in usual_places(environment) {
         if let Some(bytes) = bytes(&path)? {
-            return parse(path, bytes).map(Some);
+            return layer(path, &bytes).map(Some);
         }
     }
     Ok(None)
@@ -127,40 +94,70 @@ pub(super) fn bytes_up_to(path: &Path, max: u64) -> Result<Vec<u8>, ConfigError>
     Ok(bytes)
 }
 
-pub(super) fn parse<T: DeserializeOwned>(
-    path: PathBuf,
-    bytes: Vec<u8>,
-) -> Result<(PathBuf, T), ConfigError> {
-    let fault = |path, before: &[u8], problem| {
-        let (line, column) = place(before);
-        ConfigError::File {
-            path,
-            line,
-            column,
-            problem,
-        }
-    };
-    let text = match str::from_utf8(&bytes) {
-        Ok(text) => text,
-        Err(error) => {
-            let before = &bytes[..error.valid_up_to()];
-            return Err(fault(path, before, "is not UTF-8 here".to_owned()));
-        }
-    };
-    match toml::from_str(text) {
-        Ok(layer) => Ok((path, layer)),
-        Err(error) => {
-            let start = error.span().map_or(0, |span| span.start.min(text.len()));
-            let problem = error.message().replace('\n', ", ");
-            Err(fault(path, &bytes[..start], problem))
-        }
+/// Checks every key and value, so that an error names its line.
+fn layer(path: PathBuf, bytes: &[u8]) -> Result<FileLayer, ConfigError> {
+    let found: BTreeMap<Spanned<String>, Spanned<Value>> = parse(&path, bytes)?;
+    let mut found: Vec<_> = found.into_iter().collect();
+    found.sort_by_key(|(key, _)| key.span().start);
+    let mut texts = BTreeMap::new();
+    for (key, value) in found {
+        let row = Row::find(key.get_ref())
+            .ok_or_else(|| fault(&path, &bytes[..key.span().start], unknown(key.get_ref())))?;
+        let text = text(row.form, value.get_ref()).and_then(|text| {
+            let text = OsString::from(text);
+            (row.check)(&text).map(|()| text)
+        });
+        let text = text.map_err(|problem| {
+            let problem = format!("{}: {problem}", row.key);
+            fault(&path, &bytes[..value.span().start], problem)
+        })?;
+        texts.insert(row.key, text);
+    }
+    Ok(FileLayer { path, texts })
+}
+
+/// The problem with a key that the table doesn't have.
+fn unknown(key: &str) -> String {
+    match names::nearest(key, ROWS.iter().map(|row| row.key)) {
+        Some(nearest) => format!("unknown key `{key}`; did you mean `{nearest}`?"),
+        None => format!("unknown key `{key}`; `sluiced --print-config` shows all keys"),
     }
 }
 
-/// Line and column, from 1, of the place after `before`.
-fn place(before: &[u8]) -> (usize, usize) {
+/// A value of the file as one would write it after the flag.
+fn text(form: Form, value: &Value) -> Result<String, String> {
+    let (text, expected) = match (form, value) {
+        (Form::Text | Form::Path, Value::String(text)) => (Some(text.clone()), "string"),
+        (Form::Text | Form::Path, _) => (None, "string"),
+        (Form::Number, Value::Integer(number)) => (Some(number.to_string()), "number"),
+        (Form::Number, Value::Float(number)) => (Some(number.to_string()), "number"),
+        (Form::Number, _) => (None, "number"),
+        (Form::Boolean, Value::Boolean(value)) => (Some(value.to_string()), "boolean"),
+        (Form::Boolean, _) => (None, "boolean"),
+    };
+    text.ok_or_else(|| format!("must be a {expected}, not of type {}", value.type_str()))
+}
+
+pub(super) fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T, ConfigError> {
+    let text = str::from_utf8(bytes).map_err(|error| {
+        let before = &bytes[..error.valid_up_to()];
+        fault(path, before, "is not UTF-8 here".to_owned())
+    })?;
+    toml::from_str(text).map_err(|error| {
+        let start = error.span().map_or(0, |span| span.start.min(text.len()));
+        let problem = error.message().replace('\n', ", ");
+        fault(path, &bytes[..start], problem)
+    })
+}
+
+/// An error at the place after `before`.
+fn fault(path: &Path, before: &[u8], problem: String) -> ConfigError {
     let text = String::from_utf8_lossy(before);
     let line_start = text.rfind('\n').map_or(0, |at| at + 1);
-    let line = text.matches('\n').count() + 1;
-    (line, text[line_start..].chars().count() + 1)
+    ConfigError::File {
+        path: path.to_owned(),
+        line: text.matches('\n').count() + 1,
+        column: text[line_start..].chars().count() + 1,
+        problem,
+    }
 }

@@ -1,135 +1,71 @@
 //! Laying flags over variables over the file over defaults.
 
 use std::{
-    ffi::OsStr,
-    fmt,
+    ffi::{OsStr, OsString},
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
-    str::FromStr,
 };
 
 use sluice_shared::address::{self, Surroundings};
 
 use super::{
-    Address, ConfigError, Environment, Folder, Setting, Source,
+    Address, ConfigError, Environment, Flags, Folder, IdleUnload, OptionalPath, Setting, Source,
     file::FileLayer,
-    limits::{Limit, Number},
+    table::{BuiltIn, Form, Row},
+    values::Value,
     wrong,
 };
 
-/// What flags are laid over.
+/// All that is said of the settings.
 pub(super) struct Layers<'a> {
+    pub(super) flags: &'a Flags,
     pub(super) environment: &'a Environment,
-    pub(super) file: Option<(PathBuf, FileLayer)>,
+    pub(super) file: Option<FileLayer>,
+    /// The daemon was started on the way to an answer.
+    pub(super) in_background: bool,
 }
 
 impl Layers<'_> {
-    /// A setting that is written as text.
-    pub(super) fn value<T: FromStr<Err: fmt::Display>>(
+    /// The setting by the first layer that names a value.
+    pub(super) fn setting<T: Value>(
         &self,
-        (flag, given): (&'static str, Option<T>),
         key: &'static str,
-        variable: &'static str,
-        in_file: impl Fn(&FileLayer) -> Option<T>,
-        default: T,
+        built_in: &BuiltIn<T>,
     ) -> Result<Setting<T>, ConfigError> {
-        if let Some(value) = given {
-            return Ok(set(value, Source::Flag(flag)));
-        }
-        if let Some(text) = self.environment.variable(variable) {
-            let source = Source::Variable(variable);
-            let parsed = text.to_string_lossy().parse();
-            return match parsed {
-                Ok(value) => Ok(set(value, source)),
-                Err(error) => Err(wrong(key, &source, error.to_string(), None)),
-            };
-        }
-        if let Some((path, file)) = &self.file
-            && let Some(value) = in_file(file)
-        {
-            return Ok(set(value, Source::File(path.clone())));
-        }
-        Ok(set(default, Source::Default))
-    }
-
-    /// A setting that is a number with bounds; flags were held to them by the command line.
-    pub(super) fn number<T: Number>(
-        &self,
-        flag: (&'static str, Option<T>),
-        limit: &'static Limit<T>,
-        in_file: impl Fn(&FileLayer) -> Option<T>,
-        default: T,
-    ) -> Result<Setting<T>, ConfigError> {
-        let setting = self.value(flag, limit.key, limit.variable, in_file, default)?;
-        limit
-            .check(setting.value)
-            .map_err(|problem| wrong(limit.key, &setting.source, problem, None))?;
-        Ok(setting)
-    }
-
-    /// A path: relative ones begin at the current folder, those of a file at its own.
-    fn path(
-        &self,
-        (flag, given): (&'static str, Option<&Path>),
-        variable: &'static str,
-        in_file: impl Fn(&FileLayer) -> Option<&PathBuf>,
-    ) -> Option<Setting<PathBuf>> {
-        let here = &self.environment.current_folder;
-        if let Some(path) = given {
-            return Some(set(here.join(path), Source::Flag(flag)));
-        }
-        if let Some(path) = self.environment.variable(variable) {
-            return Some(set(here.join(path), Source::Variable(variable)));
-        }
-        let (file_path, file) = self.file.as_ref()?;
-        let folder = file_path.parent().unwrap_or(here);
-        let path = in_file(file)?;
-        Some(set(folder.join(path), Source::File(file_path.clone())))
-    }
-
-    pub(super) fn model(
-        &self,
-        flag: Option<&Path>,
-    ) -> Result<Setting<Option<PathBuf>>, ConfigError> {
-        let found = self.path(("--model", flag), "SLUICE_MODEL", |file| {
-            file.model.as_ref()
-        });
-        let Some(Setting { value, source }) = found else {
-            return Ok(set(None, Source::Default));
+        let Some((text, source)) = self.said(key) else {
+            return Ok(Setting::built_in(match built_in {
+                BuiltIn::Is(text) => T::read(text.as_ref()).expect("a test reads every row"),
+                BuiltIn::Found { by, .. } => by(self),
+            }));
         };
-        // Names of models travel as text.
-        if value.to_str().is_none() {
-            let problem = format!("{} is not UTF-8", value.display());
-            return Err(wrong("model", &source, problem, None));
+        match T::read(&text) {
+            Ok(value) => Ok(Setting { value, source }),
+            Err(problem) => Err(wrong(key, &source, problem, None)),
         }
-        Ok(set(Some(value), source))
     }
 
-    /// Without a word from anybody: systemd's folder, else the user's.
-    pub(super) fn cache(&self, flag: Option<&Path>) -> Setting<Option<PathBuf>> {
-        let found = self.path(("--cache", flag), "SLUICE_CACHE", |file| {
-            file.cache.as_ref()
-        });
-        if let Some(Setting { value, source }) = found {
-            return set(Some(value), source);
-        }
-        let folder = self.usual_folder("CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache");
-        set(folder, Source::Default)
+    /// The text that counts, and its layer.
+    fn said(&self, key: &str) -> Option<(OsString, Source)> {
+        let row = Row::find(key).expect("keys are those of the table");
+        let here = &self.environment.current_folder;
+        let (text, folder, source) = if let Some(text) = self.flags.text(row) {
+            (text, &**here, Source::Flag(row.flag))
+        } else if let Some(text) = self.environment.variable(row.variable) {
+            (&**text, &**here, Source::Variable(row.variable))
+        } else {
+            let FileLayer { path, texts } = self.file.as_ref()?;
+            let folder = path.parent().unwrap_or(here);
+            let source = Source::File(path.clone());
+            (texts.get(row.key)?.as_os_str(), folder, source)
+        };
+        let text = match row.form {
+            Form::Path => folder.join(text).into_os_string(),
+            Form::Text | Form::Number | Form::Boolean => text.to_owned(),
+        };
+        Some((text, source))
     }
 
-    /// Without a word from anybody: below systemd's folder, else the user's.
-    pub(super) fn models(&self, flag: Option<&Path>) -> Setting<Option<PathBuf>> {
-        let found = self.path(("--models", flag), "SLUICE_MODELS", |file| {
-            file.models.as_ref()
-        });
-        if let Some(Setting { value, source }) = found {
-            return set(Some(value), source);
-        }
-        let folder = self.usual_folder("STATE_DIRECTORY", "XDG_DATA_HOME", ".local/share");
-        set(folder.map(|folder| folder.join("models")), Source::Default)
-    }
-
-    /// What systemd gave, else ours below what the user chose, or the place where such things usually are.
+    /// The folder that systemd gave, else ours below the one that the user chose, or below the usual one.
     fn usual_folder(&self, systemd: &str, chosen: &str, usual: &str) -> Option<PathBuf> {
         let variable = |name| self.environment.variable(name);
         if let Some(folders) = variable(systemd) {
@@ -142,47 +78,46 @@ impl Layers<'_> {
             variable("HOME").map(|home| Path::new(home).join(usual).join("sluice"))
         }
     }
+}
 
-    pub(super) fn socket(&self, flag: Option<&Path>) -> Result<Setting<Address>, ConfigError> {
-        let found = self.path(("--socket", flag), "SLUICE_SOCKET", |file| {
-            file.socket.as_ref()
-        });
-        if let Some(Setting { value, source }) = found {
-            // The client takes such a name; here it would become a path below the current folder.
-            if value.to_string_lossy().contains("http:/") {
-                let problem = "a socket is a path, not an address".to_owned();
-                let hint = "open a port beside it with --listen 127.0.0.1:PORT";
-                return Err(wrong("socket", &source, problem, Some(hint)));
-            }
-            let folder = Folder::Given;
-            return Ok(set(
-                Address {
-                    path: value,
-                    folder,
-                },
-                source,
-            ));
-        }
-        let around = Surroundings {
-            variable: &|name| self.environment.variables.get(name).cloned(),
-            exists: &|path| path.exists(),
-            temporary: self.environment.temporary.clone(),
-            user_id: self.environment.user_id,
-        };
-        let path = address::socket_path(None, &around);
-        let folder = if path.starts_with(&self.environment.temporary)
-            && self.environment.variable("XDG_RUNTIME_DIR").is_none()
-        {
-            Folder::OursInPublic
-        } else if path == Path::new(address::SYSTEM_SOCKET) {
-            Folder::Given
-        } else {
-            Folder::Ours
-        };
-        Ok(set(Address { path, folder }, Source::Default))
+pub(super) fn default_cache(layers: &Layers<'_>) -> OptionalPath {
+    OptionalPath(layers.usual_folder("CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache"))
+}
+
+/// Whether there is a folder for converted weights, whoever named it.
+pub(super) fn has_cache(layers: &Layers<'_>) -> bool {
+    layers.said("cache").is_some() || default_cache(layers).0.is_some()
+}
+
+pub(super) fn default_models(layers: &Layers<'_>) -> OptionalPath {
+    let folder = layers.usual_folder("STATE_DIRECTORY", "XDG_DATA_HOME", ".local/share");
+    OptionalPath(folder.map(|folder| folder.join("models")))
+}
+
+pub(super) fn default_idle_unload(layers: &Layers<'_>) -> IdleUnload {
+    match layers.in_background {
+        true => IdleUnload::IN_BACKGROUND,
+        false => IdleUnload::default(),
     }
 }
 
-pub(super) fn set<T>(value: T, source: Source) -> Setting<T> {
-    Setting { value, source }
+pub(super) fn default_socket(layers: &Layers<'_>) -> Address {
+    let environment = layers.environment;
+    let around = Surroundings {
+        variable: &|name| environment.variables.get(name).cloned(),
+        exists: &|path| path.exists(),
+        temporary: environment.temporary.clone(),
+        user_id: environment.user_id,
+    };
+    let path = address::socket_path(None, &around);
+    let folder = if path.starts_with(&environment.temporary)
+        && environment.variable("XDG_RUNTIME_DIR").is_none()
+    {
+        Folder::OursInPublic
+    } else if path == Path::new(address::SYSTEM_SOCKET) {
+        Folder::Given
+    } else {
+        Folder::Ours
+    };
+    Address { path, folder }
 }

@@ -2,85 +2,29 @@
 //! made before a socket opens.
 
 mod file;
+mod flags;
 mod layers;
-pub mod limits;
 mod models;
 mod show;
+mod table;
 mod values;
 
 use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf, sync::Arc};
 
-use sluice_engine::PARALLEL_DEFAULT;
+use sluice_engine::Settings;
 use sluice_hub::Access;
-use sluice_shared::{
-    dial::Dial,
-    level::{Embedding, Kv, Level},
-};
 
 use self::layers::Layers;
-pub use self::models::{ModelsFile, Table, Tables};
-pub use self::values::{
-    AutoFactor, Budget, CacheLimit, Compute, Device, Filter, IdleUnload, Listen, PinLimit,
-    ReadLimit,
+pub use self::{
+    flags::Flags,
+    models::{ModelsFile, Table, Tables},
+    table::Config,
+    values::{
+        Address, AutoFactor, Budget, CacheLimit, Compute, Device, Filter, Folder, IdleUnload,
+        Listen, OptionalPath, PinLimit, ReadLimit, Threads, Within,
+    },
 };
 use crate::cli::Arguments;
-
-/// Everything the daemon can be told, checked.
-#[derive(Debug)]
-pub struct Config {
-    /// Checkpoint, absolute; `None`: the embedded model.
-    pub model: Setting<Option<PathBuf>>,
-    /// Where to listen, unless systemd hands a socket over.
-    pub socket: Setting<Address>,
-    /// A port to listen on beside it.
-    pub listen: Setting<Listen>,
-    /// Where to compute.
-    pub device: Setting<Device>,
-    /// What a card computes in.
-    pub compute: Setting<Compute>,
-    /// Threads that compute.
-    pub threads: Setting<usize>,
-    /// How faithful weights are.
-    pub level: Setting<Level>,
-    /// Most bytes of the device's memory.
-    pub budget: Setting<Budget>,
-    /// Most bytes a second that are read of weights that are streamed.
-    pub read_limit: Setting<ReadLimit>,
-    /// Most bytes of the host's memory that are pinned for a card.
-    pub pin_limit: Setting<PinLimit>,
-    /// Where the embedding is.
-    pub embedding: Setting<Embedding>,
-    /// How much longer a pass may take at level `auto` than the fastest level's.
-    pub auto_factor: Setting<AutoFactor>,
-    /// How a causal model's keys and values are kept.
-    pub kv: Setting<Kv>,
-    /// How much requests give up for speed that say nothing of it.
-    pub dial: Setting<Dial>,
-    /// Folder for converted copies of checkpoints; `None`: nowhere.
-    pub cache: Setting<Option<PathBuf>>,
-    /// Whether converted weights are kept there even when nothing is streamed from them.
-    pub keep_converted: Setting<bool>,
-    /// Most bytes that converted copies take.
-    pub cache_limit: Setting<CacheLimit>,
-    /// Folder that models are downloaded into; `None`: nowhere.
-    pub models: Setting<Option<PathBuf>>,
-    /// After how long without requests the model is let go.
-    pub idle_unload: Setting<IdleUnload>,
-    /// What holds for single models.
-    pub model_settings: Arc<ModelsFile>,
-    /// The hub that models come from, by the variables that its own programs know.
-    pub hub: Access,
-    /// Where those programs keep what they downloaded.
-    pub hub_cache: Option<PathBuf>,
-    /// Requests that may wait.
-    pub queue: Setting<usize>,
-    /// Requests that share a pass, at most.
-    pub parallel: Setting<usize>,
-    /// Seconds that running requests get on shutdown.
-    pub drain_seconds: Setting<u64>,
-    /// What to log.
-    pub log: Setting<Filter>,
-}
 
 /// A value and the layer it came from.
 #[derive(Debug, Clone, PartialEq)]
@@ -95,7 +39,10 @@ impl<T> Setting<T> {
     /// One that nobody said anything of.
     #[must_use]
     pub fn built_in(value: T) -> Self {
-        layers::set(value, Source::Default)
+        Self {
+            value,
+            source: Source::Default,
+        }
     }
 }
 
@@ -121,27 +68,6 @@ impl fmt::Display for Source {
             Self::Flag(name) => f.write_str(name),
         }
     }
-}
-
-/// A socket's path, and what may be done to the folder it lies in.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Address {
-    /// The socket.
-    pub path: PathBuf,
-    /// The folder around it.
-    pub folder: Folder,
-}
-
-/// How the socket's folder is treated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Folder {
-    /// Somebody else's: it has to be there.
-    Given,
-    /// Ours, in a place that only this user can write to: made when missing.
-    Ours,
-    /// Ours, in a place that everybody can write to: made when missing, refused when
-    /// somebody else made it.
-    OursInPublic,
 }
 
 /// What the configuration reads besides the command line, so that it can be tested.
@@ -226,176 +152,55 @@ fn hint_line(hint: Option<&str>) -> String {
 
 /// Longest path that a Unix socket can have on Linux, without the closing zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
-/// Requests that may wait when nobody says how many.
-const QUEUE_DEFAULT: usize = 16;
-/// Seconds to drain when nobody says how many.
-const DRAIN_SECONDS_DEFAULT: u64 = 10;
 
 /// Merges the layers and checks the result.
 ///
 /// # Errors
 /// What is wrong and where it was said.
 pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Config, ConfigError> {
+    let file_flag = arguments.config.as_deref();
     let layers = Layers {
+        flags: &arguments.settings,
         environment,
-        file: file::read(arguments.config.as_deref(), environment)?,
+        file: file::read(file_flag, environment)?,
+        in_background: arguments.background.is_some(),
     };
-    let cache = layers.cache(arguments.cache.as_deref());
-    let config = Config {
-        model: layers.model(arguments.model.as_deref())?,
-        socket: layers.socket(arguments.socket.as_deref())?,
-        listen: layers.value(
-            ("--listen", arguments.listen),
-            "listen",
-            "SLUICE_LISTEN",
-            |file| file.listen,
-            Listen::default(),
-        )?,
-        device: layers.value(
-            ("--device", arguments.device),
-            "device",
-            "SLUICE_DEVICE",
-            |file| file.device,
-            Device::Auto,
-        )?,
-        compute: layers.value(
-            ("--compute", arguments.compute),
-            "compute",
-            "SLUICE_COMPUTE",
-            |file| file.compute,
-            Compute::Auto,
-        )?,
-        threads: layers.number(
-            ("--threads", arguments.threads),
-            &limits::THREADS,
-            |file| file.threads,
-            environment.cores,
-        )?,
-        level: layers.value(
-            ("--level", arguments.level),
-            "level",
-            "SLUICE_LEVEL",
-            |file| file.level,
-            Level::Standard,
-        )?,
-        budget: layers.value(
-            ("--budget", arguments.budget),
-            "budget",
-            "SLUICE_BUDGET",
-            |file| file.budget,
-            Budget::default(),
-        )?,
-        read_limit: layers.value(
-            ("--read-limit", arguments.read_limit),
-            "read_limit",
-            "SLUICE_READ_LIMIT",
-            |file| file.read_limit,
-            ReadLimit::default(),
-        )?,
-        pin_limit: layers.value(
-            ("--pin-limit", arguments.pin_limit),
-            "pin_limit",
-            "SLUICE_PIN_LIMIT",
-            |file| file.pin_limit,
-            PinLimit::default(),
-        )?,
-        embedding: layers.value(
-            ("--embedding", arguments.embedding),
-            "embedding",
-            "SLUICE_EMBEDDING",
-            |file| file.embedding,
-            Embedding::Auto,
-        )?,
-        auto_factor: layers.value(
-            ("--auto-factor", arguments.auto_factor),
-            "auto_factor",
-            "SLUICE_AUTO_FACTOR",
-            |file| file.auto_factor,
-            AutoFactor::default(),
-        )?,
-        kv: layers.value(
-            ("--kv", arguments.kv),
-            "kv",
-            "SLUICE_KV",
-            |file| file.kv,
-            Kv::Auto,
-        )?,
-        dial: layers.value(
-            ("--dial", arguments.dial),
-            "dial",
-            "SLUICE_DIAL",
-            |file| file.dial,
-            Dial::default(),
-        )?,
-        keep_converted: layers.value(
-            ("--keep-converted", arguments.keep_converted),
-            "keep_converted",
-            "SLUICE_KEEP_CONVERTED",
-            |file| file.keep_converted,
-            cache.value.is_some(),
-        )?,
-        cache,
-        cache_limit: layers.value(
-            ("--cache-limit", arguments.cache_limit),
-            "cache_limit",
-            "SLUICE_CACHE_LIMIT",
-            |file| file.cache_limit,
-            CacheLimit::default(),
-        )?,
-        models: layers.models(arguments.models.as_deref()),
-        idle_unload: layers.value(
-            ("--idle-unload", arguments.idle_unload),
-            "idle_unload",
-            "SLUICE_IDLE_UNLOAD",
-            |file| file.idle_unload,
-            match arguments.background {
-                Some(_) => IdleUnload::IN_BACKGROUND,
-                None => IdleUnload::default(),
-            },
-        )?,
-        model_settings: Arc::new(ModelsFile::open(arguments.config.as_deref(), environment)?),
-        hub: Access::from_variables(&|name| environment.variable(name).cloned()).map_err(
-            |error| {
-                let source = Source::Variable("HF_ENDPOINT");
-                let hint = "name one such as https://huggingface.co, or none for that one";
-                wrong("hub", &source, error.to_string(), Some(hint))
-            },
-        )?,
-        hub_cache: Access::cache_folder(&|name| environment.variable(name).cloned()),
-        queue: layers.number(
-            ("--queue", arguments.queue),
-            &limits::QUEUE,
-            |file| file.queue,
-            QUEUE_DEFAULT,
-        )?,
-        parallel: layers.number(
-            ("--parallel", arguments.parallel),
-            &limits::PARALLEL,
-            |file| file.parallel,
-            PARALLEL_DEFAULT,
-        )?,
-        drain_seconds: layers.number(
-            ("--drain-seconds", arguments.drain_seconds),
-            &limits::DRAIN_SECONDS,
-            |file| file.drain_seconds,
-            DRAIN_SECONDS_DEFAULT,
-        )?,
-        log: layers.value(
-            ("--log", arguments.log.clone()),
-            "log",
-            "SLUICE_LOG",
-            |file| file.log.clone(),
-            Filter::default(),
-        )?,
-    };
+    let variable = |name: &str| environment.variable(name).cloned();
+    let hub = Access::from_variables(&variable).map_err(|error| {
+        let source = Source::Variable("HF_ENDPOINT");
+        let hint = "name one such as https://huggingface.co, or none for that one";
+        wrong("hub", &source, error.to_string(), Some(hint))
+    })?;
+    let models_file = Arc::new(ModelsFile::open(file_flag, environment)?);
+    let hub_cache = Access::cache_folder(&variable);
+    let config = Config::of(&layers, models_file, hub, hub_cache)?;
     config.check()?;
     Ok(config)
 }
 
 impl Config {
+    /// What models are loaded with.
+    #[must_use]
+    pub fn engine_settings(&self) -> Settings {
+        Settings {
+            level: self.level.value,
+            budget_bytes: self.budget.value.bytes(),
+            embedding: self.embedding.value,
+            auto_factor: self.auto_factor.value.0,
+            kv: self.kv.value,
+        }
+    }
+
     /// The checks that look at more than one value's form.
     fn check(&self) -> Result<(), ConfigError> {
-        if let Some(path) = &self.model.value
+        if let Some(path) = &self.model.value.0 {
+            // Names of models travel as text.
+            if path.to_str().is_none() {
+                let problem = format!("{} is not UTF-8", path.display());
+                return Err(wrong("model", &self.model.source, problem, None));
+            }
+        }
+        if let Some(path) = &self.model.value.0
             && matches!(path.try_exists(), Ok(false))
         {
             return Err(wrong(
@@ -405,7 +210,7 @@ impl Config {
                 Some("name a checkpoint's folder, or none for the demonstration model"),
             ));
         }
-        if self.keep_converted.value && self.cache.value.is_none() {
+        if self.keep_converted.value && self.cache.value.0.is_none() {
             return Err(wrong(
                 "keep_converted",
                 &self.keep_converted.source,
@@ -414,6 +219,12 @@ impl Config {
             ));
         }
         let socket = &self.socket.value.path;
+        // The client takes such a name; here it would become a path below the current folder.
+        if self.socket.source != Source::Default && socket.to_string_lossy().contains("http:/") {
+            let problem = "a socket is a path, not an address".to_owned();
+            let hint = "open a port beside it with --listen 127.0.0.1:PORT";
+            return Err(wrong("socket", &self.socket.source, problem, Some(hint)));
+        }
         if socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
             return Err(wrong(
                 "socket",

@@ -200,7 +200,7 @@ impl ModelsFile {
 
 fn read(path: &Path) -> Result<Tables, ConfigError> {
     let bytes = file::bytes_up_to(path, BYTES_MAX)?;
-    let (path, tables) = file::parse::<BTreeMap<String, Table>>(path.to_owned(), bytes)?;
+    let tables: BTreeMap<String, Table> = file::parse(path, &bytes)?;
     for (name, table) in &tables {
         if let Some((key, problem)) = table.problem() {
             let source_name = format!("[{name:?}] in {}", path.display());

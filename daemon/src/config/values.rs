@@ -1,18 +1,116 @@
 //! Values of the configuration that are more than a number or a path.
 
-use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
+use std::{ffi::OsStr, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 use sluice_ops::device::{self, Number};
-use sluice_shared::{
-    level::{AUTO_FACTOR, check_auto_factor, parse_auto_factor},
-    units,
-};
+use sluice_shared::{level::parse_auto_factor, units};
 use tracing_subscriber::EnvFilter;
 
+/// A value that a layer names as text. A type that has [`FromStr`] and [`fmt::Display`] is one.
+pub(super) trait Value: Sized {
+    /// Reads the text of a layer; a path is absolute.
+    fn read(text: &OsStr) -> Result<Self, String>;
+
+    /// The value as it is read; `None` where there is none.
+    fn text(&self) -> Option<String>;
+}
+
+impl<T: FromStr<Err: fmt::Display> + fmt::Display> Value for T {
+    fn read(text: &OsStr) -> Result<Self, String> {
+        let parsed = text.to_string_lossy().parse();
+        parsed.map_err(|error: T::Err| error.to_string())
+    }
+
+    fn text(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+/// A file or folder, where there is one.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OptionalPath(pub Option<PathBuf>);
+
+impl Value for OptionalPath {
+    fn read(text: &OsStr) -> Result<Self, String> {
+        Ok(Self(Some(text.into())))
+    }
+
+    fn text(&self) -> Option<String> {
+        let path = self.0.as_ref()?;
+        Some(path.to_string_lossy().into_owned())
+    }
+}
+
+/// A socket's path, and what may be done to the folder it lies in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Address {
+    /// The socket.
+    pub path: PathBuf,
+    /// The folder around it.
+    pub folder: Folder,
+}
+
+impl Value for Address {
+    fn read(text: &OsStr) -> Result<Self, String> {
+        Ok(Self {
+            path: text.into(),
+            folder: Folder::Given,
+        })
+    }
+
+    fn text(&self) -> Option<String> {
+        Some(self.path.to_string_lossy().into_owned())
+    }
+}
+
+/// How the socket's folder is treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Folder {
+    /// Somebody else's: it has to be there.
+    Given,
+    /// Ours, in a place that only this user can write to: made when missing.
+    Ours,
+    /// Ours, in a place that everybody can write to: made when missing, refused when
+    /// somebody else made it.
+    OursInPublic,
+}
+
+/// A whole number within bounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Within<const MIN: usize, const MAX: usize>(pub(super) usize);
+
+/// Threads that compute; no machine has more cores.
+pub type Threads = Within<1, 1024>;
+
+impl<const MIN: usize, const MAX: usize> Within<MIN, MAX> {
+    /// The number.
+    #[must_use]
+    pub fn get(self) -> usize {
+        self.0
+    }
+}
+
+impl<const MIN: usize, const MAX: usize> FromStr for Within<MIN, MAX> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number: i64 = (text.parse()).map_err(|_| format!("{text:?} is not a whole number"))?;
+        match usize::try_from(number) {
+            Ok(inside) if (MIN..=MAX).contains(&inside) => Ok(Self(inside)),
+            _ => Err(format!("must lie between {MIN} and {MAX}, not {number}")),
+        }
+    }
+}
+
+impl<const MIN: usize, const MAX: usize> fmt::Display for Within<MIN, MAX> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// Where to compute.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
     /// The first card that can be used, else the CPU.
     Auto,
@@ -48,14 +146,6 @@ impl FromStr for Device {
                 .map(Self::Cuda)
                 .ok_or_else(|| format!("'{text}' is none of auto, cpu, cuda:N")),
         }
-    }
-}
-
-impl TryFrom<String> for Device {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
     }
 }
 
@@ -109,56 +199,9 @@ impl fmt::Display for Compute {
     }
 }
 
-/// Most bytes of the device's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Budget(Option<u64>);
-
-impl Budget {
-    /// The bytes; `None`: what is free when the daemon starts, less a margin.
-    #[must_use]
-    pub fn bytes(self) -> Option<u64> {
-        self.0
-    }
-}
-
-impl From<Option<u64>> for Budget {
-    fn from(bytes: Option<u64>) -> Self {
-        Self(bytes)
-    }
-}
-
-impl FromStr for Budget {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text.trim() == "default" {
-            return Ok(Self(None));
-        }
-        match units::parse_bytes(text)? {
-            0 => Err(format!("{text:?} leaves no memory to use")),
-            bytes => Ok(Self(Some(bytes))),
-        }
-    }
-}
-
-impl fmt::Display for Budget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            None => f.write_str("default"),
-            Some(bytes) => f.write_str(&exactly(bytes)),
-        }
-    }
-}
-
 /// How much longer a pass may take at level `auto` than the fastest level's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AutoFactor(pub f64);
-
-impl Default for AutoFactor {
-    fn default() -> Self {
-        Self(AUTO_FACTOR)
-    }
-}
 
 impl FromStr for AutoFactor {
     type Err = String;
@@ -168,211 +211,124 @@ impl FromStr for AutoFactor {
     }
 }
 
-impl<'de> Deserialize<'de> for AutoFactor {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let factor = f64::deserialize(deserializer)?;
-        check_auto_factor(factor)
-            .map(Self)
-            .map_err(D::Error::custom)
-    }
-}
-
-/// Most bytes a second that are read of weights that are streamed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ReadLimit(Option<u64>);
-
-impl ReadLimit {
-    /// The bytes a second; `None`: any.
-    #[must_use]
-    pub fn bytes_per_s(self) -> Option<u64> {
-        self.0
-    }
-}
-
-impl FromStr for ReadLimit {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text.trim() == "none" {
-            return Ok(Self(None));
-        }
-        match units::parse_rate(text)? {
-            0 => Err(format!(
-                "{text:?} lets nothing be read; \"none\" is no limit"
-            )),
-            bytes => Ok(Self(Some(bytes))),
-        }
-    }
-}
-
-impl fmt::Display for ReadLimit {
+impl fmt::Display for AutoFactor {
+    /// With its point: a number without one is none of TOML's fractions.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            None => f.write_str("none"),
-            Some(bytes) => write!(f, "{}/s", exactly(bytes)),
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+/// Makes types for a value or the one word that stands for none. Each names its inner type, the word, the getter, the
+/// function that reads a value and the one that shows it as it is read.
+macro_rules! optional {
+    ($($(#[$docs:meta])+ $name:ident($inner:ty), $word:literal, $getter:ident, $read:expr, $show:expr;)+) => {$(
+        $(#[$docs])+
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub struct $name(Option<$inner>);
+
+        impl $name {
+            #[doc = concat!("The value; `None` for `", $word, "`.")]
+            #[must_use]
+            pub fn $getter(self) -> Option<$inner> {
+                self.0
+            }
         }
-    }
-}
 
-/// Most bytes of the host's memory that are pinned for a card to copy streamed weights from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PinLimit(Option<u64>);
-
-impl PinLimit {
-    /// The bytes; `None`: what the engine finds right for the machine.
-    #[must_use]
-    pub fn bytes(self) -> Option<u64> {
-        self.0
-    }
-}
-
-impl FromStr for PinLimit {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.trim() {
-            "auto" => Ok(Self(None)),
-            text => units::parse_bytes(text).map(|bytes| Self(Some(bytes))),
+        impl From<Option<$inner>> for $name {
+            fn from(value: Option<$inner>) -> Self {
+                Self(value)
+            }
         }
-    }
-}
 
-impl fmt::Display for PinLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            None => f.write_str("auto"),
-            Some(bytes) => f.write_str(&exactly(bytes)),
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text.trim() {
+                    $word => Ok(Self(None)),
+                    text => $read(text).map(|value| Self(Some(value))),
+                }
+            }
         }
-    }
-}
 
-/// A port of the loopback interface to listen on beside the socket.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Listen(Option<SocketAddr>);
-
-impl Listen {
-    /// The address; `None`: the socket alone.
-    #[must_use]
-    pub fn address(self) -> Option<SocketAddr> {
-        self.0
-    }
-}
-
-impl FromStr for Listen {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let text = text.trim();
-        if text == "none" {
-            return Ok(Self(None));
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0.map_or_else(|| $word.to_owned(), $show))
+            }
         }
-        let numeric = match text.strip_prefix("localhost:") {
-            Some(port) => format!("127.0.0.1:{port}"),
-            None => text.to_owned(),
-        };
-        let address: SocketAddr = numeric.parse().map_err(|_| {
-            format!(
-                "`{text}` is no address with a port; write 127.0.0.1:PORT or [::1]:PORT (port 0: any that is free), or none"
-            )
-        })?;
-        match address.ip().is_loopback() {
-            true => Ok(Self(Some(address))),
-            false => Err(format!(
-                "{address} can be reached from other machines, and sluiced doesn't ask who calls: listen on 127.0.0.1:{port}, and \
-                 come from elsewhere through a tunnel, such as `ssh -L {port}:127.0.0.1:{port} HOST`",
-                port = address.port()
-            )),
-        }
-    }
+    )+};
 }
 
-impl fmt::Display for Listen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            None => f.write_str("none"),
-            Some(address) => address.fmt(f),
-        }
-    }
+optional! {
+    /// Limit for the device's memory; by default what is free when the daemon starts, less a margin.
+    Budget(u64), "default", bytes, read_budget, exactly;
+    /// Limit for reading streamed weights.
+    ReadLimit(u64), "none", bytes_per_s, read_rate, |rate| format!("{}/s", exactly(rate));
+    /// Limit for the pinned host memory that weights are streamed to a GPU from; `auto` leaves it to the engine.
+    PinLimit(u64), "auto", bytes, units::parse_bytes, exactly;
+    /// Limit for the size of converted weights.
+    CacheLimit(u64), "none", bytes, units::parse_bytes, exactly;
+    /// Loopback address to listen on beside the socket.
+    Listen(SocketAddr), "none", address, read_address, |address| address.to_string();
+    /// Time without requests after which the model is unloaded.
+    IdleUnload(Duration), "never", after, read_idle_time, show_duration;
 }
-
-/// After how long without requests the model is let go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct IdleUnload(Option<Duration>);
 
 impl IdleUnload {
     /// Where a daemon was started on the way to an answer: nobody thinks of it any more when the answers are over.
     pub(super) const IN_BACKGROUND: Self = Self(Some(Duration::from_secs(15 * 60)));
+}
 
-    /// The time; `None`: never.
-    #[must_use]
-    pub fn after(self) -> Option<Duration> {
-        self.0
+fn read_budget(text: &str) -> Result<u64, String> {
+    match units::parse_bytes(text)? {
+        0 => Err(format!("{text:?} leaves no memory to use")),
+        bytes => Ok(bytes),
     }
 }
 
-impl FromStr for IdleUnload {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text.trim() == "never" {
-            return Ok(Self(None));
-        }
-        let duration = units::parse_duration(text)?;
-        match duration.is_zero() {
-            true => Err("must be longer than nothing; \"never\" turns it off".to_owned()),
-            false => Ok(Self(Some(duration))),
-        }
+fn read_rate(text: &str) -> Result<u64, String> {
+    match units::parse_rate(text)? {
+        0 => Err(format!(
+            "{text:?} lets nothing be read; \"none\" is no limit"
+        )),
+        bytes => Ok(bytes),
     }
 }
 
-impl fmt::Display for IdleUnload {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.map(|after| (after.as_millis(), after.as_secs())) {
-            None => f.write_str("never"),
-            Some((millis, _)) if !millis.is_multiple_of(1000) => write!(f, "{millis}ms"),
-            Some((_, seconds)) if seconds.is_multiple_of(3600) => write!(f, "{}h", seconds / 3600),
-            Some((_, seconds)) if seconds.is_multiple_of(60) => write!(f, "{}m", seconds / 60),
-            Some((_, seconds)) => write!(f, "{seconds}s"),
-        }
+fn read_address(text: &str) -> Result<SocketAddr, String> {
+    let numeric = match text.strip_prefix("localhost:") {
+        Some(port) => format!("127.0.0.1:{port}"),
+        None => text.to_owned(),
+    };
+    let address: SocketAddr = numeric.parse().map_err(|_| {
+        format!(
+            "`{text}` is no address with a port; write 127.0.0.1:PORT or [::1]:PORT (port 0: any that is free), or none"
+        )
+    })?;
+    match address.ip().is_loopback() {
+        true => Ok(address),
+        false => Err(format!(
+            "{address} can be reached from other machines, and sluiced doesn't ask who calls: listen on 127.0.0.1:{port}, and \
+             come from elsewhere through a tunnel, such as `ssh -L {port}:127.0.0.1:{port} HOST`",
+            port = address.port()
+        )),
     }
 }
 
-/// Most bytes that converted copies of checkpoints take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CacheLimit(Option<u64>);
-
-impl CacheLimit {
-    /// The bytes; `None`: any.
-    #[must_use]
-    pub fn bytes(self) -> Option<u64> {
-        self.0
+fn read_idle_time(text: &str) -> Result<Duration, String> {
+    let duration = units::parse_duration(text)?;
+    match duration.is_zero() {
+        true => Err("must be longer than nothing; \"never\" turns it off".to_owned()),
+        false => Ok(duration),
     }
 }
 
-impl Default for CacheLimit {
-    /// A model of eight billion parameters at two levels takes 12 GiB: two of them, and some small ones.
-    fn default() -> Self {
-        Self(Some(32 << 30))
-    }
-}
-
-impl FromStr for CacheLimit {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.trim() {
-            "none" => Ok(Self(None)),
-            text => units::parse_bytes(text).map(|bytes| Self(Some(bytes))),
-        }
-    }
-}
-
-impl fmt::Display for CacheLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            None => f.write_str("none"),
-            Some(bytes) => f.write_str(&exactly(bytes)),
-        }
+fn show_duration(duration: Duration) -> String {
+    match (duration.as_millis(), duration.as_secs()) {
+        (millis, _) if !millis.is_multiple_of(1000) => format!("{millis}ms"),
+        (_, seconds) if seconds.is_multiple_of(3600) => format!("{}h", seconds / 3600),
+        (_, seconds) if seconds.is_multiple_of(60) => format!("{}m", seconds / 60),
+        (_, seconds) => format!("{seconds}s"),
     }
 }
 
@@ -394,8 +350,7 @@ pub(crate) fn from_text<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>
 }
 
 /// A filter for logs that was found to parse.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Filter(String);
 
 impl Filter {
@@ -406,26 +361,12 @@ impl Filter {
     }
 }
 
-impl Default for Filter {
-    fn default() -> Self {
-        Self("info".to_owned())
-    }
-}
-
 impl FromStr for Filter {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         EnvFilter::try_new(text).map_err(|error| format!("'{text}' is no log filter: {error}"))?;
         Ok(Self(text.to_owned()))
-    }
-}
-
-impl TryFrom<String> for Filter {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
     }
 }
 

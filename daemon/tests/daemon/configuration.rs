@@ -45,7 +45,7 @@ async fn a_wrong_file_is_named_with_line_and_column() {
     for (content, place) in [
         (
             &b"queue = 2\nquue = 3\n"[..],
-            "sluiced.toml:2:1: unknown field `quue`",
+            "sluiced.toml:2:1: unknown key `quue`; did you mean `queue`?",
         ),
         (
             b"queue = 2\nlog = \"\xff\"\n",

@@ -1,0 +1,383 @@
+//! The table of settings: a row is all that has to be written of a setting, beside the code that uses it. From a row come
+//! the flag, the environment variable and their help, the key in `sluiced.toml` and its check, the field of [`Config`],
+//! what `--print-config` shows, and the key's place in the sample file.
+
+use std::{
+    ffi::OsStr,
+    path::PathBuf,
+    sync::{Arc, LazyLock},
+};
+
+use sluice_hub::Access;
+use sluice_shared::{
+    dial::Dial,
+    level::{Embedding, Kv, Level},
+};
+
+use super::{
+    Address, AutoFactor, Budget, CacheLimit, Compute, ConfigError, Device, Filter, IdleUnload,
+    Listen, ModelsFile, OptionalPath, PinLimit, ReadLimit, Setting, Source, Threads, Within,
+    layers::{self, Layers},
+    values::Value,
+};
+
+/// A setting without its type.
+pub(super) struct Row {
+    /// Its name in the configuration file.
+    pub(super) key: &'static str,
+    /// The flag, such as `--pin-limit`.
+    pub(super) flag: &'static str,
+    /// The environment variable, such as `SLUICE_PIN_LIMIT`.
+    pub(super) variable: &'static str,
+    /// Its description: the first line is the flag's help, the others stand in the sample file alone.
+    pub(super) docs: &'static str,
+    /// What stands for the value in the help.
+    pub(super) value_name: &'static str,
+    pub(super) form: Form,
+    /// The built-in value for people.
+    pub(super) default: &'static str,
+    /// The value in the sample file: the built-in one where that is the same everywhere.
+    pub(super) example: &'static str,
+    /// Finds out whether this text is a value.
+    pub(super) check: fn(&OsStr) -> Result<(), String>,
+}
+
+/// How a value is written in the configuration file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// A string.
+    Text,
+    /// A string; a relative path begins at the current folder, or at that of the file which has it.
+    Path,
+    /// An integer or a float.
+    Number,
+    /// `true` or `false`; the flag alone stands for `true`.
+    Boolean,
+}
+
+/// The value of a setting that no layer names.
+pub(super) enum BuiltIn<T> {
+    /// The same everywhere, as people write it.
+    Is(&'static str),
+    /// Depends on the machine or the environment.
+    Found {
+        by: fn(&Layers<'_>) -> T,
+        /// In the help.
+        words: &'static str,
+        /// In the sample file.
+        example: &'static str,
+    },
+}
+
+use self::BuiltIn::{Found, Is};
+
+impl Row {
+    fn new<T: Value>(
+        key: &'static str,
+        docs: &'static str,
+        value_name: &'static str,
+        form: Form,
+        built_in: &BuiltIn<T>,
+    ) -> Self {
+        let (default, example) = match *built_in {
+            Is(text) => (text, text),
+            Found { words, example, .. } => (words, example),
+        };
+        Self {
+            key,
+            // Clap wants names that live as long as the program; the table is made once.
+            flag: format!("--{}", key.replace('_', "-")).leak(),
+            variable: format!("SLUICE_{}", key.to_ascii_uppercase()).leak(),
+            docs,
+            value_name,
+            form,
+            default,
+            example,
+            check: |text| T::read(text).map(drop),
+        }
+    }
+
+    /// The row of this key.
+    pub(super) fn find(key: &str) -> Option<&'static Self> {
+        ROWS.iter().find(|row| row.key == key)
+    }
+}
+
+/// Makes [`ROWS`] and [`Config`] of the rows.
+macro_rules! settings {
+    ($(
+        $(#[doc = $docs:literal])+
+        $key:ident: $type:ty {
+            value: $value_name:literal,
+            form: $form:ident,
+            built_in: $built_in:expr $(,)?
+        }
+    )+) => {
+        /// Every setting, in the order in which people see them.
+        pub(super) static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| vec![$(Row::new::<$type>(
+            stringify!($key),
+            concat!($($docs, "\n"),+),
+            $value_name,
+            Form::$form,
+            &$built_in,
+        )),+]);
+
+        /// Everything the daemon can be told, checked.
+        #[derive(Debug)]
+        pub struct Config {
+            $($(#[doc = $docs])+ pub $key: Setting<$type>,)+
+            /// What holds for single models.
+            pub model_settings: Arc<ModelsFile>,
+            /// The hub that models come from, by the variables that its own programs know.
+            pub hub: Access,
+            /// Where those programs keep what they downloaded.
+            pub hub_cache: Option<PathBuf>,
+        }
+
+        impl Config {
+            /// The settings by these layers, each checked by itself.
+            pub(super) fn of(
+                layers: &Layers<'_>,
+                model_settings: Arc<ModelsFile>,
+                hub: Access,
+                hub_cache: Option<PathBuf>,
+            ) -> Result<Self, ConfigError> {
+                Ok(Self {
+                    $($key: layers.setting(stringify!($key), &$built_in)?,)+
+                    model_settings,
+                    hub,
+                    hub_cache,
+                })
+            }
+
+            /// The rows with the values in force, as people write them, and where those come from.
+            pub(super) fn shown(&self) -> impl Iterator<Item = (&'static Row, Option<String>, &Source)> {
+                let shown = [$((self.$key.value.text(), &self.$key.source)),+];
+                ROWS.iter().zip(shown).map(|(row, (text, source))| (row, text, source))
+            }
+        }
+    };
+}
+
+settings! {
+    /// Checkpoint to serve: a Hugging Face folder, a .safetensors file in one, or a .gguf or .sluice file
+    ///
+    /// The daemon's user must be able to read it. A model that `sluice load --default` named is served instead.
+    model: OptionalPath {
+        value: "DIR|FILE",
+        form: Path,
+        built_in: Found {
+            by: |_| OptionalPath(None),
+            words: "the small demonstration model inside this program",
+            example: "/var/lib/sluice/models/GSAI-ML/LLaDA-8B-Instruct",
+        },
+    }
+
+    /// Unix socket to listen on
+    ///
+    /// The unit sets SLUICE_SOCKET, and a socket from systemd outweighs all.
+    socket: Address {
+        value: "PATH",
+        form: Path,
+        built_in: Found {
+            by: layers::default_socket,
+            words: "/run/sluice/sluice.sock if it exists, else $XDG_RUNTIME_DIR/sluice/sluice.sock, else a private \
+                folder under the temporary one",
+            example: "/run/sluice/sluice.sock",
+        },
+    }
+
+    /// Loopback address to listen on beside the socket, such as 127.0.0.1:50051, or none; port 0 takes any free port and
+    /// prints it. Every user of this machine can connect there, and nothing asks who they are
+    ///
+    /// Addresses that other machines can reach are refused. The unit's sandbox must allow the port: see
+    /// sluice.service.d/listen.conf.
+    listen: Listen {
+        value: "ADDRESS|none",
+        form: Text,
+        built_in: Is("none"),
+    }
+
+    /// Where to compute: auto (the first usable NVIDIA GPU, else the CPU), cpu, or cuda:N (that GPU and nothing else)
+    ///
+    /// Without the GPU that cuda:N names, the daemon doesn't start, and says why. GPUs are counted as
+    /// CUDA_VISIBLE_DEVICES shows them.
+    device: Device {
+        value: "DEVICE",
+        form: Text,
+        built_in: Is("auto"),
+    }
+
+    /// Dtype that a GPU computes in: f32, f16, bf16, or auto (bf16 where the GPU has it, else f16); sums are f32
+    compute: Compute {
+        value: "DTYPE",
+        form: Text,
+        built_in: Is("auto"),
+    }
+
+    /// Threads that compute
+    ///
+    /// With a GPU, they convert weights. 1 to 1024.
+    threads: Threads {
+        value: "N",
+        form: Number,
+        built_in: Found {
+            by: |layers| Within(layers.environment.cores),
+            words: "one a core",
+            example: "8",
+        },
+    }
+
+    /// Fidelity of the weights: off, standard, mild, moderate, aggressive or auto
+    level: Level {
+        value: "LEVEL",
+        form: Text,
+        built_in: Is("standard"),
+    }
+
+    /// Limit for the device's memory, such as 4GiB, or default for what is free when the daemon starts, less a margin;
+    /// weights that don't fit are streamed
+    budget: Budget {
+        value: "BYTES|default",
+        form: Text,
+        built_in: Is("default"),
+    }
+
+    /// Limit for reading streamed weights, such as 500MB/s, or none; it leaves the disk to others
+    read_limit: ReadLimit {
+        value: "RATE|none",
+        form: Text,
+        built_in: Is("none"),
+    }
+
+    /// Limit for pinned (page-locked) host memory used to stream weights to the GPU, such as 16GiB, or auto for at most half
+    /// of the host's memory; no other program gets this memory
+    ///
+    /// With auto it is also at most three quarters of what is free.
+    pin_limit: PinLimit {
+        value: "BYTES|auto",
+        form: Text,
+        built_in: Is("auto"),
+    }
+
+    /// Where the embedding is kept: host, device, or auto (on the host at every level but off)
+    embedding: Embedding {
+        value: "PLACE",
+        form: Text,
+        built_in: Is("auto"),
+    }
+
+    /// How many times as long as at the fastest level a pass may take at level auto, for the sake of fidelity
+    auto_factor: AutoFactor {
+        value: "FACTOR",
+        form: Number,
+        built_in: Is("1.5"),
+    }
+
+    /// Format of an autoregressive model's KV cache: f32, bf16, q8_0 (8 bits; less memory, less exact), or auto for bf16, on a
+    /// GPU for the dtype it computes in
+    kv: Kv {
+        value: "FORMAT",
+        form: Text,
+        built_in: Is("auto"),
+    }
+
+    /// Quality preset for requests that don't set one: exact, quality, balanced, fast or auto; `sluice generate --help`
+    /// describes each
+    dial: Dial {
+        value: "DIAL",
+        form: Text,
+        built_in: Is("exact"),
+    }
+
+    /// Folder for converted weights, which later level switches and loads read, and streaming at some levels
+    ///
+    /// The unit gives the daemon this one by CacheDirectory=.
+    cache: OptionalPath {
+        value: "DIR",
+        form: Path,
+        built_in: Found {
+            by: layers::default_cache,
+            words: "$CACHE_DIRECTORY, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice",
+            example: "/var/cache/sluice",
+        },
+    }
+
+    /// Keep all weights that a level converts, so that the next level switch or load reads them; with false, only weights
+    /// that are streamed are written
+    keep_converted: bool {
+        value: "true|false",
+        form: Boolean,
+        built_in: Found {
+            by: layers::has_cache,
+            words: "true where there is a folder",
+            example: "true",
+        },
+    }
+
+    /// Limit for the size of the converted weights, such as 32GiB, or none; the least recently used are deleted first, those
+    /// in use never
+    cache_limit: CacheLimit {
+        value: "BYTES|none",
+        form: Text,
+        built_in: Is("32GiB"),
+    }
+
+    /// Folder that models are downloaded into
+    ///
+    /// The unit gives the daemon this one by StateDirectory=.
+    models: OptionalPath {
+        value: "DIR",
+        form: Path,
+        built_in: Found {
+            by: layers::default_models,
+            words: "models below $STATE_DIRECTORY, else below $XDG_DATA_HOME/sluice, else below ~/.local/share/sluice",
+            example: "/var/lib/sluice/models",
+        },
+    }
+
+    /// Unload the model after this time without requests, such as 15m; the next request loads it again
+    idle_unload: IdleUnload {
+        value: "TIME|never",
+        form: Text,
+        built_in: Found {
+            by: layers::default_idle_unload,
+            words: "never",
+            example: "never",
+        },
+    }
+
+    /// Requests that may wait while others run
+    ///
+    /// 1 to 1024; more are refused at once.
+    queue: Within<1, 1024> {
+        value: "N",
+        form: Number,
+        built_in: Is("16"),
+    }
+
+    /// Limit for requests that share a pass over the weights; each that joins takes memory for its canvas
+    ///
+    /// 1 to 64: each writes slower then, all together faster.
+    parallel: Within<1, { sluice_engine::PARALLEL_MAX }> {
+        value: "N",
+        form: Number,
+        built_in: Is("4"),
+    }
+
+    /// Seconds that running requests get to finish on shutdown
+    ///
+    /// 0 to 3600. With more than 40, raise TimeoutStopSec= in the unit as well.
+    drain_seconds: Within<0, 3600> {
+        value: "N",
+        form: Number,
+        built_in: Is("10"),
+    }
+
+    /// What to log: a tracing filter such as info or info,sluice_daemon=debug
+    log: Filter {
+        value: "FILTER",
+        form: Text,
+        built_in: Is("info"),
+    }
+}
