@@ -10,7 +10,7 @@ use std::{
 };
 
 use listenfd::ListenFd;
-use sluice_engine::{Engine, EngineError, Options, Settings};
+use sluice_engine::{Change, Engine, EngineError, Options};
 use sluice_ops::{OpsError, device::Choice};
 use sluice_proto::v1;
 use sluice_shared::{exit, units};
@@ -148,19 +148,11 @@ async fn serve(
         config.model_settings.clone(),
         Remembered::open(config.models.value.0.as_deref()),
     );
-    let holds = settings.for_load(&name, &settings::Choice::default());
+    let holds = settings.for_load(&name, &Change::default());
     let mut engine = Engine::start(options(config.device.value.choice()))?;
     if config.device.value == Device::Auto
         && loads_at_start
-        && let Some(reason) = unfit::reason(
-            &engine,
-            &name,
-            Settings {
-                level: holds.level.value,
-                budget_bytes: holds.budget.value.bytes(),
-                ..engine.settings()
-            },
-        )
+        && let Some(reason) = unfit::reason(&engine, &name, engine.settings().with(&holds.change()))
     {
         // All of the card's memory goes with it.
         drop(engine);

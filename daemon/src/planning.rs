@@ -11,7 +11,8 @@ use sluice_proto::{model, v1};
 use sluice_report as report;
 use sluice_shared::{
     exit,
-    level::{AUTO_FACTOR, Choices, Embedding, Kv, Level, parse_auto_factor},
+    level::{AUTO_FACTOR, Embedding, Kv, Level, parse_auto_factor},
+    settings::Settings,
 };
 use tonic_types::StatusExt;
 
@@ -42,9 +43,15 @@ pub struct Planning {
     #[arg(long, value_name = "PLACE", default_value_t = Embedding::Auto)]
     embedding: Embedding,
 
-    /// How much longer than the fastest level's a pass may take at level auto [default: 1.5]
-    #[arg(long, value_name = "FACTOR", value_parser = parse_auto_factor, allow_negative_numbers = true)]
-    auto_factor: Option<f64>,
+    /// How many times as long as at the fastest level a pass may take at level auto
+    #[arg(
+        long,
+        value_name = "FACTOR",
+        value_parser = parse_auto_factor,
+        default_value_t = AUTO_FACTOR,
+        allow_negative_numbers = true
+    )]
+    auto_factor: f64,
 
     /// How a causal model's keys and values are kept: f32, bf16, q8_0, or auto for bf16, on a card for what it computes in
     #[arg(long, value_name = "FORMAT", default_value_t = Kv::Auto)]
@@ -150,16 +157,17 @@ impl Planning {
             }
             (None, None) => unreachable!("the command line requires one of the two"),
         };
-        let budget = self.budget.and_then(Budget::bytes);
-        let budget = budget.or_else(|| memory.free_bytes.map(default_budget));
-        let workload = translate::plan::workload(&asked, outline.context_length())?;
-        let choices = Choices {
+        let settings = Settings {
+            level: self.level,
+            budget_bytes: self.budget.and_then(Budget::bytes),
             embedding: self.embedding,
-            auto_factor: self.auto_factor.unwrap_or(AUTO_FACTOR),
+            auto_factor: self.auto_factor,
             kv: self.kv,
-            ..Choices::from(self.level)
         };
-        let plan = outline.plan(choices, budget.unwrap_or(u64::MAX), workload)?;
+        let budget_bytes = settings.budget_bytes;
+        let budget_bytes = budget_bytes.or_else(|| memory.free_bytes.map(default_budget));
+        let workload = translate::plan::workload(&asked, outline.context_length())?;
+        let plan = outline.plan(settings, budget_bytes.unwrap_or(u64::MAX), workload)?;
         let mut plan = translate::plan::plan(&plan, &name);
         plan.notes.extend(planned_for(&device, opened.no_card));
         Ok(plan)

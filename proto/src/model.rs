@@ -2,7 +2,7 @@
 //!
 //! Checking sits on the receiving side alone: `TryFrom` turns a message into a type whose
 //! invariants hold, or names the field that breaks them. The daemon reads
-//! [`Generation`], [`Scoring`], [`Planning`], [`Adjustment`], [`Loading`] and [`Compressing`] this way.
+//! [`Generation`], [`Scoring`], [`Planning`], [`Change`](sluice_shared::settings::Change), [`Loading`] and [`Compressing`] this way.
 
 mod decoding;
 mod job;
@@ -14,7 +14,7 @@ use sluice_shared::sampling::{STOP_BYTES_MAX, STOPS_MAX};
 pub use self::{
     decoding::{Caching, DecodingChoice, Dial, Growth, Speculation},
     job::{Compressing, Decompressing, How, Verifying},
-    optimizer::{Adjustment, Loading, Measuring, Planned, Planning, Restoring, Samples, Subject},
+    optimizer::{Loading, Measuring, Planned, Planning, Restoring, Samples, Subject},
 };
 use crate::v1;
 

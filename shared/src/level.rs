@@ -16,7 +16,7 @@ pub enum Level {
     Moderate,
     /// Four bits a weight.
     Aggressive,
-    /// The most faithful one whose pass takes at most [`Choices::auto_factor`] times as long as the fastest one's.
+    /// The most faithful one whose pass takes at most [`Settings::auto_factor`](crate::settings::Settings::auto_factor) times as long as the fastest one's.
     Auto,
 }
 
@@ -129,34 +129,6 @@ impl FromStr for Kv {
         known.ok_or_else(|| {
             format!("unknown format {text:?} for keys and values; known are auto, f32, bf16, q8_0")
         })
-    }
-}
-
-/// What of a plan is chosen: the level, and what may be set beside it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Choices {
-    /// How faithful the weights are.
-    pub level: Level,
-    /// Where the embedding is.
-    pub embedding: Embedding,
-    /// How much longer a pass may take for fidelity's sake under [`Level::Auto`]; at least 1.
-    pub auto_factor: f64,
-    /// How a causal model's keys and values are kept.
-    pub kv: Kv,
-    /// Whether units that are coded without loss are decoded once and for all, where there is room and that pays. So it is
-    /// under [`Level::Auto`], whatever level that comes to.
-    pub decodes: bool,
-}
-
-impl From<Level> for Choices {
-    fn from(level: Level) -> Self {
-        Self {
-            level,
-            embedding: Embedding::Auto,
-            auto_factor: AUTO_FACTOR,
-            kv: Kv::Auto,
-            decodes: level == Level::Auto,
-        }
     }
 }
 

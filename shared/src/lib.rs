@@ -11,6 +11,7 @@ pub mod names;
 pub mod policy;
 pub mod rate;
 pub mod sampling;
+pub mod settings;
 pub mod units;
 
 /// Exit codes of both programs; scripts rely on them.

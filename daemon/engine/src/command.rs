@@ -4,77 +4,10 @@ use std::sync::Arc;
 
 use sluice_checkpoint::Recommended;
 use sluice_plan::{Plan, SwitchTime};
-use sluice_shared::level::{AUTO_FACTOR, Choices, Embedding, Kv, Level};
+pub use sluice_shared::settings::{Change, Settings};
 use sluice_tokenizer::Text;
 
 use crate::{error::EngineError, model::ModelInfo, request::ModelId};
-
-/// What a plan is made for, as the user says it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Settings {
-    /// How faithful weights are.
-    pub level: Level,
-    /// Most bytes of the device's memory; `None`: what was free when the engine started, less a margin.
-    pub budget_bytes: Option<u64>,
-    /// Where the embedding is.
-    pub embedding: Embedding,
-    /// How much longer a pass may take for fidelity's sake under [`Level::Auto`]; at least 1.
-    pub auto_factor: f64,
-    /// How a causal model's keys and values are kept.
-    pub kv: Kv,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            level: Level::Standard,
-            budget_bytes: None,
-            embedding: Embedding::Auto,
-            auto_factor: AUTO_FACTOR,
-            kv: Kv::Auto,
-        }
-    }
-}
-
-/// A change of the settings.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Change {
-    /// The new level, if it is to change.
-    pub level: Option<Level>,
-    /// The new budget, if it is to change; `Some(None)`: the default one.
-    pub budget_bytes: Option<Option<u64>>,
-    /// Where the embedding is to be, if that is to change.
-    pub embedding: Option<Embedding>,
-    /// The new factor of [`Level::Auto`], if it is to change.
-    pub auto_factor: Option<f64>,
-    /// How a causal model's keys and values are to be kept, if that is to change: from the next request on.
-    pub kv: Option<Kv>,
-}
-
-impl Settings {
-    /// All but the budget.
-    #[must_use]
-    pub fn choices(&self) -> Choices {
-        Choices {
-            embedding: self.embedding,
-            auto_factor: self.auto_factor,
-            kv: self.kv,
-            ..Choices::from(self.level)
-        }
-    }
-
-    /// The settings after a change.
-    #[must_use]
-    pub fn with(self, change: &Change) -> Self {
-        Self {
-            level: change.level.unwrap_or(self.level),
-            budget_bytes: change.budget_bytes.unwrap_or(self.budget_bytes),
-            embedding: change.embedding.unwrap_or(self.embedding),
-            auto_factor: change.auto_factor.unwrap_or(self.auto_factor),
-            kv: change.kv.unwrap_or(self.kv),
-        }
-    }
-}
 
 /// A model in memory, as everybody may see it.
 #[derive(Debug)]

@@ -14,7 +14,8 @@ mod transition;
 use sluice_formats::Format;
 use sluice_machine::Kind;
 use sluice_shared::{
-    level::{Choices, Kv, Level},
+    level::{Kv, Level},
+    settings::Choices,
     units,
 };
 use sluice_weights::{Shape, SourceTensor, Storage, TensorPlan, Tier, UnitPlan, units};
@@ -361,7 +362,7 @@ impl Plan {
         let same_as = recipe::same_as(level, question.machine, question.sources, &units);
         recipe::apply(
             level,
-            question.choices.embedding,
+            question.choices.settings.embedding,
             question.machine,
             question.sources,
             &mut units,
@@ -378,7 +379,7 @@ impl Plan {
             working: question.working,
             same_as,
         };
-        if question.choices.decodes {
+        if question.choices.decompresses() {
             plan.decode_where_it_pays(question);
         }
         plan.pass = plan.time(question.shape, &question.workload, question.machine);
@@ -656,7 +657,9 @@ fn auto(question: &Question<'_>) -> Result<Plan, PlanError> {
         .filter_map(|plan| Some(plan.pass?.total_s()))
         .min_by(f64::total_cmp);
     let is_fast = |plan: &Plan| match (plan.pass, fastest) {
-        (Some(pass), Some(fastest)) => pass.total_s() <= question.choices.auto_factor * fastest,
+        (Some(pass), Some(fastest)) => {
+            pass.total_s() <= question.choices.settings.auto_factor * fastest
+        }
         // Without rates, fidelity decides.
         _ => true,
     };

@@ -8,6 +8,7 @@ use sluice_codec::Scheme;
 use sluice_cuda::Number;
 use sluice_formats::Format;
 use sluice_machine::{CardProfile, DiskRates, LinearRate, MemoryFacts, Profile, Rates};
+use sluice_shared::settings::Settings;
 use sluice_weights::{Coding, Naming, Part, Unit, compression::assumed};
 
 use super::*;
@@ -307,14 +308,15 @@ fn mild_is_an_estimate_until_weights_are_coded_and_auto_leaves_it_alone() {
 fn the_embedding_is_where_it_is_wanted() {
     let shape = llada_8b();
     let planned = |level, embedding| {
-        let choices = Choices {
+        let settings = Settings {
+            level,
             embedding,
-            ..Choices::from(level)
+            ..Settings::default()
         };
         let question = Question {
             shape: &shape,
             sources: &sources_of(&shape),
-            choices,
+            choices: settings.choices(),
             budget_bytes: 8 * GIB,
             workload: Workload::default(),
             working: Working::default(),

@@ -10,9 +10,8 @@ use std::{
 };
 
 use sluice_checkpoint::{Source, family::Family};
-use sluice_engine::{Engine, EngineError, LoadedModel, Settings as EngineSettings};
+use sluice_engine::{Change, Engine, EngineError, LoadedModel, Settings as EngineSettings};
 use sluice_proto::v1;
-use sluice_shared::level::Level;
 use sluice_tokenizer::Text;
 use tokio::sync::watch;
 
@@ -23,10 +22,9 @@ pub use self::{
     rest::Reason,
 };
 use crate::{
-    config::Budget,
     failure::Failure,
     registry::Changes,
-    settings::{Choice, LoadSettings, Settings},
+    settings::{LoadSettings, Settings},
 };
 
 /// Which model is meant.
@@ -109,29 +107,29 @@ pub struct Serving {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Start {
     /// What the load asked for itself.
-    pub asked: Choice,
-    level: Option<Level>,
-    budget: Option<Budget>,
+    pub asked: Change,
+    /// The settings that came from memory, as they would have been without it.
+    unremembered: Change,
 }
 
 impl Start {
-    fn new(asked: Choice, holds: LoadSettings, unremembered: LoadSettings) -> Self {
-        let (level, budget) = (unremembered.level.value, unremembered.budget.value);
+    fn new(asked: Change, holds: LoadSettings, unremembered: LoadSettings) -> Self {
+        let (holds, without) = (holds.change(), unremembered.change());
         Self {
             asked,
-            level: (holds.level.value != level).then_some(level),
-            budget: (holds.budget.value != budget).then_some(budget),
+            unremembered: Change {
+                level: without.level.filter(|_| holds.level != without.level),
+                budget_bytes: (without.budget_bytes)
+                    .filter(|_| holds.budget_bytes != without.budget_bytes),
+                ..Change::default()
+            },
         }
     }
 
     /// What the model was loaded with, but for what was remembered.
     #[must_use]
     pub fn instead_of(self, loaded: EngineSettings) -> EngineSettings {
-        EngineSettings {
-            level: self.level.unwrap_or(loaded.level),
-            budget_bytes: self.budget.map_or(loaded.budget_bytes, Budget::bytes),
-            ..loaded
-        }
+        loaded.with(&self.unremembered)
     }
 }
 
@@ -189,7 +187,7 @@ pub struct Request {
     /// Which model.
     pub name: ModelName,
     /// What is asked for; what it leaves out, [`Settings`] say.
-    pub asked: Choice,
+    pub asked: Change,
 }
 
 impl Request {
@@ -198,7 +196,7 @@ impl Request {
     pub fn of(name: ModelName) -> Self {
         Self {
             name,
-            asked: Choice::default(),
+            asked: Change::default(),
         }
     }
 }
@@ -379,9 +377,7 @@ impl Models {
             ((report, source), receiver)
         };
         self.changes.tell();
-        let mut settings = engine.settings();
-        settings.level = holds.level.value;
-        settings.budget_bytes = holds.budget.value.bytes();
+        let settings = engine.settings().with(&holds.change());
         engine.load(source, settings, Box::new(move |event| report.take(event)));
         Ok(receiver)
     }

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use sluice_engine::Engine;
+use sluice_engine::{Change, Engine};
 use tokio::sync::oneshot;
 
 use super::{AskedBy, Coming, ModelName, Models, Request};
-use crate::{allocator, failure::Failure, settings::Choice};
+use crate::{allocator, failure::Failure};
 
 /// Why a model goes, and so what becomes of the next request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,9 +109,10 @@ impl Models {
         let model = name.name.clone();
         // As it was when it went, whatever was said since of later loads.
         let was = engine.settings();
-        let asked = Choice {
+        let asked = Change {
             level: Some(was.level),
-            budget: Some(was.budget_bytes.into()),
+            budget_bytes: Some(was.budget_bytes),
+            ..Change::default()
         };
         match self.load(engine, Request { name, asked }, AskedBy::Request) {
             Ok(states) => {

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use sluice_checkpoint::{self as checkpoint, KeptWeights};
-use sluice_engine::Settings;
+use sluice_engine::Change;
 use sluice_hub::{Name, Pull, Token};
 use sluice_plan::Plan;
 use sluice_proto::{
@@ -23,7 +23,6 @@ use crate::{
     failure::Failure,
     library::{self, Entry, PullStage, PullState, Removed},
     models::{EMBEDDED_NAME, LoadStage, LoadState, ModelName, Reason},
-    settings::Choice,
     translate,
 };
 
@@ -277,12 +276,8 @@ impl Daemon {
                 .into_iter()
                 .find(|known| Path::new(&known.path) == path.unwrap_or(Path::new("")));
             let wire = known.unwrap_or_else(|| model.to_wire(v1::ModelState::Available));
-            let holds = daemon.settings.for_load(&model, &Choice::default());
-            let settings = Settings {
-                level: holds.level.value,
-                budget_bytes: holds.budget.value.bytes(),
-                ..daemon.engine.settings()
-            };
+            let holds = daemon.settings.for_load(&model, &Change::default());
+            let settings = daemon.engine.settings().with(&holds.change());
             let budget = settings
                 .budget_bytes
                 .unwrap_or_else(|| daemon.engine.budget_default());
@@ -357,7 +352,7 @@ pub(super) struct Record {
     pub(super) daemon: Arc<Daemon>,
     pub(super) name: ModelName,
     /// What was asked for, which holds the next time, too.
-    pub(super) choice: Choice,
+    pub(super) change: Change,
     /// Whether the model is to be loaded at every start.
     pub(super) make_default: bool,
 }
@@ -372,7 +367,7 @@ impl Record {
 
     fn write(&self) {
         write_path(&self.daemon, &self.name);
-        self.daemon.settings.remember(&self.name, &self.choice);
+        self.daemon.settings.remember(&self.name, &self.change);
         if self.make_default
             && let Err(failure) = self.daemon.library.set_default(&self.name)
         {

@@ -18,7 +18,6 @@ use super::{
 use crate::{
     failure::Failure,
     models::{self, AskedBy, LoadStage, LoadState},
-    settings::Choice,
 };
 
 /// The service; clones share the daemon.
@@ -46,16 +45,13 @@ impl ModelService for Service {
         let asked = Loading::try_from(request.into_inner()).map_err(Failure::from)?;
         let request = models::Request {
             name: self.0.subject(asked.subject).await?,
-            asked: Choice {
-                level: asked.level,
-                budget: asked.budget_bytes.map(Into::into),
-            },
+            asked: asked.change,
         };
         tracing::info!(model = request.name.name, "loading a model for a client");
         if asked.make_default {
             self.0.library.check_default()?;
         }
-        let (name, choice) = (request.name.clone(), request.asked);
+        let (name, change) = (request.name.clone(), request.asked);
         let states = self
             .0
             .models
@@ -63,7 +59,7 @@ impl ModelService for Service {
         let record = library::Record {
             daemon: self.0.clone(),
             name,
-            choice,
+            change,
             make_default: asked.make_default,
         };
         let recorded = (self.0.recording).then(record.once_loaded(states.clone()));

@@ -6,11 +6,11 @@ use sluice_checkpoint::family::Preset;
 use sluice_engine::{Change, EngineError, Settings, Work, engine::Outline};
 use sluice_plan::PlanError;
 use sluice_proto::{
-    model::{Adjustment, Measuring, Planned, Planning, Restoring},
+    model::{Measuring, Planned, Planning, Restoring},
     v1::{self, apply_response::Kind, optimizer_service_server::OptimizerService},
 };
 use sluice_shared::{
-    level::{Choices, Embedding, Kv, Level},
+    level::{Embedding, Kv, Level},
     units,
 };
 use tokio::sync::watch;
@@ -30,7 +30,6 @@ use crate::{
     models::{ModelName, Serving},
     prepare,
     registry::{Facts, Item, Record},
-    settings::Choice,
     translate,
 };
 
@@ -59,14 +58,7 @@ impl OptimizerService for Service {
         request: Request<v1::ApplyRequest>,
     ) -> Result<Response<Self::ApplyStream>, Status> {
         self.0.check_open()?;
-        let asked = Adjustment::try_from(request.into_inner()).map_err(Failure::from)?;
-        let change = Change {
-            level: asked.level,
-            budget_bytes: asked.budget_bytes,
-            embedding: asked.embedding,
-            auto_factor: asked.auto_factor,
-            kv: asked.kv,
-        };
+        let change = Change::try_from(request.into_inner()).map_err(Failure::from)?;
         Ok(Response::new(begin(&self.0, change, Afterwards::Remember)?))
     }
 
@@ -178,17 +170,11 @@ impl Daemon {
             Planned::Path(path) => self.outline(self.at(path.clone())?, &mut settings)?,
             Planned::Name(name) => self.outline(self.library.model(name)?, &mut settings)?,
         };
-        let budget_bytes = asked.budget_bytes.unwrap_or(settings.budget_bytes);
+        let settings = settings.with(&asked.change);
+        let budget_bytes = settings.budget_bytes;
         let budget_bytes = budget_bytes.unwrap_or_else(|| self.engine.budget_default());
         let workload = translate::plan::workload(&asked, outline.context_length())?;
-        let level = asked.level.unwrap_or(settings.level);
-        let choices = Choices {
-            embedding: asked.embedding.unwrap_or(settings.embedding),
-            auto_factor: asked.auto_factor.unwrap_or(settings.auto_factor),
-            kv: asked.kv.unwrap_or(settings.kv),
-            ..Choices::from(level)
-        };
-        let plan = outline.plan(choices, budget_bytes, workload)?;
+        let plan = outline.plan(settings, budget_bytes, workload)?;
         let not_loadable = translate::plan::not_loadable(&plan, &self.engine);
         Ok(v1::Plan {
             is_loadable: not_loadable.is_none(),
@@ -204,9 +190,8 @@ impl Daemon {
         settings: &mut Settings,
     ) -> Result<(String, Outline), Failure> {
         let machine = self.engine.machine()?;
-        let holds = self.settings.for_load(&model, &Choice::default());
-        settings.level = holds.level.value;
-        settings.budget_bytes = holds.budget.value.bytes();
+        let holds = self.settings.for_load(&model, &Change::default());
+        *settings = settings.with(&holds.change());
         let outline = Outline::of_checkpoint(&model.source(), machine)?;
         Ok((model.name, outline))
     }
@@ -215,14 +200,7 @@ impl Daemon {
         let serving = self.models.serving()?;
         let context_length = serving.loaded.info.context_length;
         let workload = translate::plan::workload(asked, context_length)?;
-        let change = Change {
-            level: asked.level,
-            budget_bytes: asked.budget_bytes,
-            embedding: asked.embedding,
-            auto_factor: asked.auto_factor,
-            kv: asked.kv,
-        };
-        let plan = self.engine.plan(&change, workload)?;
+        let plan = self.engine.plan(&asked.change, workload)?;
         let time = self.engine.switch_time(&plan);
         Ok(v1::Plan {
             switch_time: time.map(translate::plan::switch_time),
@@ -238,10 +216,7 @@ impl Daemon {
         let before = serving.start.instead_of(loaded);
         let to = |level| Change {
             level: Some(level),
-            budget_bytes: Some(before.budget_bytes),
-            embedding: Some(before.embedding),
-            auto_factor: Some(before.auto_factor),
-            kv: Some(before.kv),
+            ..before.into()
         };
         // As a load does, where the level can't be had on this machine.
         let levels = [before.level].into_iter();
@@ -286,7 +261,7 @@ enum Afterwards {
     /// They have it, too.
     Remember,
     /// They have what the load of the present one asked for, if anything.
-    AsItStarted(Choice),
+    AsItStarted(Change),
 }
 
 /// Writes down what was asked for, once it is in force, or held for the next load of the model.
@@ -305,7 +280,7 @@ async fn record(
         return;
     }
     let write = move || match afterwards {
-        Afterwards::Remember => daemon.settings.remember(&model, &Choice::from(&change)),
+        Afterwards::Remember => daemon.settings.remember(&model, &change),
         Afterwards::AsItStarted(asked) => {
             daemon.settings.forget(&model);
             daemon.settings.remember(&model, &asked);

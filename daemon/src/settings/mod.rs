@@ -14,7 +14,7 @@ use sluice_proto::v1;
 use sluice_shared::level::Level;
 
 pub use self::{
-    remembered::{Choice, Remembered},
+    remembered::Remembered,
     sampler::{Sampler, Subject},
 };
 use crate::{
@@ -95,6 +95,16 @@ pub struct LoadSettings {
 }
 
 impl LoadSettings {
+    /// The change that leads to them.
+    #[must_use]
+    pub fn change(&self) -> Change {
+        Change {
+            level: Some(self.level.value),
+            budget_bytes: Some(self.budget.value.bytes()),
+            ..Change::default()
+        }
+    }
+
     /// The same for a client, which shows them.
     #[must_use]
     pub fn to_wire(&self) -> Vec<v1::ResolvedSetting> {
@@ -157,18 +167,18 @@ impl Settings {
 
     /// What a model is loaded with where this is asked for.
     #[must_use]
-    pub fn for_load(&self, model: &ModelName, asked: &Choice) -> LoadSettings {
+    pub fn for_load(&self, model: &ModelName, asked: &Change) -> LoadSettings {
         let remembered = self.remembered().of(model);
         self.holds(model, asked, remembered)
     }
 
     /// The same where nobody has asked for anything before.
     #[must_use]
-    pub fn unremembered(&self, model: &ModelName, asked: &Choice) -> LoadSettings {
-        self.holds(model, asked, Choice::default())
+    pub fn unremembered(&self, model: &ModelName, asked: &Change) -> LoadSettings {
+        self.holds(model, asked, Change::default())
     }
 
-    fn holds(&self, model: &ModelName, asked: &Choice, remembered: Choice) -> LoadSettings {
+    fn holds(&self, model: &ModelName, asked: &Change, remembered: Change) -> LoadSettings {
         let table = self.table(model);
         let Started { level, budget } = &self.started;
         LoadSettings {
@@ -180,9 +190,12 @@ impl Settings {
             ])
             .expect("the daemon was started with a level"),
             budget: resolve([
-                (Origin::Request, asked.budget),
+                (Origin::Request, asked.budget_bytes.map(Budget::from)),
                 (Origin::ModelFile, table.budget),
-                (Origin::Remembered, remembered.budget),
+                (
+                    Origin::Remembered,
+                    remembered.budget_bytes.map(Budget::from),
+                ),
                 ((&budget.source).into(), Some(budget.value)),
             ])
             .expect("the daemon was started with a budget"),
@@ -202,8 +215,8 @@ impl Settings {
     }
 
     /// Keeps what was asked for of a model: it holds the next time, too. Writes a file: not for async code.
-    pub fn remember(&self, model: &ModelName, choice: &Choice) {
-        self.remembered().remember(model, choice);
+    pub fn remember(&self, model: &ModelName, change: &Change) {
+        self.remembered().remember(model, change);
     }
 
     /// Forgets what was asked for of a model. Writes a file: not for async code.
@@ -219,15 +232,6 @@ impl Settings {
         self.remembered
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl From<&Change> for Choice {
-    fn from(change: &Change) -> Self {
-        Self {
-            level: change.level,
-            budget: change.budget_bytes.map(Budget::from),
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use sluice_shared::level::Level;
+use sluice_shared::settings::Change;
 
 use crate::{config::Budget, keeping, models::ModelName};
 
@@ -19,22 +19,13 @@ pub(super) const MODELS_MAX: usize = 256;
 /// Largest file that is read: as many of the longest paths.
 const BYTES_MAX: u64 = 2 << 20;
 
-/// What was asked for of one model.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Choice {
-    /// How faithful its weights are.
-    pub level: Option<Level>,
-    /// Most bytes of the device's memory.
-    pub budget: Option<Budget>,
-}
-
 /// What was asked for of each model.
 #[derive(Debug, Default)]
 pub struct Remembered {
     /// Where it is kept; `None`: only as long as the daemon runs.
     file: Option<PathBuf>,
     /// The one changed last comes last.
-    models: VecDeque<(String, Choice)>,
+    models: VecDeque<(String, Change)>,
 }
 
 /// What the file holds. Keys that are not known here are a later version's, and are passed over.
@@ -67,11 +58,13 @@ impl Remembered {
         let lines = written.unwrap_or_default().models;
         let known = lines.into_iter().map(|line| {
             // A word that is not known here says nothing.
-            let choice = Choice {
+            let budget: Option<Budget> = line.budget.and_then(|text| text.parse().ok());
+            let change = Change {
                 level: line.level.and_then(|text| text.parse().ok()),
-                budget: line.budget.and_then(|text| text.parse().ok()),
+                budget_bytes: budget.map(Budget::bytes),
+                ..Change::default()
             };
-            (line.model, choice)
+            (line.model, change)
         });
         Self {
             models: known.take(MODELS_MAX).collect(),
@@ -81,52 +74,53 @@ impl Remembered {
 
     /// What was asked for of a model.
     #[must_use]
-    pub fn of(&self, model: &ModelName) -> Choice {
+    pub fn of(&self, model: &ModelName) -> Change {
         let key = key(model);
         let mut models = self.models.iter();
         models
             .find(|(name, _)| *name == key)
-            .map_or_else(Choice::default, |(_, choice)| *choice)
+            .map_or_else(Change::default, |(_, change)| *change)
     }
 
-    /// Adds what was asked for; what it leaves out stays.
-    pub(super) fn remember(&mut self, model: &ModelName, choice: &Choice) {
-        let before = self.take(model);
-        let choice = Choice {
-            level: choice.level.or(before.level),
-            budget: choice.budget.or(before.budget),
+    /// Adds the level and the budget that were asked for; what the change leaves out stays.
+    pub(super) fn remember(&mut self, model: &ModelName, change: &Change) {
+        let kept = Change {
+            level: change.level,
+            budget_bytes: change.budget_bytes,
+            ..Change::default()
         };
-        if choice == Choice::default() {
+        let change = kept.or(self.take(model));
+        if change.is_empty() {
             return;
         }
         while self.models.len() >= MODELS_MAX {
             self.models.pop_front();
         }
-        self.models.push_back((key(model), choice));
+        self.models.push_back((key(model), change));
         self.write();
     }
 
     /// Forgets all of it.
     pub(super) fn forget(&mut self, model: &ModelName) {
-        if self.take(model) != Choice::default() {
+        if !self.take(model).is_empty() {
             self.write();
         }
     }
 
-    fn take(&mut self, model: &ModelName) -> Choice {
+    fn take(&mut self, model: &ModelName) -> Change {
         let key = key(model);
         let place = self.models.iter().position(|(name, _)| *name == key);
         let taken = place.and_then(|place| self.models.remove(place));
-        taken.map_or_else(Choice::default, |(_, choice)| choice)
+        taken.map_or_else(Change::default, |(_, change)| change)
     }
 
     /// A full disk costs the memory of it, and nothing else.
     fn write(&self) {
         let Some(file) = &self.file else { return };
-        let line = |(model, choice): &(String, Choice)| Line {
+        let line = |(model, change): &(String, Change)| Line {
             model: model.clone(),
-            level: choice.level.map(|level| level.name().to_owned()),
-            budget: choice.budget.map(|budget| budget.to_string()),
+            level: change.level.map(|level| level.name().to_owned()),
+            budget: (change.budget_bytes).map(|bytes| Budget::from(bytes).to_string()),
         };
         let written = Written {
             models: self.models.iter().map(line).collect(),

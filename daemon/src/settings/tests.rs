@@ -56,10 +56,10 @@ fn model() -> ModelName {
     ModelName::at(Path::new("/m/some.gguf"))
 }
 
-fn level(level: Level) -> Choice {
-    Choice {
+fn level(level: Level) -> Change {
+    Change {
         level: Some(level),
-        ..Choice::default()
+        ..Change::default()
     }
 }
 
@@ -67,11 +67,11 @@ fn level(level: Level) -> Choice {
 fn who_wins_is_the_order_of_the_list() {
     // Each step says one thing more, from the one that gives way to all to the one that gives way to none.
     let world = World::new();
-    let holds = |flags: &[&str], asked: &Choice| {
+    let holds = |flags: &[&str], asked: &Change| {
         let level = world.settings(flags).for_load(&model(), asked).level;
         (level.origin, level.value)
     };
-    let nothing = Choice::default();
+    let nothing = Change::default();
     assert_eq!(holds(&[], &nothing), (Origin::BuiltIn, Level::Standard));
     world.file("sluiced.toml", "level = \"off\"\n");
     assert_eq!(holds(&[], &nothing), (Origin::Configuration, Level::Off));
@@ -119,28 +119,28 @@ fn the_order_in_which_words_are_given_means_nothing() {
 #[test]
 fn what_was_asked_for_outlives_the_daemon_by_model() {
     let world = World::new();
-    let budget = Some("2GiB".parse().unwrap());
+    let budget_bytes = Some(Some(2 << 30));
     let settings = world.settings(&[]);
     settings.remember(&model(), &level(Level::Moderate));
     settings.remember(
         &model(),
-        &Choice {
-            level: None,
-            budget,
+        &Change {
+            budget_bytes,
+            ..Change::default()
         },
     );
     settings.remember(&ModelName::embedded(), &level(Level::Off));
     drop(settings);
 
     let again = world.settings(&[]);
-    let load = again.for_load(&model(), &Choice::default());
+    let load = again.for_load(&model(), &Change::default());
     assert_eq!(load.level.value, Level::Moderate);
-    assert_eq!(Some(load.budget.value), budget);
-    let embedded = again.for_load(&ModelName::embedded(), &Choice::default());
+    assert_eq!(Some(load.budget.value.bytes()), budget_bytes);
+    let embedded = again.for_load(&ModelName::embedded(), &Change::default());
     assert_eq!(embedded.level.value, Level::Off);
     assert_eq!(embedded.budget.origin, Origin::BuiltIn);
     again.forget(&model());
-    let load = world.settings(&[]).for_load(&model(), &Choice::default());
+    let load = world.settings(&[]).for_load(&model(), &Change::default());
     assert_eq!(load.level.origin, Origin::BuiltIn);
 }
 
@@ -154,11 +154,11 @@ fn a_memory_that_is_not_whole_says_as_much_as_it_can() {
     // Of a later version.
     let later = r#"{"version": 2, "models": [
         {"model": "/m/some.gguf", "level": "sublime", "budget": "1GiB", "colour": "red"}]}"#;
-    let choice = of(later);
-    assert_eq!(choice.level, None);
-    assert_eq!(choice.budget, Some("1GiB".parse().unwrap()));
+    let change = of(later);
+    assert_eq!(change.level, None);
+    assert_eq!(change.budget_bytes, Some(Some(1 << 30)));
     for broken in ["", "[", "[1]", "{\"models\": 3}"] {
-        assert_eq!(of(broken), Choice::default(), "{broken}");
+        assert_eq!(of(broken), Change::default(), "{broken}");
     }
 }
 
@@ -171,7 +171,7 @@ fn a_bounded_number_of_models_is_remembered() {
         settings.remember(&name(number), &level(Level::Off));
     }
     let again = Remembered::open(Some(world.0.path()));
-    assert_eq!(again.of(&name(0)), Choice::default());
+    assert_eq!(again.of(&name(0)), Change::default());
     assert_eq!(again.of(&name(1)), level(Level::Off));
     assert_eq!(again.of(&name(remembered::MODELS_MAX)), level(Level::Off));
 }

@@ -1,6 +1,11 @@
 //! Levels, budgets, workloads and measurements as they are asked for.
 
-use sluice_shared::level::{Embedding, Kv, Level, check_auto_factor};
+use std::str::FromStr;
+
+use sluice_shared::{
+    level::{Level, check_auto_factor},
+    settings::Change,
+};
 
 use super::{InvalidField, at_least_one, invalid};
 use crate::v1;
@@ -28,37 +33,14 @@ pub enum Planned {
 pub struct Planning {
     /// For which model.
     pub model: Planned,
-    /// At which level; `None`: that of the settings.
-    pub level: Option<Level>,
-    /// Most bytes of the device's memory, at least 1; `None`: those of the settings; `Some(None)`: the default ones.
-    pub budget_bytes: Option<Option<u64>>,
+    /// With which change of the settings.
+    pub change: Change,
     /// Positions of a canvas, at least 1.
     pub canvas: Option<u32>,
     /// Positions decoded together, at least 1.
     pub block: Option<u32>,
     /// Requests that share a pass, at least 1; times `canvas`, few enough to be rehearsed.
     pub requests: Option<u32>,
-    /// Where the embedding is; `None`: as in the settings.
-    pub embedding: Option<Embedding>,
-    /// The factor of level `auto`, at least 1; `None`: that of the settings.
-    pub auto_factor: Option<f64>,
-    /// How keys and values are kept; `None`: as in the settings.
-    pub kv: Option<Kv>,
-}
-
-/// A checked [`v1::ApplyRequest`]: at least one of them changes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Adjustment {
-    /// The new level.
-    pub level: Option<Level>,
-    /// The new budget, at least 1; `Some(None)`: the default one.
-    pub budget_bytes: Option<Option<u64>>,
-    /// Where the embedding is to be.
-    pub embedding: Option<Embedding>,
-    /// The new factor of level `auto`, at least 1.
-    pub auto_factor: Option<f64>,
-    /// How keys and values are to be kept.
-    pub kv: Option<Kv>,
 }
 
 /// What a level is measured on.
@@ -84,16 +66,14 @@ pub struct Measuring {
 }
 
 /// A checked [`v1::LoadModelRequest`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Loading {
     /// Which model.
     pub subject: Subject,
     /// Whether it is to be loaded at every start.
     pub make_default: bool,
-    /// The level from here on; `None`: stays.
-    pub level: Option<Level>,
-    /// The budget from here on, at least 1; `None`: stays; `Some(None)`: the default one.
-    pub budget_bytes: Option<Option<u64>>,
+    /// The level and the budget from here on.
+    pub change: Change,
 }
 
 /// A checked [`v1::RestoreRequest`].
@@ -151,41 +131,72 @@ impl TryFrom<v1::PlanRequest> for Planning {
                 Some(Model::Path(path)) => Planned::Path(path),
                 Some(Model::Name(name)) => Planned::Name(name),
             },
-            level: level(wire.level)?,
-            budget_bytes: budget_or_default(wire.budget_bytes, wire.default_budget)?,
+            change: change(v1::ApplyRequest {
+                level: wire.level,
+                budget_bytes: wire.budget_bytes,
+                default_budget: wire.default_budget,
+                embedding: wire.embedding,
+                auto_factor: wire.auto_factor,
+                kv: wire.kv,
+            })?,
             canvas,
             block: at_least_one("block", wire.block)?,
             requests,
-            embedding: embedding(wire.embedding)?,
-            auto_factor: auto_factor(wire.auto_factor)?,
-            kv: kv(wire.kv)?,
         })
     }
 }
 
-impl TryFrom<v1::ApplyRequest> for Adjustment {
+impl TryFrom<v1::ApplyRequest> for Change {
     type Error = InvalidField;
 
     fn try_from(wire: v1::ApplyRequest) -> Result<Self, InvalidField> {
-        let adjustment = Self {
-            level: level(wire.level)?,
-            budget_bytes: budget_or_default(wire.budget_bytes, wire.default_budget)?,
-            embedding: embedding(wire.embedding)?,
-            auto_factor: auto_factor(wire.auto_factor)?,
-            kv: kv(wire.kv)?,
-        };
-        let nothing = Self {
-            level: None,
-            budget_bytes: None,
-            embedding: None,
-            auto_factor: None,
-            kv: None,
-        };
-        if adjustment == nothing {
-            return Err(invalid("level", "neither a level nor a budget is given"));
+        match change(wire)? {
+            change if change.is_empty() => {
+                Err(invalid("level", "neither a level nor a budget is given"))
+            }
+            change => Ok(change),
         }
-        Ok(adjustment)
     }
+}
+
+impl From<Change> for v1::ApplyRequest {
+    fn from(change: Change) -> Self {
+        Self {
+            level: change.level.map(|level| level.name().to_owned()),
+            budget_bytes: change.budget_bytes.flatten(),
+            default_budget: change.budget_bytes == Some(None),
+            embedding: change.embedding.map(|place| place.name().to_owned()),
+            auto_factor: change.auto_factor,
+            kv: change.kv.map(|kv| kv.name().to_owned()),
+        }
+    }
+}
+
+impl From<Change> for v1::PlanRequest {
+    fn from(change: Change) -> Self {
+        let wire = v1::ApplyRequest::from(change);
+        Self {
+            level: wire.level,
+            budget_bytes: wire.budget_bytes,
+            default_budget: wire.default_budget,
+            embedding: wire.embedding,
+            auto_factor: wire.auto_factor,
+            kv: wire.kv,
+            ..Self::default()
+        }
+    }
+}
+
+/// A change of the settings, checked field by field; other messages have the same fields.
+fn change(wire: v1::ApplyRequest) -> Result<Change, InvalidField> {
+    let auto_factor = wire.auto_factor.map(check_auto_factor).transpose();
+    Ok(Change {
+        level: named("level", wire.level)?,
+        budget_bytes: budget_or_default(wire.budget_bytes, wire.default_budget)?,
+        embedding: named("embedding", wire.embedding)?,
+        auto_factor: auto_factor.map_err(|problem| invalid("auto_factor", problem))?,
+        kv: named("kv", wire.kv)?,
+    })
 }
 
 impl TryFrom<v1::MeasureFidelityRequest> for Measuring {
@@ -214,7 +225,7 @@ impl TryFrom<v1::MeasureFidelityRequest> for Measuring {
         };
         Ok(Self {
             samples,
-            level: level(wire.level)?,
+            level: named("level", wire.level)?,
             seed: wire.seed,
             max_samples: at_least_one("max_samples", wire.max_samples)?,
         })
@@ -228,8 +239,12 @@ impl TryFrom<v1::LoadModelRequest> for Loading {
         Ok(Self {
             subject: Subject::new(wire.name, wire.path)?,
             make_default: wire.make_default,
-            level: level(wire.level)?,
-            budget_bytes: budget_or_default(wire.budget_bytes, wire.default_budget)?,
+            change: change(v1::ApplyRequest {
+                level: wire.level,
+                budget_bytes: wire.budget_bytes,
+                default_budget: wire.default_budget,
+                ..Default::default()
+            })?,
         })
     }
 }
@@ -268,27 +283,13 @@ fn budget_or_default(
     }
 }
 
-fn level(name: Option<String>) -> Result<Option<Level>, InvalidField> {
-    name.map(|name| {
-        name.parse()
-            .map_err(|problem: String| invalid("level", problem))
-    })
-    .transpose()
-}
-
-fn embedding(name: Option<String>) -> Result<Option<Embedding>, InvalidField> {
+/// A value that travels by its name.
+fn named<T: FromStr<Err = String>>(
+    field: &'static str,
+    name: Option<String>,
+) -> Result<Option<T>, InvalidField> {
     let read = name.map(|name| name.parse()).transpose();
-    read.map_err(|problem: String| invalid("embedding", problem))
-}
-
-fn kv(name: Option<String>) -> Result<Option<Kv>, InvalidField> {
-    let read = name.map(|name| name.parse()).transpose();
-    read.map_err(|problem: String| invalid("kv", problem))
-}
-
-fn auto_factor(factor: Option<f64>) -> Result<Option<f64>, InvalidField> {
-    let checked = factor.map(check_auto_factor).transpose();
-    checked.map_err(|problem| invalid("auto_factor", problem))
+    read.map_err(|problem| invalid(field, problem))
 }
 
 fn budget(bytes: Option<u64>) -> Result<Option<u64>, InvalidField> {
@@ -304,11 +305,13 @@ fn budget(bytes: Option<u64>) -> Result<Option<u64>, InvalidField> {
 
 #[cfg(test)]
 mod tests {
+    use sluice_shared::level::{Embedding, Kv};
+
     use super::*;
 
     #[test]
     fn an_adjustment_changes_something_and_says_what_once() {
-        let adjust = |wire: v1::ApplyRequest| Adjustment::try_from(wire);
+        let adjust = |wire: v1::ApplyRequest| Change::try_from(wire);
         let all = adjust(v1::ApplyRequest {
             level: Some("auto".to_owned()),
             budget_bytes: Some(7),
@@ -317,7 +320,7 @@ mod tests {
             auto_factor: Some(2.0),
             kv: Some("q8_0".to_owned()),
         });
-        let expected = Adjustment {
+        let expected = Change {
             level: Some(Level::Auto),
             budget_bytes: Some(Some(7)),
             embedding: Some(Embedding::Host),
@@ -325,11 +328,14 @@ mod tests {
             kv: Some(Kv::Q8_0),
         };
         assert_eq!(all, Ok(expected));
+        assert_eq!(adjust(expected.into()), Ok(expected));
         let default = adjust(v1::ApplyRequest {
             default_budget: true,
             ..Default::default()
         });
-        assert_eq!(default.unwrap().budget_bytes, Some(None));
+        let default = default.unwrap();
+        assert_eq!(default.budget_bytes, Some(None));
+        assert_eq!(adjust(default.into()), Ok(default));
         let nothing = adjust(v1::ApplyRequest::default()).unwrap_err();
         assert_eq!(
             nothing.to_string(),
@@ -382,7 +388,7 @@ mod tests {
                 ..Default::default()
             })
         };
-        assert_eq!(default(None).unwrap().budget_bytes, Some(None));
+        assert_eq!(default(None).unwrap().change.budget_bytes, Some(None));
         assert_eq!(default(Some(1)).unwrap_err().field, "default_budget");
     }
 

@@ -37,7 +37,7 @@ use sluice_formats::Format;
 use sluice_machine::Profile;
 use sluice_ops::{Activation, CacheShape, Ops, device::Device, ledger::Ledger};
 use sluice_plan::{Machine, Plan, Question, Working, Workload};
-use sluice_shared::level::{Choices, Level};
+use sluice_shared::{level::Level, settings::Choices};
 use sluice_tokenizer::Text;
 use sluice_weights::Part;
 

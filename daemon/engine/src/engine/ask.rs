@@ -7,7 +7,7 @@ use sluice_formats::Format;
 use sluice_machine::{DiskRates, Profile, Rates};
 use sluice_ops::{Ops, device::Device, ledger::Ledger, measure::measure};
 use sluice_plan::{CANVAS_DEFAULT, Machine, Plan, PlanError, Workload};
-use sluice_shared::level::Choices;
+use sluice_shared::settings::Choices;
 use sluice_weights::{SourceTensor, compression::assumed};
 
 use super::{Engine, Shared, current::Planner};

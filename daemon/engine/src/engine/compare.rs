@@ -9,7 +9,10 @@ use std::{
 use sluice_formats::Format;
 use sluice_ops::{Activation, CacheShape};
 use sluice_plan::{Plan, cache_format};
-use sluice_shared::level::{Choices, Kv, Level};
+use sluice_shared::{
+    level::{Kv, Level},
+    settings::Choices,
+};
 use sluice_weights::{Part, Unit, UnitPlan};
 
 use super::worker::Worker;

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use sluice_checkpoint::{Checkpoint, derivative, disk_rates, family::ModelConfig};
 use sluice_cuda::HEAD_DIM_MAX;
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload};
-use sluice_shared::level::{Choices, Kv};
+use sluice_shared::{level::Kv, settings::Choices};
 use sluice_weights::{Shape, SourceTensor};
 
 use super::{ask::default_canvas, extend::Kept, switch::Switch};
@@ -134,7 +134,9 @@ impl Planner {
         mlp_rows: usize,
         held_bytes: u64,
     ) -> Result<Plan, EngineError> {
-        let mut working = self.rehearsal.working(&workload, mlp_rows, choices.kv)?;
+        let mut working = self
+            .rehearsal
+            .working(&workload, mlp_rows, choices.settings.kv)?;
         working.cache_bytes = working.cache_bytes.max(held_bytes);
         let plan = Plan::new(&Question {
             shape: &self.config.shape,

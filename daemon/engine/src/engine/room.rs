@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{
     Settings, Shared, account::Found, current::Current, derive::lacks_copy, worker::Worker,
 };
-use sluice_shared::level::Choices;
+use sluice_shared::settings::Choices;
 
 impl Worker {
     /// The choices and the budget that requests are to keep to: those a change under way leads to, once it has begun to take

@@ -10,7 +10,7 @@ use std::{
 
 use sluice_ops::{Ops, OpsError, ledger::Mark};
 use sluice_plan::{Plan, PlanError, Workload, learned::Kind};
-use sluice_shared::{level::Choices, units};
+use sluice_shared::{settings::Choices, units};
 use sluice_weights::Storage;
 
 use self::give_way::{as_refusal, mlp_rows_from};
@@ -87,7 +87,7 @@ impl<'a> Served<'a> {
             return false;
         };
         // Keys and values are kept alike for all.
-        if current.serving_kv != Some(choices.kv) {
+        if current.serving_kv != Some(choices.settings.kv) {
             return false;
         }
         let stands = current.as_it_stands();

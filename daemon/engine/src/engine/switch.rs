@@ -13,7 +13,10 @@ use std::{
 
 use sluice_checkpoint::CheckpointError;
 use sluice_plan::{Plan, PlanError, transition};
-use sluice_shared::level::{Choices, Kv, Level};
+use sluice_shared::{
+    level::{Kv, Level},
+    settings::Choices,
+};
 
 use self::steps::Steps;
 use super::{

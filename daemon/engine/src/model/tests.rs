@@ -14,7 +14,10 @@ use sluice_ops::{
     ledger::Ledger,
 };
 use sluice_plan::{Machine, Plan, Question, Working, Workload, cache_format};
-use sluice_shared::level::{Choices, Kv, Level};
+use sluice_shared::{
+    level::{Kv, Level},
+    settings::Choices,
+};
 use sluice_weights::{Part, SourceTensor, units};
 
 use super::{

@@ -8,7 +8,7 @@ use sluice_engine::{
 use sluice_machine::Profile;
 use sluice_ops::{Ops, device::Device, ledger::Ledger};
 use sluice_plan::{BLOCK_DEFAULT, Machine, Plan, PlanError, Question, Working, Workload};
-use sluice_shared::level::{Choices, Level};
+use sluice_shared::{level::Level, settings::Choices};
 use sluice_weights::{Shape, SourceTensor};
 
 use crate::checkpoints::fixture;

@@ -6,10 +6,7 @@ use sluice_cuda::CudaError;
 use sluice_machine::Kind;
 use sluice_ops::{OpsError, ledger::Ledger};
 use sluice_plan::{MLP_ROWS, Plan, PlanError, rounded_bytes};
-use sluice_shared::{
-    level::{Choices, Level},
-    units,
-};
+use sluice_shared::{level::Level, settings::Choices, units};
 
 use super::{MLP_ROWS_MIN, Served};
 use crate::{engine::derive::lacks_copy, error::EngineError, model::transformer::Interrupt};

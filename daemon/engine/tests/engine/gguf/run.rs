@@ -14,7 +14,7 @@ use sluice_formats::Format;
 use sluice_machine::Profile;
 use sluice_ops::{Activation, CacheShape, Ops, device::Device, ledger::Ledger};
 use sluice_plan::{Machine, Plan, Question, Working, Workload};
-use sluice_shared::level::{Choices, Level};
+use sluice_shared::{level::Level, settings::Choices};
 
 /// A model with its weights.
 pub(crate) struct Loaded {
