@@ -5,6 +5,7 @@ use std::{fmt, path::PathBuf};
 use clap::Args;
 use sluice_shared::{
     level::{Embedding, Kv, Level, parse_auto_factor},
+    settings::Change,
     units,
 };
 
@@ -74,6 +75,29 @@ pub struct Knobs {
     /// in [default: as it is]
     #[arg(long, value_name = "FORMAT")]
     pub kv: Option<Kv>,
+}
+
+impl Wish {
+    /// The change of the daemon's settings that is wished for.
+    pub fn change(&self) -> Change {
+        Change {
+            level: self.level,
+            budget_bytes: self.budget.map(Budget::bytes),
+            ..Change::default()
+        }
+    }
+}
+
+impl Knobs {
+    /// The change of the daemon's settings that is wished for.
+    pub fn change(&self) -> Change {
+        Change {
+            embedding: self.embedding,
+            auto_factor: self.auto_factor,
+            kv: self.kv,
+            ..Change::default()
+        }
+    }
 }
 
 /// `sluice level`.

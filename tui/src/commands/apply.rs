@@ -11,7 +11,7 @@ use tonic::{Response, Status, Streaming};
 
 use super::follow::interrupts;
 use crate::{
-    cli::{Budget, Restore, RestoreTo, SetBudget, SetLevel, Wish},
+    cli::{Restore, RestoreTo, SetBudget, SetLevel, Wish},
     connection::Daemon,
     output::{Failure, Out, Progress, dim},
     plans,
@@ -39,13 +39,7 @@ impl Manner {
 
 /// Puts what is wished for in force, on the way to something else.
 pub(super) async fn wish(daemon: &Daemon, wish: &Wish, out: &mut Out) -> Result<(), Failure> {
-    let request = ApplyRequest {
-        level: wish.level.map(|level| level.name().to_owned()),
-        budget_bytes: wish.budget.and_then(Budget::bytes),
-        default_budget: wish.budget == Some(Budget::Default),
-        ..Default::default()
-    };
-    apply(daemon, request, Manner::Aside, out).await
+    apply(daemon, wish.change().into(), Manner::Aside, out).await
 }
 
 /// Puts another level in force.
@@ -54,15 +48,12 @@ pub(super) async fn level(
     arguments: &SetLevel,
     out: &mut Out,
 ) -> Result<(), Failure> {
-    let request = ApplyRequest {
-        level: Some(arguments.level.name().to_owned()),
-        budget_bytes: arguments.budget.and_then(Budget::bytes),
-        default_budget: arguments.budget == Some(Budget::Default),
-        embedding: arguments.knobs.embedding.map(|place| place.to_string()),
-        auto_factor: arguments.knobs.auto_factor,
-        kv: arguments.knobs.kv.map(|kv| kv.to_string()),
+    let wish = Wish {
+        level: Some(arguments.level),
+        budget: arguments.budget,
     };
-    apply(daemon, request, Manner::of(arguments.json), out).await
+    let change = wish.change().or(arguments.knobs.change());
+    apply(daemon, change.into(), Manner::of(arguments.json), out).await
 }
 
 /// Puts another budget in force.
@@ -71,12 +62,17 @@ pub(super) async fn budget(
     arguments: &SetBudget,
     out: &mut Out,
 ) -> Result<(), Failure> {
-    let mut request = ApplyRequest::default();
-    match arguments.budget {
-        Budget::Default => request.default_budget = true,
-        Budget::Bytes(bytes) => request.budget_bytes = Some(bytes),
-    }
-    apply(daemon, request, Manner::of(arguments.json), out).await
+    let wish = Wish {
+        budget: Some(arguments.budget),
+        ..Wish::default()
+    };
+    apply(
+        daemon,
+        wish.change().into(),
+        Manner::of(arguments.json),
+        out,
+    )
+    .await
 }
 
 /// Goes back to what the model was loaded with, or to the checkpoint's own weights.

@@ -10,7 +10,7 @@ use super::{
     offline,
 };
 use crate::{
-    cli::{Budget, Plan},
+    cli::Plan,
     output::{Failure, Out},
 };
 
@@ -38,15 +38,11 @@ pub(super) async fn run(socket: PathBuf, arguments: &Plan, out: &mut Out) -> Res
     let daemon = offline::daemon(socket, alone).await?;
     let request = PlanRequest {
         model,
-        level: arguments.wish.level.map(|level| level.name().to_owned()),
-        budget_bytes: arguments.wish.budget.and_then(Budget::bytes),
-        default_budget: arguments.wish.budget == Some(Budget::Default),
         canvas: arguments.canvas,
-        block: None,
         requests: arguments.requests,
-        embedding: arguments.knobs.embedding.map(|place| place.to_string()),
-        auto_factor: arguments.knobs.auto_factor,
-        kv: arguments.knobs.kv.map(|kv| kv.to_string()),
+        ..(arguments.wish.change())
+            .or(arguments.knobs.change())
+            .into()
     };
     let answer = daemon.optimizer().plan(request).await;
     let plan = answer
