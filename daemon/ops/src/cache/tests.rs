@@ -1,6 +1,7 @@
 //! Attention to what is kept, beside attention to what is there: the same keys and values, in any pieces.
 
 use sluice_cuda::Number;
+use sluice_formats::Format;
 use sluice_formats::noise::Noise;
 
 use super::*;
