@@ -7,7 +7,7 @@ use sluice_shared::exit;
 
 use crate::{
     coded::{Compress, Decompress, Inspect, Verify},
-    config::Flags,
+    config::{self, Config, ConfigError, Environment, Flags},
     gpu::Gpu,
     planning::Planning,
     synth::Synth,
@@ -104,6 +104,20 @@ pub enum Task {
 }
 
 impl Arguments {
+    /// The configuration that these arguments lead to in this environment.
+    ///
+    /// # Errors
+    /// What is wrong and where it was said.
+    pub fn resolve(&self, environment: &Environment) -> Result<Config, ConfigError> {
+        let in_background = self.background.is_some();
+        config::resolve(
+            &self.settings,
+            self.config.as_deref(),
+            in_background,
+            environment,
+        )
+    }
+
     /// Reads the command line. Help and version are printed here.
     ///
     /// # Errors

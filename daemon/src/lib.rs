@@ -23,12 +23,15 @@ pub mod jobs;
 mod keeping;
 pub mod library;
 pub mod measurements;
+pub mod model_name;
 pub mod models;
 pub mod registry;
 pub mod settings;
 
 pub mod prepare;
 pub mod translate;
+
+pub mod events;
 
 pub mod services;
 pub mod telemetry;

@@ -26,7 +26,8 @@ use crate::{
     idle,
     library::Library,
     listen::{self, ListenError, Listening},
-    models::{AskedBy, ModelName, Request},
+    model_name::ModelName,
+    models::{AskedBy, Request},
     services::{self, Daemon, Listeners},
     settings::{self, Origin, Remembered},
     systemd, unfit,
@@ -474,7 +475,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::{cli::Arguments, config, config::Environment};
+    use crate::{cli::Arguments, config::Environment};
 
     fn config(flags: &[&str]) -> Config {
         let arguments = Arguments::parse_from(["sluiced"].iter().chain(flags));
@@ -483,7 +484,7 @@ mod tests {
             system_file: "/nowhere/sluiced.toml".into(),
             ..Environment::of_process()
         };
-        config::resolve(&arguments, &environment).unwrap()
+        arguments.resolve(&environment).unwrap()
     }
 
     #[test]

@@ -6,7 +6,7 @@ use sluice_daemon::{
     allocator, background,
     cli::{Arguments, Command, Task},
     coded,
-    config::{self, Environment},
+    config::Environment,
     gpu, life, logging, planning, synth,
 };
 use sluice_shared::exit;
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         None => {}
     }
     let environment = Environment::of_process();
-    let config = match config::resolve(&arguments, &environment) {
+    let config = match arguments.resolve(&environment) {
         Ok(config) => config,
         Err(error) => {
             // Nothing is set up yet that could log it better.

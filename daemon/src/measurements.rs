@@ -10,9 +10,9 @@ use sluice_proto::v1;
 use twox_hash::XxHash3_64;
 
 use crate::{
+    events::figures::Figures,
     models::Serving,
     registry::{Changes, Item},
-    translate::figures::Figures,
 };
 
 /// Measurements that are kept; beyond that the earliest goes.

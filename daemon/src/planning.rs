@@ -19,7 +19,7 @@ use tonic_types::StatusExt;
 use crate::{
     config::{Budget, Compute, Device, Threads},
     failure::Failure,
-    models::ModelName,
+    model_name::ModelName,
     offline::print,
     synth::presets,
     translate,

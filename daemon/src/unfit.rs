@@ -7,7 +7,7 @@ use sluice_engine::{
 use sluice_ops::device::Unavailable;
 use sluice_plan::{BLOCK_DEFAULT, PlanError, Workload};
 
-use crate::models::ModelName;
+use crate::model_name::ModelName;
 
 /// Why the engine's card can't compute the model with the settings that it would be loaded with, nor at a level that may take the
 /// place of theirs;

@@ -7,12 +7,11 @@ mod look;
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
+pub use layout::{MASK_MARK, Run, SPECIAL_MARK, runs, wrap, wrap_marked, wrap_text};
+pub use look::{Confidence, Look};
 use sluice_proto::v1::{
     BlockDone, CanvasToken, Done, PassDone, Queued, Started, TokenState, generation_event::Kind,
 };
-
-pub use layout::{MASK_MARK, Run, SPECIAL_MARK, runs, wrap, wrap_marked};
-pub use look::{Confidence, Look};
 
 /// Notices of a request that are kept, the newest.
 pub const NOTICES_MAX: usize = 64;

@@ -1,15 +1,12 @@
 //! What scripts read: messages as JSON, as serde writes the generated types; `docs/json.md` says how it looks.
 //! [`read`] takes events of a generation back.
 
-mod bench;
 pub mod read;
 
 use std::fmt;
 
 use serde::Serialize;
 use sluice_proto::v1::{Done, generation_event::Kind};
-
-pub use bench::bench;
 
 /// A value as one line.
 #[must_use]

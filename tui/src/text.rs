@@ -5,8 +5,6 @@
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use crate::canvas::{Look, Run, wrap};
-
 /// What a character that could steer the terminal is shown as.
 pub const REPLACEMENT: char = '\u{fffd}';
 
@@ -80,19 +78,6 @@ pub fn clip(text: &str, columns: usize) -> String {
         clipped.push('…');
     }
     clipped
-}
-
-/// Untrusted words in lines of at most `columns`.
-#[must_use]
-pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
-    let run = Run {
-        text: sanitise(text),
-        look: Look::Committed,
-    };
-    let lines = wrap(&[run], columns).into_iter();
-    lines
-        .map(|line| line.into_iter().map(|run| run.text).collect())
-        .collect()
 }
 
 #[cfg(test)]

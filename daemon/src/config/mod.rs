@@ -9,7 +9,13 @@ mod show;
 mod table;
 mod values;
 
-use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use sluice_engine::Settings;
 use sluice_hub::Access;
@@ -24,7 +30,6 @@ pub use self::{
         Listen, OptionalPath, PinLimit, ReadLimit, Threads, Within,
     },
 };
-use crate::cli::Arguments;
 
 /// A value and the layer it came from.
 #[derive(Debug, Clone, PartialEq)]
@@ -153,17 +158,22 @@ fn hint_line(hint: Option<&str>) -> String {
 /// Longest path that a Unix socket can have on Linux, without the closing zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// Merges the layers and checks the result.
+/// Merges the layers and checks the result: flags, environment, the file that a flag names or the usual one, and what is
+/// built in, which differs a little in the background.
 ///
 /// # Errors
 /// What is wrong and where it was said.
-pub fn resolve(arguments: &Arguments, environment: &Environment) -> Result<Config, ConfigError> {
-    let file_flag = arguments.config.as_deref();
+pub fn resolve(
+    flags: &Flags,
+    file_flag: Option<&Path>,
+    in_background: bool,
+    environment: &Environment,
+) -> Result<Config, ConfigError> {
     let layers = Layers {
-        flags: &arguments.settings,
+        flags,
         environment,
         file: file::read(file_flag, environment)?,
-        in_background: arguments.background.is_some(),
+        in_background,
     };
     let variable = |name: &str| environment.variable(name).cloned();
     let hub = Access::from_variables(&variable).map_err(|error| {

@@ -16,7 +16,7 @@ use sluice_shared::{
 };
 
 use super::{Budget, ConfigError, Environment, file, values::from_text};
-use crate::models::ModelName;
+use crate::model_name::ModelName;
 
 /// The file's name.
 pub(super) const FILE: &str = "models.toml";

@@ -8,6 +8,7 @@ use sluice_shared::{address, dial::Dial, level::Level};
 use tempfile::TempDir;
 
 use super::{table::ROWS, *};
+use crate::cli::Arguments;
 
 /// An environment of its own in a folder of its own.
 struct Fixture {
@@ -45,7 +46,7 @@ impl Fixture {
     fn resolve(&self, line: &[&str]) -> Result<Config, String> {
         let arguments = Arguments::parse_from(["sluiced"].iter().chain(line));
         // Messages name files by their full path; the folder's is of no interest.
-        resolve(&arguments, &self.environment).map_err(|error| {
+        arguments.resolve(&self.environment).map_err(|error| {
             let folder = format!("{}/", self.folder.path().display());
             error.to_string().replace(&folder, "")
         })

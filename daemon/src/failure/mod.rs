@@ -15,7 +15,7 @@ use sluice_proto::model::InvalidField;
 use sluice_tokenizer::TextError;
 use tonic::Status;
 
-use crate::models::EMBEDDED_NAME;
+use crate::model_name::EMBEDDED_NAME;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]

@@ -19,7 +19,7 @@ use sluice_proto::{
 use sluice_shared::coding::Coder;
 
 use super::{Facts, Job, Jobs};
-use crate::{failure::Failure, models::ModelName, translate::coded as wire};
+use crate::{failure::Failure, model_name::ModelName, translate::coded as wire};
 
 /// How often the state changes for progress alone.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);

@@ -6,7 +6,7 @@ use super::{Library, Origin, facts::small_text};
 use crate::{
     failure::Failure,
     keeping,
-    models::{EMBEDDED_NAME, ModelName},
+    model_name::{EMBEDDED_NAME, ModelName},
 };
 
 /// The file's name.

@@ -18,7 +18,7 @@ use sluice_shared::{level::Level, units};
 use super::facts::{self, Group, small_text};
 use crate::{
     config::Table,
-    models::ModelName,
+    model_name::ModelName,
     settings::{self, Origin, Subject},
     translate,
 };

@@ -26,7 +26,7 @@ pub use self::{
 };
 use crate::{
     failure::Failure,
-    models::{EMBEDDED_NAME, ModelName},
+    model_name::{EMBEDDED_NAME, ModelName},
 };
 
 /// All models on disk that can be called by a name.

@@ -13,7 +13,7 @@ use super::{
     inspect::is_gguf,
     real,
 };
-use crate::{failure::Failure, keeping, models::ModelName};
+use crate::{failure::Failure, keeping, model_name::ModelName};
 
 /// The file's name.
 const FILE: &str = ".paths";

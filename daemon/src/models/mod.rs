@@ -1,15 +1,14 @@
 //! The model that serves, the one that loads, the one that failed; and the embedded one.
 
-mod embedded;
 mod load;
 mod rest;
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
-use sluice_checkpoint::{Source, family::Family};
+use sluice_checkpoint::family::Family;
 use sluice_engine::{Change, Engine, EngineError, LoadedModel, Settings as EngineSettings};
 use sluice_proto::v1;
 use sluice_tokenizer::Text;
@@ -17,80 +16,15 @@ use tokio::sync::watch;
 
 use self::load::{About, Report};
 pub use self::{
-    embedded::EMBEDDED_NAME,
     load::{LoadStage, LoadState},
     rest::Reason,
 };
 use crate::{
     failure::Failure,
+    model_name::{ModelName, embedded},
     registry::Changes,
     settings::{LoadSettings, Settings},
 };
-
-/// Which model is meant.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ModelName {
-    /// As people say it.
-    pub name: String,
-    /// Where it lies; `None`: inside the program.
-    pub path: Option<PathBuf>,
-}
-
-impl ModelName {
-    /// The model inside the program.
-    #[must_use]
-    pub fn embedded() -> Self {
-        Self {
-            name: EMBEDDED_NAME.to_owned(),
-            path: None,
-        }
-    }
-
-    /// The checkpoint at `path`, named by its folder, or by the file that holds all of it.
-    #[must_use]
-    pub fn at(path: &Path) -> Self {
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        let name = match extension {
-            Some("safetensors") => path.parent().unwrap_or(path).file_name(),
-            Some("gguf" | "sluice") => path.file_stem(),
-            _ => path.file_name(),
-        };
-        let name = name.unwrap_or(path.as_os_str());
-        Self {
-            name: name.to_string_lossy().into_owned(),
-            path: Some(path.to_owned()),
-        }
-    }
-
-    /// Where the engine reads it from.
-    #[must_use]
-    pub fn source(&self) -> Source {
-        match &self.path {
-            Some(path) => Source::Folder(path.clone()),
-            None => Source::Embedded(embedded::FILES),
-        }
-    }
-
-    pub(crate) fn to_wire(&self, state: v1::ModelState) -> v1::Model {
-        let model = v1::Model {
-            name: self.name.clone(),
-            state: state.into(),
-            ..Default::default()
-        };
-        match &self.path {
-            Some(path) => v1::Model {
-                path: path.to_string_lossy().into_owned(),
-                origin: v1::ModelOrigin::Path.into(),
-                ..model
-            },
-            None => v1::Model {
-                is_demonstration: true,
-                origin: v1::ModelOrigin::Embedded.into(),
-                ..embedded::described(model)
-            },
-        }
-    }
-}
 
 /// A model that requests can be made for.
 #[derive(Clone)]
@@ -437,20 +371,10 @@ fn failed_to_wire((name, reason): &(ModelName, String)) -> v1::Model {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::path::Path;
 
-    #[test]
-    fn a_checkpoint_is_named_by_its_folder() {
-        assert_eq!(ModelName::at(Path::new("/m/llada-8b")).name, "llada-8b");
-        let file = Path::new("/m/llada-8b/model.safetensors");
-        assert_eq!(ModelName::at(file).name, "llada-8b");
-        assert_eq!(ModelName::at(file).path.as_deref(), Some(file));
-        let gguf = Path::new("/m/llada-8b.q4_k_m.gguf");
-        assert_eq!(ModelName::at(gguf).name, "llada-8b.q4_k_m");
-        let coded = Path::new("/m/llada-8b.sluice");
-        assert_eq!(ModelName::at(coded).name, "llada-8b");
-        assert_eq!(ModelName::at(Path::new("/")).name, "/");
-    }
+    use super::*;
+    use crate::model_name::EMBEDDED_NAME;
 
     #[test]
     fn while_one_loads_callers_are_told_to_come_back() {

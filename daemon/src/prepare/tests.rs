@@ -8,7 +8,7 @@ use sluice_proto::v1;
 use sluice_tokenizer::Text;
 
 use super::*;
-use crate::models::{ModelName, Start};
+use crate::{model_name::ModelName, models::Start};
 
 pub(super) const CONTEXT: usize = 200;
 

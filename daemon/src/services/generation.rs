@@ -17,11 +17,11 @@ use super::{
     requests::{self, Answers},
 };
 use crate::{
+    events,
     failure::Failure,
     models::Serving,
     prepare,
     registry::{Facts, Item, Reader, Record},
-    translate,
 };
 
 /// The service; clones share the daemon.
@@ -171,7 +171,7 @@ impl Daemon {
         }
         let requests = self.requests.clone();
         let engine = Arc::downgrade(&self.engine);
-        let sink = translate::generation(
+        let sink = events::generation(
             requests,
             record.clone(),
             serving,
@@ -206,7 +206,7 @@ impl Daemon {
             seed: work.seed,
             ..Default::default()
         };
-        let sink = translate::figures::figures(self.requests.clone(), record.clone(), facts);
+        let sink = events::figures::figures(self.requests.clone(), record.clone(), facts);
         self.submit(record, Work::Score(work), sink)
     }
 }

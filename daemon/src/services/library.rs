@@ -22,7 +22,8 @@ use super::{
 use crate::{
     failure::Failure,
     library::{self, Entry, PullStage, PullState, Removed},
-    models::{EMBEDDED_NAME, LoadStage, LoadState, ModelName, Reason},
+    model_name::{EMBEDDED_NAME, ModelName},
+    models::{LoadStage, LoadState, Reason},
     translate,
 };
 

@@ -11,10 +11,9 @@ mod model;
 mod optimizer;
 mod recording;
 mod requests;
+mod snapshot;
 mod telemetry;
 mod waiting;
-
-pub(crate) use self::library::remember_path;
 
 use std::{
     path::PathBuf,
@@ -42,6 +41,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
+pub(crate) use self::library::remember_path;
 use crate::{
     applies::Target,
     failure::Failure,

@@ -25,9 +25,11 @@ use super::{
 };
 use crate::{
     applies::{self, Applied, ApplyState},
+    events,
     failure::Failure,
     measurements::Measurement,
-    models::{ModelName, Serving},
+    model_name::ModelName,
+    models::Serving,
     prepare,
     registry::{Facts, Item, Record},
     translate,
@@ -154,7 +156,7 @@ impl Daemon {
         };
         let record = self.record(waited, facts);
         let measurement = Measurement::new(self.measurements.clone(), &serving, &work);
-        let sink = translate::figures::figures(self.requests.clone(), record.clone(), measurement);
+        let sink = events::figures::figures(self.requests.clone(), record.clone(), measurement);
         self.submit(record, Work::Compare(work), sink)
     }
 

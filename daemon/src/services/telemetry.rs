@@ -16,8 +16,8 @@ use tokio::{
 };
 use tonic::{Request, Response, Status};
 
-use super::Daemon;
-use crate::{failure::Failure, telemetry::snapshot};
+use super::{Daemon, snapshot::snapshot};
+use crate::failure::Failure;
 
 /// Time between snapshots when nobody says how long.
 const INTERVAL_DEFAULT_MS: u32 = 500;

@@ -19,7 +19,7 @@ pub use self::{
 };
 use crate::{
     config::{self, Budget, ModelsFile, Table, Tables},
-    models::ModelName,
+    model_name::ModelName,
 };
 
 /// Whose word a setting is. Of several that say something, the first of this list wins.

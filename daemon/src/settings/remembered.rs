@@ -10,7 +10,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sluice_shared::settings::Change;
 
-use crate::{config::Budget, keeping, models::ModelName};
+use crate::{config::Budget, keeping, model_name::ModelName};
 
 /// The file's name.
 const FILE: &str = ".settings.json";

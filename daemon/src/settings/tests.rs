@@ -34,7 +34,7 @@ impl World {
             user_id: 1000,
             cores: 2,
         };
-        config::resolve(&arguments, &environment).map_err(|error| {
+        arguments.resolve(&environment).map_err(|error| {
             let folder = format!("{}/", self.0.path().display());
             error.to_string().replace(&folder, "")
         })

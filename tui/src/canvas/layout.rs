@@ -3,7 +3,7 @@
 use sluice_proto::v1::CanvasToken;
 
 use super::look::Look;
-use crate::text::{char_width, safe_char};
+use crate::text::{char_width, safe_char, sanitise};
 
 /// Stands for a position that nothing was predicted for.
 pub const MASK_MARK: &str = "░";
@@ -62,6 +62,19 @@ pub fn runs<'a>(tokens: impl IntoIterator<Item = &'a CanvasToken>, ids: bool) ->
         at += chunk.invalid().len();
     }
     runs
+}
+
+/// Untrusted words in lines of at most `columns`.
+#[must_use]
+pub fn wrap_text(text: &str, columns: usize) -> Vec<String> {
+    let run = Run {
+        text: sanitise(text),
+        look: Look::Committed,
+    };
+    let lines = wrap(&[run], columns).into_iter();
+    lines
+        .map(|line| line.into_iter().map(|run| run.text).collect())
+        .collect()
 }
 
 /// Runs broken into lines of at most `columns`: at newlines, else at the last space that fits,

@@ -1,6 +1,7 @@
 //! `sluice bench`: how fast the loaded model answers, and how much of that the dial buys.
 
 mod figures;
+mod row;
 
 use std::{
     cell::{Cell, RefCell},
@@ -25,7 +26,6 @@ use super::{input, message, until_interrupted};
 use crate::{
     cli::Bench,
     connection::Daemon,
-    json,
     output::{Failure, Out, Progress},
     phases::PassTime,
     plans,
@@ -70,7 +70,7 @@ async fn rows(
         figures.streamed_from = streamed_from(&daemon).await;
         drop(board);
         if arguments.json {
-            out.json(&json::bench(&figures))?;
+            out.json(&row::json(&figures))?;
         } else {
             if first.is_none() {
                 out.line(&figures::header())?;

@@ -6,7 +6,6 @@
 mod foot;
 
 pub(super) use foot::prompt_columns;
-
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Position, Rect},
@@ -26,10 +25,11 @@ use super::{
     state::{Link, State},
 };
 use crate::{
+    canvas::wrap_text,
     json,
     output::START_HINT,
     paint::{Paint, Role},
-    text::{clip, sanitise_line, width, wrapped},
+    text::{clip, sanitise_line, width},
 };
 
 /// The least screen that anything useful fits on.
@@ -309,7 +309,7 @@ fn draw_absent(screen: &mut Screen<'_, '_>, area: Rect) {
         "",
         "This screen fills as soon as one answers.",
     ];
-    let lines = words.iter().flat_map(|words| wrapped(words, columns));
+    let lines = words.iter().flat_map(|words| wrap_text(words, columns));
     screen.lines(inner, lines.map(Line::raw).collect());
 }
 
@@ -520,7 +520,7 @@ fn draw_question(screen: &mut Screen<'_, '_>) {
     };
     let columns = screen.frame.area().width.min(64);
     let room = usize::from(columns).saturating_sub(4);
-    let mut lines: Vec<Line<'_>> = wrapped(&sanitise_line(&question.text), room)
+    let mut lines: Vec<Line<'_>> = wrap_text(&sanitise_line(&question.text), room)
         .into_iter()
         .map(|line| Line::styled(format!(" {line}"), screen.style(Role::Title)))
         .collect();

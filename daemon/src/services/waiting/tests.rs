@@ -11,7 +11,8 @@ use tonic::{Code, Status, metadata::MetadataMap};
 use super::*;
 use crate::{
     library::Library,
-    models::{LoadState, ModelName},
+    model_name::ModelName,
+    models::LoadState,
     services::{
         deadline::Deadline,
         requests::{self, Answers},

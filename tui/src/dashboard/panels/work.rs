@@ -6,12 +6,12 @@ use sluice_shared::units;
 
 use super::{super::chat::Limit, bar, ratio};
 use crate::{
-    canvas::Canvas,
+    canvas::{Canvas, wrap_text},
     json,
     paint::{Paint, Role},
     phases::PassTime,
     plans,
-    text::{clip, sanitise_line, wrapped},
+    text::{clip, sanitise_line},
 };
 
 /// Columns of the bars of a request.
@@ -88,7 +88,7 @@ pub(in super::super) fn progress(
         let first = [Some(place), left, Some(speed)].into_iter().flatten();
         let first = first.collect::<Vec<_>>().join(" · ");
         let mut lines = match rows >= BRIEF_ROWS {
-            true => wrapped(&first, columns),
+            true => wrap_text(&first, columns),
             false => vec![first],
         };
         // The text is what one looks for first.

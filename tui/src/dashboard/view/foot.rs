@@ -7,6 +7,7 @@ use ratatui::{
 
 use super::{Screen, Shape};
 use crate::{
+    canvas::wrap_text,
     dashboard::{
         keys::{Action, Binding, Mode},
         pages,
@@ -14,7 +15,7 @@ use crate::{
         state::State,
     },
     paint::Role,
-    text::{clip, sanitise_line, width, wrapped},
+    text::{clip, sanitise_line, width},
 };
 
 /// Rows that an error takes at most.
@@ -107,7 +108,7 @@ pub(super) fn told(state: &State, columns: usize) -> Vec<Line<'static>> {
         return vec![Line::styled(clip(&text, columns), style)];
     }
     // What is to be done about an error often stands at its end.
-    let mut lines = wrapped(&format!("error: {text}"), columns);
+    let mut lines = wrap_text(&format!("error: {text}"), columns);
     if let Some(cut) = lines.get(ERROR_ROWS - 1..).map(|rest| rest.join(" ")) {
         lines.truncate(ERROR_ROWS - 1);
         lines.push(clip(&cut, columns));

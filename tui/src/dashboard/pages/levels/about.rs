@@ -18,9 +18,10 @@ use super::super::{
     table::bar,
 };
 use crate::{
+    canvas::wrap_text,
     paint::{Paint, Role},
     plans,
-    text::{clip, sanitise_line, width, wrapped},
+    text::{clip, sanitise_line, width},
 };
 
 /// Columns of a bar that shows how far something is.
@@ -50,7 +51,7 @@ fn lines(state: &State, level: Level, columns: usize) -> Vec<Line<'static>> {
     let paint = &state.paint;
     let mut lines = Vec::new();
     let mut say = |words: &str, role: Role| {
-        let words = wrapped(words, columns).into_iter();
+        let words = wrap_text(words, columns).into_iter();
         lines.extend(words.map(|line| Line::styled(line, paint.style(role))));
     };
     for (words, role) in progress(state) {

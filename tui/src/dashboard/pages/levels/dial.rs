@@ -15,7 +15,7 @@ use super::super::{
     },
     table::{Cell, Column, Table, column},
 };
-use crate::{paint::Role, text::wrapped};
+use crate::{canvas::wrap_text, paint::Role};
 
 /// Rows of what is said of the selected position, where both lists are shown.
 pub(super) const ABOUT_ROWS: u16 = 6;
@@ -126,7 +126,7 @@ pub(super) fn draw_about(screen: &mut Screen<'_, '_>, area: Rect) {
     let columns = usize::from(inner.width);
     let mut lines = Vec::new();
     for (words, role) in all {
-        let wrapped = wrapped(&words, columns).into_iter();
+        let wrapped = wrap_text(&words, columns).into_iter();
         lines.extend(wrapped.map(|line| Line::styled(line, screen.style(role))));
     }
     screen.lines(inner, lines);

@@ -17,7 +17,7 @@ macro_rules! embedded {
 }
 
 /// Its files.
-pub(super) static FILES: &[(&str, &[u8])] = embedded![
+pub(crate) static FILES: &[(&str, &[u8])] = embedded![
     "config.json",
     "model.safetensors",
     "tokenizer.json",
@@ -50,14 +50,14 @@ static FACTS: LazyLock<Facts> = LazyLock::new(|| {
 });
 
 /// Lets go of its weights' pages, which a load has copied from.
-pub(super) fn forget() {
+pub(crate) fn forget() {
     for (_, bytes) in FILES {
         allocator::forget(bytes);
     }
 }
 
 /// Adds what is known of it without loading it.
-pub(super) fn described(model: v1::Model) -> v1::Model {
+pub(crate) fn described(model: v1::Model) -> v1::Model {
     let weights = FILES
         .iter()
         .filter(|(name, _)| name.ends_with(".safetensors"));

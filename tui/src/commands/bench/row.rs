@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::commands::Figures;
+use super::Figures;
 
 /// What a model that fills no masks has none of is empty.
 fn known(name: &str) -> Option<&str> {
@@ -10,8 +10,7 @@ fn known(name: &str) -> Option<&str> {
 }
 
 /// A row; what is not known is null.
-#[must_use]
-pub fn bench(figures: &Figures) -> Value {
+pub(super) fn json(figures: &Figures) -> Value {
     let started = &figures.started;
     json!({
         "dial": known(&started.dial),

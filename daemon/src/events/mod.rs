@@ -1,0 +1,566 @@
+//! From the engine's events to the wire's: ids get their bytes, and the text that is certain
+//! grows from the left. Runs on the engine's thread and never waits.
+
+mod advice;
+pub mod figures;
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use sluice_engine::{
+    Engine, EngineError, Event, Generate, Outcome, Slot,
+    decode::Visible,
+    engine::SwitchState,
+    event::{Finish, Generated, PassCost, PassReport, Phases, Position, Sink, TokenState},
+};
+use sluice_plan::{Plan, PlanError};
+use sluice_proto::v1::{self, generation_event::Kind};
+use sluice_shared::sampling::EosPolicy;
+
+use self::advice::Advised;
+use crate::{
+    failure::Failure,
+    models::Serving,
+    prepare::Prepared,
+    registry::{Ending, Item, Record, Registry},
+    translate::plan,
+};
+
+/// Takes the events of a generation into its record. How long it will take is told from the plan that is expected for
+/// its canvas.
+#[must_use]
+pub fn generation(
+    registry: Arc<Registry>,
+    record: Arc<Record>,
+    serving: Serving,
+    engine: Weak<Engine>,
+    prepared: &Prepared,
+    expected: Option<Plan>,
+) -> Sink {
+    let work = &prepared.work;
+    let pinned = work.canvas.iter().filter(|slot| **slot != Slot::Masked);
+    let pinned = pinned.count();
+    let mut translator = Generation {
+        advised: Advised::of(work, &serving.loaded.info),
+        expected,
+        engine,
+        full: full(&serving, work),
+        saw_lossy: false,
+        took: Took::default(),
+        committed: pinned,
+        pinned,
+        home: Home::new(registry, record),
+        stable: Stable::new(&serving, work),
+        started: started(&serving, prepared),
+        serving,
+    };
+    Box::new(move |event| translator.take(event))
+}
+
+/// A plan that a request made necessary can't be had: that is not a wrong budget but a request too large for it.
+fn of_request(error: EngineError) -> Failure {
+    match error {
+        EngineError::Plan(error @ PlanError::BudgetTooSmall { .. }) => {
+            Failure::TooLargeForBudget(error)
+        }
+        error => error.into(),
+    }
+}
+
+/// Where a request's events go, and its end with them.
+struct Home {
+    registry: Arc<Registry>,
+    record: Arc<Record>,
+    /// Nothing more is written to the record from here.
+    ended: bool,
+}
+
+impl Home {
+    fn new(registry: Arc<Registry>, record: Arc<Record>) -> Self {
+        Self {
+            registry,
+            record,
+            ended: false,
+        }
+    }
+
+    fn id(&self) -> u64 {
+        self.record.id()
+    }
+
+    fn end_with(&mut self, state: v1::RequestState, result: Item) {
+        self.end(state, Some(result), None);
+    }
+
+    fn end(&mut self, state: v1::RequestState, result: Option<Item>, failure: Option<&Failure>) {
+        self.ended = true;
+        match (state, failure) {
+            (v1::RequestState::Failed, Some(failure)) => {
+                tracing::warn!(request = self.id(), reason = %failure, "request failed");
+            }
+            _ => tracing::info!(
+                request = self.id(),
+                state = state_name(state),
+                "request ended"
+            ),
+        }
+        let status = failure.map(Into::into);
+        self.registry
+            .end(&self.record, result, Ending { state, status });
+    }
+
+    fn fail(&mut self, failure: &Failure) {
+        self.end(v1::RequestState::Failed, None, Some(failure));
+    }
+
+    /// The engine did not come to an end of it. One whose model went before its turn is not over: another model may take it.
+    fn refuse(&mut self, error: EngineError) {
+        let is_gone = matches!(error, EngineError::NoModel | EngineError::ModelReplaced);
+        if is_gone && !self.record.has_started() {
+            self.ended = true;
+            self.record.give_back();
+            return self.registry.touched();
+        }
+        self.fail(&of_request(error));
+    }
+}
+
+/// As people read it: "done", "cancelled".
+fn state_name(state: v1::RequestState) -> String {
+    let name = state.as_str_name();
+    let name = name.strip_prefix("REQUEST_STATE_").unwrap_or(name);
+    name.to_lowercase()
+}
+
+impl Drop for Home {
+    /// A sink that is dropped before its last event was refused by the engine, or else the
+    /// engine is gone and readers must not wait for ever.
+    fn drop(&mut self) {
+        if !self.ended && self.record.is_admitted() {
+            self.fail(&Failure::EngineLost);
+        }
+    }
+}
+
+struct Generation {
+    home: Home,
+    serving: Serving,
+    stable: Stable,
+    /// What was resolved, with the number of blocks still to come from the engine.
+    started: v1::Started,
+    /// What advice is given on.
+    advised: Advised,
+    /// A plan for a canvas like this one's, if there is one.
+    expected: Option<Plan>,
+    /// Asked for the plan in force when the request starts.
+    engine: Weak<Engine>,
+    /// Positions that were committed before the next pass, pinned ones included.
+    committed: usize,
+    /// Of those, the pinned ones.
+    pinned: usize,
+    /// What filling the canvas to its end means: how it ended, and whether the text is cut there.
+    full: (v1::FinishReason, bool),
+    /// A pass met other weights than the checkpoint's own.
+    saw_lossy: bool,
+    took: Took,
+}
+
+/// What all passes of a request took.
+#[derive(Default)]
+struct Took {
+    time: Duration,
+    waited: Duration,
+    /// `None` where that is not told.
+    phases: Option<Phases>,
+}
+
+impl Took {
+    fn add(&mut self, cost: &PassCost) {
+        self.time += cost.time;
+        self.waited += cost.waited;
+        if let Some(phases) = cost.phases {
+            *self.phases.get_or_insert_default() += phases;
+        }
+    }
+}
+
+impl Generation {
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Started { blocks, is_exact } => {
+                self.started.exact &= is_exact;
+                self.start(blocks);
+            }
+            Event::Pass(report) => self.pass(&report),
+            Event::BlockDone {
+                block,
+                passes,
+                positions,
+            } => self.block_done(block, passes, &positions),
+            Event::Notice(text) => {
+                tracing::info!(request = self.home.id(), text, "notice");
+                self.home.record.notice(&text);
+            }
+            // Of estimates and comparisons only.
+            Event::ScoreProgress { .. } => {}
+            Event::Finished(Ok(Outcome::Generated(generated))) => self.done(generated),
+            Event::Finished(Ok(Outcome::Cancelled)) => self.cancelled_waiting(),
+            Event::Finished(Ok(other)) => self.home.fail(&Failure::WrongOutcome(Box::new(other))),
+            Event::Finished(Err(error)) => self.home.refuse(error),
+        }
+    }
+
+    fn start(&mut self, blocks: usize) {
+        let mut started = self.started.clone();
+        started.request_id = self.home.id();
+        started.blocks = blocks as u32;
+        // The daemon holds the engine until its thread, which this is, has ended.
+        let engine = self.engine.upgrade();
+        let in_force = engine.as_ref().and_then(|engine| engine.in_force());
+        if let (Some(engine), Some(in_force)) = (engine, in_force) {
+            let plan = &in_force.plan;
+            started.level = plan.level.name().to_owned();
+            started.exact &= plan::is_lossless(plan) && engine.multiplies_exactly(plan);
+            // The level may have changed while the request waited.
+            let expected = self.expected.as_ref();
+            let expected = expected.filter(|expected| expected.level == plan.level);
+            let pass = expected.and_then(|expected| expected.pass.as_ref());
+            started.estimated_ms = pass.map(|pass| self.advised.estimated_ms(pass));
+            started.warnings = self.advised.warnings(plan.level, started.estimated_ms);
+        }
+        self.home.record.start(Some(Kind::Started(started).into()));
+        self.home.registry.touched();
+    }
+
+    fn pass(&mut self, report: &PassReport) {
+        self.saw_lossy |= !report.cost.weights.is_lossless;
+        self.took.add(&report.cost);
+        self.stable.take_open(&report.positions, &self.serving);
+        // What the pass has taken back is not counted twice.
+        let committed = report.committed.saturating_sub(self.committed);
+        self.committed = report.committed;
+        self.home.registry.totals().pass(committed as u64);
+        let pass = v1::PassDone {
+            request_id: self.home.id(),
+            passes: report.pass as u32,
+            block: report.block as u32,
+            pass_in_block: report.pass_in_block as u32,
+            tokens: canvas_tokens(&report.positions, &self.serving),
+            committed: report.committed as u32,
+            stable_text: self.stable.text.shown().to_vec(),
+            rows: report.rows as u32,
+            head_rows: report.head_rows as u32,
+            pass_ms: ms(report.cost.time),
+            elapsed_ms: ms(report.elapsed),
+            device_bytes: report.cost.device_bytes,
+            epoch: report.cost.weights.epoch,
+            exact: self.started.exact && !self.saw_lossy,
+            waited_ms: ms(report.cost.waited),
+            streamed_bytes: report.cost.streamed_bytes,
+            requests: report.cost.requests as u32,
+            phases: report.cost.phases.map(phases),
+            level: self.level_in_force(),
+            switching: report
+                .cost
+                .weights
+                .switch
+                .map(|(done, steps)| plan::switch(SwitchState { done, steps })),
+        };
+        let item = Kind::PassDone(pass).into();
+        self.home
+            .record
+            .picture(item, report.pass, report.committed);
+    }
+
+    fn level_in_force(&self) -> String {
+        let engine = self.engine.upgrade();
+        let level = engine.and_then(|engine| engine.level_in_force());
+        level.map_or_else(String::new, |level| level.name().to_owned())
+    }
+
+    fn block_done(&mut self, block: usize, passes: usize, positions: &[Position]) {
+        self.stable.take(positions, &self.serving);
+        let done = v1::BlockDone {
+            request_id: self.home.id(),
+            block: block as u32,
+            passes: passes as u32,
+            tokens: canvas_tokens(positions, &self.serving),
+        };
+        self.home.record.block_done(Kind::BlockDone(done).into());
+        self.home.registry.touched();
+    }
+
+    fn done(&mut self, generated: Generated) {
+        let (finish, state) = match generated.finish {
+            Finish::Length => (self.full.0, v1::RequestState::Done),
+            Finish::Eos => (v1::FinishReason::Eos, v1::RequestState::Done),
+            Finish::Stop => (v1::FinishReason::Stop, v1::RequestState::Done),
+            Finish::Cancelled => (v1::FinishReason::Cancelled, v1::RequestState::Cancelled),
+        };
+        self.stable.take_all(&generated.tokens, &self.serving);
+        let done = v1::Done {
+            finish_reason: finish.into(),
+            cut: generated.finish == Finish::Length && self.full.1,
+            tokens: generated.tokens,
+            passes: generated.passes as u32,
+            elapsed_ms: ms(generated.elapsed),
+            peak_device_bytes: generated.peak_device_bytes,
+            exact: self.started.exact && generated.is_lossless,
+            ..self.done_so_far(generated.finish)
+        };
+        self.home.end_with(state, Kind::Done(done).into());
+    }
+
+    fn cancelled_waiting(&mut self) {
+        let slots = self.stable.fixed.iter();
+        // A causal model has written nothing.
+        let mask = self.serving.loaded.info.mask;
+        let tokens = mask.map(|mask| slots.map(|fixed| fixed.unwrap_or(mask.token_id)).collect());
+        let done = v1::Done {
+            finish_reason: v1::FinishReason::Cancelled.into(),
+            tokens: tokens.unwrap_or_default(),
+            ..self.done_so_far(Finish::Cancelled)
+        };
+        self.home
+            .end_with(v1::RequestState::Cancelled, Kind::Done(done).into());
+    }
+
+    /// Tokens of the text that were fixed from the start.
+    fn pinned_in_text(&self) -> usize {
+        let pinned = self.started.pinned.iter();
+        let is_in_text = |token: &&v1::CanvasToken| (token.position as usize) < self.stable.tokens;
+        pinned.filter(is_in_text).count()
+    }
+
+    fn done_so_far(&self, finish: Finish) -> v1::Done {
+        let has_text = self.serving.loaded.text.is_some();
+        let bytes = match finish {
+            Finish::Length | Finish::Cancelled => self.stable.text.whole(),
+            Finish::Eos | Finish::Stop => self.stable.text.all(),
+        };
+        v1::Done {
+            request_id: self.home.id(),
+            text: has_text.then(|| String::from_utf8_lossy(bytes).into_owned()),
+            text_tokens: self.stable.tokens as u32,
+            generated_tokens: (self.stable.tokens - self.pinned_in_text()) as u32,
+            filled_positions: self.committed.saturating_sub(self.pinned) as u32,
+            seed: self.started.seed,
+            exact: self.started.exact,
+            pass_ms: ms(self.took.time),
+            waited_ms: ms(self.took.waited),
+            phases: self.took.phases.map(phases),
+            ..Default::default()
+        }
+    }
+}
+
+fn phases(phases: Phases) -> v1::Phases {
+    v1::Phases {
+        attention_ms: ms(phases.attention),
+        multiply_ms: ms(phases.multiply),
+        decode_ms: ms(phases.decode),
+        head_ms: ms(phases.head),
+        other_ms: ms(phases.other),
+        copy_ms: ms(phases.copy),
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
+
+/// The text up to the first position still open. It only grows.
+struct Stable {
+    /// Ids that are there for good.
+    fixed: Vec<Option<u32>>,
+    /// Ids that end the text; none where the user wants to see past them.
+    ends: Vec<u32>,
+    /// The text does not end before this position.
+    may_end_from: usize,
+    /// Tokens of the open block may become masks again.
+    takes_back: bool,
+    /// Tokens in `text`.
+    tokens: usize,
+    text: Visible,
+}
+
+impl Stable {
+    fn new(serving: &Serving, work: &Generate) -> Self {
+        let pinned = |slot: &Slot| match slot {
+            Slot::Masked => None,
+            Slot::Pinned(id) => Some(*id),
+        };
+        let mut stable = Self {
+            may_end_from: work.may_end_from(),
+            takes_back: work.policy.info().takes_back,
+            fixed: work.canvas.iter().map(pinned).collect(),
+            ends: match work.eos {
+                EosPolicy::Stop => serving.loaded.info.eos_token_ids.clone(),
+                EosPolicy::Suppress | EosPolicy::Keep => Vec::new(),
+            },
+            tokens: 0,
+            text: Visible::new(&work.stops),
+        };
+        stable.grow(serving);
+        stable
+    }
+
+    /// A block that is not done: none of it is certain if any of it may be taken back.
+    fn take_open(&mut self, positions: &[Position], serving: &Serving) {
+        if !self.takes_back {
+            self.take(positions, serving);
+        }
+    }
+
+    fn take(&mut self, positions: &[Position], serving: &Serving) {
+        for position in positions {
+            if let Some(fixed) = self.fixed.get_mut(position.position) {
+                // What was fixed may have moved on, where masks were inserted before it.
+                let is_fixed = matches!(position.state, TokenState::Committed | TokenState::Pinned);
+                *fixed = position.token.filter(|_| is_fixed);
+            }
+        }
+        self.grow(serving);
+    }
+
+    /// The whole canvas; after a cancel some of it is masks.
+    fn take_all(&mut self, tokens: &[u32], serving: &Serving) {
+        let mask = serving.loaded.info.mask.map(|mask| mask.token_id);
+        for (fixed, id) in self.fixed.iter_mut().zip(tokens) {
+            *fixed = Some(*id).filter(|id| Some(*id) != mask);
+        }
+        self.grow(serving);
+    }
+
+    fn grow(&mut self, serving: &Serving) {
+        while let Some(&Some(id)) = self.fixed.get(self.tokens) {
+            if self.tokens >= self.may_end_from && self.ends.contains(&id) {
+                break;
+            }
+            self.text.push(piece(serving, id));
+            self.tokens += 1;
+        }
+    }
+}
+
+/// How a text ends that fills the canvas, and whether it is cut: where an end token would have ended it, it had more to say.
+fn full(serving: &Serving, work: &Generate) -> (v1::FinishReason, bool) {
+    let positions = work.prompt.len() + work.canvas.len();
+    let reason = match positions >= serving.loaded.info.context_length {
+        true => v1::FinishReason::Context,
+        false => v1::FinishReason::Length,
+    };
+    (reason, work.eos == EosPolicy::Stop)
+}
+
+fn started(serving: &Serving, prepared: &Prepared) -> v1::Started {
+    let work = &prepared.work;
+    let pinned = work.canvas.iter().enumerate().filter_map(|(index, slot)| {
+        let Slot::Pinned(id) = *slot else {
+            return None;
+        };
+        Some(v1::CanvasToken {
+            position: index as u32,
+            id: Some(id),
+            piece: piece(serving, id).to_vec(),
+            state: v1::TokenState::Pinned.into(),
+            ..Default::default()
+        })
+    });
+    let text = serving.loaded.text.as_ref();
+    let mut started = v1::Started {
+        prompt_tokens: work.prompt.len() as u32,
+        length: work.canvas.len() as u32,
+        block_length: work.block_length as u32,
+        steps: work.steps as u32,
+        seed: work.seed,
+        policy: Some((&work.policy).into()),
+        model: serving.name.name.clone(),
+        pinned: pinned.collect(),
+        exact: work.policy.info().exact,
+        sampling: prepared.told.clone(),
+        seed_drawn: prepared.seed_drawn,
+        prompt_text: text.map_or_else(Vec::new, |text| text.decode_with_specials(&work.prompt)),
+        ..Default::default()
+    };
+    if let Some(dial) = prepared.dial {
+        let decoding = &work.decoding;
+        started.dial = dial.to_string();
+        started.cache = decoding.caching.to_string();
+        started.window = decoding.window;
+        started.growth = decoding.growth.to_string();
+        started.speculation = decoding.speculation.to_string();
+    }
+    started
+}
+
+fn canvas_tokens(positions: &[Position], serving: &Serving) -> Vec<v1::CanvasToken> {
+    let to_wire = |position: &Position| v1::CanvasToken {
+        position: position.position as u32,
+        id: position.token,
+        piece: position
+            .token
+            .map_or_else(Vec::new, |id| piece(serving, id).to_vec()),
+        confidence: position.confidence,
+        state: match position.state {
+            TokenState::Masked => v1::TokenState::Masked,
+            TokenState::Provisional => v1::TokenState::Provisional,
+            TokenState::Committed => v1::TokenState::Committed,
+            TokenState::Pinned => v1::TokenState::Pinned,
+        }
+        .into(),
+        fresh: position.fresh,
+    };
+    positions.iter().map(to_wire).collect()
+}
+
+fn piece(serving: &Serving, id: u32) -> &[u8] {
+    let text = serving.loaded.text.as_ref();
+    text.map_or(&[], |text| text.piece(id))
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_engine::ModelId;
+
+    use super::*;
+    use crate::prepare::tests::serving;
+
+    #[test]
+    fn the_text_of_a_block_waits_where_tokens_may_be_taken_back() {
+        let serving = serving(true);
+        let token = |position: usize, state: TokenState| Position {
+            position,
+            token: Some(100 + position as u32),
+            confidence: None,
+            state,
+            fresh: false,
+        };
+        use TokenState::{Committed, Provisional};
+        for (policy, certain) in [("threshold", [1, 2, 2, 2]), ("revoke", [0, 0, 0, 2])] {
+            let mut work = Generate::greedy(ModelId(1), vec![5], 4);
+            work.policy = policy.parse().unwrap();
+            let mut stable = Stable::new(&serving, &work);
+            let mut counts = Vec::new();
+            let mut shown = Vec::new();
+            for states in [
+                [Committed, Provisional],
+                [Committed, Committed],
+                // Only `revoke` would do this.
+                [Provisional, Committed],
+            ] {
+                let block = [token(0, states[0]), token(1, states[1])];
+                stable.take_open(&block, &serving);
+                counts.push(stable.tokens);
+                assert!(stable.text.shown().starts_with(&shown));
+                shown = stable.text.shown().to_vec();
+            }
+            stable.take(&[token(0, Committed), token(1, Committed)], &serving);
+            counts.push(stable.tokens);
+            assert_eq!(counts, certain, "{policy}");
+            assert!(stable.text.shown().starts_with(&shown));
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! One picture of the daemon: what it is, holds and does.
+
+use std::process;
+
+use sluice_engine::{Engine, Settings};
+use sluice_ops::{device::Live, ledger};
+use sluice_proto::{PROTOCOL, v1};
+
+use super::Daemon;
+use crate::translate;
+/// The picture as it is now; what changes on a card by itself may be a second old.
+pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
+    let live = match daemon.engine.device().gpu() {
+        Some(gpu) => daemon.card.of(gpu).await,
+        None => None,
+    };
+    let state = if daemon.is_draining() {
+        v1::ServerState::Draining
+    } else if daemon.models.serving().is_ok() {
+        v1::ServerState::Ready
+    } else {
+        v1::ServerState::NoModel
+    };
+    let queue = daemon.engine.queue();
+    let active = daemon.requests.active();
+    // Read once: figures of one picture agree, whatever the engine does meanwhile.
+    let memory = daemon.engine.memory();
+    v1::Snapshot {
+        server: Some(v1::Server {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol_version: PROTOCOL,
+            pid: process::id(),
+            uptime_ms: daemon.started.elapsed().as_millis() as u64,
+            state: state.into(),
+            socket: daemon.socket.to_string_lossy().into_owned(),
+        }),
+        device: Some(device(daemon, live.as_ref(), &memory)),
+        host: Some(daemon.host.to_wire(held_here(daemon, &memory))),
+        model: daemon.models.present(),
+        queue: Some(v1::Queue {
+            capacity: queue.capacity as u32,
+            waiting: (queue.waiting + daemon.waiting_for_model()) as u32,
+            running: queue.running as u32,
+        }),
+        requests: active.iter().map(|record| record.summary()).collect(),
+        totals: Some(daemon.requests.totals().to_wire()),
+        settings: Some(settings(daemon)),
+        jobs: daemon.jobs.running(),
+        ..weights(daemon)
+    }
+}
+
+/// Bytes that the engine holds of this process's memory.
+fn held_here(daemon: &Daemon, memory: &ledger::Report) -> u64 {
+    match daemon.engine.device().is_card() {
+        true => daemon.engine.pinned_bytes(),
+        false => memory.used_bytes,
+    }
+}
+
+/// The plan in force and what came of it; empty without a model.
+fn weights(daemon: &Daemon) -> v1::Snapshot {
+    let Some(in_force) = daemon.engine.in_force() else {
+        return v1::Snapshot::default();
+    };
+    let model = daemon.models.serving();
+    let name = model.map_or_else(|_| String::new(), |serving| serving.name.name);
+    v1::Snapshot {
+        plan: Some(translate::plan::plan(&in_force.plan, &name)),
+        switching: in_force.switch.map(translate::plan::switch),
+        switch_target: in_force.switch.and_then(|_| daemon.switch_target.get()),
+        epoch: Some(in_force.epoch),
+        measured: Some(translate::plan::measured(&in_force.measured)),
+        layers: translate::plan::states(&in_force.units),
+        ..Default::default()
+    }
+}
+
+fn settings(daemon: &Daemon) -> v1::Settings {
+    let wire = |settings| settings_to_wire(&daemon.engine, settings);
+    let substitution = daemon.engine.substitution();
+    let loaded = daemon.engine.loaded_with().map(|loaded| {
+        let serving = daemon.models.serving();
+        // What was asked for doesn't count: nobody goes back to that.
+        serving.map_or(loaded, |serving| serving.start.instead_of(loaded))
+    });
+    v1::Settings {
+        loaded_with: loaded.map(|settings| Box::new(wire(settings))),
+        substitution: substitution.map(|substitution| v1::Substitution {
+            asked: substitution.asked.name().to_owned(),
+            taken: substitution.taken.name().to_owned(),
+            reason: substitution.reason,
+        }),
+        ..wire(daemon.engine.settings())
+    }
+}
+
+fn settings_to_wire(engine: &Engine, settings: Settings) -> v1::Settings {
+    let default = || engine.budget_default();
+    v1::Settings {
+        level: settings.level.name().to_owned(),
+        budget_bytes: settings.budget_bytes.unwrap_or_else(default),
+        is_default_budget: settings.budget_bytes.is_none(),
+        embedding: settings.embedding.name().to_owned(),
+        auto_factor: settings.auto_factor,
+        kv: settings.kv.name().to_owned(),
+        ..Default::default()
+    }
+}
+
+fn device(daemon: &Daemon, live: Option<&Live>, memory: &ledger::Report) -> v1::Device {
+    let device = daemon.engine.device();
+    let (total_bytes, free_bytes) = match device.gpu() {
+        Some(gpu) => (
+            Some(gpu.facts().total_bytes),
+            live.and_then(|live| live.free_bytes),
+        ),
+        None => {
+            let facts = device.memory();
+            (facts.total_bytes, facts.free_bytes)
+        }
+    };
+    let kinds = memory.kinds.iter();
+    let kinds = kinds.filter(|kind| translate::card::is_known(kind.kind, kind.peak_bytes));
+    let kinds = kinds.map(|kind| v1::MemoryKind {
+        kind: kind.kind.name().to_owned(),
+        bytes: kind.bytes,
+        peak_bytes: kind.peak_bytes,
+    });
+    v1::Device {
+        kind: if device.is_card() { "cuda" } else { "cpu" }.to_owned(),
+        name: match device.gpu() {
+            Some(gpu) => gpu.name().to_owned(),
+            None => daemon.host.processor.clone(),
+        },
+        card: device
+            .gpu()
+            .map(|gpu| translate::card::card(device, gpu, live)),
+        no_card: daemon.engine.no_card().map(|why| v1::NoCard {
+            reason: why.to_string(),
+            hint: why.hint().to_owned(),
+            is_fault: why.is_fault(),
+        }),
+        threads: daemon.engine.device().threads() as u32,
+        memory: kinds.collect(),
+        used_bytes: memory.used_bytes,
+        peak_bytes: memory.peak_bytes,
+        total_bytes,
+        free_bytes,
+        default_budget_bytes: daemon.engine.budget_default(),
+    }
+}
