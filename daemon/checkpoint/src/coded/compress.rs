@@ -602,10 +602,10 @@ fn identity(
     }
     let keep: Vec<&str> = options.keep.iter().map(Glob::pattern).collect();
     Ok(format!(
-        "revision {REVISION}, {} and {}, {:?}, tiles of {}, {}, keep {keep:?}",
+        "revision {REVISION}, {} and {}, {}, tiles of {}, {}, keep {keep:?}",
         checkpoint.fingerprint()?,
         hasher.finish(),
-        options.how,
+        journal_name(options.how),
         options.tile,
         if options.all {
             "all"
@@ -613,4 +613,35 @@ fn identity(
             "layers and head"
         },
     ))
+}
+
+/// The name of a way to compress in the journal of an unfinished file. An interrupted run goes on only where the journal says the
+/// same, so these words stay, whatever the types are called.
+fn journal_name(how: How) -> String {
+    match how {
+        How::Lossless(Lossless::Plain) => "Lossless(Plain)".to_owned(),
+        How::Lossless(Lossless::Huffman) => "Lossless(Huffman)".to_owned(),
+        How::Lossless(Lossless::Palette) => "Lossless(Palette)".to_owned(),
+        How::Rate(Target::Bits(bits)) => format!("Rate(Bits({bits:?}))"),
+        How::Rate(Target::Error(error)) => format!("Rate(Error({error:?}))"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_names_how_it_is_compressed_as_it_always_did() {
+        for (how, name) in [
+            (How::Lossless(Lossless::Plain), "Lossless(Plain)"),
+            (How::Lossless(Lossless::Huffman), "Lossless(Huffman)"),
+            (How::Lossless(Lossless::Palette), "Lossless(Palette)"),
+            (How::Rate(Target::Bits(4.5)), "Rate(Bits(4.5))"),
+            (How::Rate(Target::Bits(4.0)), "Rate(Bits(4.0))"),
+            (How::Rate(Target::Error(0.1)), "Rate(Error(0.1))"),
+        ] {
+            assert_eq!(journal_name(how), name);
+        }
+    }
 }

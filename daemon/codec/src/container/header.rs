@@ -526,3 +526,61 @@ impl Header {
 fn end_of(offset: u64, length: u64) -> u64 {
     offset.saturating_add(length)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_on_disk_keeps_the_names_of_its_fields() {
+        let section = Section {
+            offset: 1,
+            length: 2,
+            hash: Hash(3),
+        };
+        let file = FileRecord {
+            name: "config.json".to_owned(),
+            offset: 4,
+            length: 5,
+            hash: Hash(6),
+        };
+        let header = Header {
+            source_hash: Hash(7),
+            bytes: 8,
+            tile: 512,
+            extents: vec![Extent {
+                name: "layers.0".to_owned(),
+                offset: 9,
+                length: 10,
+            }],
+            tensors: vec![TensorRecord {
+                name: "layers.0.q".to_owned(),
+                shape: vec![11, 12],
+                number: "bf16".to_owned(),
+                scheme: Scheme::Palette.id(),
+                extent: 0,
+                offset: 13,
+                length: 14,
+                chunk_rows: 256,
+                chunks: vec![15],
+                hash: Hash(16),
+                original_hash: Hash(17),
+                checks: 18,
+            }],
+            shards: vec![file.clone()],
+            files: vec![file],
+            checks: section,
+        };
+        let json = concat!(
+            r#"{"source_hash":"0000000000000007","bytes":8,"tile":512,"#,
+            r#""extents":[{"name":"layers.0","offset":9,"length":10}],"#,
+            r#""tensors":[{"name":"layers.0.q","shape":[11,12],"number":"bf16","scheme":2,"extent":0,"offset":13,"length":14,"#,
+            r#""chunk_rows":256,"chunks":[15],"hash":"0000000000000010","original_hash":"0000000000000011","checks":18}],"#,
+            r#""shards":[{"name":"config.json","offset":4,"length":5,"hash":"0000000000000006"}],"#,
+            r#""files":[{"name":"config.json","offset":4,"length":5,"hash":"0000000000000006"}],"#,
+            r#""checks":{"offset":1,"length":2,"hash":"0000000000000003"}}"#,
+        );
+        assert_eq!(serde_json::to_string(&header).unwrap(), json);
+        assert_eq!(serde_json::from_str::<Header>(json).unwrap(), header);
+    }
+}
