@@ -27,7 +27,6 @@ use sluice_formats::Format;
 use sluice_machine::page::Page;
 use sluice_weights::{CodedTensor, SourceTensor, TensorSpec};
 
-pub use self::container::{TakeRows, Via};
 use self::{
     container::Inside,
     derivative::Stamp,
@@ -36,12 +35,12 @@ use self::{
     gguf::{Gguf, Interleaved},
 };
 pub use self::{
+    container::{TakeRows, Via},
     derivative::{KeptWeights, Removed, kept_weights, remove_kept},
     error::CheckpointError,
     rate::disk_rates,
     recommended::Recommended,
 };
-
 /// Where a checkpoint is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {

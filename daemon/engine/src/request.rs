@@ -36,9 +36,9 @@ pub struct Generate {
     /// Passes of the reference schedule over all blocks, at least 1. Any number: a remainder
     /// goes to the first blocks, and every block gets at least one.
     pub steps: usize,
-    /// Scale of the Gumbel noise, at most [`SCALE_MAX`]; 0: none.
+    /// Scale of the Gumbel noise, at most [`crate::admission::SCALE_MAX`]; 0: none.
     pub temperature: f64,
-    /// Classifier-free guidance weight, at most [`SCALE_MAX`]; 0: no unconditional branch.
+    /// Classifier-free guidance weight, at most [`crate::admission::SCALE_MAX`]; 0: no unconditional branch.
     pub guidance: f64,
     /// How masked positions are ranked.
     pub remasking: Remasking,
@@ -106,7 +106,7 @@ pub struct Compare {
     pub model: ModelId,
     /// The level; `None`: the one in force.
     pub level: Option<Level>,
-    /// Texts, each of which is masked in part. At least one, at most [`COMPARE_SAMPLES_MAX`].
+    /// Texts, each of which is masked in part. At least one, at most [`crate::admission::COMPARE_SAMPLES_MAX`].
     pub samples: Vec<Vec<u32>>,
     /// Seed of the masks.
     pub seed: u64,

@@ -10,14 +10,9 @@ use sluice_cuda::Number;
 
 pub use self::{
     memory::{MemoryFacts, default_budget, default_pin_limit},
-    rates::{BUSY_SHARE, DiskRates, LinearRate, Rates},
-    workers::Workers,
+    rates::{BUSY_SHARE, DiskRates, LinearRate, POINTS, Rates},
+    workers::{Busy, Computing, SHARE, Waiting, Workers},
 };
-pub use self::{
-    rates::POINTS,
-    workers::{Computing, SHARE, Waiting},
-};
-
 /// What of a device decides how much memory a pass takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {

@@ -24,12 +24,12 @@ use sluice_formats::Format;
 use sluice_machine::Kind;
 use sluice_weights::{Rope, Weight};
 
-pub use self::clock::{Phase, Times};
 use self::{activation::Pool, cpu::Cpu, gpu::Card};
 pub use self::{
     activation::{Activation, Indices},
     attention::{AttentionRange, AttentionTasks, KeyRows, KeySegment, Keys},
     cache::KvCache,
+    clock::{Phase, Times},
     compare::{Comparison, Divergence},
     error::OpsError,
     head::{

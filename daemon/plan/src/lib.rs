@@ -20,17 +20,15 @@ use sluice_shared::{
 };
 use sluice_weights::{Shape, SourceTensor, Storage, TensorPlan, Tier, UnitPlan, units};
 
-pub use self::learned::Learned;
-pub use self::time::{Pinned, STAGING, keep_limit};
 pub use self::{
     decoded::MLP_ROWS,
     kv::{cache_format, canvas_cache_format, computed_format},
+    learned::Learned,
     pass_time::PassTime,
     switch_time::{Converted, SwitchTime, switch_time},
-    time::Machine,
+    time::{Machine, Pinned, STAGING, keep_limit},
     transition::{Step, transition},
 };
-
 /// What a plan is made for: requests that share a pass, of which the sums are known, and the longest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Workload {

@@ -12,9 +12,10 @@ mod storage;
 mod unit;
 mod view;
 
-pub use self::coded::{CodeShares, OpenRows, chunk_at, coding_of, number_of, open_rows};
 pub use self::{
-    coded::{CodedTensor, Damaged},
+    coded::{
+        CodeShares, CodedTensor, Damaged, OpenRows, chunk_at, coding_of, number_of, open_rows,
+    },
     limits::{CONTEXT_MAX, END_TOKENS_MAX, HEAD_DIM_MAX, WIDTH_MAX},
     rope::{Llama3Scaling, Rope},
     shape::{Naming, Shape},
