@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Everything that is wanted from a machine with an NVIDIA card, in one command:
 
-    python3 daemon/engine/benches/on_card.py OUT [--minutes 60]
+    python3 tools/measure/on_card.py OUT [--minutes 60]
 
 Checks kernels, models and memory, then times passes at every level, resident and streamed, the same passes in PyTorch (where
 the Python that runs this has it), single operations, and requests. What that needs is made first, unless it is there from an
@@ -38,8 +38,8 @@ import threading
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-PYTORCH = ROOT / "daemon/engine/benches/pytorch_pass.py"
+ROOT = Path(__file__).resolve().parents[2]
+PYTORCH = ROOT / "tools/measure/pytorch_pass.py"
 FIXTURES = ROOT / "daemon/engine/tests/fixtures"
 # Parts, and how the minutes are shared out among those that are still to come.
 SHARES = {

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 
 BLOCK = 32
 CHAT = "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-REQUESTS = Path(__file__).parent.parent / "examples" / "answer_requests.rs"
+REQUESTS = Path(__file__).parent / "examples" / "answer_requests.rs"
 
 
 def module(name, path):
