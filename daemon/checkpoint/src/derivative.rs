@@ -25,8 +25,7 @@ use sluice_weights::{SourceTensor, TensorPlan, UnitPlan};
 
 pub use self::coded::{CodedDerivative, estimated};
 pub(super) use self::fingerprint::Stamp;
-pub use self::kept::{Deleted, tidy};
-pub use self::kept::{KeptWeights, Removed, kept_weights, remove_kept};
+pub use self::kept::{Deleted, KeptWeights, Removed, kept_weights, remove_kept, tidy};
 use super::{
     Checkpoint, CheckpointError, Source, TensorEntry, file::CheckpointFile,
     safetensors::HEADER_BYTES_MAX,

@@ -3,7 +3,7 @@
 //! it will live. Files are not mapped: one cut short under a mapping would kill the process.
 
 pub mod coded;
-pub mod container;
+mod container;
 pub mod derivative;
 mod error;
 pub mod family;
@@ -41,6 +41,7 @@ pub use self::{
     rate::disk_rates,
     recommended::Recommended,
 };
+
 /// Where a checkpoint is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {

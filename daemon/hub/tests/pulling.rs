@@ -19,6 +19,7 @@ const PATIENCE: Patience = Patience {
     pause: Duration::from_millis(1),
     attempts: 3,
 };
+
 const SECRET: &str = "hf_secret";
 
 /// A hub with one model, and a folder to pull into.

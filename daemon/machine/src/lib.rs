@@ -13,6 +13,7 @@ pub use self::{
     rates::{BUSY_SHARE, DiskRates, LinearRate, POINTS, Rates},
     workers::{Busy, Computing, SHARE, Waiting, Workers},
 };
+
 /// What of a device decides how much memory a pass takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Profile {

@@ -9,7 +9,7 @@ mod clock;
 mod compare;
 mod cpu;
 pub mod device;
-pub mod error;
+mod error;
 mod gpu;
 mod head;
 pub mod ledger;

@@ -29,6 +29,7 @@ pub use self::{
     time::{Machine, Pinned, STAGING, keep_limit},
     transition::{Step, transition},
 };
+
 /// What a plan is made for: requests that share a pass, of which the sums are known, and the longest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Workload {

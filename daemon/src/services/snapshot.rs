@@ -8,6 +8,7 @@ use sluice_proto::{PROTOCOL, v1};
 
 use super::Daemon;
 use crate::translate;
+
 /// The picture as it is now; what changes on a card by itself may be a second old.
 pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
     let live = match daemon.engine.device().gpu() {
