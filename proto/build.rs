@@ -24,10 +24,29 @@ use tonic_prost_build::Builder;
 const SAVED: &str = ".sluice.v1.GenerationEvent";
 
 /// Names that fields had in runs saved by earlier versions.
-const FORMER_NAMES: [(&str, &str); 3] = [
-    ("sluice.v1.PassDone.passes", "pass"),
-    ("sluice.v1.PassDone.switching", "switch"),
-    ("sluice.v1.Done.elapsed_ms", "ms"),
+const FORMER_NAMES: [(&str, &str); 22] = [
+    ("GenerationDone.elapsed_ms", "ms"),
+    ("GenerationDone.is_exact", "exact"),
+    ("GenerationDone.is_truncated", "cut"),
+    ("GenerationDone.token_ids", "tokens"),
+    ("GenerationPass.batch_requests", "requests"),
+    ("GenerationPass.committed_positions", "committed"),
+    ("GenerationPass.is_exact", "exact"),
+    ("GenerationPass.lm_head_rows", "head_rows"),
+    ("GenerationPass.passes", "pass"),
+    ("GenerationPass.passes_in_block", "pass_in_block"),
+    ("GenerationPass.weight_switch", "switch"),
+    ("GenerationPass.weight_switch", "switching"),
+    ("GenerationPass.weights_version", "epoch"),
+    ("GenerationStarted.is_exact", "exact"),
+    ("GenerationStarted.is_seed_drawn", "seed_drawn"),
+    ("GenerationStarted.settings", "sampling"),
+    ("CanvasToken.is_fresh", "fresh"),
+    ("PassPhases.decompress_ms", "decode_ms"),
+    ("PassPhases.lm_head_ms", "head_ms"),
+    ("PassPhases.matmul_ms", "multiply_ms"),
+    ("WeightSwitch.done_steps", "done"),
+    ("WeightSwitch.total_steps", "steps"),
 ];
 
 /// The one field of bytes that may hold a part of a character.
@@ -96,7 +115,10 @@ impl<'a> Schema<'a> {
             };
         }
         for (field, former) in FORMER_NAMES {
-            config = config.field_attribute(field, format!("#[serde(alias = \"{former}\")]"));
+            config = config.field_attribute(
+                format!("sluice.v1.{field}"),
+                format!("#[serde(alias = \"{former}\")]"),
+            );
         }
         config
     }

@@ -16,13 +16,13 @@ use crate::{allocator, failure::Failure, registry::Changes, translate};
 #[derive(Debug, Clone, Default)]
 pub struct ApplyState {
     /// The predicted effect, once it is known.
-    pub planned: Option<Arc<v1::ApplyPlanned>>,
+    pub planned: Option<Arc<v1::PlannedChange>>,
     /// What the user should hear of, in order.
     pub notices: Vec<String>,
     /// Bytes of a converted copy that are done.
     pub conversion: Option<v1::Conversion>,
     /// Steps done.
-    pub progress: Option<v1::Switch>,
+    pub progress: Option<v1::WeightSwitch>,
     /// How it ended.
     pub end: Option<Result<Applied, tonic::Status>>,
 }
@@ -127,13 +127,13 @@ impl Report {
                     budget_bytes: plan.budget_bytes,
                 });
                 let predicted = time.map(translate::plan::switch_time);
-                let planned = v1::ApplyPlanned {
+                let planned = v1::PlannedChange {
                     plan: Some(v1::Plan {
-                        switch_time: predicted,
+                        switch_estimate: predicted,
                         ..translate::plan::plan(&plan, &self.model)
                     }),
-                    before: self.before.take(),
-                    steps: steps as u32,
+                    plan_before: self.before.take(),
+                    total_steps: steps as u32,
                 };
                 self.state
                     .send_modify(|state| state.planned = Some(Arc::new(planned)));
@@ -154,9 +154,9 @@ impl Report {
                     .send_modify(|state| state.conversion = Some(conversion));
             }
             ApplyEvent::Progress { done, steps } => {
-                let progress = v1::Switch {
-                    done: done as u32,
-                    steps: steps as u32,
+                let progress = v1::WeightSwitch {
+                    done_steps: done as u32,
+                    total_steps: steps as u32,
                 };
                 self.state
                     .send_modify(|state| state.progress = Some(progress));

@@ -69,7 +69,7 @@ fn trace(daemon: &Daemon) -> Option<Trace> {
     let totals = daemon.requests.totals().to_wire();
     Some(Trace {
         model: serving.loaded.id,
-        requests: totals.requests_done + totals.requests_cancelled + totals.requests_failed,
+        requests: totals.done_requests + totals.cancelled_requests + totals.failed_requests,
         changes: daemon.switch_target.ended(),
     })
 }

@@ -61,17 +61,17 @@ impl HostFacts {
     }
 
     /// While the engine holds so many bytes in this process.
-    pub(crate) fn to_wire(&self, held_bytes: u64) -> v1::Host {
+    pub(crate) fn to_wire(&self, held_bytes: u64) -> v1::HostStatus {
         let (total, available) = self.memory().unzip();
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let resident = status_bytes(&status, "VmRSS:");
-        v1::Host {
+        v1::HostStatus {
             total_bytes: total,
             available_bytes: available,
             resident_bytes: resident,
             resident_peak_bytes: status_bytes(&status, "VmHWM:"),
             // What was taken and never written to is held, and not resident.
-            resident_beyond_bytes: resident.map(|bytes| bytes.saturating_sub(held_bytes)),
+            resident_other_bytes: resident.map(|bytes| bytes.saturating_sub(held_bytes)),
             resident_program_bytes: status_bytes(&status, "RssFile:"),
         }
     }
@@ -125,12 +125,12 @@ mod tests {
         let host = HostFacts::new().to_wire(4096);
         assert!(host.total_bytes > host.available_bytes);
         let resident = host.resident_bytes.unwrap();
-        assert_eq!(host.resident_beyond_bytes, Some(resident - 4096));
+        assert_eq!(host.resident_other_bytes, Some(resident - 4096));
         assert!(
             host.resident_program_bytes
                 .is_some_and(|bytes| bytes < resident)
         );
         let host = HostFacts::new().to_wire(u64::MAX);
-        assert_eq!(host.resident_beyond_bytes, Some(0));
+        assert_eq!(host.resident_other_bytes, Some(0));
     }
 }

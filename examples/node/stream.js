@@ -37,8 +37,8 @@ function show(text) {
 }
 
 call.on("data", ({ event }) => {
-  if (event.kind === "pass_done") show(event.pass_done.stable_text);
-  if (event.kind === "done") {
+  if (event.event === "pass_done") show(event.pass_done.stable_text);
+  if (event.event === "done") {
     show(Buffer.from(event.done.text));
     process.stdout.write("\n");
   }

@@ -7,7 +7,7 @@ running = generation.Generate(ask("Tell me a story.", length=384, eos=generation
 asked = False
 for response in running:
     event = response.event
-    match event.WhichOneof("kind"):
+    match event.WhichOneof("event"):
         # Any pass, since a slow reader gets the latest alone and may never see the first.
         case "pass_done" if not asked:
             asked = True

@@ -18,7 +18,7 @@ def show(text):
 
 for response in generation.Generate(ask(prompt, length=64), timeout=600):
     event = response.event
-    match event.WhichOneof("kind"):
+    match event.WhichOneof("event"):
         case "queued":
             print(f"request {event.queued.request_id}, {event.queued.ahead} ahead", file=sys.stderr)
         case "pass_done":

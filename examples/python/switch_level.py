@@ -15,9 +15,9 @@ def read(until):
     """Reads events until one of this kind; the daemon goes on writing while nobody reads."""
     for response in running:
         event = response.event
-        kind = event.WhichOneof("kind")
+        kind = event.WhichOneof("event")
         if kind == "pass_done":
-            states.add(event.pass_done.epoch)
+            states.add(event.pass_done.weights_version)
         elif kind == "done":
             print(event.done.text)
         if kind == until:
@@ -30,7 +30,7 @@ for response in optimizer.Apply(optimizer_pb2.ApplyRequest(level=level)):
         case "planned":
             print(f"level {response.planned.plan.level}, {response.planned.plan.peak_bytes >> 20} MiB", file=sys.stderr)
         case "progress":
-            print(f"{response.progress.done} of {response.progress.steps} steps", file=sys.stderr)
+            print(f"{response.progress.done_steps} of {response.progress.total_steps} steps", file=sys.stderr)
         case "notice":
             print(response.notice, file=sys.stderr)
         case "applied":

@@ -12,14 +12,14 @@ elif requests:
 else:
     sys.exit("the daemon had no request yet")
 
-for response in generation.WatchRequest(generation_pb2.WatchRequestRequest(request_id=request_id)):
+for response in generation.WatchGeneration(generation_pb2.WatchGenerationRequest(operation_id=request_id)):
     event = response.event
-    match event.WhichOneof("kind"):
+    match event.WhichOneof("event"):
         case "started":
             print(f"request {request_id}: {event.started.length} positions, {event.started.blocks} blocks")
         case "pass_done":
             passed = event.pass_done
-            print(f"pass {passed.passes}, block {passed.block}: {passed.committed} committed")
+            print(f"pass {passed.passes}, block {passed.block}: {passed.committed_positions} committed")
         case "block_done":
             print(f"block {event.block_done.block} done after {event.block_done.passes} passes")
         case "done":

@@ -304,12 +304,12 @@ fn conversation(chat: v1::Chat) -> Result<Vec<Turn>, InvalidField> {
 /// Messages of a conversation, at most: a template runs over each of them.
 pub const MESSAGES_MAX: usize = 4096;
 
-fn turns(field: &'static str, messages: Vec<v1::Message>) -> Result<Vec<Turn>, InvalidField> {
+fn turns(field: &'static str, messages: Vec<v1::ChatMessage>) -> Result<Vec<Turn>, InvalidField> {
     if messages.len() > MESSAGES_MAX {
         let problem = format!("has {} messages, more than {MESSAGES_MAX}", messages.len());
         return Err(invalid(field, problem));
     }
-    let turn = |message: v1::Message| {
+    let turn = |message: v1::ChatMessage| {
         let role = match message.role.as_str() {
             "system" => Role::System,
             "user" => Role::User,
@@ -341,7 +341,7 @@ fn ids(field: &'static str, tokens: v1::TokenIds) -> Result<Vec<u32>, InvalidFie
     Ok(tokens.ids)
 }
 
-fn edit_input(edit: v1::Edit) -> Result<Input, InvalidField> {
+fn edit_input(edit: v1::TextEdit) -> Result<Input, InvalidField> {
     let span = edit.span_start_bytes as usize..edit.span_end_bytes as usize;
     if span.start > span.end || span.end > edit.text.len() {
         let problem = format!(
@@ -360,7 +360,7 @@ fn edit_input(edit: v1::Edit) -> Result<Input, InvalidField> {
             return Err(invalid(field, "cuts a character in two"));
         }
     }
-    let span_length = at_least_one("span_length", edit.span_length)?;
+    let span_length = at_least_one("span_length", edit.span_tokens)?;
     if span.is_empty() && span_length.is_none() {
         let problem = "is empty; give span_length to insert words";
         return Err(invalid("span_end_bytes", problem));
@@ -373,8 +373,8 @@ fn edit_input(edit: v1::Edit) -> Result<Input, InvalidField> {
     })
 }
 
-fn pin(wire: v1::Pin) -> Result<Pin, InvalidField> {
-    use v1::pin::Content;
+fn pin(wire: v1::CanvasPin) -> Result<Pin, InvalidField> {
+    use v1::canvas_pin::Content;
 
     let content = match wire.content {
         Some(Content::Text(text)) if !text.is_empty() => PinContent::Text(text),
@@ -416,7 +416,7 @@ mod tests {
     use super::*;
 
     fn chat(content: &str) -> v1::GenerateRequest {
-        let message = v1::Message {
+        let message = v1::ChatMessage {
             role: "user".into(),
             content: content.into(),
         };
@@ -511,7 +511,7 @@ mod tests {
         );
         assert_eq!(
             with(|r| {
-                r.policy = Some(v1::Policy {
+                r.policy = Some(v1::CommitPolicy {
                     name: "hasty".into(),
                     ..Default::default()
                 });
@@ -525,11 +525,11 @@ mod tests {
     fn an_edit_needs_a_span_inside_its_text() {
         let edit = |start, end, span_length| {
             let mut request = chat("");
-            request.input = Some(v1::generate_request::Input::Edit(v1::Edit {
+            request.input = Some(v1::generate_request::Input::Edit(v1::TextEdit {
                 text: "a \u{e9} b".into(),
                 span_start_bytes: start,
                 span_end_bytes: end,
-                span_length,
+                span_tokens: span_length,
                 ..Default::default()
             }));
             Generation::try_from(request).map_err(|error| error.to_string())

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use sluice_proto::v1::{
-    CodedContents, CodedSum, CodedTensor, Compressed, Decompressed, JobKind, Verified,
-    job_result::Kind,
+    CompressResult, CompressionSummary, ContainerContents, ContainerTensor, DecompressResult,
+    JobKind, VerifyResult, job_result::Kind,
 };
 use sluice_shared::units;
 
@@ -21,26 +21,26 @@ fn percent(part: u64, whole: u64) -> f64 {
 }
 
 /// All of these together.
-fn sum(sums: &[CodedSum]) -> CodedSum {
+fn sum(sums: &[CompressionSummary]) -> CompressionSummary {
     let scheme = "in all".to_owned();
-    let none = CodedSum {
-        scheme,
-        ..CodedSum::default()
+    let none = CompressionSummary {
+        compression: scheme,
+        ..CompressionSummary::default()
     };
-    sums.iter().fold(none, |all, sum| CodedSum {
+    sums.iter().fold(none, |all, sum| CompressionSummary {
         tensors: all.tensors.saturating_add(sum.tensors),
-        numbers: all.numbers.saturating_add(sum.numbers),
+        elements: all.elements.saturating_add(sum.elements),
         bytes: all.bytes.saturating_add(sum.bytes),
         original_bytes: all.original_bytes.saturating_add(sum.original_bytes),
         ..all
     })
 }
 
-fn bits_of_sum(sum: &CodedSum) -> Option<(f64, f64)> {
-    bits(sum.numbers, sum.bytes, sum.original_bytes)
+fn bits_of_sum(sum: &CompressionSummary) -> Option<(f64, f64)> {
+    bits(sum.elements, sum.bytes, sum.original_bytes)
 }
 
-fn bits_of_tensor(tensor: &CodedTensor) -> Option<(f64, f64)> {
+fn bits_of_tensor(tensor: &ContainerTensor) -> Option<(f64, f64)> {
     let sizes = tensor.shape.iter();
     let numbers = sizes.fold(1, |all: u64, size| all.saturating_mul(*size));
     bits(numbers, tensor.bytes, tensor.original_bytes)
@@ -48,20 +48,20 @@ fn bits_of_tensor(tensor: &CodedTensor) -> Option<(f64, f64)> {
 
 /// What a coded file has in it, in lines.
 #[must_use]
-pub fn lines(contents: &CodedContents) -> Vec<String> {
-    let all = sum(&contents.schemes);
+pub fn lines(contents: &ContainerContents) -> Vec<String> {
+    let all = sum(&contents.summaries);
     let mut lines = vec![
         format!(
             "{}: {}, {:.1} % of {}",
             contents.path,
-            units::bytes(contents.bytes),
-            percent(contents.bytes, contents.original_bytes),
+            units::bytes(contents.file_bytes),
+            percent(contents.file_bytes, contents.original_bytes),
             units::bytes(contents.original_bytes),
         ),
         format!(
             "source {}, tiles of {} numbers, {} extents, {} files",
             contents.source_hash,
-            contents.tile,
+            contents.tile_elements,
             units::count(contents.extents.into()),
             contents.files.iter().filter(|file| !file.is_header).count(),
         ),
@@ -92,8 +92,8 @@ pub fn lines(contents: &CodedContents) -> Vec<String> {
         lines.push(row(
             &tensor.name,
             &shape.join(" × "),
-            &tensor.number,
-            &tensor.scheme,
+            &tensor.dtype,
+            &tensor.compression,
             tensor.bytes,
             bits_of_tensor(tensor),
         ));
@@ -103,13 +103,13 @@ pub fn lines(contents: &CodedContents) -> Vec<String> {
         lines.push(format!("and {} more", units::count(left)));
     }
     lines.push(String::new());
-    for sum in contents.schemes.iter().chain([&all]) {
+    for sum in contents.summaries.iter().chain([&all]) {
         let tensors = format!("{} tensors", units::count(sum.tensors));
         lines.push(row(
             &tensors,
             "",
             "",
-            &sum.scheme,
+            &sum.compression,
             sum.bytes,
             bits_of_sum(sum),
         ));
@@ -124,17 +124,17 @@ pub fn lines(contents: &CodedContents) -> Vec<String> {
 
 /// What a coded file has in it, as an object, with the bits that a number takes beside bytes.
 #[must_use]
-pub fn json(contents: &CodedContents) -> Value {
+pub fn json(contents: &ContainerContents) -> Value {
     let rounded = |bits: Option<(f64, f64)>| bits.map(|(bits, _)| (bits * 1e4).round() / 1e4);
-    let all = sum(&contents.schemes);
+    let all = sum(&contents.summaries);
     let mut value = json!(contents);
-    value["numbers"] = json!(all.numbers);
-    value["bits"] = json!(rounded(bits_of_sum(&all)));
-    for (index, sum) in contents.schemes.iter().enumerate() {
-        value["schemes"][index]["bits"] = json!(rounded(bits_of_sum(sum)));
+    value["elements"] = json!(all.elements);
+    value["bits_per_weight"] = json!(rounded(bits_of_sum(&all)));
+    for (index, sum) in contents.summaries.iter().enumerate() {
+        value["summaries"][index]["bits_per_weight"] = json!(rounded(bits_of_sum(sum)));
     }
     for (index, tensor) in contents.tensors.iter().enumerate() {
-        value["tensors"][index]["bits"] = json!(rounded(bits_of_tensor(tensor)));
+        value["tensors"][index]["bits_per_weight"] = json!(rounded(bits_of_tensor(tensor)));
     }
     value
 }
@@ -167,7 +167,7 @@ pub fn outcome(path: &str, result: &Kind, elapsed_ms: f64) -> Result<String, Str
 pub fn notices(result: &Kind) -> Vec<String> {
     match result {
         Kind::Compressed(made) => {
-            let left_out = made.left_out.iter();
+            let left_out = made.omitted_files.iter();
             let left_out = left_out.map(|name| format!("left out: {name}"));
             let resumed = (made.resumed_tensors > 0).then(|| {
                 let resumed = units::count(made.resumed_tensors);
@@ -184,23 +184,23 @@ pub fn notices(result: &Kind) -> Vec<String> {
 }
 
 /// A file that was made, in a line.
-fn compressed(path: &str, made: &Compressed, elapsed_ms: f64) -> String {
-    let loss = match made.error {
+fn compressed(path: &str, made: &CompressResult, elapsed_ms: f64) -> String {
+    let loss = match made.relative_error {
         Some(0.0) => ", no error".to_owned(),
         Some(error) => format!(", error {:.1} dB", 20.0 * error.log10()),
         None => String::new(),
     };
     format!(
         "{path}: {size}, {percent:.1} % of {original}{loss}, coded in {took}",
-        size = units::bytes(made.bytes),
-        percent = percent(made.bytes, made.original_bytes),
+        size = units::bytes(made.file_bytes),
+        percent = percent(made.file_bytes, made.original_bytes),
         original = units::bytes(made.original_bytes),
         took = units::duration_ms(elapsed_ms),
     )
 }
 
 /// A folder that was made, in a line.
-fn decompressed(path: &str, made: &Decompressed, elapsed_ms: f64) -> String {
+fn decompressed(path: &str, made: &DecompressResult, elapsed_ms: f64) -> String {
     format!(
         "{path}: {size} in {files} files, decoded in {took}",
         size = units::bytes(made.original_bytes),
@@ -210,11 +210,11 @@ fn decompressed(path: &str, made: &Decompressed, elapsed_ms: f64) -> String {
 }
 
 /// A file that was compared with its checksums: a line, or what is wrong with it.
-fn verified(path: &str, found: &Verified) -> Result<String, String> {
+fn verified(path: &str, found: &VerifyResult) -> Result<String, String> {
     match found.damaged_places {
         0 => Ok(format!(
             "{path}: {size}, {tensors} tensors, all as they were written",
-            size = units::bytes(found.bytes),
+            size = units::bytes(found.file_bytes),
             tensors = units::count(found.tensors),
         )),
         1 => Err(format!("{path} is damaged in 1 place")),
@@ -231,23 +231,23 @@ mod tests {
 
     #[test]
     fn sums_are_of_all_tensors_where_only_some_are_told() {
-        let sum = |scheme: &str, tensors| CodedSum {
-            scheme: scheme.to_owned(),
+        let sum = |scheme: &str, tensors| CompressionSummary {
+            compression: scheme.to_owned(),
             tensors,
-            numbers: 1000 * tensors,
+            elements: 1000 * tensors,
             bytes: 1500 * tensors,
             original_bytes: 2000 * tensors,
         };
-        let contents = CodedContents {
+        let contents = ContainerContents {
             path: "/a.sluice".to_owned(),
-            bytes: 4500,
+            file_bytes: 4500,
             original_bytes: 6000,
-            schemes: vec![sum("plain", 1), sum("huffman", 2)],
-            tensors: vec![CodedTensor {
+            summaries: vec![sum("plain", 1), sum("huffman", 2)],
+            tensors: vec![ContainerTensor {
                 name: "a".to_owned(),
                 shape: vec![10, 100],
-                number: "bf16".to_owned(),
-                scheme: "huffman".to_owned(),
+                dtype: "bf16".to_owned(),
+                compression: "huffman".to_owned(),
                 bytes: 1500,
                 original_bytes: 2000,
                 ..Default::default()
@@ -265,19 +265,19 @@ mod tests {
         );
         let json = json(&contents);
         assert_eq!(
-            (&json["bits"], &json["numbers"]),
+            (&json["bits_per_weight"], &json["elements"]),
             (&12.0.into(), &3000.into())
         );
-        assert_eq!(json["tensors"][0]["bits"], 12.0);
+        assert_eq!(json["tensors"][0]["bits_per_weight"], 12.0);
     }
 
     #[test]
     fn results_are_a_line() {
         let told = |error| {
-            let made = Compressed {
-                bytes: 2 << 20,
+            let made = CompressResult {
+                file_bytes: 2 << 20,
                 original_bytes: 3 << 20,
-                error,
+                relative_error: error,
                 ..Default::default()
             };
             compressed("a", &made, 1500.0)
@@ -288,7 +288,7 @@ mod tests {
         );
         assert!(told(Some(0.0)).contains(" MiB, no error, coded"));
         assert!(told(None).contains(" MiB, coded"));
-        let found = |damaged_places| Verified {
+        let found = |damaged_places| VerifyResult {
             damaged_places,
             ..Default::default()
         };

@@ -1,6 +1,6 @@
 //! A plan as people read it.
 
-use sluice_proto::v1::{LayerPlan, Plan, Slots, SwitchTime, UnitPlan};
+use sluice_proto::v1::{LayerPlan, Plan, StagingBuffers, SwitchEstimate, WeightGroupPlan};
 use sluice_shared::units;
 
 /// The plan in lines: what it is for, what it comes to, memory by kind, layers grouped where they are alike, notes.
@@ -27,7 +27,7 @@ pub fn lines(plan: &Plan) -> Vec<String> {
         );
     }
     fact("streamed", streamed(plan));
-    if let Some(time) = &plan.switch_time {
+    if let Some(time) = &plan.switch_estimate {
         fact("switch", switch_time(time));
     }
     for memory in &plan.memory {
@@ -35,7 +35,7 @@ pub fn lines(plan: &Plan) -> Vec<String> {
     }
     lines.push(String::new());
     lines.extend(layers(&plan.layers));
-    let refusal = (!plan.is_loadable).then_some(&plan.not_loadable);
+    let refusal = (!plan.is_loadable).then_some(&plan.not_loadable_reason);
     let notes: Vec<_> = refusal.into_iter().chain(&plan.notes).collect();
     if !notes.is_empty() {
         lines.push(String::new());
@@ -77,7 +77,7 @@ fn pass(plan: &Plan) -> String {
 
 /// How long a switch takes, and what of: `about 4.1 s to convert 210 M weights, up to 25 s while requests run`.
 #[must_use]
-pub fn switch_time(time: &SwitchTime) -> String {
+pub fn switch_time(time: &SwitchEstimate) -> String {
     let work = match (time.converted_weights, time.read_bytes) {
         (0, 0) => return "nothing to convert or to read".to_owned(),
         (0, bytes) => format!("to read {}", units::bytes(bytes)),
@@ -92,10 +92,15 @@ pub fn switch_time(time: &SwitchTime) -> String {
 }
 
 fn streamed(plan: &Plan) -> String {
-    let Some(Slots { count, bytes, .. }) = plan.slots.filter(|slots| slots.count > 0) else {
+    let Some(StagingBuffers {
+        count,
+        bytes_each: bytes,
+        ..
+    }) = plan.staging_buffers.filter(|slots| slots.count > 0)
+    else {
         return "nothing".to_owned();
     };
-    let kept = match plan.pinned_bytes {
+    let kept = match plan.pinned_host_bytes {
         0 => String::new(),
         bytes => format!(", from {} of pinned memory", units::bytes(bytes)),
     };
@@ -108,11 +113,11 @@ fn streamed(plan: &Plan) -> String {
 
 /// Layers that are alike stand together, with what one of them takes.
 fn layers(layers: &[LayerPlan]) -> Vec<String> {
-    let mut groups: Vec<(Vec<&str>, &[UnitPlan])> = Vec::new();
+    let mut groups: Vec<(Vec<&str>, &[WeightGroupPlan])> = Vec::new();
     for layer in layers {
-        match groups.iter_mut().find(|(_, units)| *units == layer.units) {
+        match groups.iter_mut().find(|(_, units)| *units == layer.groups) {
             Some((names, _)) => names.push(&layer.name),
-            None => groups.push((vec![&layer.name], &layer.units)),
+            None => groups.push((vec![&layer.name], &layer.groups)),
         }
     }
     let mut rows = vec![["layers", "weights", "format", "place", "bytes"].map(str::to_owned)];
@@ -143,14 +148,14 @@ fn layers(layers: &[LayerPlan]) -> Vec<String> {
 }
 
 /// Units of a layer that differ in size alone, such as the head's parts, as one.
-fn merged(units: &[UnitPlan]) -> Vec<UnitPlan> {
-    let mut merged: Vec<UnitPlan> = Vec::new();
+fn merged(units: &[WeightGroupPlan]) -> Vec<WeightGroupPlan> {
+    let mut merged: Vec<WeightGroupPlan> = Vec::new();
     for unit in units {
-        let is_alike = |known: &&mut UnitPlan| {
-            UnitPlan {
+        let is_alike = |known: &&mut WeightGroupPlan| {
+            WeightGroupPlan {
                 bytes: 0,
                 ..(**known).clone()
-            } == UnitPlan {
+            } == WeightGroupPlan {
                 bytes: 0,
                 ..unit.clone()
             }
@@ -163,7 +168,7 @@ fn merged(units: &[UnitPlan]) -> Vec<UnitPlan> {
     merged
 }
 
-fn place(unit: &UnitPlan) -> String {
+fn place(unit: &WeightGroupPlan) -> String {
     match (unit.is_streamed, unit.tier.as_str()) {
         (true, tier) => format!("streamed from {tier}"),
         (false, "device") => "device".to_owned(),
@@ -195,8 +200,8 @@ mod tests {
 
     use super::*;
 
-    fn unit(kind: &str, tier: &str, bytes: u64) -> UnitPlan {
-        UnitPlan {
+    fn unit(kind: &str, tier: &str, bytes: u64) -> WeightGroupPlan {
+        WeightGroupPlan {
             kind: kind.to_owned(),
             tier: tier.to_owned(),
             format: "bf16".to_owned(),
@@ -205,10 +210,10 @@ mod tests {
         }
     }
 
-    fn layer(name: &str, units: Vec<UnitPlan>) -> LayerPlan {
+    fn layer(name: &str, units: Vec<WeightGroupPlan>) -> LayerPlan {
         LayerPlan {
             name: name.to_owned(),
-            units,
+            groups: units,
         }
     }
 
@@ -228,10 +233,10 @@ mod tests {
             copy_ms: Some(2.0),
             disk_ms: Some(0.0),
             streamed_bytes_per_pass: 2048,
-            slots: Some(Slots {
+            staging_buffers: Some(StagingBuffers {
                 count: 3,
-                bytes: 2048,
-                decoded_bytes: 0,
+                bytes_each: 2048,
+                decompress_bytes: 0,
             }),
             memory: vec![PlannedMemory {
                 kind: "weights".to_owned(),
@@ -279,9 +284,9 @@ mod tests {
     fn what_is_unknown_or_missing_is_said() {
         let plan = Plan {
             pass_ms: None,
-            slots: None,
+            staging_buffers: None,
             is_loadable: false,
-            not_loadable: "not yet".to_owned(),
+            not_loadable_reason: "not yet".to_owned(),
             ..plan()
         };
         let lines = lines(&plan).join("\n");
@@ -310,25 +315,25 @@ mod tests {
 
     #[test]
     fn how_long_it_takes_to_get_there_is_told_where_it_is_known() {
-        let time = |converted_weights, busy_ms| SwitchTime {
+        let time = |converted_weights, busy_ms| SwitchEstimate {
             idle_ms: 4100.0,
             busy_ms,
             converted_weights,
             read_bytes: 3 << 30,
         };
         let plan = Plan {
-            switch_time: Some(time(210_000_000, 24_600.0)),
+            switch_estimate: Some(time(210_000_000, 24_600.0)),
             ..plan()
         };
         let expected =
             "switch       about 4.1 s to convert 210.0 M weights, up to 24.6 s while requests run";
         assert_eq!(lines(&plan)[4], expected);
-        assert_eq!(json!(plan)["switch_time"]["converted_weights"], 210_000_000);
+        assert_eq!(json!(plan)["switch_estimate"]["converted_weights"], 210_000_000);
         assert_eq!(
             switch_time(&time(0, 4100.0)),
             "about 4.1 s to read 3.00 GiB"
         );
-        let nothing = SwitchTime::default();
+        let nothing = SwitchEstimate::default();
         assert_eq!(switch_time(&nothing), "nothing to convert or to read");
     }
 
@@ -338,7 +343,7 @@ mod tests {
         assert_eq!(json["peak_bytes"], 1 << 19);
         assert_eq!(json["pass_ms"], 12.0);
         assert_eq!(json["streamed_bytes_per_pass"], 2048);
-        assert_eq!(json["layers"][3]["units"][0]["tier"], "host");
+        assert_eq!(json["layers"][3]["groups"][0]["tier"], "host");
         assert_eq!(json["layers"][3]["name"], "2");
     }
 }

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, btree_map::Entry};
 pub use layout::{MASK_MARK, Run, SPECIAL_MARK, runs, wrap, wrap_marked, wrap_text};
 pub use look::{Confidence, Look};
 use sluice_proto::v1::{
-    BlockDone, CanvasToken, Done, PassDone, Queued, Started, TokenState, generation_event::Kind,
+    CanvasToken, GenerationBlock, GenerationDone, GenerationPass, GenerationQueued,
+    GenerationStarted, TokenState, generation_event::Event,
 };
 
 /// Notices of a request that are kept, the newest.
@@ -20,17 +21,17 @@ pub const NOTICES_MAX: usize = 64;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Canvas {
     /// Set once it was admitted.
-    pub queued: Option<Queued>,
+    pub queued: Option<GenerationQueued>,
     /// Set once it runs.
-    pub started: Option<Started>,
+    pub started: Option<GenerationStarted>,
     /// Blocks without a mask, by index.
     pub blocks: BTreeMap<u32, Vec<CanvasToken>>,
     /// The latest picture of the open block.
-    pub pass: Option<PassDone>,
+    pub pass: Option<GenerationPass>,
     /// What the daemon wanted the user to know.
     pub notices: Vec<String>,
     /// Set once it ended well.
-    pub done: Option<Done>,
+    pub done: Option<GenerationDone>,
     /// Set once it failed.
     pub failure: Option<String>,
     any_piece: bool,
@@ -38,40 +39,40 @@ pub struct Canvas {
 
 impl Canvas {
     /// Takes in one event.
-    pub fn apply(&mut self, event: Kind) {
+    pub fn apply(&mut self, event: Event) {
         match event {
             // Always the first: whoever joins again is told everything from the start.
-            Kind::Queued(queued) => {
+            Event::Queued(queued) => {
                 *self = Self {
                     queued: Some(queued),
                     ..Self::default()
                 };
             }
-            Kind::Started(started) => self.started = Some(started),
-            Kind::PassDone(pass) => {
+            Event::Started(started) => self.started = Some(started),
+            Event::PassDone(pass) => {
                 self.any_piece |= has_piece(&pass.tokens);
                 self.pass = Some(pass);
             }
-            Kind::BlockDone(BlockDone {
+            Event::BlockDone(GenerationBlock {
                 block, mut tokens, ..
             }) => {
                 // A block that is done doesn't change: telling it again adds nothing.
                 if let Entry::Vacant(vacant) = self.blocks.entry(block) {
                     self.any_piece |= has_piece(&tokens);
                     for token in &mut tokens {
-                        token.fresh = false;
+                        token.is_fresh = false;
                     }
                     vacant.insert(tokens);
                 }
             }
-            Kind::Notice(notice) => {
+            Event::Notice(notice) => {
                 self.notices.push(notice.text);
                 let excess = self.notices.len().saturating_sub(NOTICES_MAX);
                 self.notices.drain(..excess);
             }
-            Kind::Done(done) => self.done = Some(done),
+            Event::Done(done) => self.done = Some(done),
             // Of the model, not of the canvas.
-            Kind::Loading(_) => {}
+            Event::Loading(_) => {}
         }
     }
 
@@ -174,9 +175,9 @@ mod tests {
     #[test]
     fn a_block_that_is_done_stays_as_it_was_told() {
         let done = |tokens| {
-            Kind::BlockDone(BlockDone {
+            Event::BlockDone(GenerationBlock {
                 tokens,
-                ..BlockDone::default()
+                ..GenerationBlock::default()
             })
         };
         let mut canvas = Canvas::default();
@@ -194,12 +195,12 @@ mod tests {
             ..token(TokenState::Pinned, b"x")
         };
         let mut canvas = Canvas::default();
-        canvas.apply(Kind::Started(Started {
+        canvas.apply(Event::Started(GenerationStarted {
             length: 5,
             pinned: vec![pinned],
             ..Default::default()
         }));
-        canvas.apply(Kind::PassDone(PassDone {
+        canvas.apply(Event::PassDone(GenerationPass {
             tokens: vec![token(TokenState::Committed, b"a")],
             ..Default::default()
         }));

@@ -6,7 +6,7 @@ pub mod read;
 use std::fmt;
 
 use serde::Serialize;
-use sluice_proto::v1::{Done, generation_event::Kind};
+use sluice_proto::v1::{GenerationDone, generation_event::Event};
 
 /// A value as one line.
 #[must_use]
@@ -16,18 +16,18 @@ pub fn line(value: &impl Serialize) -> String {
 
 /// One event of a generation, as a line.
 #[must_use]
-pub fn event(kind: &Kind) -> String {
+pub fn event(kind: &Event) -> String {
     #[derive(Serialize)]
-    struct Event<'a> {
+    struct Line<'a> {
         #[serde(flatten)]
-        kind: &'a Kind,
+        kind: &'a Event,
         #[serde(skip_serializing_if = "Option::is_none")]
         tokens_per_pass: Option<f64>,
     }
-    line(&Event {
+    line(&Line {
         kind,
         tokens_per_pass: match kind {
-            Kind::Done(done) => tokens_per_pass(done),
+            Event::Done(done) => tokens_per_pass(done),
             _ => None,
         },
     })
@@ -35,7 +35,7 @@ pub fn event(kind: &Kind) -> String {
 
 /// Positions that a pass filled on average; unknown where there was no pass.
 #[must_use]
-pub fn tokens_per_pass(done: &Done) -> Option<f64> {
+pub fn tokens_per_pass(done: &GenerationDone) -> Option<f64> {
     (done.passes > 0).then(|| f64::from(done.filled_positions) / f64::from(done.passes))
 }
 
@@ -55,18 +55,19 @@ pub fn word(value: impl Serialize) -> String {
 mod tests {
     use serde_json::{Value, json};
     use sluice_proto::v1::{
-        Applied, CanvasToken, Card, Device, FinishReason, Host, PassDone, ServerState, Snapshot,
-        Switch, TokenState, apply_response, job_event, job_result, load_model_response,
+        ApplyResult, CanvasToken, DaemonState, DeviceStatus, FinishReason, GenerationPass,
+        GpuStatus, HostStatus, Snapshot, TokenState, WeightSwitch, apply_response, job_event,
+        job_result, load_model_response,
     };
 
     use super::*;
 
     #[test]
     fn the_last_event_has_every_key_that_scripts_read() {
-        let line = event(&Kind::Done(Done {
+        let line = event(&Event::Done(GenerationDone {
             request_id: 3,
             finish_reason: FinishReason::Eos.into(),
-            tokens: vec![5, 6],
+            token_ids: vec![5, 6],
             seed: u64::MAX,
             elapsed_ms: 1.5,
             passes: 2,
@@ -75,7 +76,7 @@ mod tests {
         }));
         assert_eq!(
             line,
-            r#"{"event":"done","request_id":3,"finish_reason":"eos","tokens":[5,6],"text":null,"passes":2,"elapsed_ms":1.5,"peak_device_bytes":0,"seed":18446744073709551615,"exact":false,"text_tokens":0,"pass_ms":0.0,"waited_ms":0.0,"phases":null,"generated_tokens":0,"filled_positions":3,"cut":false,"tokens_per_pass":1.5}"#
+            r#"{"event":"done","request_id":3,"finish_reason":"eos","token_ids":[5,6],"text":null,"passes":2,"elapsed_ms":1.5,"peak_device_bytes":0,"seed":18446744073709551615,"is_exact":false,"text_tokens":0,"pass_ms":0.0,"waited_ms":0.0,"phases":null,"generated_tokens":0,"filled_positions":3,"is_truncated":false,"tokens_per_pass":1.5}"#
         );
     }
 
@@ -87,7 +88,7 @@ mod tests {
             state: TokenState::Provisional.into(),
             ..Default::default()
         };
-        let line = event(&Kind::PassDone(PassDone {
+        let line = event(&Event::PassDone(GenerationPass {
             tokens: vec![token],
             ..Default::default()
         }));
@@ -102,32 +103,35 @@ mod tests {
     #[test]
     fn unknown_figures_are_null() {
         let value = json!(Snapshot {
-            host: Some(Host::default()),
+            host: Some(HostStatus::default()),
             ..Default::default()
         });
         assert_eq!(value["host"]["total_bytes"], Value::Null);
         assert_eq!(value["model"], Value::Null);
-        let value = json!(Device {
-            card: Some(Card {
+        let value = json!(DeviceStatus {
+            gpu: Some(GpuStatus {
                 utilization_percent: Some(0),
                 ..Default::default()
             }),
             ..Default::default()
         });
-        assert_eq!(value["no_card"], Value::Null);
-        let card = &value["card"];
-        assert_eq!(card["utilization_percent"], 0);
-        assert_eq!(card["temperature_c"], Value::Null);
-        assert_eq!(card["held_by_others_bytes"], Value::Null);
+        assert_eq!(value["gpu_unavailable"], Value::Null);
+        let gpu = &value["gpu"];
+        assert_eq!(gpu["utilization_percent"], 0);
+        assert_eq!(gpu["temperature_c"], Value::Null);
+        assert_eq!(gpu["other_processes_bytes"], Value::Null);
     }
 
     #[test]
     fn each_line_of_a_change_names_its_event() {
         use apply_response::Kind;
 
-        let switch = line(&Kind::Progress(Switch { done: 3, steps: 9 }));
-        assert_eq!(switch, r#"{"event":"progress","done":3,"steps":9}"#);
-        let applied = line(&Kind::Applied(Applied {
+        let switch = line(&Kind::Progress(WeightSwitch {
+            done_steps: 3,
+            total_steps: 9,
+        }));
+        assert_eq!(switch, r#"{"event":"progress","done_steps":3,"total_steps":9}"#);
+        let applied = line(&Kind::Applied(ApplyResult {
             device_bytes: 7,
             elapsed_ms: 1.5,
             ..Default::default()
@@ -154,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_value_is_named_without_its_enum() {
-        assert_eq!(word(ServerState::NoModel), "no_model");
+        assert_eq!(word(DaemonState::NoModel), "no_model");
         assert_eq!(word(TokenState::Unspecified), "unspecified");
     }
 }

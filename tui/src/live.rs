@@ -189,7 +189,9 @@ fn size() -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{BlockDone, CanvasToken, PassDone, TokenState, generation_event::Kind};
+    use sluice_proto::v1::{
+        CanvasToken, GenerationBlock, GenerationPass, TokenState, generation_event::Event,
+    };
 
     use super::*;
 
@@ -203,8 +205,8 @@ mod tests {
         words.iter().map(token).collect()
     }
 
-    fn pass(block: u32, tokens: Vec<CanvasToken>) -> Kind {
-        Kind::PassDone(PassDone {
+    fn pass(block: u32, tokens: Vec<CanvasToken>) -> Event {
+        Event::PassDone(GenerationPass {
             block,
             tokens,
             ..Default::default()
@@ -236,7 +238,7 @@ mod tests {
         let mut live = Live::new(true);
         let mut canvas = Canvas::default();
         let text = ["aaaa ", "bbbb ", "cccc ", "dddd "];
-        canvas.apply(Kind::BlockDone(BlockDone {
+        canvas.apply(Event::BlockDone(GenerationBlock {
             tokens: words(&text, TokenState::Committed),
             ..Default::default()
         }));

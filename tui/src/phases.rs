@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use sluice_proto::v1::{Done, PassDone, Phases};
+use sluice_proto::v1::{GenerationDone, GenerationPass, PassPhases};
 
 /// The time of a pass, or of several.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -12,11 +12,11 @@ pub struct PassTime {
     /// What of it was spent waiting for streamed weights.
     pub waited_ms: f64,
     /// The rest, where it is known.
-    pub phases: Option<Phases>,
+    pub phases: Option<PassPhases>,
 }
 
-impl From<&PassDone> for PassTime {
-    fn from(pass: &PassDone) -> Self {
+impl From<&GenerationPass> for PassTime {
+    fn from(pass: &GenerationPass) -> Self {
         Self {
             ms: pass.pass_ms,
             waited_ms: pass.waited_ms,
@@ -25,8 +25,8 @@ impl From<&PassDone> for PassTime {
     }
 }
 
-impl From<&Done> for PassTime {
-    fn from(done: &Done) -> Self {
+impl From<&GenerationDone> for PassTime {
+    fn from(done: &GenerationDone) -> Self {
         Self {
             ms: done.pass_ms,
             waited_ms: done.waited_ms,
@@ -39,11 +39,11 @@ impl PassTime {
     /// Of these passes together; phases are known only where they are of all.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
-        let sum = |(a, b): (Phases, Phases)| Phases {
+        let sum = |(a, b): (PassPhases, PassPhases)| PassPhases {
             attention_ms: a.attention_ms + b.attention_ms,
-            multiply_ms: a.multiply_ms + b.multiply_ms,
-            decode_ms: a.decode_ms + b.decode_ms,
-            head_ms: a.head_ms + b.head_ms,
+            matmul_ms: a.matmul_ms + b.matmul_ms,
+            decompress_ms: a.decompress_ms + b.decompress_ms,
+            lm_head_ms: a.lm_head_ms + b.lm_head_ms,
             other_ms: a.other_ms + b.other_ms,
             copy_ms: a.copy_ms + b.copy_ms,
         };
@@ -57,13 +57,13 @@ impl PassTime {
     /// The parts that come to the whole, by name, in ms.
     #[must_use]
     pub fn parts(&self) -> [(&'static str, Option<f64>); 6] {
-        let part = |part: fn(&Phases) -> f64| self.phases.as_ref().map(part);
+        let part = |part: fn(&PassPhases) -> f64| self.phases.as_ref().map(part);
         [
             ("wait", (self.ms > 0.0).then_some(self.waited_ms)),
-            ("decode", part(|phases| phases.decode_ms)),
-            ("multiply", part(|phases| phases.multiply_ms)),
+            ("decode", part(|phases| phases.decompress_ms)),
+            ("multiply", part(|phases| phases.matmul_ms)),
             ("attention", part(|phases| phases.attention_ms)),
-            ("head", part(|phases| phases.head_ms)),
+            ("head", part(|phases| phases.lm_head_ms)),
             ("other", part(|phases| phases.other_ms)),
         ]
     }
@@ -100,9 +100,9 @@ impl PassTime {
         let (bound, ms) = match &self.phases {
             None => Some(waits).filter(|(_, ms)| *ms >= self.ms / 2.0)?,
             Some(phases) => [
-                (Bound::Compute, phases.multiply_ms + phases.attention_ms),
-                (Bound::Head, phases.head_ms),
-                (Bound::Decode, phases.decode_ms),
+                (Bound::Compute, phases.matmul_ms + phases.attention_ms),
+                (Bound::Head, phases.lm_head_ms),
+                (Bound::Decode, phases.decompress_ms),
                 (Bound::Overhead, phases.other_ms),
             ]
             .into_iter()
@@ -187,11 +187,11 @@ mod tests {
         PassTime {
             ms: 100.0,
             waited_ms: wait,
-            phases: Some(Phases {
+            phases: Some(PassPhases {
                 attention_ms: attention,
-                multiply_ms: multiply,
-                decode_ms: decode,
-                head_ms: head,
+                matmul_ms: multiply,
+                decompress_ms: decode,
+                lm_head_ms: head,
                 other_ms: 100.0 - wait - decode - multiply - attention - head,
                 copy_ms: 90.0,
             }),

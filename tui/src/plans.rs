@@ -1,6 +1,6 @@
 //! The figures of a plan in words, as commands and dashboard show them.
 
-use sluice_proto::v1::{Plan, Slots, Snapshot};
+use sluice_proto::v1::{Plan, Snapshot, StagingBuffers};
 use sluice_shared::units;
 
 /// The predicted time of a pass: `1.8 s`, or `unknown`.
@@ -21,7 +21,7 @@ pub fn streamed(plan: &Plan) -> String {
 /// The tier that weights are streamed from, the slowest one; `None` where none are.
 #[must_use]
 pub fn streamed_from(plan: &Plan) -> Option<&str> {
-    let units = plan.layers.iter().flat_map(|layer| &layer.units);
+    let units = plan.layers.iter().flat_map(|layer| &layer.groups);
     let tiers = units.filter(|unit| unit.is_streamed);
     let mut tiers = tiers.map(|unit| unit.tier.as_str());
     let first = tiers.next()?;
@@ -31,7 +31,7 @@ pub fn streamed_from(plan: &Plan) -> Option<&str> {
 /// Where a switch leads, and how far it is: `to moderate, step 4 of 9`.
 #[must_use]
 pub fn switching(snapshot: &Snapshot) -> Option<String> {
-    let switch = snapshot.switching.as_ref()?;
+    let switch = snapshot.weight_switch.as_ref()?;
     let mut words = String::new();
     if let Some(target) = &snapshot.switch_target {
         words += &format!("to {}", target.level);
@@ -45,12 +45,12 @@ pub fn switching(snapshot: &Snapshot) -> Option<String> {
         }
         words += ", ";
     }
-    words += &match switch.steps {
+    words += &match switch.total_steps {
         // Before the first step, what will be streamed is written.
         0 => "converting".to_owned(),
         steps => format!(
             "step {} of {steps}",
-            steps.min(switch.done.saturating_add(1))
+            steps.min(switch.done_steps.saturating_add(1))
         ),
     };
     Some(words)
@@ -58,6 +58,10 @@ pub fn switching(snapshot: &Snapshot) -> Option<String> {
 
 /// What streamed weights pass through: `3 slots of 120 MiB`.
 #[must_use]
-pub fn slots(slots: &Slots) -> String {
-    format!("{} slots of {}", slots.count, units::bytes(slots.bytes))
+pub fn slots(slots: &StagingBuffers) -> String {
+    format!(
+        "{} slots of {}",
+        slots.count,
+        units::bytes(slots.bytes_each)
+    )
 }

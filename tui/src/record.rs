@@ -9,7 +9,9 @@ use std::{
 };
 
 use prost::Message as _;
-use sluice_proto::v1::{BlockDone, Notice, PassDone, generation_event::Kind};
+use sluice_proto::v1::{
+    GenerationBlock, GenerationNotice, GenerationPass, generation_event::Event,
+};
 
 pub use file::{Runs, load, save};
 pub use heat::Cell;
@@ -37,7 +39,7 @@ pub struct Recording {
     /// Passes that each block took, of those that are done.
     block_passes: BTreeMap<u32, u32>,
     /// Notices, each with the number of the pass that it came after.
-    notices: Vec<(u32, Notice)>,
+    notices: Vec<(u32, GenerationNotice)>,
     /// What was recorded before somebody joined anew, until it is known to be of the same request.
     earlier: Option<Box<Recording>>,
 }
@@ -56,18 +58,18 @@ impl Kept {
         size_of::<Self>() + self.row.bytes() + self.encoded.len()
     }
 
-    fn pass(&self) -> Option<PassDone> {
+    fn pass(&self) -> Option<GenerationPass> {
         // It was encoded here, so there is no reason for it to fail.
-        PassDone::decode(&*self.encoded).ok()
+        GenerationPass::decode(&*self.encoded).ok()
     }
 }
 
 impl Recording {
     /// Takes in one event.
-    pub fn take(&mut self, kind: Kind) {
+    pub fn take(&mut self, kind: Event) {
         match &kind {
             // Whoever joins again is told everything from the start, less the passes between.
-            Kind::Queued(_) => {
+            Event::Queued(_) => {
                 let mut earlier = std::mem::take(self);
                 // One that was joined twice before it began has nothing of its own yet.
                 let oldest = earlier.earlier.take();
@@ -76,7 +78,7 @@ impl Recording {
                     _ => Some(Box::new(earlier)),
                 };
             }
-            Kind::Started(started) => {
+            Event::Started(started) => {
                 let earlier = self.earlier.take();
                 if let Some(earlier) = earlier
                     && earlier.canvas.started.as_ref() == Some(started)
@@ -87,17 +89,17 @@ impl Recording {
                     self.has_gaps = earlier.has_gaps;
                 }
             }
-            Kind::PassDone(pass) => self.keep(pass),
-            Kind::BlockDone(done) => {
+            Event::PassDone(pass) => self.keep(pass),
+            Event::BlockDone(done) => {
                 self.block_passes.entry(done.block).or_insert(done.passes);
             }
-            Kind::Notice(notice) => {
+            Event::Notice(notice) => {
                 let after = self.canvas.pass.as_ref().map_or(0, |pass| pass.passes);
                 self.notices.push((after, notice.clone()));
                 let excess = self.notices.len().saturating_sub(NOTICES_MAX);
                 self.notices.drain(..excess);
             }
-            Kind::Done(_) | Kind::Loading(_) => {}
+            Event::Done(_) | Event::Loading(_) => {}
         }
         self.canvas.apply(kind);
     }
@@ -150,7 +152,7 @@ impl Recording {
         let kept = self.passes.get(index)?;
         let mut picture = self.canvas.before(kept.block);
         picture.notices = self.notices_before(kept.number);
-        picture.apply(Kind::PassDone(kept.pass()?));
+        picture.apply(Event::PassDone(kept.pass()?));
         Some(picture)
     }
 
@@ -159,24 +161,24 @@ impl Recording {
     /// # Errors
     /// When it can't be written.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
-        let mut tell = |kind: Kind| writeln!(to, "{}", json::event(&kind));
+        let mut tell = |kind: Event| writeln!(to, "{}", json::event(&kind));
         if let Some(queued) = self.canvas.queued {
-            tell(Kind::Queued(queued))?;
+            tell(Event::Queued(queued))?;
         }
         if let Some(started) = &self.canvas.started {
-            tell(Kind::Started(started.clone()))?;
+            tell(Event::Started(started.clone()))?;
         }
         let mut blocks = self.canvas.blocks.keys().copied().peekable();
         let mut notices = self.notices.iter().peekable();
         for kept in &self.passes {
             while let Some((_, notice)) = notices.next_if(|(after, _)| *after < kept.number) {
-                tell(Kind::Notice(notice.clone()))?;
+                tell(Event::Notice(notice.clone()))?;
             }
             while let Some(block) = blocks.next_if(|block| *block < kept.block) {
                 tell(self.block_done(block))?;
             }
             if let Some(pass) = kept.pass() {
-                tell(Kind::PassDone(pass))?;
+                tell(Event::PassDone(pass))?;
             }
         }
         let latest = self.canvas.pass.as_ref();
@@ -184,22 +186,22 @@ impl Recording {
             while let Some(block) = blocks.next_if(|block| *block < pass.block) {
                 tell(self.block_done(block))?;
             }
-            tell(Kind::PassDone(pass.clone()))?;
+            tell(Event::PassDone(pass.clone()))?;
         }
         for (_, notice) in notices {
-            tell(Kind::Notice(notice.clone()))?;
+            tell(Event::Notice(notice.clone()))?;
         }
         for block in blocks {
             tell(self.block_done(block))?;
         }
         match &self.canvas.done {
-            Some(done) => tell(Kind::Done(done.clone())),
+            Some(done) => tell(Event::Done(done.clone())),
             None => Ok(()),
         }
     }
 
     /// Keeps a pass, unless it lies too close to the last one.
-    fn keep(&mut self, pass: &PassDone) {
+    fn keep(&mut self, pass: &GenerationPass) {
         let last = self.passes.last();
         let stride = 1_u32.checked_shl(self.halvings).unwrap_or(u32::MAX);
         let next = last.map_or(Some(0), |last| last.number.checked_add(stride));
@@ -225,7 +227,7 @@ impl Recording {
         }
     }
 
-    fn is_after_kept(&self, pass: &PassDone) -> bool {
+    fn is_after_kept(&self, pass: &GenerationPass) -> bool {
         let last = self.passes.last();
         last.is_none_or(|last| pass.passes > last.number)
     }
@@ -235,9 +237,9 @@ impl Recording {
         before.map(|(_, notice)| notice.text.clone()).collect()
     }
 
-    fn block_done(&self, block: u32) -> Kind {
+    fn block_done(&self, block: u32) -> Event {
         let queued = self.canvas.queued.as_ref();
-        Kind::BlockDone(BlockDone {
+        Event::BlockDone(GenerationBlock {
             request_id: queued.map_or(0, |queued| queued.request_id),
             block,
             passes: self.block_passes.get(&block).copied().unwrap_or_default(),

@@ -16,7 +16,7 @@ use sluice_engine::{
     event::{Finish, Generated, PassCost, PassReport, Phases, Position, Sink, TokenState},
 };
 use sluice_plan::{Plan, PlanError};
-use sluice_proto::v1::{self, generation_event::Kind};
+use sluice_proto::v1::{self, generation_event};
 use sluice_shared::sampling::EosPolicy;
 
 use self::advice::Advised;
@@ -149,7 +149,7 @@ struct Generation {
     serving: Serving,
     stable: Stable,
     /// What was resolved, with the number of blocks still to come from the engine.
-    started: v1::Started,
+    started: v1::GenerationStarted,
     /// What advice is given on.
     advised: Advised,
     /// A plan for a canvas like this one's, if there is one.
@@ -190,7 +190,7 @@ impl Generation {
     fn take(&mut self, event: Event) {
         match event {
             Event::Started { blocks, is_exact } => {
-                self.started.exact &= is_exact;
+                self.started.is_exact &= is_exact;
                 self.start(blocks);
             }
             Event::Pass(report) => self.pass(&report),
@@ -222,7 +222,7 @@ impl Generation {
         if let (Some(engine), Some(in_force)) = (engine, in_force) {
             let plan = &in_force.plan;
             started.level = plan.level.name().to_owned();
-            started.exact &= plan::is_lossless(plan) && engine.multiplies_exactly(plan);
+            started.is_exact &= plan::is_lossless(plan) && engine.multiplies_exactly(plan);
             // The level may have changed while the request waited.
             let expected = self.expected.as_ref();
             let expected = expected.filter(|expected| expected.level == plan.level);
@@ -230,7 +230,9 @@ impl Generation {
             started.estimated_ms = pass.map(|pass| self.advised.estimated_ms(pass));
             started.warnings = self.advised.warnings(plan.level, started.estimated_ms);
         }
-        self.home.record.start(Some(Kind::Started(started).into()));
+        self.home
+            .record
+            .start(Some(generation_event::Event::Started(started).into()));
         self.home.registry.touched();
     }
 
@@ -242,33 +244,33 @@ impl Generation {
         let committed = report.committed.saturating_sub(self.committed);
         self.committed = report.committed;
         self.home.registry.totals().pass(committed as u64);
-        let pass = v1::PassDone {
+        let pass = v1::GenerationPass {
             request_id: self.home.id(),
             passes: report.pass as u32,
             block: report.block as u32,
-            pass_in_block: report.pass_in_block as u32,
+            passes_in_block: report.pass_in_block as u32,
             tokens: canvas_tokens(&report.positions, &self.serving),
-            committed: report.committed as u32,
+            committed_positions: report.committed as u32,
             stable_text: self.stable.text.shown().to_vec(),
             rows: report.rows as u32,
-            head_rows: report.head_rows as u32,
+            lm_head_rows: report.head_rows as u32,
             pass_ms: ms(report.cost.time),
             elapsed_ms: ms(report.elapsed),
             device_bytes: report.cost.device_bytes,
-            epoch: report.cost.weights.epoch,
-            exact: self.started.exact && !self.saw_lossy,
+            weights_version: report.cost.weights.epoch,
+            is_exact: self.started.is_exact && !self.saw_lossy,
             waited_ms: ms(report.cost.waited),
             streamed_bytes: report.cost.streamed_bytes,
-            requests: report.cost.requests as u32,
+            batch_requests: report.cost.requests as u32,
             phases: report.cost.phases.map(phases),
             level: self.level_in_force(),
-            switching: report
+            weight_switch: report
                 .cost
                 .weights
                 .switch
                 .map(|(done, steps)| plan::switch(SwitchState { done, steps })),
         };
-        let item = Kind::PassDone(pass).into();
+        let item = generation_event::Event::PassDone(pass).into();
         self.home
             .record
             .picture(item, report.pass, report.committed);
@@ -282,13 +284,15 @@ impl Generation {
 
     fn block_done(&mut self, block: usize, passes: usize, positions: &[Position]) {
         self.stable.take(positions, &self.serving);
-        let done = v1::BlockDone {
+        let done = v1::GenerationBlock {
             request_id: self.home.id(),
             block: block as u32,
             passes: passes as u32,
             tokens: canvas_tokens(positions, &self.serving),
         };
-        self.home.record.block_done(Kind::BlockDone(done).into());
+        self.home
+            .record
+            .block_done(generation_event::Event::BlockDone(done).into());
         self.home.registry.touched();
     }
 
@@ -300,17 +304,18 @@ impl Generation {
             Finish::Cancelled => (v1::FinishReason::Cancelled, v1::RequestState::Cancelled),
         };
         self.stable.take_all(&generated.tokens, &self.serving);
-        let done = v1::Done {
+        let done = v1::GenerationDone {
             finish_reason: finish.into(),
-            cut: generated.finish == Finish::Length && self.full.1,
-            tokens: generated.tokens,
+            is_truncated: generated.finish == Finish::Length && self.full.1,
+            token_ids: generated.tokens,
             passes: generated.passes as u32,
             elapsed_ms: ms(generated.elapsed),
             peak_device_bytes: generated.peak_device_bytes,
-            exact: self.started.exact && generated.is_lossless,
+            is_exact: self.started.is_exact && generated.is_lossless,
             ..self.done_so_far(generated.finish)
         };
-        self.home.end_with(state, Kind::Done(done).into());
+        self.home
+            .end_with(state, generation_event::Event::Done(done).into());
     }
 
     fn cancelled_waiting(&mut self) {
@@ -318,13 +323,15 @@ impl Generation {
         // A causal model has written nothing.
         let mask = self.serving.loaded.info.mask;
         let tokens = mask.map(|mask| slots.map(|fixed| fixed.unwrap_or(mask.token_id)).collect());
-        let done = v1::Done {
+        let done = v1::GenerationDone {
             finish_reason: v1::FinishReason::Cancelled.into(),
-            tokens: tokens.unwrap_or_default(),
+            token_ids: tokens.unwrap_or_default(),
             ..self.done_so_far(Finish::Cancelled)
         };
-        self.home
-            .end_with(v1::RequestState::Cancelled, Kind::Done(done).into());
+        self.home.end_with(
+            v1::RequestState::Cancelled,
+            generation_event::Event::Done(done).into(),
+        );
     }
 
     /// Tokens of the text that were fixed from the start.
@@ -334,20 +341,20 @@ impl Generation {
         pinned.filter(is_in_text).count()
     }
 
-    fn done_so_far(&self, finish: Finish) -> v1::Done {
+    fn done_so_far(&self, finish: Finish) -> v1::GenerationDone {
         let has_text = self.serving.loaded.text.is_some();
         let bytes = match finish {
             Finish::Length | Finish::Cancelled => self.stable.text.whole(),
             Finish::Eos | Finish::Stop => self.stable.text.all(),
         };
-        v1::Done {
+        v1::GenerationDone {
             request_id: self.home.id(),
             text: has_text.then(|| String::from_utf8_lossy(bytes).into_owned()),
             text_tokens: self.stable.tokens as u32,
             generated_tokens: (self.stable.tokens - self.pinned_in_text()) as u32,
             filled_positions: self.committed.saturating_sub(self.pinned) as u32,
             seed: self.started.seed,
-            exact: self.started.exact,
+            is_exact: self.started.is_exact,
             pass_ms: ms(self.took.time),
             waited_ms: ms(self.took.waited),
             phases: self.took.phases.map(phases),
@@ -356,12 +363,12 @@ impl Generation {
     }
 }
 
-fn phases(phases: Phases) -> v1::Phases {
-    v1::Phases {
+fn phases(phases: Phases) -> v1::PassPhases {
+    v1::PassPhases {
         attention_ms: ms(phases.attention),
-        multiply_ms: ms(phases.multiply),
-        decode_ms: ms(phases.decode),
-        head_ms: ms(phases.head),
+        matmul_ms: ms(phases.multiply),
+        decompress_ms: ms(phases.decode),
+        lm_head_ms: ms(phases.head),
         other_ms: ms(phases.other),
         copy_ms: ms(phases.copy),
     }
@@ -455,7 +462,7 @@ fn full(serving: &Serving, work: &Generate) -> (v1::FinishReason, bool) {
     (reason, work.eos == EosPolicy::Stop)
 }
 
-fn started(serving: &Serving, prepared: &Prepared) -> v1::Started {
+fn started(serving: &Serving, prepared: &Prepared) -> v1::GenerationStarted {
     let work = &prepared.work;
     let pinned = work.canvas.iter().enumerate().filter_map(|(index, slot)| {
         let Slot::Pinned(id) = *slot else {
@@ -470,7 +477,7 @@ fn started(serving: &Serving, prepared: &Prepared) -> v1::Started {
         })
     });
     let text = serving.loaded.text.as_ref();
-    let mut started = v1::Started {
+    let mut started = v1::GenerationStarted {
         prompt_tokens: work.prompt.len() as u32,
         length: work.canvas.len() as u32,
         block_length: work.block_length as u32,
@@ -479,9 +486,9 @@ fn started(serving: &Serving, prepared: &Prepared) -> v1::Started {
         policy: Some((&work.policy).into()),
         model: serving.name.name.clone(),
         pinned: pinned.collect(),
-        exact: work.policy.info().exact,
-        sampling: prepared.told.clone(),
-        seed_drawn: prepared.seed_drawn,
+        is_exact: work.policy.info().exact,
+        settings: prepared.told.clone(),
+        is_seed_drawn: prepared.seed_drawn,
         prompt_text: text.map_or_else(Vec::new, |text| text.decode_with_specials(&work.prompt)),
         ..Default::default()
     };
@@ -511,7 +518,7 @@ fn canvas_tokens(positions: &[Position], serving: &Serving) -> Vec<v1::CanvasTok
             TokenState::Pinned => v1::TokenState::Pinned,
         }
         .into(),
-        fresh: position.fresh,
+        is_fresh: position.fresh,
     };
     positions.iter().map(to_wire).collect()
 }

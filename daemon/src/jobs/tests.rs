@@ -14,7 +14,7 @@ fn facts() -> Facts {
 }
 
 fn verified() -> v1::job_result::Kind {
-    v1::job_result::Kind::Verified(v1::Verified::default())
+    v1::job_result::Kind::Verified(v1::VerifyResult::default())
 }
 
 /// Work that runs until it is cancelled.

@@ -97,7 +97,7 @@ pub(crate) fn inspect(
         wire.disk_bytes = coded.header().bytes;
         wire.file_format = "sluice".to_owned();
     }
-    answer.coded = coded.as_ref().map(translate::coded::contents);
+    answer.container = coded.as_ref().map(translate::coded::contents);
     if let (Some(_), Some(wire)) = (file, &mut answer.model) {
         let family = answer.facts.iter().find(|fact| fact.name == "family");
         wire.family = family.map(|fact| fact.value.clone()).unwrap_or_default();
@@ -106,8 +106,8 @@ pub(crate) fn inspect(
     }
     answer.tensors = groups
         .into_iter()
-        .map(|(format, group)| v1::TensorGroup {
-            format,
+        .map(|(format, group)| v1::TensorSummary {
+            dtype: format,
             tensors: group.tensors,
             parameters: group.parameters,
             bytes: group.bytes,
@@ -115,7 +115,7 @@ pub(crate) fn inspect(
         .collect();
     match levels(model, machine, settings, budget_bytes, not_loadable) {
         Ok(levels) => answer.levels = levels,
-        Err(error) => answer.not_loadable = error.to_string(),
+        Err(error) => answer.not_loadable_reason = error.to_string(),
     }
     answer
 }
@@ -129,7 +129,8 @@ pub(crate) fn sampling(model: &ModelName, answer: &mut v1::InspectModelResponse,
     let Ok(config) = checkpoint.model() else {
         return;
     };
-    let has_template = |fact: &v1::Fact| fact.name == "chat template" && fact.value != "none";
+    let has_template =
+        |fact: &v1::CheckpointFact| fact.name == "chat template" && fact.value != "none";
     let recommended = checkpoint.recommended();
     let subject = Subject {
         family: config.family.name(),
@@ -145,10 +146,12 @@ pub(crate) fn sampling(model: &ModelName, answer: &mut v1::InspectModelResponse,
         answer.settings.push(system);
     }
     let problems = recommended.problems.into_iter();
-    answer.facts.extend(problems.map(|value| v1::Fact {
-        name: "warning".to_owned(),
-        value,
-    }));
+    answer
+        .facts
+        .extend(problems.map(|value| v1::CheckpointFact {
+            name: "warning".to_owned(),
+            value,
+        }));
 }
 
 /// What each level would take, where the engine knows such models.
@@ -172,20 +175,20 @@ fn levels(
                 peak_bytes: plan.peak_bytes(),
                 weight_bytes: plan.weight_bytes(),
                 fits: plan.peak_bytes() <= budget_bytes,
-                not_loadable: not_loadable(&plan).unwrap_or_default(),
+                not_loadable_reason: not_loadable(&plan).unwrap_or_default(),
             })
         })
         .collect()
 }
 
 #[derive(Default)]
-struct Facts(Vec<v1::Fact>);
+struct Facts(Vec<v1::CheckpointFact>);
 
 impl Facts {
     /// What is not known is left out.
     fn add(&mut self, name: &str, value: String) {
         if !value.is_empty() {
-            self.0.push(v1::Fact {
+            self.0.push(v1::CheckpointFact {
                 name: name.to_owned(),
                 value,
             });
@@ -215,7 +218,7 @@ impl Facts {
     }
 }
 
-fn facts_of(folder: &Path) -> Vec<v1::Fact> {
+fn facts_of(folder: &Path) -> Vec<v1::CheckpointFact> {
     let mut facts = Facts::default();
     if let Some(config) = facts::config(folder) {
         facts.add_config(&config);
@@ -239,7 +242,7 @@ pub(super) fn is_gguf(path: &Path) -> bool {
 fn facts_of_checkpoint(
     checkpoint: Option<&Checkpoint>,
     place: Option<(&Path, &Path)>,
-) -> Vec<v1::Fact> {
+) -> Vec<v1::CheckpointFact> {
     let mut facts = Facts::default();
     if let Some(checkpoint) = checkpoint {
         if let Ok(config) = checkpoint.config() {

@@ -118,9 +118,9 @@ mod tests {
     fn request(texts: &[&str]) -> v1::MeasureFidelityRequest {
         let texts = texts.iter().map(|text| (*text).to_owned()).collect();
         v1::MeasureFidelityRequest {
-            samples: Some(v1::measure_fidelity_request::Samples::Texts(v1::Texts {
-                texts,
-            })),
+            samples: Some(v1::measure_fidelity_request::Samples::Texts(
+                v1::SampleTexts { texts },
+            )),
             seed: Some(3),
             ..Default::default()
         }

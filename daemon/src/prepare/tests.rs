@@ -68,7 +68,7 @@ fn generate(request: v1::GenerateRequest, serving: &Serving) -> Result<Prepared,
 
 fn edit(text: &str, span: std::ops::Range<usize>) -> v1::GenerateRequest {
     v1::GenerateRequest {
-        input: Some(v1::generate_request::Input::Edit(v1::Edit {
+        input: Some(v1::generate_request::Input::Edit(v1::TextEdit {
             text: text.to_owned(),
             span_start_bytes: span.start as u32,
             span_end_bytes: span.end as u32,
@@ -110,9 +110,9 @@ fn a_prompt_without_room_is_refused_with_the_figures() {
 fn pinned_text_is_tokenized_and_counts_no_steps() {
     let mut request = tokens(3);
     request.length = Some(20);
-    request.pins = vec![v1::Pin {
+    request.pins = vec![v1::CanvasPin {
         position: 4,
-        content: Some(v1::pin::Content::Text("the end".to_owned())),
+        content: Some(v1::canvas_pin::Content::Text("the end".to_owned())),
     }];
     let work = prepared(request).unwrap();
     // A word behind others stands apart from them.
@@ -147,7 +147,7 @@ fn an_edit_keeps_all_but_its_span() {
 fn an_edit_of_nothing_is_refused() {
     let mut request = edit("", 0..0);
     if let Some(v1::generate_request::Input::Edit(edit)) = &mut request.input {
-        edit.span_length = Some(4);
+        edit.span_tokens = Some(4);
     }
     let message = prepared(request).unwrap_err().to_string();
     assert_eq!(message, "text: there is nothing to edit");
@@ -184,17 +184,17 @@ fn a_causal_model_knows_no_dial() {
         text: causal.loaded.text.clone(),
         recommended: Recommended::default(),
     });
-    let with = |dial: v1::Dial| {
+    let with = |dial: v1::DecodingPreset| {
         let mut request = tokens(2);
         request.set_dial(dial);
         generate(request, &causal)
     };
     // The daemon's own is for other models.
-    for dial in [v1::Dial::Unspecified, v1::Dial::Exact] {
+    for dial in [v1::DecodingPreset::Unspecified, v1::DecodingPreset::Exact] {
         let Prepared { work, dial, .. } = with(dial).unwrap();
         assert!(dial.is_none() && work.decoding.is_exact() && work.policy.info().exact);
     }
-    for dial in [v1::Dial::Fast, v1::Dial::Auto] {
+    for dial in [v1::DecodingPreset::Fast, v1::DecodingPreset::Auto] {
         let message = with(dial).unwrap_err().to_string();
         assert!(message.contains("dial"), "{message}");
     }
@@ -204,7 +204,7 @@ fn a_causal_model_knows_no_dial() {
 fn the_models_own_instructions_come_before_a_conversation_without_any() {
     let serving = serving(true);
     let with = |system: Option<&str>, roles: &[&str]| {
-        let message = |role: &&str| v1::Message {
+        let message = |role: &&str| v1::ChatMessage {
             role: (*role).to_owned(),
             content: "Be kind.".to_owned(),
         };

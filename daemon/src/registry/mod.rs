@@ -78,15 +78,15 @@ impl Totals {
 
     /// As the wire has them.
     #[must_use]
-    pub fn to_wire(&self) -> v1::Totals {
+    pub fn to_wire(&self) -> v1::RequestTotals {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        v1::Totals {
-            requests_done: read(&self.done),
-            requests_cancelled: read(&self.cancelled),
-            requests_failed: read(&self.failed),
-            requests_refused: read(&self.refused),
+        v1::RequestTotals {
+            done_requests: read(&self.done),
+            cancelled_requests: read(&self.cancelled),
+            failed_requests: read(&self.failed),
+            refused_requests: read(&self.refused),
             passes: read(&self.passes),
-            tokens_committed: read(&self.tokens_committed),
+            committed_tokens: read(&self.tokens_committed),
         }
     }
 }

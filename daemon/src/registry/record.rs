@@ -8,7 +8,7 @@ use std::{
 
 use prost::Message;
 use sluice_engine::{Engine, engine::Ticket};
-use sluice_proto::v1::{self, generation_event::Kind};
+use sluice_proto::v1::{self, generation_event::Event};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -41,9 +41,9 @@ impl Item {
     }
 }
 
-impl From<Kind> for Item {
-    fn from(kind: Kind) -> Self {
-        Self::Generation(v1::GenerationEvent { kind: Some(kind) })
+impl From<Event> for Item {
+    fn from(kind: Event) -> Self {
+        Self::Generation(v1::GenerationEvent { event: Some(kind) })
     }
 }
 
@@ -143,14 +143,14 @@ struct Picture {
 
 impl Record {
     pub(super) fn new(id: u64, facts: Facts) -> Self {
-        let queued = v1::Queued {
+        let queued = v1::GenerationQueued {
             request_id: id,
             ahead: 0,
         };
         let state = State {
             // Holds the first place until the engine has said how many are ahead; a quick
             // engine starts before that.
-            small: vec![Arc::new(Kind::Queued(queued).into())],
+            small: vec![Arc::new(Event::Queued(queued).into())],
             facts,
             ticket: None,
             is_given_back: false,
@@ -179,11 +179,11 @@ impl Record {
 
     /// It waits behind so many.
     pub(super) fn queued(&self, ahead: usize) {
-        let queued = v1::Queued {
+        let queued = v1::GenerationQueued {
             request_id: self.id,
             ahead: ahead as u32,
         };
-        self.lock().small[0] = Arc::new(Kind::Queued(queued).into());
+        self.lock().small[0] = Arc::new(Event::Queued(queued).into());
     }
 
     /// What it asks for, once it was made for a model.
@@ -264,8 +264,8 @@ impl Record {
     }
 
     /// How far the model is that it waits for.
-    pub fn waits_for(&self, loading: v1::Loading) {
-        self.show(self.lock(), Kind::Loading(loading).into());
+    pub fn waits_for(&self, loading: v1::GenerationLoading) {
+        self.show(self.lock(), Event::Loading(loading).into());
     }
 
     fn show(&self, mut state: MutexGuard<'_, State>, item: Item) {
@@ -294,11 +294,11 @@ impl Record {
             return;
         }
         state.notices += 1;
-        let notice = v1::Notice {
+        let notice = v1::GenerationNotice {
             request_id: self.id,
             text: text.to_owned(),
         };
-        state.small.push(Arc::new(Kind::Notice(notice).into()));
+        state.small.push(Arc::new(Event::Notice(notice).into()));
         self.tell(state);
     }
 

@@ -3,7 +3,7 @@
 use tonic::Status;
 
 use super::*;
-use v1::generation_event::Kind;
+use v1::generation_event::Event;
 
 fn facts() -> Facts {
     Facts {
@@ -21,19 +21,19 @@ fn admitted(registry: &Registry) -> Arc<Record> {
 }
 
 fn pass(number: u32) -> Item {
-    let pass = v1::PassDone {
+    let pass = v1::GenerationPass {
         passes: number,
         ..Default::default()
     };
-    Kind::PassDone(pass).into()
+    Event::PassDone(pass).into()
 }
 
 fn block(block: u32) -> Item {
-    let done = v1::BlockDone {
+    let done = v1::GenerationBlock {
         block,
         ..Default::default()
     };
-    Kind::BlockDone(done).into()
+    Event::BlockDone(done).into()
 }
 
 fn done() -> Ending {
@@ -53,11 +53,11 @@ async fn read(reader: &mut Reader) -> String {
             Ok(None) => "end".to_owned(),
             Ok(Some(Err(status))) => status.message().to_owned(),
             Ok(Some(Ok(item))) => match &*item {
-                Item::Generation(event) => match event.kind.as_ref().unwrap() {
-                    Kind::Queued(queued) => format!("queued-{}", queued.ahead),
-                    Kind::PassDone(pass) => format!("pass-{}", pass.passes),
-                    Kind::BlockDone(block) => format!("block-{}", block.block),
-                    Kind::Notice(notice) => notice.text.clone(),
+                Item::Generation(event) => match event.event.as_ref().unwrap() {
+                    Event::Queued(queued) => format!("queued-{}", queued.ahead),
+                    Event::PassDone(pass) => format!("pass-{}", pass.passes),
+                    Event::BlockDone(block) => format!("block-{}", block.block),
+                    Event::Notice(notice) => notice.text.clone(),
                     other => format!("{other:?}"),
                 },
                 Item::Score(_) | Item::Fidelity(_) => "figures".to_owned(),
@@ -107,7 +107,7 @@ async fn a_failure_is_told_once_and_then_the_stream_ends() {
     let mut reader = Reader::new(record.clone());
     assert_eq!(read(&mut reader).await, "queued-1 broken end");
     assert_eq!(record.summary().error, "broken");
-    assert_eq!(registry.totals().to_wire().requests_failed, 1);
+    assert_eq!(registry.totals().to_wire().failed_requests, 1);
 }
 
 #[tokio::test]
@@ -140,11 +140,11 @@ fn large_ended_requests_are_forgotten_sooner() {
     let registry = Registry::new(Changes::default());
     for _ in 0..5 {
         let record = admitted(&registry);
-        let large = v1::Notice {
+        let large = v1::GenerationNotice {
             text: "x".repeat(ENDED_BYTES_MAX / 4),
             ..Default::default()
         };
-        registry.end(&record, Some(Kind::Notice(large).into()), done());
+        registry.end(&record, Some(Event::Notice(large).into()), done());
     }
     assert_eq!(registry.all().len(), 3);
 }

@@ -31,7 +31,7 @@ pub(super) struct Service(pub(super) Arc<Daemon>);
 impl GenerationService for Service {
     type GenerateStream = Answers<v1::GenerateResponse>;
     type ScoreStream = Answers<v1::ScoreResponse>;
-    type WatchRequestStream = Answers<v1::WatchRequestResponse>;
+    type WatchGenerationStream = Answers<v1::WatchGenerationResponse>;
 
     async fn generate(
         &self,
@@ -84,11 +84,11 @@ impl GenerationService for Service {
         }))
     }
 
-    async fn watch_request(
+    async fn watch_generation(
         &self,
-        request: Request<v1::WatchRequestRequest>,
-    ) -> Result<Response<Self::WatchRequestStream>, Status> {
-        let id = request.into_inner().request_id;
+        request: Request<v1::WatchGenerationRequest>,
+    ) -> Result<Response<Self::WatchGenerationStream>, Status> {
+        let id = request.into_inner().operation_id;
         let record = self.0.find(id)?;
         if record.kind() != v1::RequestKind::Generate {
             return Err(Failure::NotAGeneration { id }.into());
@@ -104,7 +104,7 @@ impl GenerationService for Service {
             Some((item, (reader, closing)))
         })
         .map(|item| {
-            item.map(|item| v1::WatchRequestResponse {
+            item.map(|item| v1::WatchGenerationResponse {
                 event: generation_event(&item),
             })
         });

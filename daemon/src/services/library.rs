@@ -39,7 +39,7 @@ impl Daemon {
         };
         let entries = self.library.entries();
         let kept = checkpoint::kept_weights(folder).into_iter();
-        let kept = kept.map(|kept| v1::KeptWeights {
+        let kept = kept.map(|kept| v1::ConvertedWeights {
             model: kept_name(&kept, &entries),
             path: (kept.checkpoint.as_ref())
                 .map_or_else(String::new, |path| path.to_string_lossy().into_owned()),
@@ -49,9 +49,9 @@ impl Daemon {
         });
         v1::ListModelsResponse {
             models,
-            kept: kept.collect(),
-            kept_folder: folder.to_string_lossy().into_owned(),
-            kept_bytes_max: bytes_max,
+            converted_weights: kept.collect(),
+            converted_weights_folder: folder.to_string_lossy().into_owned(),
+            converted_weights_bytes_max: bytes_max,
         }
     }
 
@@ -120,7 +120,7 @@ impl Daemon {
             );
         }
         Ok(v1::UnloadModelResponse {
-            name: name.map(|name| name.name).unwrap_or_default(),
+            model: name.map(|name| name.name).unwrap_or_default(),
             device_bytes_before: before.0,
             device_bytes_after: after.0,
             resident_bytes_before: before.1,
@@ -135,7 +135,7 @@ impl Daemon {
         let given = |text: String| Some(text).filter(|text| !text.is_empty());
         let named = names::full(&asked.name).unwrap_or(&asked.name);
         let name: Name = named.parse()?;
-        if name.label().is_some() && !asked.file.is_empty() {
+        if name.label().is_some() && !asked.file_name.is_empty() {
             let problem = "is given beside a label; one of the two is taken".to_owned();
             return Err(InvalidField {
                 field: "file",
@@ -143,16 +143,16 @@ impl Daemon {
             }
             .into());
         }
-        let token = match asked.token.is_empty() {
+        let token = match asked.hub_token.is_empty() {
             true => None,
-            false => Some(Token::new(&asked.token).ok_or_else(|| InvalidField {
+            false => Some(Token::new(&asked.hub_token).ok_or_else(|| InvalidField {
                 field: "token",
                 problem: "has blanks or characters that no token has".to_owned(),
             })?),
         };
         let pull = Pull {
             name,
-            file: given(asked.file),
+            file: given(asked.file_name),
             revision: given(asked.revision),
         };
         let budget = self.engine.settings().budget_bytes;
@@ -241,8 +241,8 @@ impl Daemon {
         let removed = checkpoint::remove_kept(folder, is_meant);
         v1::RemoveModelResponse {
             freed_bytes: removed.bytes,
-            kept_removed: removed.files as u32,
-            kept_in_use: removed.left as u32,
+            removed_files: removed.files as u32,
+            files_in_use: removed.left as u32,
             ..Default::default()
         }
     }
@@ -290,7 +290,7 @@ impl Daemon {
             library::sampling(&model, &mut answer, &daemon.settings.table(&model));
             answer
                 .facts
-                .extend(daemon.settings.problem().map(|value| v1::Fact {
+                .extend(daemon.settings.problem().map(|value| v1::CheckpointFact {
                     name: "warning".to_owned(),
                     value,
                 }));

@@ -112,9 +112,9 @@ impl ModelService for Service {
         let v1::RemoveModelRequest {
             name,
             force,
-            kept_only,
+            converted_weights_only,
         } = request.into_inner();
-        let removed = match kept_only {
+        let removed = match converted_weights_only {
             true => self.0.remove_kept(name).await?,
             false => self.0.remove(name, force).await?,
         };

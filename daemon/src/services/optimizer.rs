@@ -180,7 +180,7 @@ impl Daemon {
         let not_loadable = translate::plan::not_loadable(&plan, &self.engine);
         Ok(v1::Plan {
             is_loadable: not_loadable.is_none(),
-            not_loadable: not_loadable.unwrap_or_default(),
+            not_loadable_reason: not_loadable.unwrap_or_default(),
             ..translate::plan::plan(&plan, &name)
         })
     }
@@ -205,7 +205,7 @@ impl Daemon {
         let plan = self.engine.plan(&asked.change, workload)?;
         let time = self.engine.switch_time(&plan);
         Ok(v1::Plan {
-            switch_time: time.map(translate::plan::switch_time),
+            switch_estimate: time.map(translate::plan::switch_time),
             ..translate::plan::plan(&plan, &serving.name.name)
         })
     }
@@ -353,7 +353,7 @@ struct Told {
     planned: bool,
     notices: usize,
     conversion: Option<v1::Conversion>,
-    progress: Option<v1::Switch>,
+    progress: Option<v1::WeightSwitch>,
 }
 
 impl Told {
@@ -369,7 +369,7 @@ impl Told {
         let mut answers = Vec::new();
         if let Some(planned) = planned.filter(|_| !self.planned) {
             self.planned = true;
-            answers.push(Ok(Kind::Planned(v1::ApplyPlanned::clone(&planned))));
+            answers.push(Ok(Kind::Planned(v1::PlannedChange::clone(&planned))));
         }
         let told = std::mem::replace(&mut self.notices, notices.len());
         let notices = notices.into_iter().skip(told);
@@ -398,7 +398,7 @@ impl Told {
     }
 
     fn applied(&self, applied: Applied) -> Kind {
-        Kind::Applied(v1::Applied {
+        Kind::Applied(v1::ApplyResult {
             plan: Some(v1::Plan::clone(&applied.plan)),
             device_bytes: self.daemon.engine.memory().used_bytes,
             elapsed_ms: applied.elapsed_ms,

@@ -16,29 +16,29 @@ pub(super) async fn snapshot(daemon: &Daemon) -> v1::Snapshot {
         None => None,
     };
     let state = if daemon.is_draining() {
-        v1::ServerState::Draining
+        v1::DaemonState::Draining
     } else if daemon.models.serving().is_ok() {
-        v1::ServerState::Ready
+        v1::DaemonState::Ready
     } else {
-        v1::ServerState::NoModel
+        v1::DaemonState::NoModel
     };
     let queue = daemon.engine.queue();
     let active = daemon.requests.active();
     // Read once: figures of one picture agree, whatever the engine does meanwhile.
     let memory = daemon.engine.memory();
     v1::Snapshot {
-        server: Some(v1::Server {
+        daemon: Some(v1::DaemonStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             protocol_version: PROTOCOL,
-            pid: process::id(),
+            process_id: process::id(),
             uptime_ms: daemon.started.elapsed().as_millis() as u64,
             state: state.into(),
-            socket: daemon.socket.to_string_lossy().into_owned(),
+            socket_path: daemon.socket.to_string_lossy().into_owned(),
         }),
         device: Some(device(daemon, live.as_ref(), &memory)),
         host: Some(daemon.host.to_wire(held_here(daemon, &memory))),
         model: daemon.models.present(),
-        queue: Some(v1::Queue {
+        queue: Some(v1::QueueStatus {
             capacity: queue.capacity as u32,
             waiting: (queue.waiting + daemon.waiting_for_model()) as u32,
             running: queue.running as u32,
@@ -68,16 +68,16 @@ fn weights(daemon: &Daemon) -> v1::Snapshot {
     let name = model.map_or_else(|_| String::new(), |serving| serving.name.name);
     v1::Snapshot {
         plan: Some(translate::plan::plan(&in_force.plan, &name)),
-        switching: in_force.switch.map(translate::plan::switch),
+        weight_switch: in_force.switch.map(translate::plan::switch),
         switch_target: in_force.switch.and_then(|_| daemon.switch_target.get()),
-        epoch: Some(in_force.epoch),
-        measured: Some(translate::plan::measured(&in_force.measured)),
+        weights_version: Some(in_force.epoch),
+        passes: Some(translate::plan::measured(&in_force.measured)),
         layers: translate::plan::states(&in_force.units),
         ..Default::default()
     }
 }
 
-fn settings(daemon: &Daemon) -> v1::Settings {
+fn settings(daemon: &Daemon) -> v1::SettingsStatus {
     let wire = |settings| settings_to_wire(&daemon.engine, settings);
     let substitution = daemon.engine.substitution();
     let loaded = daemon.engine.loaded_with().map(|loaded| {
@@ -85,20 +85,20 @@ fn settings(daemon: &Daemon) -> v1::Settings {
         // What was asked for doesn't count: nobody goes back to that.
         serving.map_or(loaded, |serving| serving.start.instead_of(loaded))
     });
-    v1::Settings {
+    v1::SettingsStatus {
         loaded_with: loaded.map(|settings| Box::new(wire(settings))),
-        substitution: substitution.map(|substitution| v1::Substitution {
-            asked: substitution.asked.name().to_owned(),
-            taken: substitution.taken.name().to_owned(),
+        substitution: substitution.map(|substitution| v1::LevelSubstitution {
+            requested: substitution.asked.name().to_owned(),
+            used: substitution.taken.name().to_owned(),
             reason: substitution.reason,
         }),
         ..wire(daemon.engine.settings())
     }
 }
 
-fn settings_to_wire(engine: &Engine, settings: Settings) -> v1::Settings {
+fn settings_to_wire(engine: &Engine, settings: Settings) -> v1::SettingsStatus {
     let default = || engine.budget_default();
-    v1::Settings {
+    v1::SettingsStatus {
         level: settings.level.name().to_owned(),
         budget_bytes: settings.budget_bytes.unwrap_or_else(default),
         is_default_budget: settings.budget_bytes.is_none(),
@@ -109,7 +109,7 @@ fn settings_to_wire(engine: &Engine, settings: Settings) -> v1::Settings {
     }
 }
 
-fn device(daemon: &Daemon, live: Option<&Live>, memory: &ledger::Report) -> v1::Device {
+fn device(daemon: &Daemon, live: Option<&Live>, memory: &ledger::Report) -> v1::DeviceStatus {
     let device = daemon.engine.device();
     let (total_bytes, free_bytes) = match device.gpu() {
         Some(gpu) => (
@@ -123,21 +123,21 @@ fn device(daemon: &Daemon, live: Option<&Live>, memory: &ledger::Report) -> v1::
     };
     let kinds = memory.kinds.iter();
     let kinds = kinds.filter(|kind| translate::card::is_known(kind.kind, kind.peak_bytes));
-    let kinds = kinds.map(|kind| v1::MemoryKind {
+    let kinds = kinds.map(|kind| v1::MemoryUse {
         kind: kind.kind.name().to_owned(),
         bytes: kind.bytes,
         peak_bytes: kind.peak_bytes,
     });
-    v1::Device {
+    v1::DeviceStatus {
         kind: if device.is_card() { "cuda" } else { "cpu" }.to_owned(),
         name: match device.gpu() {
             Some(gpu) => gpu.name().to_owned(),
             None => daemon.host.processor.clone(),
         },
-        card: device
+        gpu: device
             .gpu()
             .map(|gpu| translate::card::card(device, gpu, live)),
-        no_card: daemon.engine.no_card().map(|why| v1::NoCard {
+        gpu_unavailable: daemon.engine.no_card().map(|why| v1::GpuUnavailable {
             reason: why.to_string(),
             hint: why.hint().to_owned(),
             is_fault: why.is_fault(),

@@ -10,7 +10,7 @@ use std::{
 };
 
 use sluice_engine::EngineError;
-use sluice_proto::v1::{self, generation_event::Kind};
+use sluice_proto::v1::{self, generation_event::Event};
 use tokio::sync::watch;
 
 use super::{Daemon, Wanted};
@@ -259,7 +259,7 @@ async fn come(coming: Coming, record: &Record) {
             LoadStage::Reading(progress) => progress,
             LoadStage::Converting(_) => v1::LoadProgress::default(),
         };
-        record.waits_for(v1::Loading {
+        record.waits_for(v1::GenerationLoading {
             model: model.clone(),
             loaded_bytes: progress.loaded_bytes,
             total_bytes: progress.total_bytes,
@@ -278,12 +278,12 @@ fn end_unwanted(daemon: &Daemon, record: &Arc<Record>) {
     );
     let (result, failure) = match record.kind() {
         v1::RequestKind::Generate => {
-            let done = v1::Done {
+            let done = v1::GenerationDone {
                 request_id: record.id(),
                 finish_reason: v1::FinishReason::Cancelled.into(),
                 ..Default::default()
             };
-            (Some(Item::from(Kind::Done(done))), None)
+            (Some(Item::from(Event::Done(done))), None)
         }
         // Figures that nobody computed.
         _ => (None, Some(Failure::Cancelled)),

@@ -6,25 +6,25 @@ use sluice_proto::v1;
 
 /// The card, with what it said of itself.
 #[must_use]
-pub fn card(device: &Device, gpu: &Gpu, live: Option<&Live>) -> v1::Card {
+pub fn card(device: &Device, gpu: &Gpu, live: Option<&Live>) -> v1::GpuStatus {
     let facts = gpu.facts();
     let bus = live.and_then(|live| live.bus);
     let clocks = live.and_then(|live| live.clocks_mhz);
     let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
-    v1::Card {
-        compute: device.number().name().to_owned(),
-        capability: version(facts.capability),
+    v1::GpuStatus {
+        compute_dtype: device.number().name().to_owned(),
+        compute_capability: version(facts.capability),
         uuid: facts.uuid.clone(),
         pci_bus_id: facts.pci_bus_id.clone(),
         driver_version: facts.driver_version.clone(),
         cuda_version: version(facts.cuda_version),
-        blas: gpu.blas().map(|blas| blas.name().to_owned()),
+        cublas: gpu.blas().map(|blas| blas.name().to_owned()),
         multiprocessors: facts.multiprocessors,
-        held_by_others_bytes: live.and_then(|live| live.held_by_others_bytes),
-        bus_generation: bus.map(|bus| bus.generation),
-        bus_generation_max: bus.map(|bus| bus.generation_max),
-        bus_width: bus.map(|bus| bus.width),
-        bus_width_max: bus.map(|bus| bus.width_max),
+        other_processes_bytes: live.and_then(|live| live.held_by_others_bytes),
+        pcie_generation: bus.map(|bus| bus.generation),
+        pcie_generation_max: bus.map(|bus| bus.generation_max),
+        pcie_lanes: bus.map(|bus| bus.width),
+        pcie_lanes_max: bus.map(|bus| bus.width_max),
         clock_mhz: clocks.map(|clocks| clocks.sm),
         memory_clock_mhz: clocks.map(|clocks| clocks.memory),
         temperature_c: live.and_then(|live| live.temperature_c),

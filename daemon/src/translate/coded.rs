@@ -13,23 +13,23 @@ const LIST_BYTES_MAX: usize = MESSAGE_BYTES_MAX / 4;
 
 /// What a coded file has in it.
 #[must_use]
-pub fn contents(container: &Container) -> v1::CodedContents {
+pub fn contents(container: &Container) -> v1::ContainerContents {
     let header = container.header();
-    let mut schemes: BTreeMap<u8, v1::CodedSum> = BTreeMap::new();
+    let mut schemes: BTreeMap<u8, v1::CompressionSummary> = BTreeMap::new();
     for tensor in &header.tensors {
         let sum = schemes.entry(tensor.scheme).or_default();
-        sum.scheme = scheme(tensor).to_owned();
+        sum.compression = scheme(tensor).to_owned();
         sum.tensors += 1;
-        sum.numbers = sum.numbers.saturating_add(numbers(tensor));
+        sum.elements = sum.elements.saturating_add(numbers(tensor));
         sum.bytes = sum.bytes.saturating_add(tensor.length);
         sum.original_bytes = sum.original_bytes.saturating_add(tensor.original_bytes());
     }
     let originals = schemes.values().map(|sum| sum.original_bytes);
-    let tensors = header.tensors.iter().map(|tensor| v1::CodedTensor {
+    let tensors = header.tensors.iter().map(|tensor| v1::ContainerTensor {
         name: tensor.name.clone(),
         shape: tensor.shape.iter().map(|size| *size as u64).collect(),
-        number: tensor.number.clone(),
-        scheme: scheme(tensor).to_owned(),
+        dtype: tensor.number.clone(),
+        compression: scheme(tensor).to_owned(),
         extent: header.extents[tensor.extent].name.clone(),
         bytes: tensor.length,
         original_bytes: tensor.original_bytes(),
@@ -38,20 +38,20 @@ pub fn contents(container: &Container) -> v1::CodedContents {
     });
     let shards = header.shards.iter().map(|file| (file, true));
     let files = shards.chain(header.files.iter().map(|file| (file, false)));
-    let files = files.map(|(file, is_header)| v1::CodedFile {
+    let files = files.map(|(file, is_header)| v1::ContainerFile {
         name: file.name.clone(),
         bytes: file.length,
         hash: file.hash.to_string(),
         is_header,
     });
-    v1::CodedContents {
+    v1::ContainerContents {
         path: container.path().to_owned(),
-        bytes: header.bytes,
+        file_bytes: header.bytes,
         original_bytes: originals.fold(0, u64::saturating_add),
         source_hash: header.source_hash.to_string(),
-        tile: header.tile as u32,
+        tile_elements: header.tile as u32,
         extents: header.extents.len() as u32,
-        schemes: schemes.into_values().collect(),
+        summaries: schemes.into_values().collect(),
         tensors: that_fit(tensors),
         files: that_fit(files),
     }
@@ -59,20 +59,20 @@ pub fn contents(container: &Container) -> v1::CodedContents {
 
 /// A file that was made.
 #[must_use]
-pub fn compressed(made: &Compressed) -> v1::Compressed {
-    v1::Compressed {
-        bytes: made.bytes,
+pub fn compressed(made: &Compressed) -> v1::CompressResult {
+    v1::CompressResult {
+        file_bytes: made.bytes,
         original_bytes: made.original_bytes,
         resumed_tensors: made.resumed as u64,
-        left_out: made.left_out.iter().take(LINES_MAX).cloned().collect(),
-        error: made.error,
+        omitted_files: made.left_out.iter().take(LINES_MAX).cloned().collect(),
+        relative_error: made.error,
     }
 }
 
 /// A folder that was made.
 #[must_use]
-pub fn decompressed(made: &Decompressed) -> v1::Decompressed {
-    v1::Decompressed {
+pub fn decompressed(made: &Decompressed) -> v1::DecompressResult {
+    v1::DecompressResult {
         original_bytes: made.original_bytes,
         files: made.files as u64,
     }
@@ -80,9 +80,9 @@ pub fn decompressed(made: &Decompressed) -> v1::Decompressed {
 
 /// What a comparison with the checksums found.
 #[must_use]
-pub fn verified(container: &Container, found: &[Damage]) -> v1::Verified {
-    v1::Verified {
-        bytes: container.header().bytes,
+pub fn verified(container: &Container, found: &[Damage]) -> v1::VerifyResult {
+    v1::VerifyResult {
+        file_bytes: container.header().bytes,
         tensors: container.header().tensors.len() as u64,
         damage: found
             .iter()

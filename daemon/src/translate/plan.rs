@@ -35,10 +35,10 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
         first_pass_ms: plan.pass.and_then(first_pass_ms),
         streamed_bytes_per_pass: plan.streamed_bytes(),
         resident_bytes: plan.resident_bytes(),
-        slots: Some(v1::Slots {
+        staging_buffers: Some(v1::StagingBuffers {
             count: plan.slots.count as u32,
-            bytes: plan.slots.bytes,
-            decoded_bytes: plan.slots.decoded_bytes,
+            bytes_each: plan.slots.bytes,
+            decompress_bytes: plan.slots.decoded_bytes,
         }),
         memory: memory
             .filter(|(kind, bytes)| super::card::is_known(*kind, *bytes))
@@ -48,20 +48,23 @@ pub fn plan(plan: &Plan, model: &str) -> v1::Plan {
             })
             .collect(),
         layers: layers(plan.units.iter().map(|unit| (unit.unit, unit_plan(unit))))
-            .map(|(name, units)| v1::LayerPlan { name, units })
+            .map(|(name, units)| v1::LayerPlan {
+                name,
+                groups: units,
+            })
             .collect(),
         is_lossless: is_lossless(plan),
         is_loadable: true,
-        not_loadable: String::new(),
+        not_loadable_reason: String::new(),
         notes: notes(plan),
-        kv: plan.working.cache.map(|format| format.name().to_owned()),
-        pinned_bytes: plan.pinned_bytes,
+        kv_cache_format: plan.working.cache.map(|format| format.name().to_owned()),
+        pinned_host_bytes: plan.pinned_bytes,
         is_estimate: plan.is_estimate(),
-        same_as: (plan.same_as.iter())
+        equal_levels: (plan.same_as.iter())
             .map(|level| level.name().to_owned())
             .collect(),
         pass_correction: plan.pass.as_ref().and_then(correction),
-        switch_time: None,
+        switch_estimate: None,
     }
 }
 
@@ -74,8 +77,8 @@ pub fn not_loadable(plan: &Plan, engine: &Engine) -> Option<String> {
 
 /// How long it takes to get to a plan.
 #[must_use]
-pub fn switch_time(time: SwitchTime) -> v1::SwitchTime {
-    v1::SwitchTime {
+pub fn switch_time(time: SwitchTime) -> v1::SwitchEstimate {
+    v1::SwitchEstimate {
         idle_ms: time.idle_s * 1000.0,
         busy_ms: time.busy_s * 1000.0,
         converted_weights: time.converted,
@@ -103,8 +106,8 @@ pub fn is_lossless(plan: &Plan) -> bool {
 
 /// The weights as they stand.
 #[must_use]
-pub fn states(units: &[UnitState]) -> Vec<v1::LayerState> {
-    let unit = |unit: &UnitState| v1::UnitState {
+pub fn states(units: &[UnitState]) -> Vec<v1::LayerStatus> {
+    let unit = |unit: &UnitState| v1::WeightGroupStatus {
         kind: unit.unit.kind().to_owned(),
         tier: unit.tier.name().to_owned(),
         format: unit.storage.name().to_owned(),
@@ -112,19 +115,22 @@ pub fn states(units: &[UnitState]) -> Vec<v1::LayerState> {
         is_in_flight: unit.in_flight,
     };
     layers(units.iter().map(|state| (state.unit, unit(state))))
-        .map(|(name, units)| v1::LayerState { name, units })
+        .map(|(name, units)| v1::LayerStatus {
+            name,
+            groups: units,
+        })
         .collect()
 }
 
 /// What passes took; nothing is known of them before the first.
 #[must_use]
-pub fn measured(measured: &Measured) -> v1::Measured {
+pub fn measured(measured: &Measured) -> v1::PassStatistics {
     let has_run = measured.passes > 0;
     let ms = |time: Duration| time.as_secs_f64() * 1000.0;
-    v1::Measured {
-        passes: measured.passes,
-        mean_pass_ms: has_run.then(|| ms(measured.pass_time) / measured.passes as f64),
-        last_pass_ms: has_run.then(|| ms(measured.last_pass_time)),
+    v1::PassStatistics {
+        count: measured.passes,
+        mean_ms: has_run.then(|| ms(measured.pass_time) / measured.passes as f64),
+        last_ms: has_run.then(|| ms(measured.last_pass_time)),
         last_rows: measured.last_rows as u32,
         waited_ms: ms(measured.waited),
         streamed_bytes: measured.streamed_bytes,
@@ -134,10 +140,10 @@ pub fn measured(measured: &Measured) -> v1::Measured {
 
 /// How far a transition is.
 #[must_use]
-pub fn switch(state: SwitchState) -> v1::Switch {
-    v1::Switch {
-        done: state.done as u32,
-        steps: state.steps as u32,
+pub fn switch(state: SwitchState) -> v1::WeightSwitch {
+    v1::WeightSwitch {
+        done_steps: state.done as u32,
+        total_steps: state.steps as u32,
     }
 }
 
@@ -159,8 +165,8 @@ pub fn workload(asked: &Planning, context_length: usize) -> Result<Workload, Fai
     Ok(Workload::new(canvas, block, requests))
 }
 
-fn unit_plan(unit: &UnitPlan) -> v1::UnitPlan {
-    v1::UnitPlan {
+fn unit_plan(unit: &UnitPlan) -> v1::WeightGroupPlan {
+    v1::WeightGroupPlan {
         kind: unit.unit.kind().to_owned(),
         tier: unit.tier.name().to_owned(),
         format: unit.storage().name().to_owned(),
@@ -310,7 +316,7 @@ mod tests {
             .collect();
         assert_eq!(names.len(), 34);
         assert_eq!((names[0], names[1], names[33]), ("embedding", "0", "head"));
-        let units = wire.layers.iter().flat_map(|layer| &layer.units);
+        let units = wire.layers.iter().flat_map(|layer| &layer.groups);
         let streamed = units.clone().filter(|unit| unit.is_streamed);
         let bytes: u64 = streamed.map(|unit| unit.bytes).sum();
         assert_eq!(bytes, wire.streamed_bytes_per_pass);
@@ -319,7 +325,7 @@ mod tests {
         assert!(wire.peak_bytes <= wire.budget_bytes);
         assert!(wire.is_lossless && wire.is_loadable);
         assert_eq!((wire.pass_ms, wire.notes.len()), (None, 0));
-        assert_eq!(wire.slots.unwrap().count, 3);
+        assert_eq!(wire.staging_buffers.unwrap().count, 3);
     }
 
     #[test]
@@ -331,7 +337,7 @@ mod tests {
         let wire = planned("llada-8b", Level::Mild, u64::MAX, u64::MAX);
         assert!(wire.is_estimate && wire.is_lossless);
         assert!(wire.notes[0].contains("sample"), "{:?}", wire.notes);
-        assert!(wire.same_as.is_empty());
+        assert!(wire.equal_levels.is_empty());
         let wire = planned("llada-8b", Level::Standard, 4 << 30, 0);
         assert!(wire.notes[0].contains("unknown"), "{:?}", wire.notes);
     }
@@ -390,9 +396,6 @@ mod tests {
     #[test]
     fn nothing_is_claimed_of_passes_before_the_first() {
         let none = measured(&Measured::default());
-        assert_eq!(
-            (none.passes, none.mean_pass_ms, none.peak_bytes),
-            (0, None, None)
-        );
+        assert_eq!((none.count, none.mean_ms, none.peak_bytes), (0, None, None));
     }
 }

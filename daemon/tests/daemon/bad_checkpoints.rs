@@ -138,7 +138,7 @@ async fn each_broken_checkpoint_is_explained_and_the_model_before_stays() {
             assert!(error.message.contains(word), "{word} in {error}");
         }
         let events = generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
-        assert_eq!(done(&events).tokens.len(), 8);
+        assert_eq!(done(&events).token_ids.len(), 8);
     }
     let absent = load(&daemon, Path::new("/nowhere/at/all"))
         .await

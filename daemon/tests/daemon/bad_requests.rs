@@ -16,9 +16,11 @@ async fn refused(daemon: &Daemon, request: v1::GenerateRequest) -> (Code, String
 async fn each_wrong_request_is_explained_and_the_daemon_lives_on() {
     let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &[]).await;
     let base = || tokens(&[1, 2, 3], 32);
-    let pin = |position, ids: &[u32]| v1::Pin {
+    let pin = |position, ids: &[u32]| v1::CanvasPin {
         position,
-        content: Some(v1::pin::Content::Tokens(v1::TokenIds { ids: ids.to_vec() })),
+        content: Some(v1::canvas_pin::Content::Tokens(v1::TokenIds {
+            ids: ids.to_vec(),
+        })),
     };
     let long_prompt = vec![1; 300];
     for (request, reason, message) in [
@@ -107,10 +109,10 @@ async fn each_wrong_request_is_explained_and_the_daemon_lives_on() {
         assert_eq!(refused(&daemon, request).await, expected);
     }
 
-    let refused_so_far = daemon.snapshot().await.totals.unwrap().requests_refused;
+    let refused_so_far = daemon.snapshot().await.totals.unwrap().refused_requests;
     assert_eq!(refused_so_far, 14);
     let events = generate(&daemon, base()).await.unwrap();
-    assert_eq!(done(&events).tokens.len(), 32);
+    assert_eq!(done(&events).token_ids.len(), 32);
 }
 
 #[tokio::test]
@@ -139,7 +141,7 @@ async fn a_crowd_of_empty_messages_is_answered_soon() {
     let crowd = |count: usize| {
         let mut request = chat("hello");
         if let Some(v1::generate_request::Input::Chat(chat)) = &mut request.input {
-            let empty = v1::Message {
+            let empty = v1::ChatMessage {
                 role: "user".to_owned(),
                 content: String::new(),
             };

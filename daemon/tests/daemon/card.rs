@@ -48,7 +48,7 @@ async fn a_card_writes_what_the_cpu_writes() {
     let device = cpu.snapshot().await.device.unwrap();
     assert_eq!(device.kind, "cpu");
     // Nobody asked for one.
-    assert_eq!((device.card, device.no_card), (None, None));
+    assert_eq!((device.gpu, device.gpu_unavailable), (None, None));
     drop(cpu);
 
     let held = [("STAND_IN_HELD", "1073741824")];
@@ -59,18 +59,24 @@ async fn a_card_writes_what_the_cpu_writes() {
     let events = generate(&card, request()).await.unwrap();
     let text = &done(&events).text;
     assert_eq!(
-        (text, done(&events).exact),
-        (&expected.text, expected.exact)
+        (text, done(&events).is_exact),
+        (&expected.text, expected.is_exact)
     );
 
     let device = card.snapshot().await.device.unwrap();
-    assert_eq!((device.kind.as_str(), device.no_card), ("cuda", None));
+    assert_eq!(
+        (device.kind.as_str(), device.gpu_unavailable),
+        ("cuda", None)
+    );
     assert_eq!(device.total_bytes, Some(4 << 30));
     let kinds: Vec<_> = device.memory.iter().map(|kind| &*kind.kind).collect();
     assert_eq!(kinds[..2], ["context", "weights"]);
-    let facts = device.card.unwrap();
-    assert_eq!((&*facts.compute, &*facts.capability), ("f32", "8.6"));
-    assert_eq!(facts.held_by_others_bytes, Some(1 << 30));
+    let facts = device.gpu.unwrap();
+    assert_eq!(
+        (&*facts.compute_dtype, &*facts.compute_capability),
+        ("f32", "8.6")
+    );
+    assert_eq!(facts.other_processes_bytes, Some(1 << 30));
     assert_eq!(facts.utilization_percent, Some(37));
     assert!(card.log().contains("a card computes"), "{}", card.log());
     assert!(cache.path().join("kernels").is_dir(), "for compiled ones");
@@ -84,11 +90,11 @@ async fn what_nobody_tells_of_a_card_is_not_set() {
     let daemon = start(libraries, &silent, &["--device", "cuda"]).await;
     let device = daemon.snapshot().await.device.unwrap();
     assert!(device.memory.iter().all(|kind| kind.kind != "context"));
-    let card = device.card.unwrap();
-    assert_eq!(card.held_by_others_bytes, None);
+    let card = device.gpu.unwrap();
+    assert_eq!(card.other_processes_bytes, None);
     assert_eq!(card.utilization_percent, None);
     assert_eq!((card.temperature_c, card.power_w), (None, None));
-    assert_eq!((card.bus_generation, card.clock_mhz), (None, None));
+    assert_eq!((card.pcie_generation, card.clock_mhz), (None, None));
 }
 
 #[tokio::test]
@@ -178,7 +184,7 @@ async fn a_benchmark_compares_the_account_with_what_the_driver_says() {
 }
 
 /// Memory of the card that the driver has given this daemon, once it has told `want` of it, with nobody else on the card.
-async fn taken(daemon: &Daemon, what: &str, want: impl Fn(u64, &v1::Device) -> bool) {
+async fn taken(daemon: &Daemon, what: &str, want: impl Fn(u64, &v1::DeviceStatus) -> bool) {
     // Figures of the card may be a second old.
     support::until(what, async || {
         let device = daemon.snapshot().await.device.unwrap();
@@ -414,8 +420,8 @@ async fn a_model_that_a_card_has_no_room_for_is_computed_by_the_cpu_unless_the_c
     let auto = [&arguments[..], &["--device", "auto"]].concat();
     let daemon = start(libraries, &[], &auto).await;
     let device = daemon.snapshot().await.device.unwrap();
-    assert_eq!((device.kind.as_str(), &device.card), ("cpu", &None));
-    let no_card = device.no_card.expect("the reason");
+    assert_eq!((device.kind.as_str(), &device.gpu), ("cpu", &None));
+    let no_card = device.gpu_unavailable.expect("the reason");
     assert!(
         no_card
             .reason
@@ -487,8 +493,8 @@ async fn is_refused(libraries: &Path, refusal: &Refusal) {
 async fn is_done_without(libraries: &Path, refusal: &Refusal) {
     let daemon = start(libraries, refusal.environment, &["--device", "auto"]).await;
     let device = daemon.snapshot().await.device.unwrap();
-    assert_eq!((device.kind.as_str(), &device.card), ("cpu", &None));
-    let no_card = device.no_card.expect("the reason");
+    assert_eq!((device.kind.as_str(), &device.gpu), ("cpu", &None));
+    let no_card = device.gpu_unavailable.expect("the reason");
     assert!(
         no_card.reason.contains(refusal.reason),
         "{}",

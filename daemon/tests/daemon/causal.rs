@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::Value;
-use sluice_proto::v1::{self, generation_event::Kind};
+use sluice_proto::v1::{self, generation_event::Event};
 use sluice_shared::exit;
 use tempfile::TempDir;
 
@@ -31,12 +31,12 @@ async fn the_reference_tokens_come_out_one_by_one() {
         };
         let events = generate(&daemon, request).await.unwrap();
         let done = done(&events);
-        assert_eq!(done.tokens, answer, "{}", case["name"]);
-        assert!(done.exact);
+        assert_eq!(done.token_ids, answer, "{}", case["name"]);
+        assert!(done.is_exact);
         assert_eq!(done.finish_reason(), v1::FinishReason::Length);
         let blocks = events
             .iter()
-            .filter(|event| matches!(event, Kind::BlockDone(_)));
+            .filter(|event| matches!(event, Event::BlockDone(_)));
         assert_eq!(blocks.count(), answer.len().div_ceil(32));
     }
 }
@@ -54,13 +54,13 @@ async fn text_grows_in_whole_characters_and_ends_before_a_stop() {
         ..chat("Tell me a story.")
     };
     let events = generate(&daemon, ask()).await.unwrap();
-    let Kind::Started(started) = &events[1] else {
+    let Event::Started(started) = &events[1] else {
         panic!("the second event is {:?}", events[1]);
     };
     assert_eq!(started.prompt_text, b"user: Tell me a story.\nassistant:");
     let mut stable: &[u8] = b"";
     for event in &events {
-        let Kind::PassDone(pass) = event else {
+        let Event::PassDone(pass) = event else {
             continue;
         };
         let next = &pass.stable_text;
@@ -83,7 +83,7 @@ async fn text_grows_in_whole_characters_and_ends_before_a_stop() {
     assert_eq!(stopped.finish_reason(), v1::FinishReason::Stop);
     assert_eq!(stopped.text.as_deref(), whole.split(&stop).next());
     for event in &events {
-        let Kind::PassDone(pass) = event else {
+        let Event::PassDone(pass) = event else {
             continue;
         };
         let shown = String::from_utf8_lossy(&pass.stable_text);
@@ -99,9 +99,9 @@ async fn keys_and_values_that_are_rounded_make_no_exact_answer() {
         let events = generate(&daemon, tokens(&[1, 2, 3], 4)).await.unwrap();
         let told: Vec<_> = (events.iter())
             .filter_map(|event| match event {
-                Kind::Started(started) => Some(started.exact),
-                Kind::PassDone(pass) => Some(pass.exact),
-                Kind::Done(done) => Some(done.exact),
+                Event::Started(started) => Some(started.is_exact),
+                Event::PassDone(pass) => Some(pass.is_exact),
+                Event::Done(done) => Some(done.is_exact),
                 _ => None,
             })
             .collect();
@@ -141,7 +141,7 @@ async fn what_other_models_have_is_refused() {
         ),
         (
             v1::GenerateRequest {
-                cache: v1::Cache::Prefix.into(),
+                cache: v1::KvCacheMode::Prefix.into(),
                 ..base()
             },
             "cache",
@@ -212,7 +212,7 @@ async fn keys_and_values_are_planned() {
         let output = run(folder.path(), &[&ask[..], &["--kv", kv, "--json"]].concat()).await;
         assert_eq!(output.status.code(), Some(i32::from(exit::OK)));
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(json["kv"], if kv == "auto" { "bf16" } else { kv });
+        assert_eq!(json["kv_cache_format"], if kv == "auto" { "bf16" } else { kv });
         let kinds = json["memory"].as_array().unwrap();
         let kind = kinds.iter().find(|kind| kind["kind"] == "cache").unwrap();
         kind["bytes"].as_u64().unwrap()
@@ -224,20 +224,20 @@ async fn keys_and_values_are_planned() {
     assert_eq!(cache("q8_0").await, numbers / 32 * 34);
 }
 
-fn started(events: &[Kind]) -> &v1::Started {
+fn started(events: &[Event]) -> &v1::GenerationStarted {
     let found = events.iter().find_map(|event| match event {
-        Kind::Started(started) => Some(started),
+        Event::Started(started) => Some(started),
         _ => None,
     });
     found.expect("a request that runs starts")
 }
 
 /// How tokens are chosen, as people read it.
-fn told(started: &v1::Started) -> Vec<String> {
+fn told(started: &v1::GenerationStarted) -> Vec<String> {
     let line = |setting: &v1::ResolvedSetting| {
         format!("{} {} ({})", setting.name, setting.value, setting.origin)
     };
-    started.sampling.iter().map(line).collect()
+    started.settings.iter().map(line).collect()
 }
 
 #[tokio::test]
@@ -260,20 +260,20 @@ async fn a_chat_model_is_drawn_from_and_its_seed_gives_the_answer_again() {
             "repetition_penalty 1.1 (built-in)"
         ]
     );
-    assert!(start.seed_drawn);
+    assert!(start.is_seed_drawn);
     let again = generate(&daemon, ask(Some(start.seed), false))
         .await
         .unwrap();
-    assert!(!started(&again).seed_drawn);
-    assert_eq!(done(&again).tokens, done(&first).tokens);
+    assert!(!started(&again).is_seed_drawn);
+    assert_eq!(done(&again).token_ids, done(&first).token_ids);
     let other = generate(&daemon, ask(None, false)).await.unwrap();
-    assert_ne!(done(&other).tokens, done(&first).tokens);
+    assert_ne!(done(&other).token_ids, done(&first).token_ids);
 
     let greedy = generate(&daemon, ask(None, true)).await.unwrap();
     assert_eq!(told(started(&greedy)), ["temperature 0 (request)"]);
-    assert!(!started(&greedy).seed_drawn);
+    assert!(!started(&greedy).is_seed_drawn);
     let again = generate(&daemon, ask(None, true)).await.unwrap();
-    assert_eq!(done(&again).tokens, done(&greedy).tokens);
+    assert_eq!(done(&again).token_ids, done(&greedy).token_ids);
 }
 
 #[tokio::test]
@@ -321,7 +321,7 @@ async fn an_answer_that_was_cut_says_so_and_why() {
     let ended = async |request: v1::GenerateRequest| {
         let events = generate(&daemon, request).await.unwrap();
         let done = done(&events);
-        (done.finish_reason(), done.cut)
+        (done.finish_reason(), done.is_truncated)
     };
     let short = tokens(&[5, 6, 7], 4);
     assert_eq!(ended(short.clone()).await, (v1::FinishReason::Length, true));

@@ -174,8 +174,8 @@ async fn a_port_beside_the_socket_has_the_same_services() {
         let channel = client::connect(Path::new(&url)).await.unwrap();
         let mut telemetry = TelemetryServiceClient::new(channel);
         let snapshot = telemetry.get_snapshot(v1::GetSnapshotRequest {}).await;
-        let server = snapshot.unwrap().into_inner().snapshot.unwrap().server;
-        assert_eq!(server.unwrap().socket, daemon.socket.to_str().unwrap());
+        let server = snapshot.unwrap().into_inner().snapshot.unwrap().daemon;
+        assert_eq!(server.unwrap().socket_path, daemon.socket.to_str().unwrap());
         daemon.snapshot().await;
     }
 }

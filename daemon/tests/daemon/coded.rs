@@ -70,8 +70,8 @@ async fn a_model_goes_into_a_file_and_back() {
     assert!(stdout(&output).contains("huffman"), "{}", stdout(&output));
     let output = run(folder.path(), &["inspect", "a.sluice", "--json"]).await;
     let shown: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
-    assert_eq!(shown["numbers"], 3_934_976);
-    assert!(shown["bits"].as_f64().unwrap() < 14.0, "{shown}");
+    assert_eq!(shown["elements"], 3_934_976);
+    assert!(shown["bits_per_weight"].as_f64().unwrap() < 14.0, "{shown}");
 
     let output = run(folder.path(), &["decompress", "a.sluice", "-o", "back"]).await;
     assert_eq!(code(&output), exit::OK, "{}", stderr(&output));

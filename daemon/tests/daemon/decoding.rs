@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 use sluice_proto::{
     model::DecodingChoice,
-    v1::{self, generation_event::Kind},
+    v1::{self, generation_event::Event},
 };
 use tonic::Code;
 
@@ -34,16 +34,16 @@ fn asked(words: &[(&str, &str)]) -> v1::GenerateRequest {
     request
 }
 
-fn started(events: &[Kind]) -> &v1::Started {
+fn started(events: &[Event]) -> &v1::GenerationStarted {
     let started = events.iter().find_map(|event| match event {
-        Kind::Started(started) => Some(started),
+        Event::Started(started) => Some(started),
         _ => None,
     });
     started.expect("every request starts")
 }
 
 /// Dial, cache, window, growth and speculation as they were resolved.
-fn resolved(started: &v1::Started) -> [String; 5] {
+fn resolved(started: &v1::GenerationStarted) -> [String; 5] {
     let window = started.window.map(|masks| masks.to_string());
     [
         started.dial.clone(),
@@ -90,8 +90,13 @@ async fn the_caches_of_the_reference_give_its_tokens() {
             ..request
         };
         let events = generate(&daemon, request).await.unwrap();
-        assert_eq!(done(&events).tokens, ids("generated"), "{}", case["name"]);
-        assert!(!done(&events).exact && !started(&events).exact);
+        assert_eq!(
+            done(&events).token_ids,
+            ids("generated"),
+            "{}",
+            case["name"]
+        );
+        assert!(!done(&events).is_exact && !started(&events).is_exact);
         compared += 1;
     }
     assert_eq!(compared, 14);
@@ -119,8 +124,8 @@ async fn each_way_of_decoding_fills_the_canvas_and_is_told() {
         }
         assert_eq!(told[0], "exact", "what nobody said");
         let done = done(&events);
-        assert_eq!(done.tokens.len(), 32, "{words:?}");
-        assert!(done.passes > 0 && !done.exact, "{words:?}");
+        assert_eq!(done.token_ids.len(), 32, "{words:?}");
+        assert!(done.passes > 0 && !done.is_exact, "{words:?}");
     }
 }
 
@@ -133,7 +138,7 @@ async fn a_canvas_that_is_lengthened_ends_within_its_length() {
         ..asked(&[("growth", "insert"), ("policy", "threshold:t=0.5")])
     };
     let events = generate(&daemon, request).await.unwrap();
-    assert!(done(&events).tokens.len() <= 96);
+    assert!(done(&events).token_ids.len() <= 96);
     assert_eq!(started(&events).growth, "insert");
 }
 
@@ -145,9 +150,9 @@ async fn drafts_give_the_same_tokens_in_no_more_passes() {
         let plain = generate(&daemon, plain).await.unwrap();
         let drafted = asked(&[("policy", policy), ("speculation", "draft:branches=4")]);
         let drafted = generate(&daemon, drafted).await.unwrap();
-        assert_eq!(done(&drafted).tokens, done(&plain).tokens);
+        assert_eq!(done(&drafted).token_ids, done(&plain).token_ids);
         assert!(done(&drafted).passes <= done(&plain).passes);
-        assert_eq!(done(&drafted).exact, done(&plain).exact);
+        assert_eq!(done(&drafted).is_exact, done(&plain).is_exact);
     }
 }
 
@@ -159,9 +164,11 @@ async fn what_does_not_go_together_is_refused_and_the_daemon_lives_on() {
         change(&mut request);
         request
     };
-    let pinned = v1::Pin {
+    let pinned = v1::CanvasPin {
         position: 2,
-        content: Some(v1::pin::Content::Tokens(v1::TokenIds { ids: vec![9] })),
+        content: Some(v1::canvas_pin::Content::Tokens(v1::TokenIds {
+            ids: vec![9],
+        })),
     };
     for (request, reason, message) in [
         (
@@ -175,7 +182,7 @@ async fn what_does_not_go_together_is_refused_and_the_daemon_lives_on() {
             "growth: has no value 9",
         ),
         (
-            with(|request| request.cache_options = Some(v1::CacheOptions::default())),
+            with(|request| request.cache_options = Some(v1::KvCacheReuse::default())),
             "INVALID_FIELD",
             "cache_options: say how a cache is kept; name it",
         ),
@@ -209,7 +216,7 @@ async fn what_does_not_go_together_is_refused_and_the_daemon_lives_on() {
         assert!(error.message.contains(message), "{}", error.message);
     }
     let events = generate(&daemon, asked(&[])).await.unwrap();
-    assert!(done(&events).exact);
+    assert!(done(&events).is_exact);
 }
 
 #[tokio::test]
@@ -246,15 +253,17 @@ async fn the_daemons_dial_is_for_requests_that_say_nothing() {
 async fn a_causal_model_has_no_dial() {
     let folder = checkpoints::fixture("llama-tiny");
     let daemon = Daemon::with_model(&folder, &["--dial", "fast"]).await;
-    let with = |dial: v1::Dial| v1::GenerateRequest {
+    let with = |dial: v1::DecodingPreset| v1::GenerateRequest {
         dial: dial.into(),
         ..tokens(&[1, 2, 3], 4)
     };
-    let events = generate(&daemon, with(v1::Dial::Unspecified))
+    let events = generate(&daemon, with(v1::DecodingPreset::Unspecified))
         .await
         .unwrap();
     assert_eq!(resolved(started(&events)), [""; 5].map(str::to_owned));
-    let error = generate(&daemon, with(v1::Dial::Fast)).await.unwrap_err();
+    let error = generate(&daemon, with(v1::DecodingPreset::Fast))
+        .await
+        .unwrap_err();
     assert_eq!(error.code, Code::InvalidArgument);
     assert_eq!(error.reason.as_deref(), Some("ONLY_MASKED"));
     assert!(error.message.contains("dial"), "{}", error.message);

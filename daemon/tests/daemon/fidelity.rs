@@ -15,17 +15,17 @@ const STORIES: &str = include_str!("../../model/sample.txt");
 fn texts(texts: &[&str]) -> v1::MeasureFidelityRequest {
     let texts = texts.iter().map(|text| (*text).to_owned()).collect();
     v1::MeasureFidelityRequest {
-        samples: Some(Samples::Texts(v1::Texts { texts })),
+        samples: Some(Samples::Texts(v1::SampleTexts { texts })),
         seed: Some(3),
         ..Default::default()
     }
 }
 
 fn ids(samples: &[Vec<u32>]) -> v1::MeasureFidelityRequest {
-    let sample = |ids: &Vec<u32>| v1::Sample { ids: ids.clone() };
+    let sample = |ids: &Vec<u32>| v1::TokenSample { ids: ids.clone() };
     let samples = samples.iter().map(sample).collect();
     v1::MeasureFidelityRequest {
-        samples: Some(Samples::Ids(v1::SampleIds { samples })),
+        samples: Some(Samples::Tokens(v1::SampleTokens { samples })),
         ..texts(&[])
     }
 }
@@ -119,10 +119,10 @@ async fn fewer_bits_are_further_from_the_checkpoints_own_weights() {
     let line = daemon.request(aggressive.request_id).await;
     assert_eq!(line.kind(), v1::RequestKind::Fidelity);
     assert_eq!(line.state(), v1::RequestState::Done);
-    let watch = v1::WatchRequestRequest {
-        request_id: aggressive.request_id,
+    let watch = v1::WatchGenerationRequest {
+        operation_id: aggressive.request_id,
     };
-    let refused = daemon.generation().await.watch_request(watch).await;
+    let refused = daemon.generation().await.watch_generation(watch).await;
     let refused = CallError::from(refused.unwrap_err());
     assert_eq!(refused.reason.as_deref(), Some("NOT_A_GENERATION"));
     let after = daemon.snapshot().await;
@@ -223,7 +223,7 @@ async fn each_wrong_measurement_is_explained_and_the_daemon_lives_on() {
             (code, Some(reason), message)
         );
     }
-    assert_eq!(daemon.snapshot().await.totals.unwrap().requests_refused, 8);
+    assert_eq!(daemon.snapshot().await.totals.unwrap().refused_requests, 8);
     let extreme = measure(&daemon, at("extreme", good())).await.unwrap_err();
     assert!(extreme.message.starts_with("level: "), "{extreme}");
     // Ids need no tokenizer.

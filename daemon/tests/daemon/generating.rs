@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::Value;
-use sluice_proto::v1::{self, generation_event::Kind};
+use sluice_proto::v1::{self, generation_event::Event};
 
 use crate::support::{Daemon, chat, checkpoints, done, generate, tokens, within};
 
@@ -34,9 +34,9 @@ async fn the_reference_tokens_come_out() {
             };
             let events = generate(&daemon, request).await.unwrap();
             let done = done(&events);
-            assert_eq!(done.tokens, ids("generated"), "{name} {}", case["name"]);
+            assert_eq!(done.token_ids, ids("generated"), "{name} {}", case["name"]);
             assert_eq!(done.passes, number("steps"));
-            assert!(done.exact);
+            assert!(done.is_exact);
             assert_eq!(done.text, None, "there is no tokenizer");
             compared += 1;
         }
@@ -56,7 +56,7 @@ async fn the_same_seed_gives_the_same_tokens() {
         };
         let events = generate(&daemon, request).await.unwrap();
         let done = done(&events);
-        (done.seed, done.tokens.clone())
+        (done.seed, done.token_ids.clone())
     };
     let first = run(Some(5)).await;
     assert_eq!(run(Some(5)).await, first);
@@ -74,11 +74,11 @@ async fn the_embedded_model_answers_in_words() {
     assert!(model.is_demonstration && model.shape.unwrap().has_tokenizer);
 
     let events = generate(&daemon, chat("Tell me a story.")).await.unwrap();
-    let Kind::Queued(queued) = &events[0] else {
+    let Event::Queued(queued) = &events[0] else {
         panic!("the first event is {:?}", events[0]);
     };
     assert_eq!((queued.request_id, queued.ahead), (1, 0));
-    let Kind::Started(started) = &events[1] else {
+    let Event::Started(started) = &events[1] else {
         panic!("the second event is {:?}", events[1]);
     };
     assert_eq!((started.length, started.blocks, started.steps), (32, 8, 32));
@@ -91,7 +91,7 @@ async fn the_embedded_model_answers_in_words() {
     let text = done.text.clone().unwrap();
     let mut stable: &[u8] = b"";
     for event in &events {
-        let Kind::PassDone(pass) = event else {
+        let Event::PassDone(pass) = event else {
             continue;
         };
         let next = &pass.stable_text;
@@ -108,9 +108,9 @@ async fn pinned_words_stay() {
     let daemon = Daemon::embedded().await;
     let request = v1::GenerateRequest {
         eos: v1::EosPolicy::Suppress.into(),
-        pins: vec![v1::Pin {
+        pins: vec![v1::CanvasPin {
             position: 4,
-            content: Some(v1::pin::Content::Text(" red kite".to_owned())),
+            content: Some(v1::canvas_pin::Content::Text(" red kite".to_owned())),
         }],
         ..chat("Tell me a story.")
     };
@@ -118,7 +118,7 @@ async fn pinned_words_stay() {
     let text = done(&events).text.clone().unwrap();
     assert!(text.contains(" red kite"), "{text}");
     let pinned = events.iter().find_map(|event| match event {
-        Kind::Started(started) => Some(started.pinned.clone()),
+        Event::Started(started) => Some(started.pinned.clone()),
         _ => None,
     });
     let pieces: Vec<u8> = pinned
@@ -134,7 +134,7 @@ fn edit() -> v1::GenerateRequest {
     let text = "Mia went to the lake with a blue boat. Then she went home.";
     let start = text.find("blue").unwrap();
     v1::GenerateRequest {
-        input: Some(v1::generate_request::Input::Edit(v1::Edit {
+        input: Some(v1::generate_request::Input::Edit(v1::TextEdit {
             text: text.to_owned(),
             span_start_bytes: start as u32,
             span_end_bytes: (start + 4) as u32,

@@ -62,8 +62,8 @@ impl Setting {
     fn slowly(&self, output: &str) -> v1::CompressRequest {
         v1::CompressRequest {
             path: self.text("source"),
-            output: self.text(output),
-            how: Some(How::Bits(4.5)),
+            output_path: self.text(output),
+            how: Some(How::BitsPerWeight(4.5)),
             threads: Some(1),
             ..Default::default()
         }
@@ -75,8 +75,8 @@ impl Setting {
 
     async fn decompress(&self, file: &str, output: &str) -> Result<Vec<Kind>, CallError> {
         let request = v1::DecompressRequest {
-            path: self.text(file),
-            output: self.text(output),
+            input_path: self.text(file),
+            output_path: self.text(output),
             threads: None,
         };
         all(self.daemon.jobs().await.decompress(request).await).await
@@ -84,7 +84,7 @@ impl Setting {
 
     async fn verify(&self, file: &str) -> Result<Vec<Kind>, CallError> {
         let path = self.text(file);
-        let request = v1::VerifyRequest { path };
+        let request = v1::VerifyRequest { input_path: path };
         all(self.daemon.jobs().await.verify(request).await).await
     }
 
@@ -145,8 +145,8 @@ async fn a_model_goes_into_a_file_and_back() {
     let setting = Setting::new().await;
     let request = v1::CompressRequest {
         path: demo().to_str().unwrap().to_owned(),
-        output: setting.text("a.sluice"),
-        all: true,
+        output_path: setting.text("a.sluice"),
+        all_tensors: true,
         ..Default::default()
     };
     let events = setting.compress(request.clone()).await.unwrap();
@@ -160,8 +160,8 @@ async fn a_model_goes_into_a_file_and_back() {
         panic!("{events:?}")
     };
     let length = fs::metadata(setting.path("a.sluice")).unwrap().len();
-    assert_eq!(made.bytes, length);
-    assert!(made.bytes < made.original_bytes && made.error.is_none());
+    assert_eq!(made.file_bytes, length);
+    assert!(made.file_bytes < made.original_bytes && made.relative_error.is_none());
 
     // It isn't written twice.
     let before = fs::read(setting.path("a.sluice")).unwrap();
@@ -176,7 +176,7 @@ async fn a_model_goes_into_a_file_and_back() {
     let job_result::Kind::Verified(found) = result(&events) else {
         panic!("{events:?}")
     };
-    assert_eq!((found.damaged_places, found.bytes), (0, length));
+    assert_eq!((found.damaged_places, found.file_bytes), (0, length));
 
     let events = setting.decompress("a.sluice", "back").await.unwrap();
     assert!(matches!(result(&events), job_result::Kind::Decompressed(_)));
@@ -194,17 +194,17 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
     let setting = Setting::new().await;
     let request = v1::CompressRequest {
         name: "sluice-demo".to_owned(),
-        output: setting.text("demo.sluice"),
-        how: Some(How::Bits(5.0)),
-        tile: Some(128),
-        keep: vec!["*.0.*".to_owned()],
+        output_path: setting.text("demo.sluice"),
+        how: Some(How::BitsPerWeight(5.0)),
+        tile_elements: Some(128),
+        keep_tensors: vec!["*.0.*".to_owned()],
         ..Default::default()
     };
     let events = setting.compress(request).await.unwrap();
     let job_result::Kind::Compressed(made) = result(&events) else {
         panic!("{events:?}")
     };
-    assert!(made.error.is_some_and(|error| error < 0.2));
+    assert!(made.relative_error.is_some_and(|error| error < 0.2));
 
     let request = v1::InspectModelRequest {
         path: setting.text("demo.sluice"),
@@ -212,7 +212,7 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
     };
     let answer = setting.daemon.models().await.inspect_model(request).await;
     let answer = answer.unwrap().into_inner();
-    assert_eq!(answer.not_loadable, "");
+    assert_eq!(answer.not_loadable_reason, "");
     let model = answer.model.unwrap();
     assert_eq!(
         (model.family.as_str(), model.parameters),
@@ -220,25 +220,28 @@ async fn a_model_is_compressed_by_its_name_and_inspected() {
     );
     assert_eq!(
         (model.file_format.as_str(), model.disk_bytes),
-        ("sluice", made.bytes)
+        ("sluice", made.file_bytes)
     );
-    let coded = answer.coded.unwrap();
-    assert_eq!((coded.tile, coded.bytes), (128, made.bytes));
+    let coded = answer.container.unwrap();
+    assert_eq!(
+        (coded.tile_elements, coded.file_bytes),
+        (128, made.file_bytes)
+    );
     let schemes: Vec<_> = coded
-        .schemes
+        .summaries
         .iter()
-        .map(|sum| sum.scheme.as_str())
+        .map(|sum| sum.compression.as_str())
         .collect();
     assert_eq!(schemes, ["plain", "huffman", "rate"]);
-    let numbers: u64 = coded.schemes.iter().map(|sum| sum.numbers).sum();
+    let numbers: u64 = coded.summaries.iter().map(|sum| sum.elements).sum();
     assert_eq!(numbers, 3_934_976);
-    let is_kept = |tensor: &&v1::CodedTensor| tensor.name.contains(".0.");
+    let is_kept = |tensor: &&v1::ContainerTensor| tensor.name.contains(".0.");
     assert!(
         coded
             .tensors
             .iter()
             .filter(is_kept)
-            .all(|tensor| tensor.scheme == "plain")
+            .all(|tensor| tensor.compression == "plain")
     );
     let has = |name: &str| coded.files.iter().any(|file| file.name == name);
     assert!(has("config.json") && has("tokenizer.json") && has("model.safetensors"));
@@ -254,7 +257,7 @@ async fn damage_is_told_with_tensor_and_tile() {
     let setting = Setting::new().await;
     let request = v1::CompressRequest {
         path: demo().to_str().unwrap().to_owned(),
-        output: setting.text("a.sluice"),
+        output_path: setting.text("a.sluice"),
         ..Default::default()
     };
     setting.compress(request).await.unwrap();
@@ -304,7 +307,7 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
     let setting = Setting::new().await;
     let request = || v1::CompressRequest {
         path: demo().to_str().unwrap().to_owned(),
-        output: setting.text("a.sluice"),
+        output_path: setting.text("a.sluice"),
         ..Default::default()
     };
     let with = |change: fn(&mut v1::CompressRequest)| {
@@ -318,26 +321,29 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
             "path: must be absolute",
         ),
         (
-            with(|r| r.output = "a.sluice".to_owned()),
+            with(|r| r.output_path = "a.sluice".to_owned()),
             "output: must be absolute",
         ),
         (
-            with(|r| r.output = "/tmp/a.gguf".to_owned()),
+            with(|r| r.output_path = "/tmp/a.gguf".to_owned()),
             "output: must end in NAME.sluice",
         ),
-        (with(|r| r.output = String::new()), "output: is missing"),
         (
-            with(|r| r.tile = Some(100)),
+            with(|r| r.output_path = String::new()),
+            "output: is missing",
+        ),
+        (
+            with(|r| r.tile_elements = Some(100)),
             "tile: must be one of 128, 256, 512",
         ),
         (
-            with(|r| r.how = Some(How::Bits(9.0))),
+            with(|r| r.how = Some(How::BitsPerWeight(9.0))),
             "bits: must lie between 1.5 and 6",
         ),
         (with(|r| r.how = Some(How::Coder(7))), "coder: 7 is unknown"),
         (with(|r| r.threads = Some(0)), "threads: must be at least 1"),
         (
-            with(|r| r.keep = vec!["*".to_owned(); 65]),
+            with(|r| r.keep_tensors = vec!["*".to_owned(); 65]),
             "keep: has 65 patterns",
         ),
         (
@@ -367,7 +373,7 @@ async fn what_makes_no_sense_is_refused_with_its_reason() {
             "CHECKPOINT_NOT_FOUND",
         ),
         (
-            with(|r| r.output = "/nowhere/a.sluice".to_owned()),
+            with(|r| r.output_path = "/nowhere/a.sluice".to_owned()),
             Code::NotFound,
             "FILE_NOT_FOUND",
         ),
@@ -449,7 +455,7 @@ async fn a_job_outlives_its_caller_and_generation_goes_on_beside_it() {
     let events = generate(&setting.daemon, tokens(&[1, 2, 3], 16))
         .await
         .unwrap();
-    assert_eq!(done(&events).tokens.len(), 16);
+    assert_eq!(done(&events).token_ids.len(), 16);
     assert_eq!(setting.list().await[0].state(), v1::JobState::Running);
 
     let request = v1::WatchJobRequest { job_id: id };
@@ -508,13 +514,13 @@ async fn a_cancelled_way_back_leaves_nothing() {
     setting.large().await;
     let request = v1::CompressRequest {
         path: setting.text("source"),
-        output: setting.text("a.sluice"),
+        output_path: setting.text("a.sluice"),
         ..Default::default()
     };
     setting.compress(request).await.unwrap();
     let request = v1::DecompressRequest {
-        path: setting.text("a.sluice"),
-        output: setting.text("back"),
+        input_path: setting.text("a.sluice"),
+        output_path: setting.text("back"),
         threads: Some(1),
     };
     let answer = setting.daemon.jobs().await.decompress(request).await;

@@ -106,16 +106,16 @@ impl Setting {
         converted
     }
 
-    async fn kept(&self) -> Vec<v1::KeptWeights> {
+    async fn kept(&self) -> Vec<v1::ConvertedWeights> {
         let request = v1::ListModelsRequest {};
         let answer = self.daemon.models().await.list_models(request).await;
-        answer.unwrap().into_inner().kept
+        answer.unwrap().into_inner().converted_weights
     }
 
     async fn remove_kept(&self) -> v1::RemoveModelResponse {
         let request = v1::RemoveModelRequest {
             name: NAME.to_owned(),
-            kept_only: true,
+            converted_weights_only: true,
             ..Default::default()
         };
         let answer = self.daemon.models().await.remove_model(request).await;
@@ -184,7 +184,7 @@ async fn the_embedded_model_is_inspected_and_stays() {
     let not_loadable = facts
         .levels
         .iter()
-        .filter(|level| !level.not_loadable.is_empty());
+        .filter(|level| !level.not_loadable_reason.is_empty());
     assert_eq!(not_loadable.count(), 0);
     let error = setting.remove("sluice-demo", true).await.unwrap_err();
     assert_eq!(error.reason.as_deref(), Some("EMBEDDED"));
@@ -222,7 +222,7 @@ async fn a_model_is_pulled_listed_inspected_loaded_and_removed() {
         .await
         .unwrap()
         .into_inner();
-    assert_eq!(facts.not_loadable, "");
+    assert_eq!(facts.not_loadable_reason, "");
     assert!(
         facts
             .facts
@@ -268,7 +268,7 @@ async fn a_model_is_pulled_listed_inspected_loaded_and_removed() {
     let events = generate(&setting.daemon, tokens(&[1, 2, 3], 8))
         .await
         .unwrap();
-    assert_eq!(done(&events).tokens.len(), 8);
+    assert_eq!(done(&events).token_ids.len(), 8);
 
     let error = setting.remove(NAME, false).await.unwrap_err();
     assert_eq!(error.reason.as_deref(), Some("MODEL_IN_USE"));
@@ -396,7 +396,7 @@ async fn failures_of_a_hub_come_with_a_hint() {
     // The caller's own token goes along, for this call.
     let request = v1::PullModelRequest {
         name: NAME.to_owned(),
-        token: "hf_right".to_owned(),
+        hub_token: "hf_right".to_owned(),
         ..Default::default()
     };
     let mut stream = setting
@@ -535,7 +535,7 @@ async fn an_unloaded_model_gives_its_memory_back_to_the_system() {
         answer.unwrap().into_inner()
     };
     let went = unload().await;
-    assert_eq!(went.name, "slow-checkpoint");
+    assert_eq!(went.model, "slow-checkpoint");
     let weights = before.plan.unwrap().resident_bytes;
     assert!(weights > 20 << 20, "{weights}");
     assert!(went.device_bytes_before - went.device_bytes_after >= weights);
@@ -559,7 +559,7 @@ async fn an_unloaded_model_gives_its_memory_back_to_the_system() {
     // It was asked for, so it stays away.
     let error = generate(&daemon, tokens(&[1, 2, 3], 8)).await.unwrap_err();
     assert_eq!(error.reason.as_deref(), Some("NO_MODEL"));
-    assert_eq!(unload().await.name, "");
+    assert_eq!(unload().await.model, "");
 }
 
 #[tokio::test]
@@ -586,11 +586,11 @@ async fn an_idle_model_goes_and_the_next_request_has_it_back() {
         generate(&daemon, tokens(&[1, 2, 3], 8))
     );
     let (first, second) = (first.unwrap(), second.unwrap());
-    let is_loading = |kind: &v1::generation_event::Kind| matches!(kind, v1::generation_event::Kind::Loading(loading) if loading.model == "slow-checkpoint");
+    let is_loading = |kind: &v1::generation_event::Event| matches!(kind, v1::generation_event::Event::Loading(loading) if loading.model == "slow-checkpoint");
     // The second may have come when it was awake again.
     assert!(first.iter().any(is_loading) || second.iter().any(is_loading));
     assert_eq!(daemon.log().matches("a request wakes the model").count(), 1);
-    assert_eq!(done(&first).tokens, done(&second).tokens);
+    assert_eq!(done(&first).token_ids, done(&second).token_ids);
 
     daemon.model_state(v1::ModelState::Asleep).await;
     let score = v1::ScoreRequest {
@@ -620,7 +620,7 @@ async fn a_running_request_keeps_its_model() {
     daemon.model_state(v1::ModelState::Asleep).await;
     // Far longer than the time without requests.
     let events = generate(&daemon, tokens(&[1, 2, 3], 96)).await.unwrap();
-    assert_eq!(done(&events).tokens.len(), 96);
+    assert_eq!(done(&events).token_ids.len(), 96);
     tokio::time::timeout(
         Duration::from_secs(60),
         daemon.model_state(v1::ModelState::Asleep),
@@ -640,14 +640,14 @@ async fn converted_weights_are_kept_listed_and_removed() {
     let told = (&kept[0].model[..], &kept[0].level[..], kept[0].is_in_use);
     assert_eq!((kept.len(), told), (1, (NAME, "moderate", true)));
     let removed = setting.remove_kept().await;
-    assert_eq!((removed.kept_removed, removed.kept_in_use), (0, 1));
+    assert_eq!((removed.removed_files, removed.files_in_use), (0, 1));
 
     assert!(!setting.switch("standard").await);
     assert!(!setting.switch("moderate").await, "it is read");
     assert!(!setting.switch("standard").await);
     let removed = setting.remove_kept().await;
     assert_eq!(
-        (removed.kept_removed, removed.freed_bytes),
+        (removed.removed_files, removed.freed_bytes),
         (1, kept[0].bytes)
     );
     assert!(setting.kept().await.is_empty());

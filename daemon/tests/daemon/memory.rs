@@ -44,7 +44,7 @@ async fn look(daemon: &Daemon, when: &str) -> (u64, u64) {
         held / MIB
     );
     let beyond = resident.saturating_sub(held);
-    assert_eq!(host.resident_beyond_bytes, Some(beyond));
+    assert_eq!(host.resident_other_bytes, Some(beyond));
     (held, resident)
 }
 

@@ -55,14 +55,14 @@ async fn restore_to(daemon: &Daemon, to: &str) -> Result<Vec<Kind>, CallError> {
     all(answer.into_inner()).await
 }
 
-fn planned(kinds: &[Kind]) -> &v1::ApplyPlanned {
+fn planned(kinds: &[Kind]) -> &v1::PlannedChange {
     match kinds.first() {
         Some(Kind::Planned(planned)) => planned,
         other => panic!("the first answer is {other:?}"),
     }
 }
 
-fn applied(kinds: &[Kind]) -> &v1::Applied {
+fn applied(kinds: &[Kind]) -> &v1::ApplyResult {
     match kinds.last() {
         Some(Kind::Applied(applied)) => applied,
         other => panic!("the last answer is {other:?}"),
@@ -92,7 +92,7 @@ async fn a_plan_is_made_for_the_loaded_model_a_preset_or_a_path_and_changes_noth
     };
     let small = plan(&daemon, small).await.unwrap();
     assert!(small.streamed_bytes_per_pass > 0 && small.peak_bytes <= small.budget_bytes);
-    assert!(small.slots.unwrap().count >= 3);
+    assert!(small.staging_buffers.unwrap().count >= 3);
 
     let preset = v1::PlanRequest {
         model: Some(v1::plan_request::Model::Preset("llada-8b".to_owned())),
@@ -122,7 +122,10 @@ async fn a_plan_is_made_for_the_loaded_model_a_preset_or_a_path_and_changes_noth
         after.device.unwrap().used_bytes,
         before.device.unwrap().used_bytes
     );
-    assert_eq!((after.epoch, after.plan), (before.epoch, before.plan));
+    assert_eq!(
+        (after.weights_version, after.plan),
+        (before.weights_version, before.plan)
+    );
 }
 
 #[tokio::test]
@@ -221,9 +224,9 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
         let plan = applied(&kinds).plan.as_ref().unwrap();
         assert!(!plan.is_estimate && (name == "auto" || plan.level == name));
         let found = done(&generate(&daemon, request()).await.unwrap()).clone();
-        assert_eq!(found.exact, plan.is_lossless, "{name}");
+        assert_eq!(found.is_exact, plan.is_lossless, "{name}");
         if plan.is_lossless {
-            assert_eq!(found.tokens, expected.tokens, "{name}");
+            assert_eq!(found.token_ids, expected.token_ids, "{name}");
         }
     }
 
@@ -252,7 +255,7 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
     let settings = daemon.snapshot().await.settings.unwrap();
     let substitution = settings.substitution.unwrap();
     assert_eq!(
-        (substitution.asked.as_str(), &substitution.taken),
+        (substitution.requested.as_str(), &substitution.used),
         ("off", &settings.level)
     );
     assert!(daemon.log().contains("takes the place of off"));
@@ -272,7 +275,7 @@ async fn every_level_is_switched_to_from_a_plain_folder_and_what_can_not_be_had_
 async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
     let daemon = slow(&[]).await;
     let expected = done(&generate(&daemon, long()).await.unwrap())
-        .tokens
+        .token_ids
         .clone();
 
     let less = streaming_budget(&daemon).await;
@@ -281,18 +284,25 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
     let planned = planned(&kinds);
     let after = planned.plan.as_ref().unwrap();
     assert!(after.peak_bytes <= less && after.streamed_bytes_per_pass > 0);
-    assert_eq!(planned.before.as_ref().unwrap().streamed_bytes_per_pass, 0);
-    assert!(planned.steps > 0);
+    assert_eq!(
+        planned
+            .plan_before
+            .as_ref()
+            .unwrap()
+            .streamed_bytes_per_pass,
+        0
+    );
+    assert!(planned.total_steps > 0);
     let applied = applied(&kinds);
     assert_eq!(applied.plan.as_ref().unwrap().peak_bytes, after.peak_bytes);
     assert!(applied.device_bytes <= less && applied.elapsed_ms > 0.0);
 
     let events = rest(&mut stream).await.unwrap();
     let last = done(&events);
-    assert_eq!(last.tokens, expected);
-    assert!(last.exact, "streaming changes no weight");
+    assert_eq!(last.token_ids, expected);
+    assert!(last.is_exact, "streaming changes no weight");
     let streamed = events.iter().any(|event| match event {
-        generation_event::Kind::PassDone(pass) => pass.streamed_bytes > 0,
+        generation_event::Event::PassDone(pass) => pass.streamed_bytes > 0,
         _ => false,
     });
     assert!(streamed);
@@ -305,10 +315,10 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
         (settings.budget_bytes, settings.is_default_budget),
         (less, false)
     );
-    let measured = snapshot.measured.unwrap();
-    assert!(measured.passes > 0 && measured.mean_pass_ms.unwrap() > 0.0);
+    let measured = snapshot.passes.unwrap();
+    assert!(measured.count > 0 && measured.mean_ms.unwrap() > 0.0);
     assert!(measured.streamed_bytes > 0 && measured.peak_bytes.unwrap() <= less);
-    let places = snapshot.layers.iter().flat_map(|layer| &layer.units);
+    let places = snapshot.layers.iter().flat_map(|layer| &layer.groups);
     assert!(
         places
             .clone()
@@ -332,12 +342,12 @@ async fn a_budget_changes_while_a_text_is_made_and_the_text_is_the_same() {
 }
 
 /// What a pass took, or all of them.
-fn took(ms: f64, waited_ms: f64, phases: Option<&v1::Phases>) -> v1::Phases {
+fn took(ms: f64, waited_ms: f64, phases: Option<&v1::PassPhases>) -> v1::PassPhases {
     let phases = *phases.expect("the CPU is timed");
-    let known = phases.attention_ms + phases.multiply_ms + phases.decode_ms + phases.head_ms;
+    let known = phases.attention_ms + phases.matmul_ms + phases.decompress_ms + phases.lm_head_ms;
     let all = known + phases.other_ms + waited_ms;
     assert!((all - ms).abs() < 1e-6 * ms, "{all} of {ms}: {phases:?}");
-    assert!(phases.attention_ms > 0.0 && phases.multiply_ms > 0.0 && phases.head_ms > 0.0);
+    assert!(phases.attention_ms > 0.0 && phases.matmul_ms > 0.0 && phases.lm_head_ms > 0.0);
     phases
 }
 
@@ -352,7 +362,7 @@ async fn passes_tell_where_their_time_went() {
         let events = generate(&daemon, tokens(&[1, 2, 3], 16)).await.unwrap();
         let (mut seen_ms, mut copy_ms) = (0.0, 0.0);
         for event in &events {
-            if let generation_event::Kind::PassDone(pass) = event {
+            if let generation_event::Event::PassDone(pass) = event {
                 seen_ms += pass.pass_ms;
                 copy_ms += took(pass.pass_ms, pass.waited_ms, pass.phases.as_ref()).copy_ms;
             }
@@ -371,19 +381,19 @@ async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
     let daemon = slow(&[]).await;
     let request = || tokens(&[1, 2, 3], 96);
     let expected = done(&generate(&daemon, request()).await.unwrap()).clone();
-    assert!(expected.exact);
+    assert!(expected.is_exact);
 
     let kinds = apply(&daemon, level("aggressive")).await.unwrap();
     let aggressive = applied(&kinds).clone();
     let events = generate(&daemon, request()).await.unwrap();
-    assert!(!done(&events).exact);
+    assert!(!done(&events).is_exact);
     let started = events.iter().find_map(|event| match event {
-        generation_event::Kind::Started(started) => Some(started),
+        generation_event::Event::Started(started) => Some(started),
         _ => None,
     });
     let started = started.unwrap();
     assert_eq!(
-        (started.level.as_str(), started.exact),
+        (started.level.as_str(), started.is_exact),
         ("aggressive", false)
     );
     assert!(
@@ -403,8 +413,8 @@ async fn a_lossy_level_says_so_and_restore_is_as_if_it_had_never_been() {
     assert_eq!(restored.plan.as_ref().unwrap().level, "standard");
     assert!(restored.device_bytes > aggressive.device_bytes);
     let again = generate(&daemon, request()).await.unwrap();
-    assert_eq!(done(&again).tokens, expected.tokens);
-    assert!(done(&again).exact);
+    assert_eq!(done(&again).token_ids, expected.token_ids);
+    assert!(done(&again).is_exact);
 }
 
 #[tokio::test]
@@ -418,7 +428,7 @@ async fn how_long_it_takes_is_told_for_the_canvas_that_was_asked_for() {
     let usual = plan(&daemon, v1::PlanRequest::default()).await.unwrap();
     let events = generate(&daemon, tokens(&[1, 2, 3], 96)).await.unwrap();
     let told = events.iter().find_map(|event| match event {
-        generation_event::Kind::Started(started) => started.estimated_ms,
+        generation_event::Event::Started(started) => started.estimated_ms,
         _ => None,
     });
     let told = told.unwrap();
@@ -457,7 +467,7 @@ async fn what_is_streamed_at_a_lossy_level_is_converted_into_the_cache() {
     let plan = applied(&kinds).plan.as_ref().unwrap();
     assert!(plan.streamed_bytes_per_pass > 0 && !plan.is_lossless);
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
-    assert!(!done(&rest(&mut stream).await.unwrap()).exact);
+    assert!(!done(&rest(&mut stream).await.unwrap()).is_exact);
 }
 
 #[tokio::test]
@@ -490,7 +500,10 @@ async fn a_change_that_makes_no_sense_leaves_all_as_it_was() {
     }
     let after = daemon.snapshot().await;
     assert_eq!(after.settings, before.settings);
-    assert_eq!((after.plan, after.epoch), (before.plan, before.epoch));
+    assert_eq!(
+        (after.plan, after.weights_version),
+        (before.plan, before.weights_version)
+    );
     generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
 }
 

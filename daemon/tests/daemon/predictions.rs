@@ -1,6 +1,6 @@
 //! Predicted times learn from the passes that ran.
 
-use sluice_proto::v1::{self, generation_event::Kind};
+use sluice_proto::v1::{self, generation_event::Event};
 
 use crate::support::{Daemon, checkpoints, generate, tokens};
 
@@ -24,10 +24,10 @@ async fn a_predicted_pass_is_corrected_by_those_like_it() {
     // A canvas of 64, a pass for each masked position.
     let events = generate(&daemon, tokens(&[1, 2, 3, 4], 60)).await.unwrap();
     let took_ms = events.iter().filter_map(|event| match event {
-        Kind::PassDone(pass) => Some(pass.pass_ms),
+        Event::PassDone(pass) => Some(pass.pass_ms),
         _ => None,
     });
-    let measured_ms = daemon.snapshot().await.measured.unwrap().mean_pass_ms;
+    let measured_ms = daemon.snapshot().await.passes.unwrap().mean_ms;
     let after = plan(&daemon, 64).await;
     let (now_ms, correction) = (after.pass_ms.unwrap(), after.pass_correction.unwrap());
     // On a machine that others share a pass takes what it takes. Whatever is made of them lies among them, or on the way there

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use sluice_proto::{
     client::CallError,
-    v1::{self, generation_event::Kind},
+    v1::{self, generation_event::Event},
 };
 use tonic::{Code, Request};
 
@@ -32,7 +32,7 @@ async fn a_running_request_is_cancelled_by_its_id() {
     let done = done(&events);
     assert_eq!(done.finish_reason(), v1::FinishReason::Cancelled);
     assert!(
-        done.tokens.contains(&2040),
+        done.token_ids.contains(&2040),
         "open positions hold the mask's id"
     );
     assert!(done.passes < 200, "{} passes", done.passes);
@@ -57,7 +57,7 @@ async fn a_running_request_is_cancelled_by_its_id() {
         .unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
     let totals = daemon.snapshot().await.totals.unwrap();
-    assert_eq!((totals.requests_cancelled, totals.requests_done), (1, 0));
+    assert_eq!((totals.cancelled_requests, totals.done_requests), (1, 0));
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn a_full_queue_refuses_at_once() {
         .await
         .unwrap()
         .into_inner();
-    let Some(Kind::Queued(queued)) = crate::support::next(&mut waiting).await.unwrap() else {
+    let Some(Event::Queued(queued)) = crate::support::next(&mut waiting).await.unwrap() else {
         panic!("a waiting request says so");
     };
     assert_eq!(queued.ahead, 1);
@@ -106,7 +106,7 @@ async fn a_full_queue_refuses_at_once() {
     let snapshot = daemon.snapshot().await;
     let queue = snapshot.queue.unwrap();
     assert_eq!((queue.capacity, queue.waiting, queue.running), (1, 1, 1));
-    assert_eq!(snapshot.totals.unwrap().requests_refused, 1);
+    assert_eq!(snapshot.totals.unwrap().refused_requests, 1);
     let states: Vec<_> = snapshot
         .requests
         .iter()
@@ -128,7 +128,7 @@ async fn a_full_queue_refuses_at_once() {
         .await
         .unwrap();
     let events = rest(&mut waiting).await.unwrap();
-    assert_eq!(done(&events).tokens, [2040; 256]);
+    assert_eq!(done(&events).token_ids, [2040; 256]);
     assert!(daemon.generation().await.generate(long()).await.is_ok());
 }
 
@@ -157,18 +157,18 @@ async fn a_deadline_holds_for_the_whole_stream() {
 async fn a_late_joiner_gets_what_it_missed() {
     let daemon = slow(&[]).await;
     let (id, mut stream) = daemon.running(long()).await;
-    let watch = v1::WatchRequestRequest { request_id: id };
+    let watch = v1::WatchGenerationRequest { operation_id: id };
     let mut client = daemon.generation().await;
-    let mut late = client.watch_request(watch).await.unwrap().into_inner();
+    let mut late = client.watch_generation(watch).await.unwrap().into_inner();
     let mut kinds = Vec::new();
     while kinds.len() < 3 {
         let message = within("an event", late.message()).await.unwrap().unwrap();
-        kinds.push(message.event.unwrap().kind.unwrap());
+        kinds.push(message.event.unwrap().event.unwrap());
     }
     assert!(
         matches!(
             &kinds[..],
-            [Kind::Queued(_), Kind::Started(_), Kind::PassDone(_)]
+            [Event::Queued(_), Event::Started(_), Event::PassDone(_)]
         ),
         "{kinds:?}"
     );
@@ -184,17 +184,17 @@ async fn a_late_joiner_gets_what_it_missed() {
     client.cancel_request(cancel).await.unwrap();
     rest(&mut stream).await.unwrap();
     // After the end too, from the first event to the last.
-    let mut after = client.watch_request(watch).await.unwrap().into_inner();
+    let mut after = client.watch_generation(watch).await.unwrap().into_inner();
     let mut kinds = Vec::new();
     while let Some(message) = within("an event", after.message()).await.unwrap() {
-        kinds.push(message.event.unwrap().kind.unwrap());
+        kinds.push(message.event.unwrap().event.unwrap());
     }
-    assert!(matches!(kinds.first(), Some(Kind::Queued(_))));
-    assert!(matches!(kinds.last(), Some(Kind::Done(_))));
+    assert!(matches!(kinds.first(), Some(Event::Queued(_))));
+    assert!(matches!(kinds.last(), Some(Event::Done(_))));
     assert_eq!(
         kinds
             .iter()
-            .filter(|kind| matches!(kind, Kind::PassDone(_)))
+            .filter(|kind| matches!(kind, Event::PassDone(_)))
             .count(),
         1
     );
@@ -206,13 +206,13 @@ async fn a_reader_that_stops_reading_delays_nobody() {
     let request = || crate::support::tokens(&[1, 2, 3], 200);
     let unread = daemon.generation().await.generate(request()).await.unwrap();
     let events = crate::support::generate(&daemon, request()).await.unwrap();
-    assert_eq!(done(&events).tokens.len(), 200);
+    assert_eq!(done(&events).token_ids.len(), 200);
     assert_eq!(daemon.request(1).await.state(), v1::RequestState::Done);
     // The first reader still gets every small event.
     let events = rest(&mut unread.into_inner()).await.unwrap();
     let blocks = events
         .iter()
-        .filter(|event| matches!(event, Kind::BlockDone(_)));
+        .filter(|event| matches!(event, Event::BlockDone(_)));
     assert_eq!(blocks.count(), 200_usize.div_ceil(32));
     daemon.signal(Signal::TERM);
     assert!(daemon.ended().await.0.success());

@@ -109,10 +109,10 @@ async fn snapshots_tell_what_is_held_and_done() {
     let daemon = Daemon::with_model(&checkpoints::fixture("llada-tiny"), &["--threads", "1"]).await;
     generate(&daemon, tokens(&[1, 2], 32)).await.unwrap();
     let snapshot = daemon.snapshot().await;
-    let server = snapshot.server.unwrap();
-    assert_eq!(server.state(), v1::ServerState::Ready);
+    let server = snapshot.daemon.unwrap();
+    assert_eq!(server.state(), v1::DaemonState::Ready);
     assert_eq!(server.protocol_version, sluice_proto::PROTOCOL);
-    assert_eq!(server.socket, daemon.socket.to_str().unwrap());
+    assert_eq!(server.socket_path, daemon.socket.to_str().unwrap());
     let device = snapshot.device.unwrap();
     assert_eq!((device.kind.as_str(), device.threads), ("cpu", 1));
     assert!(!device.name.is_empty());
@@ -133,7 +133,7 @@ async fn snapshots_tell_what_is_held_and_done() {
     assert!(host.resident_peak_bytes >= host.resident_bytes);
     let totals = snapshot.totals.unwrap();
     assert_eq!(
-        (totals.requests_done, totals.passes, totals.tokens_committed),
+        (totals.done_requests, totals.passes, totals.committed_tokens),
         (1, 32, 32)
     );
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use sluice_proto::{
     client::CallError,
-    v1::{self, generation_event::Kind},
+    v1::{self, generation_event::Event},
 };
 use tonic::Code;
 
@@ -30,7 +30,7 @@ async fn what_runs_is_finished_and_nothing_new_is_taken() {
     let mut late = daemon.generation().await;
     daemon.signal(Signal::TERM);
     until("the drain", || async {
-        daemon.snapshot().await.server.unwrap().state() == v1::ServerState::Draining
+        daemon.snapshot().await.daemon.unwrap().state() == v1::DaemonState::Draining
     })
     .await;
     let refused = CallError::from(late.generate(short(8)).await.unwrap_err());
@@ -41,7 +41,7 @@ async fn what_runs_is_finished_and_nothing_new_is_taken() {
     assert_eq!(done(&events).finish_reason(), v1::FinishReason::Length);
     let notices = events
         .iter()
-        .filter(|event| matches!(event, Kind::Notice(_)));
+        .filter(|event| matches!(event, Event::Notice(_)));
     assert_eq!(notices.count(), 1, "the request is told");
     let socket = daemon.socket.clone();
     let (status, _, log) = daemon.ended().await;

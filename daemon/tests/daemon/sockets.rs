@@ -26,7 +26,7 @@ async fn a_second_daemon_leaves_the_first_alone() {
         "{message}"
     );
     assert!(message.contains("hint: "), "{message}");
-    assert_eq!(first.snapshot().await.server.unwrap().socket, socket);
+    assert_eq!(first.snapshot().await.daemon.unwrap().socket_path, socket);
 }
 
 #[tokio::test]
@@ -90,5 +90,5 @@ async fn a_killed_daemon_leaves_a_socket_that_the_next_takes_over() {
     let mut command = command(folder.path());
     command.arg("--socket").arg(&socket);
     let next = Daemon::spawn(folder, socket, command).await;
-    assert!(next.snapshot().await.server.is_some());
+    assert!(next.snapshot().await.daemon.is_some());
 }

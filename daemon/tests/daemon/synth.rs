@@ -66,7 +66,7 @@ async fn a_synthetic_model_serves_requests_of_ids() {
     let shape = model.shape.unwrap();
     assert_eq!((shape.parameters, shape.has_tokenizer), (parameters, false));
     let events = generate(&daemon, tokens(&[1, 2], 8)).await.unwrap();
-    assert_eq!(done(&events).tokens.len(), 8);
+    assert_eq!(done(&events).token_ids.len(), 8);
 
     // It isn't written twice.
     let again = run(folder.path(), &TINY).await;

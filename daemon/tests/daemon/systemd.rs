@@ -27,8 +27,8 @@ async fn a_socket_is_taken_over_and_left_in_place() {
         .arg(env!("CARGO_BIN_EXE_sluiced"));
     let mut daemon = Daemon::spawn(folder, socket.clone(), command).await;
     // Says the socket that was handed over, not the one that it would have opened.
-    let server = daemon.snapshot().await.server.unwrap();
-    assert_eq!(server.socket, socket.to_str().unwrap());
+    let server = daemon.snapshot().await.daemon.unwrap();
+    assert_eq!(server.socket_path, socket.to_str().unwrap());
     daemon.signal(Signal::TERM);
     let (status, _, log) = daemon.ended().await;
     assert!(status.success(), "{log}");

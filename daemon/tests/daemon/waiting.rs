@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use sluice_proto::v1::{self, generation_event::Kind};
+use sluice_proto::v1::{self, generation_event::Event};
 use tempfile::TempDir;
 
 use crate::support::{
@@ -70,7 +70,7 @@ async fn requests_that_come_at_once_run_on_the_model_that_comes() {
     let (answered, scored) = tokio::join!(generate(&daemon, question()), client.score(score));
     let events = answered.unwrap();
     let done = done(&events);
-    assert_eq!(done.tokens.len(), 4);
+    assert_eq!(done.token_ids.len(), 4);
     let scored = within("a score", scored.unwrap().get_mut().message()).await;
     assert!(scored.unwrap().is_some());
 
@@ -82,13 +82,13 @@ async fn requests_that_come_at_once_run_on_the_model_that_comes() {
     })
     .await;
     // A late joiner hears of its passes, no more of the load.
-    let watch = v1::WatchRequestRequest {
-        request_id: done.request_id,
+    let watch = v1::WatchGenerationRequest {
+        operation_id: done.request_id,
     };
-    let mut stream = client.watch_request(watch).await.unwrap().into_inner();
+    let mut stream = client.watch_generation(watch).await.unwrap().into_inner();
     while let Some(event) = within("an event", stream.message()).await.unwrap() {
-        let kind = event.event.unwrap().kind.unwrap();
-        assert!(!matches!(kind, Kind::Loading(_)));
+        let kind = event.event.unwrap().event.unwrap();
+        assert!(!matches!(kind, Event::Loading(_)));
     }
 }
 
@@ -113,7 +113,7 @@ async fn requests_whose_model_goes_before_their_turn_run_on_the_next() {
     rest(&mut running).await.unwrap();
     for stream in [first, second] {
         let events = rest(&mut stream.into_inner()).await.unwrap();
-        assert_eq!(done(&events).tokens.len(), 4);
+        assert_eq!(done(&events).token_ids.len(), 4);
     }
 }
 

@@ -34,18 +34,18 @@ impl DecodingChoice {
     /// Reads its fields of a request.
     pub(super) fn read(wire: &v1::GenerateRequest) -> Result<Self, InvalidField> {
         let dial = match known("dial", wire.dial)? {
-            v1::Dial::Unspecified => None,
-            v1::Dial::Exact => Some(Dial::Exact),
-            v1::Dial::Quality => Some(Dial::Quality),
-            v1::Dial::Balanced => Some(Dial::Balanced),
-            v1::Dial::Fast => Some(Dial::Fast),
-            v1::Dial::Auto => Some(Dial::Auto),
+            v1::DecodingPreset::Unspecified => None,
+            v1::DecodingPreset::Exact => Some(Dial::Exact),
+            v1::DecodingPreset::Quality => Some(Dial::Quality),
+            v1::DecodingPreset::Balanced => Some(Dial::Balanced),
+            v1::DecodingPreset::Fast => Some(Dial::Fast),
+            v1::DecodingPreset::Auto => Some(Dial::Auto),
         };
         let growth = match known("growth", wire.growth)? {
-            v1::Growth::Unspecified => None,
-            v1::Growth::Fixed => Some(Growth::Fixed),
-            v1::Growth::Append => Some(Growth::Append),
-            v1::Growth::Insert => Some(Growth::Insert),
+            v1::CanvasGrowth::Unspecified => None,
+            v1::CanvasGrowth::Fixed => Some(Growth::Fixed),
+            v1::CanvasGrowth::Append => Some(Growth::Append),
+            v1::CanvasGrowth::Insert => Some(Growth::Insert),
         };
         let policy = wire.policy.as_ref().map(policy).transpose()?;
         let speculation = wire.speculation.as_ref().map(speculation).transpose()?;
@@ -62,34 +62,34 @@ impl DecodingChoice {
     /// Writes its fields of a request.
     pub fn write(&self, wire: &mut v1::GenerateRequest) {
         wire.set_dial(match self.dial {
-            None => v1::Dial::Unspecified,
-            Some(Dial::Exact) => v1::Dial::Exact,
-            Some(Dial::Quality) => v1::Dial::Quality,
-            Some(Dial::Balanced) => v1::Dial::Balanced,
-            Some(Dial::Fast) => v1::Dial::Fast,
-            Some(Dial::Auto) => v1::Dial::Auto,
+            None => v1::DecodingPreset::Unspecified,
+            Some(Dial::Exact) => v1::DecodingPreset::Exact,
+            Some(Dial::Quality) => v1::DecodingPreset::Quality,
+            Some(Dial::Balanced) => v1::DecodingPreset::Balanced,
+            Some(Dial::Fast) => v1::DecodingPreset::Fast,
+            Some(Dial::Auto) => v1::DecodingPreset::Auto,
         });
-        wire.policy = self.policy.as_ref().map(v1::Policy::from);
+        wire.policy = self.policy.as_ref().map(v1::CommitPolicy::from);
         wire.set_cache(match self.caching.map(|caching| caching.kind) {
-            None => v1::Cache::Unspecified,
-            Some(Cache::None) => v1::Cache::None,
-            Some(Cache::Prefix) => v1::Cache::Prefix,
-            Some(Cache::Dual) => v1::Cache::Dual,
-            Some(Cache::Vicinity) => v1::Cache::Vicinity,
+            None => v1::KvCacheMode::Unspecified,
+            Some(Cache::None) => v1::KvCacheMode::None,
+            Some(Cache::Prefix) => v1::KvCacheMode::Prefix,
+            Some(Cache::Dual) => v1::KvCacheMode::Dual,
+            Some(Cache::Vicinity) => v1::KvCacheMode::Vicinity,
         });
         let kept = self.caching.filter(|caching| caching.kind != Cache::None);
-        wire.cache_options = kept.map(|caching| v1::CacheOptions {
-            refresh: caching.refresh,
-            behind: caching.behind,
-            around: Some(caching.around),
-            keep: Some(caching.keep),
+        wire.cache_options = kept.map(|caching| v1::KvCacheReuse {
+            refresh_passes: caching.refresh,
+            recompute_before: caching.behind,
+            recompute_around: Some(caching.around),
+            keep_share: Some(caching.keep),
         });
         wire.window = self.window;
         wire.set_growth(match self.growth {
-            None => v1::Growth::Unspecified,
-            Some(Growth::Fixed) => v1::Growth::Fixed,
-            Some(Growth::Append) => v1::Growth::Append,
-            Some(Growth::Insert) => v1::Growth::Insert,
+            None => v1::CanvasGrowth::Unspecified,
+            Some(Growth::Fixed) => v1::CanvasGrowth::Fixed,
+            Some(Growth::Append) => v1::CanvasGrowth::Append,
+            Some(Growth::Insert) => v1::CanvasGrowth::Insert,
         });
         wire.speculation = self.speculation.map(|speculation| {
             let (kind, branches) = match speculation {
@@ -105,13 +105,13 @@ impl DecodingChoice {
     }
 }
 
-fn policy(wire: &v1::Policy) -> Result<PolicyChoice, InvalidField> {
+fn policy(wire: &v1::CommitPolicy) -> Result<PolicyChoice, InvalidField> {
     let parameters = wire.parameters.iter();
     let parameters = parameters.map(|(key, value)| (key.as_str(), *value));
     PolicyChoice::new(&wire.name, parameters).map_err(|error| invalid("policy", error.to_string()))
 }
 
-impl From<&PolicyChoice> for v1::Policy {
+impl From<&PolicyChoice> for v1::CommitPolicy {
     fn from(choice: &PolicyChoice) -> Self {
         Self {
             name: choice.name().to_owned(),
@@ -124,28 +124,28 @@ impl From<&PolicyChoice> for v1::Policy {
 }
 
 fn caching(
-    kind: v1::Cache,
-    options: Option<&v1::CacheOptions>,
+    kind: v1::KvCacheMode,
+    options: Option<&v1::KvCacheReuse>,
 ) -> Result<Option<Caching>, InvalidField> {
     let kind = match kind {
-        v1::Cache::Unspecified if options.is_some() => {
+        v1::KvCacheMode::Unspecified if options.is_some() => {
             return Err(invalid("cache_options", "say how a cache is kept; name it"));
         }
-        v1::Cache::Unspecified => return Ok(None),
-        v1::Cache::None => Cache::None,
-        v1::Cache::Prefix => Cache::Prefix,
-        v1::Cache::Dual => Cache::Dual,
-        v1::Cache::Vicinity => Cache::Vicinity,
+        v1::KvCacheMode::Unspecified => return Ok(None),
+        v1::KvCacheMode::None => Cache::None,
+        v1::KvCacheMode::Prefix => Cache::Prefix,
+        v1::KvCacheMode::Dual => Cache::Dual,
+        v1::KvCacheMode::Vicinity => Cache::Vicinity,
     };
     let mut caching = Caching {
         kind,
         ..Caching::default()
     };
     if let Some(options) = options {
-        caching.refresh = options.refresh;
-        caching.behind = options.behind;
-        caching.around = options.around.unwrap_or(caching.around);
-        caching.keep = options.keep.unwrap_or(caching.keep);
+        caching.refresh = options.refresh_passes;
+        caching.behind = options.recompute_before;
+        caching.around = options.recompute_around.unwrap_or(caching.around);
+        caching.keep = options.keep_share.unwrap_or(caching.keep);
     }
     match caching.problem() {
         Some((option, problem)) => Err(invalid("cache_options", format!("{option} {problem}"))),
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_is_not_said_of_a_cache_is_as_published() {
-        let choice = read(|wire| wire.cache = v1::Cache::Dual.into()).unwrap();
+        let choice = read(|wire| wire.cache = v1::KvCacheMode::Dual.into()).unwrap();
         assert_eq!(choice.caching, Some("dual".parse().unwrap()));
     }
 
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(problem(|wire| wire.dial = 9), "dial: has no value 9");
         assert_eq!(problem(|wire| wire.cache = 9), "cache: has no value 9");
         assert_eq!(problem(|wire| wire.growth = 9), "growth: has no value 9");
-        let options = |options: v1::CacheOptions, kind: v1::Cache| {
+        let options = |options: v1::KvCacheReuse, kind: v1::KvCacheMode| {
             let change = |wire: &mut v1::GenerateRequest| {
                 wire.set_cache(kind);
                 wire.cache_options = Some(options);
@@ -219,15 +219,15 @@ mod tests {
             read(change).unwrap_err()
         };
         assert_eq!(
-            options(v1::CacheOptions::default(), v1::Cache::Unspecified),
+            options(v1::KvCacheReuse::default(), v1::KvCacheMode::Unspecified),
             "cache_options: say how a cache is kept; name it"
         );
-        let never = v1::CacheOptions {
-            refresh: Some(0),
+        let never = v1::KvCacheReuse {
+            refresh_passes: Some(0),
             ..Default::default()
         };
         assert_eq!(
-            options(never, v1::Cache::Dual),
+            options(never, v1::KvCacheMode::Dual),
             "cache_options: refresh must be at least 1, not 0"
         );
         let speculation = |kind, branches| {

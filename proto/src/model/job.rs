@@ -69,7 +69,7 @@ impl TryFrom<v1::CompressRequest> for Compressing {
             absolute("path", &wire.path)?;
         }
         let how = match wire.how {
-            Some(Wire::Bits(bits)) => {
+            Some(Wire::BitsPerWeight(bits)) => {
                 How::Bits(check_bits(bits).map_err(|problem| invalid("bits", problem))?)
             }
             Some(Wire::Coder(coder)) => How::Lossless(match v1::Coder::try_from(coder) {
@@ -80,14 +80,14 @@ impl TryFrom<v1::CompressRequest> for Compressing {
             }),
             None => How::Lossless(Coder::default()),
         };
-        let tile = check_tile(wire.tile.unwrap_or(TILE_DEFAULT));
+        let tile = check_tile(wire.tile_elements.unwrap_or(TILE_DEFAULT));
         Ok(Self {
             source: Subject::new(wire.name, wire.path)?,
-            output: coded_file("output", &wire.output)?,
+            output: coded_file("output", &wire.output_path)?,
             how,
             tile: tile.map_err(|problem| invalid("tile", problem))?,
-            keep: patterns(wire.keep)?,
-            all: wire.all,
+            keep: patterns(wire.keep_tensors)?,
+            all: wire.all_tensors,
             threads: at_least_one("threads", wire.threads)?,
         })
     }
@@ -98,8 +98,8 @@ impl TryFrom<v1::DecompressRequest> for Decompressing {
 
     fn try_from(wire: v1::DecompressRequest) -> Result<Self, InvalidField> {
         Ok(Self {
-            file: absolute("path", &wire.path)?,
-            output: absolute("output", &wire.output)?,
+            file: absolute("path", &wire.input_path)?,
+            output: absolute("output", &wire.output_path)?,
             threads: at_least_one("threads", wire.threads)?,
         })
     }
@@ -110,7 +110,7 @@ impl TryFrom<v1::VerifyRequest> for Verifying {
 
     fn try_from(wire: v1::VerifyRequest) -> Result<Self, InvalidField> {
         Ok(Self {
-            file: absolute("path", &wire.path)?,
+            file: absolute("path", &wire.input_path)?,
         })
     }
 }
@@ -160,7 +160,7 @@ mod tests {
     fn compress() -> v1::CompressRequest {
         v1::CompressRequest {
             path: "/m".to_owned(),
-            output: "/a.sluice".to_owned(),
+            output_path: "/a.sluice".to_owned(),
             ..Default::default()
         }
     }
@@ -194,30 +194,45 @@ mod tests {
             "/a.gguf",
         ] {
             let wire = v1::CompressRequest {
-                output: output.to_owned(),
+                output_path: output.to_owned(),
                 ..compress()
             };
             assert_eq!(Compressing::try_from(wire).unwrap_err().field, "output");
         }
         assert_eq!(
-            field(|wire| wire.output = format!("/{}.sluice", "a".repeat(5000))),
+            field(|wire| wire.output_path = format!("/{}.sluice", "a".repeat(5000))),
             "output"
         );
-        assert_eq!(field(|wire| wire.how = Some(Wire::Bits(0.5))), "bits");
-        assert_eq!(field(|wire| wire.how = Some(Wire::Bits(f64::NAN))), "bits");
+        assert_eq!(
+            field(|wire| wire.how = Some(Wire::BitsPerWeight(0.5))),
+            "bits"
+        );
+        assert_eq!(
+            field(|wire| wire.how = Some(Wire::BitsPerWeight(f64::NAN))),
+            "bits"
+        );
         assert_eq!(field(|wire| wire.how = Some(Wire::Coder(9))), "coder");
-        assert_eq!(field(|wire| wire.tile = Some(100)), "tile");
+        assert_eq!(field(|wire| wire.tile_elements = Some(100)), "tile");
         assert_eq!(field(|wire| wire.threads = Some(0)), "threads");
-        assert_eq!(field(|wire| wire.keep = vec!["*".to_owned(); 65]), "keep");
-        assert_eq!(field(|wire| wire.keep = vec!["*".repeat(257)]), "keep");
-        assert_eq!(field(|wire| wire.keep = vec![String::new()]), "keep");
+        assert_eq!(
+            field(|wire| wire.keep_tensors = vec!["*".to_owned(); 65]),
+            "keep"
+        );
+        assert_eq!(
+            field(|wire| wire.keep_tensors = vec!["*".repeat(257)]),
+            "keep"
+        );
+        assert_eq!(
+            field(|wire| wire.keep_tensors = vec![String::new()]),
+            "keep"
+        );
     }
 
     #[test]
     fn files_and_folders_are_absolute() {
         let wire = |path: &str, output: &str| v1::DecompressRequest {
-            path: path.to_owned(),
-            output: output.to_owned(),
+            input_path: path.to_owned(),
+            output_path: output.to_owned(),
             threads: None,
         };
         assert!(Decompressing::try_from(wire("/a.sluice", "/m")).is_ok());
@@ -230,7 +245,7 @@ mod tests {
         assert_eq!(field("/a.sluice", "m"), "output");
         let path = "a".to_owned();
         assert_eq!(
-            Verifying::try_from(v1::VerifyRequest { path })
+            Verifying::try_from(v1::VerifyRequest { input_path: path })
                 .unwrap_err()
                 .field,
             "path"

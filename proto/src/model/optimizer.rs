@@ -207,13 +207,13 @@ impl TryFrom<v1::MeasureFidelityRequest> for Measuring {
 
         let samples = match wire.samples {
             None => return Err(invalid("samples", "are missing")),
-            Some(Wire::Texts(v1::Texts { texts })) => {
+            Some(Wire::Texts(v1::SampleTexts { texts })) => {
                 if texts.iter().all(|text| text.trim().is_empty()) {
                     return Err(invalid("texts", "have no line that is not blank"));
                 }
                 Samples::Texts(texts)
             }
-            Some(Wire::Ids(v1::SampleIds { samples })) => {
+            Some(Wire::Tokens(v1::SampleTokens { samples })) => {
                 if samples.is_empty() {
                     return Err(invalid("ids", "has no samples"));
                 }
@@ -414,12 +414,12 @@ mod tests {
         };
         let texts = |texts: &[&str]| {
             let texts = texts.iter().map(|text| (*text).to_owned()).collect();
-            Some(Wire::Texts(v1::Texts { texts }))
+            Some(Wire::Texts(v1::SampleTexts { texts }))
         };
         let ids = |samples: &[&[u32]]| {
-            let sample = |ids: &&[u32]| v1::Sample { ids: ids.to_vec() };
+            let sample = |ids: &&[u32]| v1::TokenSample { ids: ids.to_vec() };
             let samples = samples.iter().map(sample).collect();
-            Some(Wire::Ids(v1::SampleIds { samples }))
+            Some(Wire::Tokens(v1::SampleTokens { samples }))
         };
         assert!(measure(texts(&["", "\n a"])).is_ok());
         let checked = measure(ids(&[&[1, 2], &[3]])).unwrap();

@@ -25,7 +25,7 @@ use service::Service;
 #[allow(clippy::large_enum_variant, reason = "a script has but a few steps")]
 pub enum Step {
     /// Send an event.
-    Send(generation_event::Kind),
+    Send(generation_event::Event),
     /// Fail with a status.
     Fail(Status),
     /// Say nothing until the client goes.

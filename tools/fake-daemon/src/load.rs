@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluice_proto::v1::{generation_event::Kind, *};
+use sluice_proto::v1::{generation_event::Event, *};
 use tokio::{
     sync::mpsc::{Sender, error::TrySendError},
     time::MissedTickBehavior,
@@ -120,41 +120,41 @@ impl Teller {
                         true => TokenState::Committed.into(),
                         false => TokenState::Provisional.into(),
                     },
-                    fresh: position + 1 == committed,
+                    is_fresh: position + 1 == committed,
                 }
             })
             .collect()
     }
 
-    fn pass(&self, passes: u32) -> Kind {
+    fn pass(&self, passes: u32) -> Event {
         let committed = self.committed(passes);
         let block = committed / BLOCK;
-        Kind::PassDone(PassDone {
+        Event::PassDone(GenerationPass {
             request_id: REQUEST_ID,
             passes,
             block,
-            pass_in_block: passes,
+            passes_in_block: passes,
             tokens: self.block(block, committed, passes),
-            committed,
+            committed_positions: committed,
             rows: 151,
-            head_rows: BLOCK,
+            lm_head_rows: BLOCK,
             pass_ms: 1.5 + f64::from(passes % 7),
             elapsed_ms: f64::from(passes) * 2.0,
             device_bytes: 3 << 30,
-            requests: 1,
+            batch_requests: 1,
             waited_ms: f64::from(passes % 3),
             streamed_bytes: 64 << 20,
-            phases: Some(Phases {
+            phases: Some(PassPhases {
                 attention_ms: 0.5,
-                multiply_ms: 1.0,
+                matmul_ms: 1.0,
                 ..Default::default()
             }),
             ..Default::default()
         })
     }
 
-    fn done(&self, block: u32) -> Kind {
-        Kind::BlockDone(BlockDone {
+    fn done(&self, block: u32) -> Event {
+        Event::BlockDone(GenerationBlock {
             request_id: REQUEST_ID,
             block,
             passes: BLOCK,
@@ -164,9 +164,9 @@ impl Teller {
 
     pub(crate) fn follow<T: Send + 'static>(&self, wrap: fn(GenerationEvent) -> T) -> Answers<T> {
         let teller = self.clone();
-        let event = move |kind| wrap(GenerationEvent { kind: Some(kind) });
+        let event = move |kind| wrap(GenerationEvent { event: Some(kind) });
         let length = self.load.length;
-        let started = Started {
+        let started = GenerationStarted {
             request_id: REQUEST_ID,
             prompt_tokens: 23,
             length,
@@ -175,15 +175,15 @@ impl Teller {
             steps: length,
             model: "load".into(),
             prompt_text: b"Tell me a story.".to_vec(),
-            exact: true,
+            is_exact: true,
             level: "standard".into(),
             ..Default::default()
         };
-        let queued = Queued {
+        let queued = GenerationQueued {
             request_id: REQUEST_ID,
             ahead: 0,
         };
-        let mut first = vec![Kind::Queued(queued), Kind::Started(started)];
+        let mut first = vec![Event::Queued(queued), Event::Started(started)];
         let mut passes = self.passes();
         let mut open = self.committed(passes) / BLOCK;
         first.extend((0..open).map(|block| self.done(block)));
@@ -228,20 +228,20 @@ impl Teller {
         };
         let kinds = ["weights", "slots", "activations", "head", "scratch"];
         Snapshot {
-            server: Some(Server {
+            daemon: Some(DaemonStatus {
                 version: "0.1.0".into(),
                 protocol_version: sluice_proto::PROTOCOL,
-                pid: 1,
+                process_id: 1,
                 uptime_ms: u64::from(passes) * 2,
-                state: ServerState::Ready.into(),
+                state: DaemonState::Ready.into(),
                 ..Default::default()
             }),
-            device: Some(Device {
+            device: Some(DeviceStatus {
                 kind: "cpu".into(),
                 name: "cpu".into(),
                 threads: 8,
                 memory: kinds
-                    .map(|kind| MemoryKind {
+                    .map(|kind| MemoryUse {
                         kind: kind.into(),
                         bytes: (1 << 28) + (u64::from(passes % 100) << 20),
                         peak_bytes: 1 << 29,
@@ -254,7 +254,7 @@ impl Teller {
                 default_budget_bytes: 8 << 30,
                 ..Default::default()
             }),
-            host: Some(Host {
+            host: Some(HostStatus {
                 total_bytes: Some(32 << 30),
                 available_bytes: Some((16 << 30) - (u64::from(passes % 100) << 20)),
                 resident_bytes: Some(4 << 30),
@@ -262,30 +262,30 @@ impl Teller {
                 ..Default::default()
             }),
             model: Some(model()),
-            queue: Some(Queue {
+            queue: Some(QueueStatus {
                 capacity: 16,
                 waiting: 7,
                 running: 1,
             }),
             requests: (REQUEST_ID..=8).map(summary).collect(),
-            totals: Some(Totals {
-                requests_done: 12,
+            totals: Some(RequestTotals {
+                done_requests: 12,
                 passes: passes.into(),
-                tokens_committed: self.committed(passes).into(),
+                committed_tokens: self.committed(passes).into(),
                 ..Default::default()
             }),
             plan: Some(plan("standard")),
-            measured: Some(Measured {
-                passes: passes.into(),
-                mean_pass_ms: Some(2.0),
-                last_pass_ms: Some(1.5 + f64::from(passes % 7)),
+            passes: Some(PassStatistics {
+                count: passes.into(),
+                mean_ms: Some(2.0),
+                last_ms: Some(1.5 + f64::from(passes % 7)),
                 last_rows: 151,
                 streamed_bytes: u64::from(passes) << 26,
                 peak_bytes: Some(3 << 30),
                 ..Default::default()
             }),
             layers: (0..LAYERS).map(|layer| units(layer, passes)).collect(),
-            settings: Some(Settings {
+            settings: Some(SettingsStatus {
                 level: "standard".into(),
                 budget_bytes: 4 << 30,
                 ..Default::default()
@@ -331,14 +331,14 @@ async fn send<T>(
     Some(())
 }
 
-fn units(layer: u64, passes: u32) -> LayerState {
+fn units(layer: u64, passes: u32) -> LayerStatus {
     let kinds = [
         "q_proj", "k_proj", "v_proj", "attn_out", "ff_proj", "up_proj", "ff_out",
     ];
-    LayerState {
+    LayerStatus {
         name: format!("layer {layer}"),
-        units: kinds
-            .map(|kind| UnitState {
+        groups: kinds
+            .map(|kind| WeightGroupStatus {
                 kind: kind.into(),
                 tier: match layer % 3 {
                     0 => "device",

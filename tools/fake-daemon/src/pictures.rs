@@ -5,33 +5,33 @@ use sluice_proto::v1::*;
 use crate::Step;
 
 /// What a small coded file has in it.
-pub(crate) fn contents() -> CodedContents {
-    let sum = CodedSum {
-        scheme: "huffman".into(),
+pub(crate) fn contents() -> ContainerContents {
+    let sum = CompressionSummary {
+        compression: "huffman".into(),
         tensors: 1,
-        numbers: 1 << 20,
+        elements: 1 << 20,
         bytes: 11 << 17,
         original_bytes: 1 << 21,
     };
-    CodedContents {
+    ContainerContents {
         path: "/models/m.sluice".into(),
-        bytes: (11 << 17) + 4096,
+        file_bytes: (11 << 17) + 4096,
         original_bytes: 1 << 21,
         source_hash: "0123456789abcdef".into(),
-        tile: 256,
+        tile_elements: 256,
         extents: 1,
-        tensors: vec![CodedTensor {
+        tensors: vec![ContainerTensor {
             name: "wq\x1b[2J".into(),
             shape: vec![1024, 1024],
-            number: "bf16".into(),
-            scheme: sum.scheme.clone(),
+            dtype: "bf16".into(),
+            compression: sum.compression.clone(),
             extent: "wq".into(),
             bytes: sum.bytes,
             original_bytes: sum.original_bytes,
             ..Default::default()
         }],
-        schemes: vec![sum],
-        files: vec![CodedFile {
+        summaries: vec![sum],
+        files: vec![ContainerFile {
             name: "config.json".into(),
             bytes: 1024,
             ..Default::default()
@@ -41,15 +41,15 @@ pub(crate) fn contents() -> CodedContents {
 
 pub(crate) fn snapshot() -> Snapshot {
     Snapshot {
-        server: Some(Server {
+        daemon: Some(DaemonStatus {
             version: "0.1.0".into(),
             protocol_version: sluice_proto::PROTOCOL,
-            state: ServerState::Ready.into(),
+            state: DaemonState::Ready.into(),
             ..Default::default()
         }),
         model: Some(model()),
         plan: Some(plan("standard")),
-        settings: Some(Settings {
+        settings: Some(SettingsStatus {
             level: "standard".into(),
             budget_bytes: 4 << 30,
             is_default_budget: true,
@@ -108,7 +108,7 @@ pub fn plan(level: &str) -> Plan {
         pass_ms: Some(620.0),
         is_lossless: ["off", "standard", "mild"].contains(&level),
         is_loadable: level != "off",
-        not_loadable: match level {
+        not_loadable_reason: match level {
             "off" => "level off can only be planned".into(),
             _ => String::new(),
         },
@@ -127,18 +127,21 @@ pub fn switch(level: &str) -> Vec<apply_response::Kind> {
         ..plan("standard")
     };
     vec![
-        Kind::Planned(ApplyPlanned {
+        Kind::Planned(PlannedChange {
             plan: Some(plan(level)),
-            before: Some(before),
-            steps: 2,
+            plan_before: Some(before),
+            total_steps: 2,
         }),
         Kind::Conversion(Conversion {
             done_bytes: 1 << 20,
             total_bytes: 4 << 20,
         }),
         Kind::Notice("a copy is written\x1b[2J".into()),
-        Kind::Progress(Switch { done: 1, steps: 2 }),
-        Kind::Applied(Applied {
+        Kind::Progress(WeightSwitch {
+            done_steps: 1,
+            total_steps: 2,
+        }),
+        Kind::Applied(ApplyResult {
             plan: Some(plan(level)),
             device_bytes: 2 << 30,
             elapsed_ms: 2_300.0,
@@ -173,7 +176,7 @@ pub(crate) fn on_disk() -> Model {
 
 /// The events of a short, successful request.
 pub fn story(text: &str) -> Vec<Step> {
-    use generation_event::Kind;
+    use generation_event::Event;
 
     let words: Vec<&str> = text.split_inclusive(' ').collect();
     let tokens = |committed: usize| -> Vec<CanvasToken> {
@@ -186,17 +189,17 @@ pub fn story(text: &str) -> Vec<Step> {
                 true => TokenState::Committed.into(),
                 false => TokenState::Provisional.into(),
             },
-            fresh: position + 1 == committed,
+            is_fresh: position + 1 == committed,
         };
         words.iter().enumerate().map(token).collect()
     };
     let length = words.len() as u32;
     let mut steps = vec![
-        Step::Send(Kind::Queued(Queued {
+        Step::Send(Event::Queued(GenerationQueued {
             request_id: 7,
             ahead: 0,
         })),
-        Step::Send(Kind::Started(Started {
+        Step::Send(Event::Started(GenerationStarted {
             request_id: 7,
             length,
             block_length: length,
@@ -204,38 +207,38 @@ pub fn story(text: &str) -> Vec<Step> {
             steps: length,
             model: "fake".into(),
             prompt_text: b"prompt".to_vec(),
-            exact: true,
+            is_exact: true,
             ..Default::default()
         })),
     ];
     for pass in 1..=length {
-        steps.push(Step::Send(Kind::PassDone(PassDone {
+        steps.push(Step::Send(Event::PassDone(GenerationPass {
             request_id: 7,
             passes: pass,
-            pass_in_block: pass,
+            passes_in_block: pass,
             tokens: tokens(pass as usize),
-            committed: pass,
+            committed_positions: pass,
             elapsed_ms: f64::from(pass) * 10.0,
             ..Default::default()
         })));
     }
-    steps.push(Step::Send(Kind::BlockDone(BlockDone {
+    steps.push(Step::Send(Event::BlockDone(GenerationBlock {
         request_id: 7,
         passes: length,
         tokens: tokens(words.len()),
         ..Default::default()
     })));
-    steps.push(Step::Send(Kind::Done(Done {
+    steps.push(Step::Send(Event::Done(GenerationDone {
         request_id: 7,
         finish_reason: FinishReason::Length.into(),
-        tokens: (10..10 + length).collect(),
+        token_ids: (10..10 + length).collect(),
         text: Some(text.to_owned()),
         passes: length,
         elapsed_ms: 100.0,
         text_tokens: length,
         generated_tokens: length,
         filled_positions: length,
-        exact: true,
+        is_exact: true,
         ..Default::default()
     })));
     steps

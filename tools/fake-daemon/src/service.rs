@@ -92,7 +92,7 @@ impl Service {
         tokio::spawn(async move {
             for step in script.iter() {
                 let answer = match step.clone() {
-                    Step::Send(kind) => Ok(wrap(GenerationEvent { kind: Some(kind) })),
+                    Step::Send(kind) => Ok(wrap(GenerationEvent { event: Some(kind) })),
                     Step::Fail(status) => Err(status),
                     Step::Hang => return sender.closed().await,
                     Step::Die => {
@@ -115,7 +115,7 @@ impl Service {
 impl GenerationService for Service {
     type GenerateStream = ReceiverStream<Result<GenerateResponse, Status>>;
     type ScoreStream = ReceiverStream<Result<ScoreResponse, Status>>;
-    type WatchRequestStream = ReceiverStream<Result<WatchRequestResponse, Status>>;
+    type WatchGenerationStream = ReceiverStream<Result<WatchGenerationResponse, Status>>;
 
     async fn generate(&self, request: Request<GenerateRequest>) -> Answers<GenerateResponse> {
         self.seen().generate.push(request.into_inner());
@@ -134,11 +134,11 @@ impl GenerationService for Service {
         Ok(Response::new(ListRequestsResponse::default()))
     }
 
-    async fn watch_request(
+    async fn watch_generation(
         &self,
-        _: Request<WatchRequestRequest>,
-    ) -> Answers<WatchRequestResponse> {
-        let wrap = |event| WatchRequestResponse { event: Some(event) };
+        _: Request<WatchGenerationRequest>,
+    ) -> Answers<WatchGenerationResponse> {
+        let wrap = |event| WatchGenerationResponse { event: Some(event) };
         match &self.teller {
             Some(teller) => teller.follow(wrap),
             None => self.play(wrap),
@@ -175,7 +175,7 @@ impl ModelService for Service {
                 ..Default::default()
             });
         }
-        let kept = KeptWeights {
+        let kept = ConvertedWeights {
             model: "tiny".to_owned(),
             level: "moderate".to_owned(),
             bytes: 3 << 20,
@@ -184,9 +184,9 @@ impl ModelService for Service {
         };
         Ok(Response::new(ListModelsResponse {
             models,
-            kept: vec![kept],
-            kept_folder: "/cache".to_owned(),
-            kept_bytes_max: Some(32 << 30),
+            converted_weights: vec![kept],
+            converted_weights_folder: "/cache".to_owned(),
+            converted_weights_bytes_max: Some(32 << 30),
         }))
     }
 
@@ -225,7 +225,7 @@ impl ModelService for Service {
         _: Request<UnloadModelRequest>,
     ) -> Result<Response<UnloadModelResponse>, Status> {
         Ok(Response::new(UnloadModelResponse {
-            name: "fake".into(),
+            model: "fake".into(),
             device_bytes_before: 3 << 30,
             device_bytes_after: 8 << 20,
             resident_bytes_before: Some(4 << 30),
@@ -289,12 +289,12 @@ impl ModelService for Service {
         seen.inspected.push(request);
         Ok(Response::new(InspectModelResponse {
             model: Some(on_disk()),
-            facts: vec![Fact {
+            facts: vec![CheckpointFact {
                 name: "licence".into(),
                 value: "mit\x1b[2J".into(),
             }],
-            tensors: vec![TensorGroup {
-                format: "BF16".into(),
+            tensors: vec![TensorSummary {
+                dtype: "BF16".into(),
                 tensors: 12,
                 parameters: 1_500_000_000,
                 bytes: 3_000_000_000,
@@ -305,14 +305,14 @@ impl ModelService for Service {
                     peak_bytes: 2 << 30,
                     weight_bytes: 1 << 30,
                     fits: true,
-                    not_loadable: match level {
+                    not_loadable_reason: match level {
                         "mild" => "not yet".into(),
                         _ => String::new(),
                     },
                 })
                 .into(),
-            coded: coded.then(contents),
-            not_loadable,
+            container: coded.then(contents),
+            not_loadable_reason: not_loadable,
             ..Default::default()
         }))
     }

@@ -46,7 +46,9 @@ impl Look {
     #[must_use]
     pub fn of(token: &CanvasToken) -> Self {
         match token.state() {
-            TokenState::Committed if token.fresh => Self::Fresh(Confidence::of(token.confidence)),
+            TokenState::Committed if token.is_fresh => {
+                Self::Fresh(Confidence::of(token.confidence))
+            }
             TokenState::Committed => Self::Committed,
             TokenState::Provisional if token.id.is_some() => Self::Provisional,
             TokenState::Pinned => Self::Pinned,

@@ -2,7 +2,8 @@
 
 use futures_util::StreamExt;
 use sluice_proto::v1::{
-    Applied, ApplyPlanned, ApplyRequest, ApplyResponse, Plan, RestoreRequest, apply_response::Kind,
+    ApplyRequest, ApplyResponse, ApplyResult, Plan, PlannedChange, RestoreRequest,
+    apply_response::Kind,
 };
 use sluice_report::{plan::switch_time, progress::bar};
 use sluice_shared::units;
@@ -175,9 +176,9 @@ fn show(
         )),
         Kind::Progress(switch) => progress.show(&format!(
             "switching {} {} of {} steps",
-            bar(switch.done.into(), switch.steps.into()),
-            switch.done,
-            switch.steps
+            bar(switch.done_steps.into(), switch.total_steps.into()),
+            switch.done_steps,
+            switch.total_steps
         )),
         Kind::Notice(text) => {
             progress.clear();
@@ -197,9 +198,9 @@ fn interrupted() -> Failure {
 }
 
 /// What the change will do, before and after.
-fn prediction(planned: &ApplyPlanned) -> Vec<String> {
+fn prediction(planned: &PlannedChange) -> Vec<String> {
     let after = planned.plan.clone().unwrap_or_default();
-    let before = planned.before.as_ref();
+    let before = planned.plan_before.as_ref();
     let line = |name: &str, figure: fn(&Plan) -> String, remark: &str| {
         let to = figure(&after);
         let from = before.map(figure).filter(|from| *from != to);
@@ -213,14 +214,14 @@ fn prediction(planned: &ApplyPlanned) -> Vec<String> {
         line("a pass", plans::pass_time, ", predicted"),
         line("streamed", plans::streamed, ""),
     ];
-    if let Some(time) = &after.switch_time {
+    if let Some(time) = &after.switch_estimate {
         lines.push(format!("{:<9} {}", "switch", switch_time(time)));
     }
     lines.extend(after.notes.iter().map(|note| format!("note: {note}")));
     lines
 }
 
-fn measurement(applied: &Applied) -> String {
+fn measurement(applied: &ApplyResult) -> String {
     format!(
         "{:<9} after {}, with {} held on the device",
         "in force",
@@ -231,7 +232,7 @@ fn measurement(applied: &Applied) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::SwitchTime;
+    use sluice_proto::v1::SwitchEstimate;
 
     use super::*;
 
@@ -250,7 +251,7 @@ mod tests {
             peak_bytes: 3 << 30,
             pass_ms: None,
             streamed_bytes_per_pass: 0,
-            switch_time: Some(SwitchTime {
+            switch_estimate: Some(SwitchEstimate {
                 idle_ms: 4100.0,
                 busy_ms: 24_600.0,
                 converted_weights: 210_000_000,
@@ -258,10 +259,10 @@ mod tests {
             }),
             ..before.clone()
         };
-        let lines = prediction(&ApplyPlanned {
+        let lines = prediction(&PlannedChange {
             plan: Some(after),
-            before: Some(before),
-            steps: 3,
+            plan_before: Some(before),
+            total_steps: 3,
         });
         assert_eq!(
             lines,

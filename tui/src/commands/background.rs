@@ -203,8 +203,8 @@ pub(super) async fn end(socket: PathBuf, json: bool, out: &mut Out) -> Result<()
     let server = answer
         .into_inner()
         .snapshot
-        .and_then(|snapshot| snapshot.server);
-    let claimed = server.map_or(0, |server| server.pid);
+        .and_then(|snapshot| snapshot.daemon);
+    let claimed = server.map_or(0, |server| server.process_id);
     let elsewhere = || {
         Failure::new("this daemon was started by systemd, or runs in another container").with_hint(
             "end it where it was started, such as with `systemctl stop sluice.socket sluice.service`",

@@ -13,8 +13,8 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use sluice_proto::{
     client::CallError,
     v1::{
-        Chat, Done, GenerateRequest, GetSnapshotRequest, PassDone, Started, TokenIds, TokenState,
-        generate_request::Input, generation_event::Kind,
+        Chat, GenerateRequest, GenerationDone, GenerationPass, GenerationStarted,
+        GetSnapshotRequest, TokenIds, TokenState, generate_request::Input, generation_event::Event,
     },
 };
 use sluice_shared::dial::{DIALS, Dial};
@@ -181,27 +181,27 @@ async fn one(daemon: &Daemon, request: GenerateRequest, board: &Board) -> Result
     let mut events = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
-    let mut started = Started::default();
+    let mut started = GenerationStarted::default();
     let mut passes = Vec::new();
     let mut first_ms = None;
     let since = || begun.elapsed().as_secs_f64() * 1000.0;
     while let Some(answer) = events.next().await {
         let event = answer.map_err(|status| daemon.failure(status))?.event;
-        match event.and_then(|event| event.kind) {
-            Some(Kind::Started(event)) => started = event,
-            Some(Kind::PassDone(pass)) => {
+        match event.and_then(|event| event.event) {
+            Some(Event::Started(event)) => started = event,
+            Some(Event::PassDone(pass)) => {
                 if first_ms.is_none() && has_begun(&pass) {
                     first_ms = Some(since());
                 }
                 board.pass();
                 passes.push(PassFigures::of(&pass));
             }
-            Some(Kind::Done(done)) => {
+            Some(Event::Done(done)) => {
                 board.done();
                 let first_ms = first_ms.unwrap_or_else(since);
                 return Ok(answered(started, done, passes, first_ms));
             }
-            Some(Kind::Loading(_) | Kind::Queued(_) | Kind::BlockDone(_) | Kind::Notice(_))
+            Some(Event::Loading(_) | Event::Queued(_) | Event::BlockDone(_) | Event::Notice(_))
             | None => {}
         }
     }
@@ -213,13 +213,18 @@ fn is_full(status: &Status) -> bool {
     CallError::from(status.clone()).reason.as_deref() == Some("QUEUE_FULL")
 }
 
-fn answered(started: Started, done: Done, passes: Vec<PassFigures>, first_ms: f64) -> Answer {
+fn answered(
+    started: GenerationStarted,
+    done: GenerationDone,
+    passes: Vec<PassFigures>,
+    first_ms: f64,
+) -> Answer {
     let time = PassTime::from(&done);
-    let mut tokens = done.tokens;
+    let mut tokens = done.token_ids;
     tokens.truncate(done.text_tokens as usize);
     Answer {
         started,
-        exact: done.exact,
+        exact: done.is_exact,
         tokens,
         passes: done.passes,
         time,
@@ -230,7 +235,7 @@ fn answered(started: Started, done: Done, passes: Vec<PassFigures>, first_ms: f6
 }
 
 /// Whether the first position of the answer is certain. Not told by text: there may be no tokenizer.
-fn has_begun(pass: &PassDone) -> bool {
+fn has_begun(pass: &GenerationPass) -> bool {
     let first = pass.tokens.first().filter(|token| token.position == 0);
     pass.block > 0 || first.is_some_and(|token| token.state() == TokenState::Committed)
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use sluice_proto::v1::{Edit as WireEdit, GenerateRequest, generate_request::Input};
+use sluice_proto::v1::{GenerateRequest, TextEdit as WireEdit, generate_request::Input};
 
 use super::{input, message};
 use crate::{cli::Edit, output::Failure};
@@ -30,7 +30,7 @@ pub(super) fn request(arguments: &Edit) -> Result<GenerateRequest, Failure> {
             text,
             span_start_bytes: start,
             span_end_bytes: end,
-            span_length: arguments.span_length,
+            span_tokens: arguments.span_length,
         })),
         ..Default::default()
     };

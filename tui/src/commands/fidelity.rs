@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use serde::Serialize;
 use sluice_proto::v1::{
     FidelityMeasurement, FidelityResult, ListFidelityRequest, MeasureFidelityRequest, Plan,
-    PlanRequest, Texts, measure_fidelity_request::Samples, measure_fidelity_response::Kind,
+    PlanRequest, SampleTexts, measure_fidelity_request::Samples, measure_fidelity_response::Kind,
 };
 use sluice_shared::{level::Level, units};
 
@@ -59,7 +59,7 @@ async fn all(
         rows.push((level, plan(&daemon, level).await?));
     }
     let mut request = MeasureFidelityRequest {
-        samples: Some(Samples::Texts(Texts { texts: vec![text] })),
+        samples: Some(Samples::Texts(SampleTexts { texts: vec![text] })),
         level: None,
         seed: arguments.seed,
         max_samples: arguments.samples,
@@ -178,7 +178,7 @@ async fn plan(daemon: &Daemon, level: Option<Level>) -> Result<Plan, Failure> {
         .ok_or_else(|| Failure::new("the daemon's answer has no plan"))?;
     match plan.is_loadable {
         true => Ok(plan),
-        false => Err(Failure::new(plan.not_loadable)),
+        false => Err(Failure::new(plan.not_loadable_reason)),
     }
 }
 
@@ -241,13 +241,13 @@ impl<'a> Row<'a> {
 
 /// Whether both compute with the same numbers, however they are kept.
 fn has_equal_weights(one: &Plan, other: &Plan) -> bool {
-    let is_same = one.level == other.level || one.same_as.contains(&other.level);
+    let is_same = one.level == other.level || one.equal_levels.contains(&other.level);
     is_same || one.is_lossless && other.is_lossless
 }
 
 fn equal_row(plan: &Plan, equal: &str) -> String {
     let level = sanitise_line(&plan.level);
-    let weights = match plan.same_as.iter().any(|level| level == equal) {
+    let weights = match plan.equal_levels.iter().any(|level| level == equal) {
         true => "the very same weights as",
         false => "weights with the same numbers as",
     };
@@ -317,7 +317,7 @@ mod tests {
         let plan = |level: &str, is_lossless, same_as: &[&str]| Plan {
             level: level.into(),
             is_lossless,
-            same_as: same_as.iter().map(|&level| level.into()).collect(),
+            equal_levels: same_as.iter().map(|&level| level.into()).collect(),
             ..Default::default()
         };
         let standard = plan("standard", true, &["moderate"]);

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
-    CancelRequestRequest, Done, FinishReason, GenerateRequest, GenerationEvent, ListModelsRequest,
-    Loading, Started, WatchRequestRequest, generation_event::Kind,
+    CancelRequestRequest, FinishReason, GenerateRequest, GenerationDone, GenerationEvent,
+    GenerationLoading, GenerationStarted, ListModelsRequest, WatchGenerationRequest,
+    generation_event::Event,
 };
 use sluice_report::progress::bar;
 use sluice_shared::units;
@@ -26,8 +27,8 @@ const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
 /// A request that came to its end.
 pub(super) struct Ended {
-    pub(super) started: Option<Started>,
-    pub(super) done: Done,
+    pub(super) started: Option<GenerationStarted>,
+    pub(super) done: GenerationDone,
 }
 
 /// Runs a request of our own and shows it.
@@ -89,8 +90,10 @@ pub(super) async fn watch(
     out: &mut Out,
 ) -> Result<(), Failure> {
     let mut interrupts = interrupts()?;
-    let call = WatchRequestRequest { request_id };
-    let answer = daemon.generation().watch_request(call).await;
+    let call = WatchGenerationRequest {
+        operation_id: request_id,
+    };
+    let answer = daemon.generation().watch_generation(call).await;
     let stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
@@ -138,11 +141,11 @@ async fn show(
             }
         };
         // A kind that this client does not know yet is none of its business.
-        let Some(kind) = event.and_then(|event| event.kind) else {
+        let Some(kind) = event.and_then(|event| event.event) else {
             continue;
         };
         match &kind {
-            Kind::Loading(loading) if !json => waiting.show(&coming(loading)),
+            Event::Loading(loading) if !json => waiting.show(&coming(loading)),
             _ => waiting.clear(),
         }
         if json {
@@ -155,7 +158,7 @@ async fn show(
                 dim(&line);
             }
         }
-        let is_picture = matches!(kind, Kind::PassDone(_) | Kind::Notice(_));
+        let is_picture = matches!(kind, Event::PassDone(_) | Event::Notice(_));
         canvas.apply(kind);
         if let Some(done) = canvas.done.clone() {
             finish(daemon, &canvas, &done, view, out).await?;
@@ -177,7 +180,7 @@ async fn show(
 }
 
 /// The model that a request waits for.
-fn coming(loading: &Loading) -> String {
+fn coming(loading: &GenerationLoading) -> String {
     if loading.total_bytes == 0 {
         return format!("waiting for {} to load", loading.model);
     }
@@ -191,13 +194,13 @@ fn coming(loading: &Loading) -> String {
 }
 
 /// What an event wants the user to know beside the text.
-fn talk(kind: &Kind) -> Vec<String> {
+fn talk(kind: &Event) -> Vec<String> {
     match kind {
-        Kind::Started(started) => {
+        Event::Started(started) => {
             let warnings = started.warnings.iter();
             warnings.map(|text| format!("warning: {text}")).collect()
         }
-        Kind::Notice(notice) => vec![format!("note: {}", notice.text)],
+        Event::Notice(notice) => vec![format!("note: {}", notice.text)],
         _ => Vec::new(),
     }
 }
@@ -263,13 +266,13 @@ impl Plain {
 async fn finish(
     daemon: &Daemon,
     canvas: &Canvas,
-    done: &Done,
+    done: &GenerationDone,
     view: View,
     out: &mut Out,
 ) -> Result<(), Failure> {
     let text = match &done.text {
         Some(text) => text.clone(),
-        None => ids_text(&done.tokens),
+        None => ids_text(&done.token_ids),
     };
     let mut live = match view {
         View::Json => return Ok(()),
@@ -301,20 +304,20 @@ impl Ended {
             return Vec::new();
         };
         let mut notes = Vec::new();
-        if self.done.cut && self.done.finish_reason() == FinishReason::Context {
+        if self.done.is_truncated && self.done.finish_reason() == FinishReason::Context {
             let taken = u64::from(started.prompt_tokens) + u64::from(started.length);
             let context = units::count(taken);
             notes.push(format!(
                 "cut where the context of {context} tokens is full; a shorter prompt leaves more room"
             ));
-        } else if self.done.cut {
+        } else if self.done.is_truncated {
             // How much more there is room for, only the daemon knows.
             notes.push(format!(
                 "cut at --length {}; a greater one allows more",
                 started.length
             ));
         }
-        if started.seed_drawn {
+        if started.is_seed_drawn {
             let seed = started.seed;
             notes.push(format!(
                 "drawn with seed {seed}; --seed {seed} gives the same answer again"
@@ -325,7 +328,7 @@ impl Ended {
 }
 
 /// What a finished request took, in one line.
-fn summary(done: &Done) -> String {
+fn summary(done: &GenerationDone) -> String {
     let mut line = format!(
         "{} passes · {} tokens · {}",
         units::count(done.passes.into()),
@@ -360,17 +363,17 @@ mod tests {
 
     #[test]
     fn a_cut_and_a_drawn_seed_are_told() {
-        let started = Started {
+        let started = GenerationStarted {
             prompt_tokens: 24,
             length: 1000,
             seed: 7,
-            seed_drawn: true,
+            is_seed_drawn: true,
             ..Default::default()
         };
         let told = |finish_reason: FinishReason, cut: bool| {
-            let done = Done {
+            let done = GenerationDone {
                 finish_reason: finish_reason.into(),
-                cut,
+                is_truncated: cut,
                 ..Default::default()
             };
             let started = Some(started.clone());
@@ -392,7 +395,7 @@ mod tests {
 
     #[test]
     fn the_summary_counts_tokens_of_the_text() {
-        let done = Done {
+        let done = GenerationDone {
             passes: 64,
             text_tokens: 130,
             generated_tokens: 100,
@@ -404,7 +407,7 @@ mod tests {
             summary(&done),
             "64 passes · 100 tokens · 4.0 s · 1.56 tokens a pass · 25.0 tokens/s"
         );
-        let empty = summary(&Done::default());
+        let empty = summary(&GenerationDone::default());
         assert_eq!(empty, "0 passes · 0 tokens · 0 ms");
     }
 }

@@ -1,7 +1,7 @@
 //! `sluice generate`: from arguments to a request.
 
 use sluice_proto::v1::{
-    Chat, GenerateRequest, Pin, TokenIds, generate_request::Input, pin::Content,
+    CanvasPin, Chat, GenerateRequest, TokenIds, canvas_pin::Content, generate_request::Input,
 };
 
 use super::{input, message};
@@ -25,7 +25,7 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
             }
         }
     };
-    let pin = |(position, text): &(u32, String)| Pin {
+    let pin = |(position, text): &(u32, String)| CanvasPin {
         position: *position,
         content: Some(Content::Text(text.clone())),
     };
@@ -42,7 +42,7 @@ pub(super) fn request(arguments: &Generate) -> Result<GenerateRequest, Failure> 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use sluice_proto::v1::{Cache, Dial, EosPolicy, Growth, Remasking};
+    use sluice_proto::v1::{CanvasGrowth, DecodingPreset, EosPolicy, KvCacheMode, Remasking};
 
     use super::*;
     use crate::cli::{Cli, Command};
@@ -133,11 +133,11 @@ mod tests {
         assert_eq!(request.guidance, Some(1.5));
         assert_eq!(request.remasking(), Remasking::Random);
         assert_eq!(request.eos(), EosPolicy::Suppress);
-        assert_eq!(request.dial(), Dial::Fast);
-        assert_eq!(request.cache(), Cache::Dual);
-        assert_eq!(request.cache_options.unwrap().behind, Some(8));
+        assert_eq!(request.dial(), DecodingPreset::Fast);
+        assert_eq!(request.cache(), KvCacheMode::Dual);
+        assert_eq!(request.cache_options.unwrap().recompute_before, Some(8));
         assert_eq!(request.window, Some(16));
-        assert_eq!(request.growth(), Growth::Append);
+        assert_eq!(request.growth(), CanvasGrowth::Append);
         assert_eq!(request.speculation.unwrap().branches, Some(2));
         assert_eq!(request.seed, Some(9));
         assert_eq!((request.top_k, request.top_p), (Some(40), Some(0.9)));

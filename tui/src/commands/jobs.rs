@@ -56,9 +56,9 @@ pub(super) async fn compress(
     let request = CompressRequest {
         name,
         path,
-        output: absolute(&arguments.output)?,
+        output_path: absolute(&arguments.output)?,
         how: match (arguments.bits, arguments.coder) {
-            (Some(bits), _) => Some(How::Bits(bits)),
+            (Some(bits), _) => Some(How::BitsPerWeight(bits)),
             (None, coder) => coder.map(|coder| {
                 How::Coder(match coder {
                     Coder::Huffman => WireCoder::Huffman.into(),
@@ -66,9 +66,9 @@ pub(super) async fn compress(
                 })
             }),
         },
-        tile: arguments.tile,
-        keep: arguments.keep.clone(),
-        all: arguments.all,
+        tile_elements: arguments.tile,
+        keep_tensors: arguments.keep.clone(),
+        all_tensors: arguments.all,
         threads: arguments.threads,
     };
     let command = "compress DIR --output FILE.sluice";
@@ -87,7 +87,7 @@ pub(super) async fn compress(
 /// The arguments of `sluiced compress`.
 fn compress_words(request: &CompressRequest, arguments: &Compress) -> Vec<String> {
     let mut words = vec!["compress".to_owned(), request.path.clone()];
-    words.extend(flag("--output", Some(&request.output)));
+    words.extend(flag("--output", Some(&request.output_path)));
     words.extend(arguments.lossless.then(|| "--lossless".to_owned()));
     words.extend(flag("--bits", arguments.bits));
     words.extend(flag("--coder", arguments.coder));
@@ -107,14 +107,14 @@ pub(super) async fn decompress(
     out: &mut Out,
 ) -> Result<(), Failure> {
     let request = DecompressRequest {
-        path: absolute(&arguments.file)?,
-        output: absolute(&arguments.output)?,
+        input_path: absolute(&arguments.file)?,
+        output_path: absolute(&arguments.output)?,
         threads: arguments.threads,
     };
     let command = "decompress FILE --output DIR";
     let alone = alone(&arguments.following, command, || {
-        let mut words = vec!["decompress".to_owned(), request.path.clone()];
-        words.extend(flag("--output", Some(&request.output)));
+        let mut words = vec!["decompress".to_owned(), request.input_path.clone()];
+        words.extend(flag("--output", Some(&request.output_path)));
         words.extend(flag("--threads", request.threads));
         words
     });
@@ -131,10 +131,10 @@ pub(super) async fn verify(
     out: &mut Out,
 ) -> Result<(), Failure> {
     let request = VerifyRequest {
-        path: absolute(&arguments.file)?,
+        input_path: absolute(&arguments.file)?,
     };
     let alone = alone(&arguments.following, "verify FILE", || {
-        vec!["verify".to_owned(), request.path.clone()]
+        vec!["verify".to_owned(), request.input_path.clone()]
     });
     let daemon = offline::daemon(socket, alone).await?;
     let mut client = daemon.jobs();

@@ -51,7 +51,7 @@ pub(super) async fn remove(
     let request = RemoveModelRequest {
         name: arguments.name.clone(),
         force: arguments.force,
-        kept_only: arguments.converted,
+        converted_weights_only: arguments.converted,
     };
     let answer = daemon.models().remove_model(request).await;
     let removed = answer
@@ -76,15 +76,17 @@ struct Removed<'a> {
 
 fn removal(arguments: &Remove, removed: &RemoveModelResponse) -> String {
     let (name, freed) = (&arguments.name, units::bytes(removed.freed_bytes));
-    let in_use = match removed.kept_in_use {
+    let in_use = match removed.files_in_use {
         0 => String::new(),
         count => {
             format!("; {count} in use stay: `sluice level off` or `sluice unload` lets them go")
         }
     };
     let path = &removed.kept_path;
-    match (arguments.converted, removed.kept_removed) {
-        (true, 0) if removed.kept_in_use == 0 => format!("no converted weights of {name} are kept"),
+    match (arguments.converted, removed.removed_files) {
+        (true, 0) if removed.files_in_use == 0 => {
+            format!("no converted weights of {name} are kept")
+        }
         (true, _) => format!("removed converted weights of {name}, {freed} freed{in_use}"),
         (false, _) if !path.is_empty() => format!("forgot {name}; its files stay in {path}"),
         (false, 0) => format!("removed {name}, {freed} freed{in_use}"),
@@ -105,13 +107,13 @@ pub(super) async fn unload(daemon: &Daemon, json: bool, out: &mut Out) -> Result
 }
 
 fn unloaded(went: &UnloadModelResponse) -> String {
-    if went.name.is_empty() {
+    if went.model.is_empty() {
         return "no model was loaded".to_owned();
     }
     let change = |before, after| format!("{} → {}", units::bytes(before), units::bytes(after));
     let mut line = format!(
         "unloaded {}: device {}",
-        went.name,
+        went.model,
         change(went.device_bytes_before, went.device_bytes_after)
     );
     if let (Some(before), Some(after)) = (went.resident_bytes_before, went.resident_bytes_after) {
@@ -151,18 +153,18 @@ pub(super) async fn inspect(
             out.line(&sanitise_line(&line))?;
         }
     }
-    match facts.not_loadable.is_empty() {
+    match facts.not_loadable_reason.is_empty() {
         true => Ok(()),
         false => Err(Failure::new(format!(
             "it can't be loaded: {}",
-            sanitise_line(&facts.not_loadable)
+            sanitise_line(&facts.not_loadable_reason)
         ))),
     }
 }
 
 fn as_json(facts: &InspectModelResponse) -> Value {
     let mut value = json!(facts);
-    value["coded"] = json!(facts.coded.as_ref().map(report::coded::json));
+    value["container"] = json!(facts.container.as_ref().map(report::coded::json));
     value
 }
 
@@ -194,7 +196,7 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
     for group in &facts.tensors {
         lines.push(format!(
             "  {:<16} {:>6} with {} parameters, {}",
-            group.format,
+            group.dtype,
             units::count(group.tensors),
             units::count(group.parameters),
             units::bytes(group.bytes)
@@ -204,8 +206,8 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
         lines.push("levels, with everything in memory".to_owned());
     }
     for level in &facts.levels {
-        let fits = match (level.not_loadable.is_empty(), level.fits) {
-            (false, _) => &level.not_loadable[..],
+        let fits = match (level.not_loadable_reason.is_empty(), level.fits) {
+            (false, _) => &level.not_loadable_reason[..],
             (true, true) => "fits the budget",
             (true, false) => "more than the budget: streamed",
         };
@@ -216,7 +218,7 @@ fn lines(facts: &InspectModelResponse) -> Vec<String> {
             units::bytes(level.weight_bytes)
         ));
     }
-    if let Some(coded) = &facts.coded {
+    if let Some(coded) = &facts.container {
         lines.push(String::new());
         lines.extend(report::coded::lines(coded));
     }
@@ -245,7 +247,7 @@ mod tests {
     #[test]
     fn unloading_shows_what_came_back() {
         let went = UnloadModelResponse {
-            name: "a/b".to_owned(),
+            model: "a/b".to_owned(),
             device_bytes_before: 3 << 30,
             device_bytes_after: 8 << 20,
             resident_bytes_before: Some(4 << 30),

@@ -261,8 +261,8 @@ fn usage(message: &str) -> Failure {
 }
 
 /// One turn of a conversation.
-fn message(role: &str, content: &str) -> v1::Message {
-    v1::Message {
+fn message(role: &str, content: &str) -> v1::ChatMessage {
+    v1::ChatMessage {
         role: role.into(),
         content: content.into(),
     }

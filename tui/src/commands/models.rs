@@ -46,24 +46,29 @@ fn show_models(models: &[Model], out: &mut Out) -> Result<(), Failure> {
 
 /// Weights that are kept, each with its size, and what they take together.
 fn kept(list: &ListModelsResponse) -> Vec<String> {
-    if list.kept.is_empty() {
+    if list.converted_weights.is_empty() {
         return Vec::new();
     }
-    let all = list.kept.iter().map(|kept| kept.bytes).sum();
-    let limit = list.kept_bytes_max.map_or_else(String::new, |bytes| {
-        format!(" of at most {}", units::bytes(bytes))
-    });
+    let all = list.converted_weights.iter().map(|kept| kept.bytes).sum();
+    let limit = list
+        .converted_weights_bytes_max
+        .map_or_else(String::new, |bytes| {
+            format!(" of at most {}", units::bytes(bytes))
+        });
     let mut lines = vec![
         String::new(),
         format!(
             "converted weights, {}{limit} in {}; `sluice rm --converted NAME` removes a model's",
             units::bytes(all),
-            list.kept_folder
+            list.converted_weights_folder
         ),
     ];
-    let width = list.kept.iter().map(|kept| text::width(&kept.model));
+    let width = list
+        .converted_weights
+        .iter()
+        .map(|kept| text::width(&kept.model));
     let width = width.max().unwrap_or_default().min(NAME_COLUMNS_MAX);
-    lines.extend(list.kept.iter().map(|kept| {
+    lines.extend(list.converted_weights.iter().map(|kept| {
         format!(
             "  {:<width$}  {:<10}  {:>8}{}",
             kept.model,
@@ -147,7 +152,7 @@ pub(crate) fn describe(model: &Model) -> String {
             units::count(shape.parameters),
             shape.formats.join(" + "),
             shape.layers,
-            shape.width,
+            shape.hidden_size,
             units::count(shape.context_length.into()),
         );
         if !shape.has_tokenizer {

@@ -122,7 +122,7 @@ fn check_named(models: &[Model], name: &Path) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{Device, Plan, Queue, RequestSummary};
+    use sluice_proto::v1::{DeviceStatus, Plan, QueueStatus, RequestSummary};
 
     use super::*;
 
@@ -134,7 +134,7 @@ mod tests {
                 state: ModelState::Ready.into(),
                 ..Default::default()
             }),
-            device: Some(Device {
+            device: Some(DeviceStatus {
                 kind: "cpu".into(),
                 used_bytes: 3 << 30,
                 ..Default::default()
@@ -143,7 +143,7 @@ mod tests {
                 level: "standard".into(),
                 ..Default::default()
             }),
-            queue: Some(Queue {
+            queue: Some(QueueStatus {
                 running: 1,
                 waiting: 2,
                 ..Default::default()

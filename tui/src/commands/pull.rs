@@ -48,10 +48,10 @@ pub(super) async fn model(
     let asked = names::full(&arguments.name).unwrap_or(&arguments.name);
     let request = PullModelRequest {
         name: asked.to_owned(),
-        file: arguments.file.clone().unwrap_or_default(),
+        file_name: arguments.file.clone().unwrap_or_default(),
         revision: arguments.revision.clone().unwrap_or_default(),
         // The daemon has its own environment; this one is the user's.
-        token: std::env::var("HF_TOKEN").unwrap_or_default(),
+        hub_token: std::env::var("HF_TOKEN").unwrap_or_default(),
     };
     let answer = daemon.models().pull_model(request).await;
     let stream = answer

@@ -64,7 +64,7 @@ fn wrong(name: &str, error: &ReadError) -> Failure {
 /// The result, or as much of it as was certain.
 fn text(canvas: &Canvas) -> String {
     match (&canvas.done, &canvas.pass) {
-        (Some(done), _) => (done.text.clone()).unwrap_or_else(|| ids_text(&done.tokens)),
+        (Some(done), _) => (done.text.clone()).unwrap_or_else(|| ids_text(&done.token_ids)),
         (None, Some(pass)) => String::from_utf8_lossy(&pass.stable_text).into_owned(),
         (None, None) => String::new(),
     }
@@ -72,7 +72,7 @@ fn text(canvas: &Canvas) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{Done, PassDone, generation_event::Kind};
+    use sluice_proto::v1::{GenerationDone, GenerationPass, generation_event::Event};
 
     use super::*;
 
@@ -80,13 +80,13 @@ mod tests {
     fn a_run_without_an_end_has_the_text_that_was_certain() {
         let mut canvas = Canvas::default();
         assert_eq!(text(&canvas), "");
-        canvas.apply(Kind::PassDone(PassDone {
+        canvas.apply(Event::PassDone(GenerationPass {
             stable_text: b"Once".to_vec(),
             ..Default::default()
         }));
         assert_eq!(text(&canvas), "Once");
-        canvas.apply(Kind::Done(Done {
-            tokens: vec![1, 2],
+        canvas.apply(Event::Done(GenerationDone {
+            token_ids: vec![1, 2],
             ..Default::default()
         }));
         assert_eq!(text(&canvas), "1,2");

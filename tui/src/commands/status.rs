@@ -1,7 +1,8 @@
 //! `sluice status`: one snapshot in words.
 
 use sluice_proto::v1::{
-    Card, Device, Host, Measured, NoCard, Plan, Settings, Snapshot, Substitution,
+    DeviceStatus, GpuStatus, GpuUnavailable, HostStatus, LevelSubstitution, PassStatistics, Plan,
+    SettingsStatus, Snapshot,
 };
 use sluice_shared::units;
 
@@ -29,16 +30,16 @@ pub(super) async fn run(daemon: &Daemon, json: bool, out: &mut Out) -> Result<()
 fn lines(snapshot: &Snapshot) -> Vec<String> {
     let mut lines = Vec::new();
     let mut fact = |name: &str, value: String| lines.push(format!("{name:<9} {value}"));
-    if let Some(server) = &snapshot.server {
+    if let Some(server) = &snapshot.daemon {
         fact(
             "daemon",
             format!(
                 "sluiced {}, {}, pid {}, up {}, {}",
                 server.version,
                 json::word(server.state()).replace('_', " "),
-                server.pid,
+                server.process_id,
                 units::duration_ms(server.uptime_ms as f64),
-                server.socket,
+                server.socket_path,
             ),
         );
     }
@@ -59,10 +60,10 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
                 ),
             );
         }
-        for (name, value) in device.card.iter().flat_map(card_facts) {
+        for (name, value) in device.gpu.iter().flat_map(card_facts) {
             fact(name, value);
         }
-        if let Some(NoCard { reason, hint, .. }) = &device.no_card {
+        if let Some(GpuUnavailable { reason, hint, .. }) = &device.gpu_unavailable {
             fact("no card", format!("so the CPU computes: {reason}"));
             fact("", format!("hint: {hint}"));
         }
@@ -91,24 +92,24 @@ fn lines(snapshot: &Snapshot) -> Vec<String> {
             "so far",
             format!(
                 "{} done, {} cancelled, {} failed, {} refused; {} passes, {} tokens",
-                units::count(totals.requests_done),
-                units::count(totals.requests_cancelled),
-                units::count(totals.requests_failed),
-                units::count(totals.requests_refused),
+                units::count(totals.done_requests),
+                units::count(totals.cancelled_requests),
+                units::count(totals.failed_requests),
+                units::count(totals.refused_requests),
                 units::count(totals.passes),
-                units::count(totals.tokens_committed),
+                units::count(totals.committed_tokens),
             ),
         );
     }
     lines
 }
 
-fn device_line(device: &Device) -> String {
+fn device_line(device: &DeviceStatus) -> String {
     let mut line = device.kind.clone();
     if !device.name.is_empty() {
         line += &format!(" ({})", device.name);
     }
-    let threads = match device.card {
+    let threads = match device.gpu {
         // They convert weights; the card computes.
         Some(_) => "threads beside it",
         None => "threads",
@@ -126,9 +127,9 @@ fn device_line(device: &Device) -> String {
 }
 
 /// What the card is and how it does.
-fn card_facts(card: &Card) -> [(&'static str, String); 5] {
+fn card_facts(card: &GpuStatus) -> [(&'static str, String); 5] {
     let unknown = || "unknown".to_owned();
-    let blas = match &card.blas {
+    let blas = match &card.cublas {
         Some(blas) => format!("with {blas}"),
         None => "without cuBLAS".to_owned(),
     };
@@ -138,7 +139,7 @@ fn card_facts(card: &Card) -> [(&'static str, String); 5] {
     if let Some(best) = card::bus_at_best(card) {
         bus += &format!(", at best {best}");
     }
-    let others = card.held_by_others_bytes.map(units::bytes);
+    let others = card.other_processes_bytes.map(units::bytes);
     [
         ("card", format!("{}, {blas}", card::arithmetic(card))),
         (
@@ -183,7 +184,7 @@ fn plan_facts(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
     let Some(plan) = &snapshot.plan else {
         return facts;
     };
-    let measured = snapshot.measured.unwrap_or_default();
+    let measured = snapshot.passes.unwrap_or_default();
     let peak = match measured.peak_bytes {
         Some(bytes) => format!("{} measured", units::bytes(bytes)),
         None => NOT_MEASURED.into(),
@@ -199,7 +200,7 @@ fn plan_facts(snapshot: &Snapshot) -> Vec<(&'static str, String)> {
 const NOT_MEASURED: &str = "not measured yet";
 
 /// The level that was asked for and, where that left a choice, the one it came to.
-fn level(settings: &Settings, plan: Option<&Plan>) -> String {
+fn level(settings: &SettingsStatus, plan: Option<&Plan>) -> String {
     let Some(plan) = plan else {
         return settings.level.clone();
     };
@@ -210,51 +211,56 @@ fn level(settings: &Settings, plan: Option<&Plan>) -> String {
     if !plan.is_lossless {
         words += ", not lossless";
     }
-    if let Some(Substitution { asked, reason, .. }) = &settings.substitution {
+    if let Some(LevelSubstitution {
+        requested: asked,
+        reason,
+        ..
+    }) = &settings.substitution
+    {
         words += &format!(", in the place of {asked}: {reason}");
     }
     words
 }
 
-fn pass(plan: &Plan, measured: &Measured) -> String {
+fn pass(plan: &Plan, measured: &PassStatistics) -> String {
     let predicted = format!(
         "{} predicted for a canvas of {}",
         plans::pass_time(plan),
         units::count(plan.canvas.into())
     );
-    let (Some(mean_ms), Some(last_ms)) = (measured.mean_pass_ms, measured.last_pass_ms) else {
+    let (Some(mean_ms), Some(last_ms)) = (measured.mean_ms, measured.last_ms) else {
         return format!("{predicted}, {NOT_MEASURED}");
     };
     format!(
         "{predicted}, {} measured over {} passes, {} for the last of {} rows",
         units::duration_ms(mean_ms),
-        units::count(measured.passes),
+        units::count(measured.count),
         units::duration_ms(last_ms),
         units::count(measured.last_rows.into())
     )
 }
 
-fn streamed(plan: &Plan, measured: &Measured) -> String {
+fn streamed(plan: &Plan, measured: &PassStatistics) -> String {
     if plan.streamed_bytes_per_pass == 0 && measured.streamed_bytes == 0 {
         return "nothing".into();
     }
     let predicted = units::bytes(plan.streamed_bytes_per_pass);
     let mut words = format!("{predicted} a pass predicted");
-    if measured.passes > 0 {
-        let passes = measured.passes as f64;
+    if measured.count > 0 {
+        let passes = measured.count as f64;
         let mean = (measured.streamed_bytes as f64 / passes) as u64;
         let waited = units::duration_ms(measured.waited_ms / passes);
         words += &format!(", {} measured, {waited} a pass waited", units::bytes(mean));
     } else {
         words += &format!(", {NOT_MEASURED}");
     }
-    if let Some(slots) = &plan.slots {
+    if let Some(slots) = &plan.staging_buffers {
         words += &format!("; {}", plans::slots(slots));
     }
     words
 }
 
-fn host_line(host: Option<&Host>) -> String {
+fn host_line(host: Option<&HostStatus>) -> String {
     let known = |bytes: Option<u64>| bytes.map_or("unknown".into(), units::bytes);
     let host = host.copied().unwrap_or_default();
     let mut line = format!(
@@ -264,7 +270,7 @@ fn host_line(host: Option<&Host>) -> String {
         known(host.resident_bytes),
         known(host.resident_peak_bytes)
     );
-    if let Some(beyond) = host.resident_beyond_bytes {
+    if let Some(beyond) = host.resident_other_bytes {
         line += &format!("; {} of it beyond what is held", units::bytes(beyond));
     }
     line
@@ -272,15 +278,15 @@ fn host_line(host: Option<&Host>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{Slots, Switch, SwitchTarget};
+    use sluice_proto::v1::{StagingBuffers, SwitchTarget, WeightSwitch};
 
     use super::*;
 
-    fn measured() -> Measured {
-        Measured {
-            passes: 4,
-            mean_pass_ms: Some(1900.0),
-            last_pass_ms: Some(1850.0),
+    fn measured() -> PassStatistics {
+        PassStatistics {
+            count: 4,
+            mean_ms: Some(1900.0),
+            last_ms: Some(1850.0),
             last_rows: 288,
             waited_ms: 48.0,
             streamed_bytes: 8 << 30,
@@ -296,25 +302,28 @@ mod tests {
                 pass_ms: Some(1800.0),
                 canvas: 256,
                 streamed_bytes_per_pass: 2 << 30,
-                slots: Some(Slots {
+                staging_buffers: Some(StagingBuffers {
                     count: 3,
-                    bytes: 120 << 20,
-                    decoded_bytes: 0,
+                    bytes_each: 120 << 20,
+                    decompress_bytes: 0,
                 }),
                 ..Default::default()
             }),
-            settings: Some(Settings {
+            settings: Some(SettingsStatus {
                 level: "auto".into(),
                 budget_bytes: 4 << 30,
                 is_default_budget: true,
                 ..Default::default()
             }),
-            switching: Some(Switch { done: 3, steps: 9 }),
+            weight_switch: Some(WeightSwitch {
+                done_steps: 3,
+                total_steps: 9,
+            }),
             switch_target: Some(SwitchTarget {
                 level: "aggressive".into(),
                 budget_bytes: 4 << 30,
             }),
-            measured: Some(measured()),
+            passes: Some(measured()),
             ..Default::default()
         }
     }
@@ -344,7 +353,10 @@ mod tests {
         };
         assert_eq!(shown(&snapshot), "switching step 4 of 9");
         let mut snapshot = streaming();
-        snapshot.switching = Some(Switch { done: 9, steps: 9 });
+        snapshot.weight_switch = Some(WeightSwitch {
+            done_steps: 9,
+            total_steps: 9,
+        });
         snapshot.switch_target = Some(SwitchTarget {
             level: "moderate".into(),
             budget_bytes: 6 << 30,
@@ -353,21 +365,24 @@ mod tests {
             shown(&snapshot),
             "switching to moderate within 6.00 GiB, step 9 of 9"
         );
-        snapshot.switching = Some(Switch { done: 0, steps: 0 });
+        snapshot.weight_switch = Some(WeightSwitch {
+            done_steps: 0,
+            total_steps: 0,
+        });
         assert!(shown(&snapshot).ends_with(", converting"));
     }
 
     #[test]
     fn what_was_not_measured_yet_is_said() {
         let snapshot = Snapshot {
-            measured: None,
+            passes: None,
             ..streaming()
         };
         let text = lines(&snapshot).join("\n");
         assert_eq!(text.matches(NOT_MEASURED).count(), 3, "{text}");
     }
 
-    fn on(device: Device) -> Vec<String> {
+    fn on(device: DeviceStatus) -> Vec<String> {
         lines(&Snapshot {
             device: Some(device),
             ..Default::default()
@@ -376,18 +391,18 @@ mod tests {
 
     #[test]
     fn a_card_tells_what_it_is_and_how_it_does() {
-        let card = Card {
-            compute: "bf16".into(),
-            capability: "8.6".into(),
+        let card = GpuStatus {
+            compute_dtype: "bf16".into(),
+            compute_capability: "8.6".into(),
             pci_bus_id: "0000:01:00.0".into(),
             driver_version: Some("570.00".into()),
             cuda_version: "12.8".into(),
-            blas: Some("libcublas.so.12 (120805)".into()),
-            held_by_others_bytes: Some(1 << 30),
-            bus_generation: Some(3),
-            bus_generation_max: Some(4),
-            bus_width: Some(8),
-            bus_width_max: Some(8),
+            cublas: Some("libcublas.so.12 (120805)".into()),
+            other_processes_bytes: Some(1 << 30),
+            pcie_generation: Some(3),
+            pcie_generation_max: Some(4),
+            pcie_lanes: Some(8),
+            pcie_lanes_max: Some(8),
             clock_mhz: Some(1500),
             memory_clock_mhz: Some(5000),
             temperature_c: Some(56),
@@ -396,7 +411,7 @@ mod tests {
             utilization_percent: Some(37),
             ..Default::default()
         };
-        let device = Device {
+        let device = DeviceStatus {
             kind: "cuda".into(),
             name: "NVIDIA GeForce RTX 3060".into(),
             threads: 8,
@@ -404,7 +419,7 @@ mod tests {
             peak_bytes: 1 << 30,
             total_bytes: Some(12 << 30),
             free_bytes: Some(10 << 30),
-            card: Some(card),
+            gpu: Some(card),
             ..Default::default()
         };
         assert_eq!(
@@ -422,15 +437,15 @@ mod tests {
 
     #[test]
     fn what_nobody_tells_of_a_card_is_unknown() {
-        let card = Card {
-            compute: "f16".into(),
-            capability: "7.5".into(),
+        let card = GpuStatus {
+            compute_dtype: "f16".into(),
+            compute_capability: "7.5".into(),
             pci_bus_id: "0000:01:00.0".into(),
             cuda_version: "12.0".into(),
             ..Default::default()
         };
-        let device = Device {
-            card: Some(card),
+        let device = DeviceStatus {
+            gpu: Some(card),
             ..Default::default()
         };
         assert_eq!(
@@ -447,9 +462,9 @@ mod tests {
 
     #[test]
     fn a_card_that_can_not_be_used_is_said_with_what_to_do() {
-        let device = Device {
+        let device = DeviceStatus {
             kind: "cpu".into(),
-            no_card: Some(NoCard {
+            gpu_unavailable: Some(GpuUnavailable {
                 reason: "NVIDIA's driver finds no card".into(),
                 hint: "see that `nvidia-smi` lists the card".into(),
                 is_fault: true,
@@ -467,12 +482,12 @@ mod tests {
 
     #[test]
     fn what_the_process_has_beyond_what_is_held_is_said() {
-        let host = Host {
+        let host = HostStatus {
             total_bytes: Some(16 << 30),
             available_bytes: Some(8 << 30),
             resident_bytes: Some(342 << 20),
             resident_peak_bytes: Some(350 << 20),
-            resident_beyond_bytes: Some(33 << 20),
+            resident_other_bytes: Some(33 << 20),
             resident_program_bytes: Some(20 << 20),
         };
         assert_eq!(

@@ -7,7 +7,8 @@ mod turn;
 use std::ops::Range;
 
 use sluice_proto::v1::{
-    self, Done, Edit, FinishReason, GenerateRequest, Message, Started, generate_request::Input,
+    self, ChatMessage, FinishReason, GenerateRequest, GenerationDone, GenerationStarted, TextEdit,
+    generate_request::Input,
 };
 
 use crate::text::sanitise_line;
@@ -301,12 +302,12 @@ impl Chat {
         let text = conversation.turns.get(choice.turn)?.text.clone();
         let messages = conversation.messages(system, choice.turn);
         let offset = |at: usize| u32::try_from(at).ok();
-        let edit = Edit {
+        let edit = TextEdit {
             messages,
             text,
             span_start_bytes: offset(span.start)?,
             span_end_bytes: offset(span.end)?,
-            span_length: None,
+            span_tokens: None,
         };
         let number = conversation.number;
         let turn = choice.turn;
@@ -359,7 +360,12 @@ impl Chat {
 
     /// Takes in what a request came to. One that was stopped leaves the text up to the first open position: a beginning of an
     /// answer is kept as one that was cut off, but words of an answer that were not all written stay as they were.
-    pub(super) fn take(&mut self, serial: u64, done: &Done, started: Option<&Started>) -> Outcome {
+    pub(super) fn take(
+        &mut self,
+        serial: u64,
+        done: &GenerationDone,
+        started: Option<&GenerationStarted>,
+    ) -> Outcome {
         let Some(Asked {
             conversation, what, ..
         }) = self.take_asked(serial)
@@ -376,7 +382,7 @@ impl Chat {
         let origin = Origin {
             request_id: done.request_id,
             seed: done.seed,
-            exact: done.exact,
+            exact: done.is_exact,
             tokens: done.generated_tokens,
             passes: done.passes,
             elapsed_ms: Some(done.elapsed_ms).filter(|ms| ms.is_finite()),
@@ -449,7 +455,7 @@ impl Conversation {
     }
 
     /// The first turns as they are sent, behind instructions.
-    fn messages(&self, system: Option<&str>, turns: usize) -> Vec<Message> {
+    fn messages(&self, system: Option<&str>, turns: usize) -> Vec<ChatMessage> {
         let system = system.map(|text| message("system", text));
         let turns = self.turns.iter().take(turns).map(|turn| {
             let role = match turn.speaker {
@@ -479,14 +485,14 @@ impl Conversation {
     }
 }
 
-fn message(role: &str, content: &str) -> Message {
-    Message {
+fn message(role: &str, content: &str) -> ChatMessage {
+    ChatMessage {
         role: role.to_owned(),
         content: content.to_owned(),
     }
 }
 
-fn of_chat(messages: Vec<Message>) -> GenerateRequest {
+fn of_chat(messages: Vec<ChatMessage>) -> GenerateRequest {
     GenerateRequest {
         input: Some(Input::Chat(v1::Chat { messages })),
         ..Default::default()

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use crossterm::event::KeyEvent;
 use sluice_proto::v1::{
-    Applied, ApplyRequest, FidelityMeasurement, FidelityResult, GenerateRequest, Job, Model, Plan,
-    PlanRequest, RequestSummary, Snapshot, generation_event::Kind,
+    ApplyRequest, ApplyResult, FidelityMeasurement, FidelityResult, GenerateRequest, Job, Model,
+    Plan, PlanRequest, RequestSummary, Snapshot, generation_event,
 };
 use sluice_shared::level::Level;
 
@@ -43,7 +43,7 @@ pub enum Event {
         /// Whose.
         request_id: u64,
         /// What.
-        kind: Box<Kind>,
+        kind: Box<generation_event::Event>,
     },
     /// Something happened to a request of ours, over its own stream.
     Own {
@@ -52,7 +52,7 @@ pub enum Event {
         /// The daemon's number of it.
         request_id: u64,
         /// What.
-        kind: Box<Kind>,
+        kind: Box<generation_event::Event>,
     },
     /// A request of ours was refused, failed or was cut off.
     OwnFailed {
@@ -104,7 +104,7 @@ pub enum Event {
         /// Which.
         serial: u64,
         /// What came of it.
-        applied: Box<Applied>,
+        applied: Box<ApplyResult>,
     },
     /// A change that was asked for was refused, or failed.
     ApplyFailed {

@@ -53,8 +53,8 @@ impl History {
         }
         let counts = Counts {
             at_ms: now_ms,
-            tokens: snapshot.totals.map(|totals| totals.tokens_committed),
-            streamed_bytes: snapshot.measured.map(|measured| measured.streamed_bytes),
+            tokens: snapshot.totals.map(|totals| totals.committed_tokens),
+            streamed_bytes: snapshot.passes.map(|measured| measured.streamed_bytes),
         };
         let before = self.before.replace(counts);
         // What grew while nobody looked says nothing of any one time.
@@ -74,7 +74,7 @@ impl History {
             host_bytes: host.map(|(total, available)| total.saturating_sub(available)),
             tokens_a_second: rate(|counts| counts.tokens),
             streamed_a_second: rate(|counts| counts.streamed_bytes),
-            pass_ms: snapshot.measured.and_then(|measured| measured.last_pass_ms),
+            pass_ms: snapshot.passes.and_then(|measured| measured.last_ms),
         });
         let excess = self.samples.len().saturating_sub(SAMPLES_MAX);
         self.samples.drain(..excess);
@@ -136,17 +136,17 @@ impl History {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{Measured, Totals};
+    use sluice_proto::v1::{PassStatistics, RequestTotals};
 
     use super::*;
 
     fn snapshot(tokens: u64, streamed_bytes: u64) -> Snapshot {
         Snapshot {
-            totals: Some(Totals {
-                tokens_committed: tokens,
+            totals: Some(RequestTotals {
+                committed_tokens: tokens,
                 ..Default::default()
             }),
-            measured: Some(Measured {
+            passes: Some(PassStatistics {
                 streamed_bytes,
                 ..Default::default()
             }),

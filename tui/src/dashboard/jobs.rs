@@ -188,7 +188,7 @@ impl Jobs {
         {
             self.end(work, outcome);
         }
-        if let (Some(_), None) = (before.switching, after.switching)
+        if let (Some(_), None) = (before.weight_switch, after.weight_switch)
             && let Some(work) = Work::of_switch(before, None)
         {
             self.end(work, switched(before, after));

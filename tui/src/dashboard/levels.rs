@@ -6,7 +6,7 @@ mod dials;
 use std::collections::BTreeMap;
 
 use sluice_proto::v1::{
-    ApplyRequest, FidelityResult, Measured, Plan, RequestKind, RequestSummary, Snapshot,
+    ApplyRequest, FidelityResult, PassStatistics, Plan, RequestKind, RequestSummary, Snapshot,
 };
 use sluice_shared::{level::Level, units};
 
@@ -150,7 +150,7 @@ impl Levels {
     pub fn problem(&self, level: Level) -> Option<String> {
         match self.answers.get(&level)? {
             Err(problem) => Some(problem.clone()),
-            Ok(plan) => (!plan.is_loadable).then(|| plan.not_loadable.clone()),
+            Ok(plan) => (!plan.is_loadable).then(|| plan.not_loadable_reason.clone()),
         }
     }
 }
@@ -233,8 +233,8 @@ pub(super) fn facts(state: &State) -> Vec<(&'static str, String)> {
     let mut facts = vec![("level", in_force(snapshot))];
     let switching = snapshot.and_then(plans::switching);
     let is_stepping = snapshot
-        .and_then(|s| s.switching)
-        .is_some_and(|s| s.steps > 0);
+        .and_then(|s| s.weight_switch)
+        .is_some_and(|s| s.total_steps > 0);
     match (switching, state.levels.converting) {
         // Before the first step, how much is converted says more.
         (_, Some((done, total))) if !is_stepping => {
@@ -245,7 +245,7 @@ pub(super) fn facts(state: &State) -> Vec<(&'static str, String)> {
         (None, _) => {}
     }
     if let Some(plan) = snapshot.and_then(|snapshot| snapshot.plan.as_ref()) {
-        let measured = snapshot.and_then(|s| s.measured).unwrap_or_default();
+        let measured = snapshot.and_then(|s| s.passes).unwrap_or_default();
         facts.push(("peak", peak(plan, &measured)));
         facts.push(("a pass", pass(plan, &measured)));
     }
@@ -270,16 +270,16 @@ fn in_force(snapshot: Option<&Snapshot>) -> String {
 
 const UNKNOWN: &str = "unknown";
 
-fn peak(plan: &Plan, measured: &Measured) -> String {
+fn peak(plan: &Plan, measured: &PassStatistics) -> String {
     let known = measured.peak_bytes.map_or(UNKNOWN.into(), units::bytes);
     format!("{} plan, {known} measured", units::bytes(plan.peak_bytes))
 }
 
-fn pass(plan: &Plan, measured: &Measured) -> String {
+fn pass(plan: &Plan, measured: &PassStatistics) -> String {
     let known = |ms: Option<f64>| ms.map_or(UNKNOWN.into(), units::duration_ms);
     format!(
         "{} plan, {} measured",
         known(plan.pass_ms),
-        known(measured.mean_pass_ms)
+        known(measured.mean_ms)
     )
 }

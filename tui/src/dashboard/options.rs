@@ -340,7 +340,7 @@ pub fn advice(field: &Field, value: &str, snapshot: Option<&Snapshot>) -> Vec<St
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{Dial as WireDial, Plan};
+    use sluice_proto::v1::{DecodingPreset as WireDial, Plan};
 
     use super::*;
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use sluice_proto::v1::{
-    FinishReason, RequestKind, RequestState, RequestSummary, Snapshot, generation_event::Kind,
+    FinishReason, RequestKind, RequestState, RequestSummary, Snapshot, generation_event::Event,
 };
 
 use super::{event::Effect, keys::Page, pages, state::State};
@@ -189,7 +189,7 @@ pub(super) fn is_active(row: &RequestSummary) -> bool {
 }
 
 /// Takes in what happened to a request; `serial` is of our own.
-pub(super) fn follow(state: &mut State, request_id: u64, kind: Kind, serial: Option<u64>) {
+pub(super) fn follow(state: &mut State, request_id: u64, kind: Event, serial: Option<u64>) {
     let own = serial.map(|serial| state.requests.own(serial));
     match own {
         // It was let go of, and this was on its way.
@@ -199,15 +199,15 @@ pub(super) fn follow(state: &mut State, request_id: u64, kind: Kind, serial: Opt
         _ => {}
     }
     let own = own.flatten();
-    if let Kind::Loading(loading) = &kind {
+    if let Event::Loading(loading) = &kind {
         state.tell(format!("waiting for {} to load", loading.model));
         return;
     }
     state.levels.dials.see(&kind);
-    let ends = matches!(kind, Kind::Done(_));
+    let ends = matches!(kind, Event::Done(_));
     if let Some(own) = own
         && own.request_id.is_none()
-        && matches!(kind, Kind::Queued(_))
+        && matches!(kind, Event::Queued(_))
     {
         let mut all = state.requests.own.iter_mut();
         if let Some(own) = all.find(|other| other.serial == own.serial) {
@@ -218,8 +218,8 @@ pub(super) fn follow(state: &mut State, request_id: u64, kind: Kind, serial: Opt
         state.show_latest();
     }
     match &kind {
-        Kind::Notice(notice) => state.tell(notice.text.clone()),
-        Kind::Started(started) if !started.warnings.is_empty() => {
+        Event::Notice(notice) => state.tell(notice.text.clone()),
+        Event::Started(started) if !started.warnings.is_empty() => {
             state.tell(started.warnings.join("; "));
         }
         _ => {}

@@ -448,9 +448,9 @@ impl State {
 
 /// Whether a snapshot is of a daemon that was started since another was taken. In containers all have the same process id.
 pub(super) fn is_started_anew(before: &Snapshot, after: &Snapshot) -> bool {
-    match (&before.server, &after.server) {
+    match (&before.daemon, &after.daemon) {
         (Some(before), Some(after)) => {
-            before.pid != after.pid || after.uptime_ms < before.uptime_ms
+            before.process_id != after.process_id || after.uptime_ms < before.uptime_ms
         }
         _ => false,
     }

@@ -10,7 +10,7 @@ use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
     ApplyResponse, CancelJobRequest, CancelLoadRequest, CancelPullRequest, CancelRequestRequest,
     GenerateRequest, GenerationEvent, ListRequestsRequest, RestoreRequest, UnloadModelRequest,
-    WatchRequestRequest, WatchSnapshotsRequest, generation_event::Kind,
+    WatchGenerationRequest, WatchSnapshotsRequest, generation_event,
 };
 use sluice_shared::units;
 use tokio::{sync::mpsc::Sender, task::JoinHandle, time::Instant};
@@ -210,7 +210,7 @@ impl Tasks {
                     .saturating_sub(answer.device_bytes_after);
                 Ok(format!(
                     "unloaded {}: {} freed",
-                    answer.name,
+                    answer.model,
                     units::bytes(freed)
                 ))
             }),
@@ -411,8 +411,10 @@ async fn generate(
 }
 
 async fn watch(daemon: Daemon, request_id: u64, events: Sender<Event>) -> Result<(), Failure> {
-    let call = WatchRequestRequest { request_id };
-    let answer = daemon.generation().watch_request(call).await;
+    let call = WatchGenerationRequest {
+        operation_id: request_id,
+    };
+    let answer = daemon.generation().watch_generation(call).await;
     let stream = answer
         .map_err(|status| daemon.failure(status))?
         .into_inner();
@@ -424,20 +426,20 @@ async fn watch(daemon: Daemon, request_id: u64, events: Sender<Event>) -> Result
 async fn forward(
     daemon: &Daemon,
     mut stream: impl Stream<Item = Result<Option<GenerationEvent>, Status>> + Unpin,
-    event: impl Fn(u64, Box<Kind>) -> Event,
+    event: impl Fn(u64, Box<generation_event::Event>) -> Event,
     events: &Sender<Event>,
 ) -> Result<(), Failure> {
     let mut pace = Pace::new(PASSES_A_FRAME);
     let mut bounds = Bounds::default();
     while let Some(answer) = stream.next().await {
         let answer = answer.map_err(|status| daemon.failure(status))?;
-        let Some(kind) = answer.and_then(|event| event.kind) else {
+        let Some(kind) = answer.and_then(|event| event.event) else {
             continue;
         };
         let refused = |problem| Failure::new(format!("the daemon sent too much: {problem}"));
         bounds.count(&kind).map_err(refused)?;
         pace.keep().await;
-        let is_last = matches!(kind, Kind::Done(_));
+        let is_last = matches!(kind, generation_event::Event::Done(_));
         let event = event(id(&kind), Box::new(kind));
         if events.send(event).await.is_err() || is_last {
             return Ok(());
@@ -446,16 +448,17 @@ async fn forward(
     Err(Failure::new("the daemon ended the stream without a result"))
 }
 
-fn id(kind: &Kind) -> u64 {
+fn id(kind: &generation_event::Event) -> u64 {
+    use generation_event::Event;
     match kind {
-        Kind::Queued(event) => event.request_id,
-        Kind::Started(event) => event.request_id,
-        Kind::PassDone(event) => event.request_id,
-        Kind::BlockDone(event) => event.request_id,
-        Kind::Notice(event) => event.request_id,
-        Kind::Done(event) => event.request_id,
+        Event::Queued(event) => event.request_id,
+        Event::Started(event) => event.request_id,
+        Event::PassDone(event) => event.request_id,
+        Event::BlockDone(event) => event.request_id,
+        Event::Notice(event) => event.request_id,
+        Event::Done(event) => event.request_id,
         // It has none yet.
-        Kind::Loading(_) => 0,
+        Event::Loading(_) => 0,
     }
 }
 

@@ -12,10 +12,12 @@ mod screens;
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::{Terminal, backend::TestBackend};
 use sluice_proto::v1::{
-    BlockDone, CanvasToken, Card, Device, Done, FinishReason, Host, LayerState, Measured,
-    MemoryKind, Model, ModelShape, ModelState, PassDone, Phases, Plan, PlannedMemory, Policy,
-    Queue, Queued, RequestKind, RequestState, RequestSummary, Server, ServerState, Settings,
-    Snapshot, Started, TokenState, Totals, UnitState, generation_event::Kind,
+    CanvasToken, CommitPolicy, DaemonState, DaemonStatus, DeviceStatus, FinishReason,
+    GenerationBlock, GenerationDone, GenerationPass, GenerationQueued, GenerationStarted,
+    GpuStatus, HostStatus, LayerStatus, MemoryUse, Model, ModelShape, ModelState, PassPhases,
+    PassStatistics, Plan, PlannedMemory, QueueStatus, RequestKind, RequestState, RequestSummary,
+    RequestTotals, SettingsStatus, Snapshot, TokenState, WeightGroupStatus,
+    generation_event::Event as WireEvent,
 };
 use sluice_shared::level::Level;
 
@@ -71,21 +73,21 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
         .filter(|row| row.state() == RequestState::Running)
         .count() as u32;
     let gib = 1 << 30;
-    let kind = |kind: &str, bytes| MemoryKind {
+    let kind = |kind: &str, bytes| MemoryUse {
         kind: kind.into(),
         bytes,
         peak_bytes: bytes,
     };
     Event::Snapshot(Box::new(Snapshot {
-        server: Some(Server {
+        daemon: Some(DaemonStatus {
             version: "0.1.0".into(),
             protocol_version: 1,
-            pid: 100,
+            process_id: 100,
             uptime_ms: 185_000,
-            state: ServerState::Ready.into(),
-            socket: "/run/sluice/sluice.sock".into(),
+            state: DaemonState::Ready.into(),
+            socket_path: "/run/sluice/sluice.sock".into(),
         }),
-        device: Some(Device {
+        device: Some(DeviceStatus {
             kind: "cpu".into(),
             name: "a processor".into(),
             threads: 8,
@@ -98,7 +100,7 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
             peak_bytes: 1200 << 20,
             ..Default::default()
         }),
-        host: Some(Host {
+        host: Some(HostStatus {
             total_bytes: Some(32 * gib),
             available_bytes: Some(7 * gib),
             resident_bytes: Some(gib),
@@ -115,18 +117,18 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
             }),
             ..Default::default()
         }),
-        queue: Some(Queue {
+        queue: Some(QueueStatus {
             capacity: 16,
             waiting: requests.len() as u32 - running,
             running,
         }),
         requests,
         plan: Some(plan(Level::Standard)),
-        settings: Some(Settings {
+        settings: Some(SettingsStatus {
             level: "standard".into(),
             budget_bytes: 4 * gib,
             is_default_budget: true,
-            loaded_with: Some(Box::new(Settings {
+            loaded_with: Some(Box::new(SettingsStatus {
                 level: "standard".into(),
                 budget_bytes: 4 * gib,
                 ..Default::default()
@@ -134,16 +136,16 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
             ..Default::default()
         }),
         layers: layers(),
-        totals: Some(Totals {
+        totals: Some(RequestTotals {
             passes: 100,
-            tokens_committed: 120,
+            committed_tokens: 120,
             ..Default::default()
         }),
-        measured: Some(Measured {
-            passes: 8,
-            last_pass_ms: Some(1_850.0),
+        passes: Some(PassStatistics {
+            count: 8,
+            last_ms: Some(1_850.0),
             streamed_bytes: 8 << 30,
-            mean_pass_ms: Some(1_900.0),
+            mean_ms: Some(1_900.0),
             peak_bytes: Some(1200 << 20),
             ..Default::default()
         }),
@@ -152,17 +154,17 @@ fn snapshot(requests: Vec<RequestSummary>) -> Event {
 }
 
 /// Six layers between embedding and head: two on the device, two streamed from the host, one of them in flight, two from disk.
-fn layers() -> Vec<LayerState> {
-    let unit = |kind: &str, tier: &str, format: &str, is_in_flight| UnitState {
+fn layers() -> Vec<LayerStatus> {
+    let unit = |kind: &str, tier: &str, format: &str, is_in_flight| WeightGroupStatus {
         kind: kind.into(),
         tier: tier.into(),
         format: format.into(),
         bytes: 24 << 20,
         is_in_flight,
     };
-    let mut layers = vec![LayerState {
+    let mut layers = vec![LayerStatus {
         name: "embedding".into(),
-        units: vec![unit("embedding", "host", "bf16", false)],
+        groups: vec![unit("embedding", "host", "bf16", false)],
     }];
     for (layer, tier, format) in [
         (0, "device", "bf16"),
@@ -173,16 +175,16 @@ fn layers() -> Vec<LayerState> {
         (5, "disk", "huffman"),
     ] {
         let parts = ["attention", "gate-up", "down"];
-        layers.push(LayerState {
+        layers.push(LayerStatus {
             name: layer.to_string(),
-            units: parts
+            groups: parts
                 .map(|kind| unit(kind, tier, format, layer == 3 && kind == "down"))
                 .into(),
         });
     }
-    layers.push(LayerState {
+    layers.push(LayerStatus {
         name: "head".into(),
-        units: vec![unit("head", "device", "bf16", false)],
+        groups: vec![unit("head", "device", "bf16", false)],
     });
     layers
 }
@@ -203,7 +205,7 @@ fn plan(level: Level) -> Plan {
         streamed_bytes_per_pass: u64::from(level == Level::Standard) << 30,
         is_lossless: level.is_lossless() == Some(true),
         is_loadable: level != Level::Mild,
-        not_loadable: match level {
+        not_loadable_reason: match level {
             Level::Mild => "this version has no lossless format yet".into(),
             _ => String::new(),
         },
@@ -222,19 +224,19 @@ fn plan(level: Level) -> Plan {
 }
 
 /// A request on a card; `change` says what is known of it.
-fn on_card(change: impl FnOnce(&mut Device)) -> State {
+fn on_card(change: impl FnOnce(&mut DeviceStatus)) -> State {
     let mut state = busy();
     let rows = vec![summary(3, RequestState::Running)];
     let Event::Snapshot(mut snapshot) = snapshot(rows) else {
         unreachable!("that is what it is");
     };
     let device = snapshot.device.as_mut().expect("was set");
-    let kind = |kind: &str, bytes| MemoryKind {
+    let kind = |kind: &str, bytes| MemoryUse {
         kind: kind.into(),
         bytes,
         peak_bytes: bytes,
     };
-    *device = Device {
+    *device = DeviceStatus {
         kind: "cuda".into(),
         name: "NVIDIA GeForce RTX 3060 Laptop GPU".into(),
         threads: 8,
@@ -250,18 +252,18 @@ fn on_card(change: impl FnOnce(&mut Device)) -> State {
         peak_bytes: 1200 << 20,
         total_bytes: Some(6 << 30),
         free_bytes: Some(3 << 30),
-        card: Some(Card {
-            compute: "bf16".into(),
-            capability: "8.6".into(),
+        gpu: Some(GpuStatus {
+            compute_dtype: "bf16".into(),
+            compute_capability: "8.6".into(),
             pci_bus_id: "0000:01:00.0".into(),
             driver_version: Some("570.00".into()),
             cuda_version: "12.8".into(),
             multiprocessors: 30,
-            held_by_others_bytes: Some(1 << 30),
-            bus_generation: Some(3),
-            bus_generation_max: Some(4),
-            bus_width: Some(8),
-            bus_width_max: Some(8),
+            other_processes_bytes: Some(1 << 30),
+            pcie_generation: Some(3),
+            pcie_generation_max: Some(4),
+            pcie_lanes: Some(8),
+            pcie_lanes_max: Some(8),
             clock_mhz: Some(1_500),
             memory_clock_mhz: Some(5_000),
             temperature_c: Some(56),
@@ -316,19 +318,19 @@ fn token(position: u32, piece: &str, state: TokenState, confidence: f32) -> Canv
         piece: piece.as_bytes().to_vec(),
         confidence: Some(confidence),
         state: state.into(),
-        fresh: false,
+        is_fresh: false,
     }
 }
 
-fn queued(request_id: u64) -> Kind {
-    Kind::Queued(Queued {
+fn queued(request_id: u64) -> WireEvent {
+    WireEvent::Queued(GenerationQueued {
         request_id,
         ahead: 0,
     })
 }
 
 /// The events of a request in its second block.
-fn generating(request_id: u64) -> Vec<Kind> {
+fn generating(request_id: u64) -> Vec<WireEvent> {
     use TokenState::{Committed, Masked, Pinned, Provisional};
     let block = [
         "Once ", "upon ", "a ", "time ", "a ", "river ", "ran ", "dry",
@@ -339,7 +341,7 @@ fn generating(request_id: u64) -> Vec<Kind> {
         .map(|(word, position)| token(position, word, Committed, 0.9))
         .collect();
     let mut fresh = token(9, " so", Committed, 0.2);
-    fresh.fresh = true;
+    fresh.is_fresh = true;
     let second = vec![
         token(8, ",", Committed, 0.9),
         fresh,
@@ -352,7 +354,7 @@ fn generating(request_id: u64) -> Vec<Kind> {
     ];
     vec![
         queued(request_id),
-        Kind::Started(Started {
+        WireEvent::Started(GenerationStarted {
             request_id,
             prompt_tokens: 12,
             length: 24,
@@ -360,40 +362,40 @@ fn generating(request_id: u64) -> Vec<Kind> {
             blocks: 3,
             steps: 24,
             prompt_text: b"a prompt".to_vec(),
-            exact: true,
+            is_exact: true,
             seed: 42,
             level: "standard".into(),
             dial: "exact".into(),
-            policy: Some(Policy {
+            policy: Some(CommitPolicy {
                 name: "reference".into(),
                 ..Default::default()
             }),
             ..Default::default()
         }),
-        Kind::BlockDone(BlockDone {
+        WireEvent::BlockDone(GenerationBlock {
             request_id,
             block: 0,
             passes: 8,
             tokens: first,
         }),
-        Kind::PassDone(PassDone {
+        WireEvent::PassDone(GenerationPass {
             request_id,
             passes: 10,
             block: 1,
-            pass_in_block: 2,
+            passes_in_block: 2,
             tokens: second,
-            committed: 11,
+            committed_positions: 11,
             rows: 36,
-            head_rows: 6,
+            lm_head_rows: 6,
             pass_ms: 12.0,
             elapsed_ms: 123.0,
-            exact: true,
+            is_exact: true,
             waited_ms: 8.5,
-            requests: 1,
-            phases: Some(Phases {
+            batch_requests: 1,
+            phases: Some(PassPhases {
                 attention_ms: 0.4,
-                multiply_ms: 2.0,
-                head_ms: 0.8,
+                matmul_ms: 2.0,
+                lm_head_ms: 0.8,
                 other_ms: 0.3,
                 copy_ms: 11.0,
                 ..Default::default()
@@ -403,7 +405,7 @@ fn generating(request_id: u64) -> Vec<Kind> {
     ]
 }
 
-fn request(request_id: u64, kind: Kind) -> Event {
+fn request(request_id: u64, kind: WireEvent) -> Event {
     Event::Request {
         request_id,
         kind: Box::new(kind),
@@ -426,7 +428,7 @@ fn own_ids(state: &State) -> Vec<Option<u64>> {
     own.map(|own| own.request_id).collect()
 }
 
-fn own(request_id: u64, kind: Kind) -> Event {
+fn own(request_id: u64, kind: WireEvent) -> Event {
     Event::Own {
         serial: LAST,
         request_id,

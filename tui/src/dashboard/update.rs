@@ -4,7 +4,7 @@
 //! for the runtime. What a key does on a page stands with the page.
 
 use crossterm::event::KeyEvent;
-use sluice_proto::v1::generation_event::Kind;
+use sluice_proto::v1::generation_event;
 use sluice_shared::units;
 use tui_input::Input;
 
@@ -150,7 +150,10 @@ pub fn update(state: &mut State, event: Event, now_ms: u64) -> Outcome {
 fn may_select(event: &Event) -> bool {
     match event {
         Event::Request { kind, .. } | Event::Own { kind, .. } => {
-            matches!(**kind, Kind::Queued(_) | Kind::Done(_))
+            matches!(
+                **kind,
+                generation_event::Event::Queued(_) | generation_event::Event::Done(_)
+            )
         }
         Event::Key(_)
         | Event::Click(_)

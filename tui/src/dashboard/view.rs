@@ -386,7 +386,7 @@ fn connection(state: &State) -> (String, Role) {
 }
 
 fn server(snapshot: Option<&Snapshot>) -> String {
-    let Some(server) = snapshot.and_then(|snapshot| snapshot.server.as_ref()) else {
+    let Some(server) = snapshot.and_then(|snapshot| snapshot.daemon.as_ref()) else {
         return String::new();
     };
     format!(

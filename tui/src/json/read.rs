@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde::{Deserialize, de::DeserializeOwned};
-use sluice_proto::v1::{CanvasToken, Done, generation_event::Kind};
+use sluice_proto::v1::{CanvasToken, GenerationDone, generation_event::Event};
 
 /// Most bytes that are read: a thousand passes over a thousand positions, and more.
 pub const BYTES_MAX: u64 = 256 << 20;
@@ -63,7 +63,7 @@ impl<R: BufRead> Events<R> {
     }
 
     /// The next event that is known; `None` at the end.
-    fn event(&mut self) -> Result<Option<Kind>, String> {
+    fn event(&mut self) -> Result<Option<Event>, String> {
         let mut line = Vec::new();
         loop {
             self.line += 1;
@@ -113,21 +113,21 @@ impl Bounds {
     ///
     /// # Errors
     /// When something is beyond every model's context; it says what.
-    pub fn count(&mut self, kind: &Kind) -> Result<(), String> {
+    pub fn count(&mut self, kind: &Event) -> Result<(), String> {
         match kind {
-            Kind::Queued(_) => self.positions = 0,
-            Kind::Started(started) => {
+            Event::Queued(_) => self.positions = 0,
+            Event::Started(started) => {
                 at_most("length", started.length as usize)?;
                 tokens_at_most(&started.pinned)?;
             }
-            Kind::PassDone(pass) => tokens_at_most(&pass.tokens)?,
-            Kind::BlockDone(done) => {
+            Event::PassDone(pass) => tokens_at_most(&pass.tokens)?,
+            Event::BlockDone(done) => {
                 self.positions += done.tokens.len().max(1);
                 at_most("tokens of all blocks", self.positions)?;
                 tokens_at_most(&done.tokens)?;
             }
-            Kind::Done(done) => at_most("tokens", done.tokens.len())?,
-            Kind::Notice(_) | Kind::Loading(_) => {}
+            Event::Done(done) => at_most("tokens", done.token_ids.len())?,
+            Event::Notice(_) | Event::Loading(_) => {}
         }
         Ok(())
     }
@@ -140,7 +140,7 @@ fn tokens_at_most(tokens: &[CanvasToken]) -> Result<(), String> {
 }
 
 impl<R: BufRead> Iterator for Events<R> {
-    type Item = Result<Kind, ReadError>;
+    type Item = Result<Event, ReadError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.has_ended {
@@ -173,31 +173,31 @@ impl From<String> for Wrong {
 }
 
 /// One line; `None` where the event is not known.
-fn parse(line: &[u8]) -> Result<Option<Kind>, Wrong> {
+fn parse(line: &[u8]) -> Result<Option<Event>, Wrong> {
     let event = json::<EventLine>(line)?.event;
     Ok(Some(match event.as_str() {
-        "queued" => Kind::Queued(json(line)?),
-        "started" => Kind::Started(json(line)?),
+        "queued" => Event::Queued(json(line)?),
+        "started" => Event::Started(json(line)?),
         // "pass" is what earlier versions wrote.
-        "pass_done" | "pass" => Kind::PassDone(json(line)?),
-        "block_done" => Kind::BlockDone(json(line)?),
-        "notice" => Kind::Notice(json(line)?),
-        "done" => Kind::Done(done(line)?),
-        "loading" => Kind::Loading(json(line)?),
+        "pass_done" | "pass" => Event::PassDone(json(line)?),
+        "block_done" => Event::BlockDone(json(line)?),
+        "notice" => Event::Notice(json(line)?),
+        "done" => Event::Done(done(line)?),
+        "loading" => Event::Loading(json(line)?),
         _ => return Ok(None),
     }))
 }
 
 /// The last event. Versions that told no numbers of tokens but of those of the text had no others.
-fn done(line: &[u8]) -> Result<Done, Wrong> {
+fn done(line: &[u8]) -> Result<GenerationDone, Wrong> {
     #[derive(Deserialize)]
     struct Counts {
         generated_tokens: Option<u32>,
         filled_positions: Option<u32>,
     }
     let counts: Counts = json(line)?;
-    let done: Done = json(line)?;
-    Ok(Done {
+    let done: GenerationDone = json(line)?;
+    Ok(GenerationDone {
         generated_tokens: counts.generated_tokens.unwrap_or(done.text_tokens),
         filled_positions: counts.filled_positions.unwrap_or(done.text_tokens),
         ..done
@@ -233,14 +233,15 @@ fn at_most(what: &str, count: usize) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use sluice_proto::v1::{
-        BlockDone, CanvasToken, Done, FinishReason, Loading, Notice, PassDone, Phases, Policy,
-        Queued, ResolvedSetting, Started, Switch, TokenState,
+        CanvasToken, CommitPolicy, FinishReason, GenerationBlock, GenerationDone,
+        GenerationLoading, GenerationNotice, GenerationPass, GenerationQueued, GenerationStarted,
+        PassPhases, ResolvedSetting, TokenState, WeightSwitch,
     };
 
     use super::*;
     use crate::json;
 
-    fn read(text: &[u8]) -> Result<Vec<Kind>, ReadError> {
+    fn read(text: &[u8]) -> Result<Vec<Event>, ReadError> {
         Events::new(text).collect()
     }
 
@@ -255,9 +256,9 @@ mod tests {
             {"event":"done","ms":-1e300}"#;
         let events = read(text.as_bytes()).unwrap();
         let [
-            Kind::Started(started),
-            Kind::PassDone(pass),
-            Kind::Done(done),
+            Event::Started(started),
+            Event::PassDone(pass),
+            Event::Done(done),
         ] = &events[..]
         else {
             panic!("one of each: {events:?}");
@@ -266,39 +267,39 @@ mod tests {
         let times = (pass.pass_ms, pass.waited_ms, pass.elapsed_ms);
         assert_eq!(times, (0.0, 0.0, 3.0));
         let phases = pass.phases.as_ref().unwrap();
-        assert_eq!((phases.multiply_ms, phases.copy_ms), (0.0, 2.0));
+        assert_eq!((phases.matmul_ms, phases.copy_ms), (0.0, 2.0));
         assert_eq!(done.elapsed_ms, 0.0);
     }
 
     /// One of each, with every field set.
-    fn every_event() -> Vec<Kind> {
+    fn every_event() -> Vec<Event> {
         let token = CanvasToken {
             position: 3,
             id: Some(7),
             piece: b"caf\xc3".to_vec(),
             confidence: Some(0.1),
             state: TokenState::Committed.into(),
-            fresh: true,
+            is_fresh: true,
         };
-        let phases = Phases {
+        let phases = PassPhases {
             attention_ms: 1.0,
-            multiply_ms: 2.0,
-            decode_ms: 3.0,
-            head_ms: 4.0,
+            matmul_ms: 2.0,
+            decompress_ms: 3.0,
+            lm_head_ms: 4.0,
             other_ms: 5.0,
             copy_ms: 6.0,
         };
         vec![
-            Kind::Loading(Loading {
+            Event::Loading(GenerationLoading {
                 model: "tiny".into(),
                 loaded_bytes: 1,
                 total_bytes: 2,
             }),
-            Kind::Queued(Queued {
+            Event::Queued(GenerationQueued {
                 request_id: 9,
                 ahead: 1,
             }),
-            Kind::Started(Started {
+            Event::Started(GenerationStarted {
                 request_id: 9,
                 prompt_tokens: 1,
                 length: 8,
@@ -306,13 +307,13 @@ mod tests {
                 blocks: 2,
                 steps: 8,
                 seed: u64::MAX,
-                policy: Some(Policy {
+                policy: Some(CommitPolicy {
                     name: "threshold".into(),
                     parameters: [("t".to_owned(), 0.75)].into(),
                 }),
                 model: "tiny".into(),
                 pinned: vec![token.clone()],
-                exact: true,
+                is_exact: true,
                 prompt_text: b"hi".to_vec(),
                 level: "off".into(),
                 warnings: vec!["slow".into()],
@@ -322,59 +323,62 @@ mod tests {
                 window: Some(4),
                 growth: "fixed".into(),
                 speculation: "none".into(),
-                sampling: vec![ResolvedSetting {
+                settings: vec![ResolvedSetting {
                     name: "temperature".into(),
                     value: "0.7".into(),
                     origin: "built-in".into(),
                 }],
-                seed_drawn: true,
+                is_seed_drawn: true,
             }),
-            Kind::Notice(Notice {
+            Event::Notice(GenerationNotice {
                 request_id: 9,
                 text: "look".into(),
             }),
-            Kind::PassDone(PassDone {
+            Event::PassDone(GenerationPass {
                 request_id: 9,
                 passes: 1,
                 block: 1,
-                pass_in_block: 1,
+                passes_in_block: 1,
                 tokens: vec![token.clone(), CanvasToken::default()],
-                committed: 2,
+                committed_positions: 2,
                 stable_text: "é".into(),
                 rows: 3,
-                head_rows: 4,
+                lm_head_rows: 4,
                 pass_ms: 1.25,
                 elapsed_ms: 2.5,
                 device_bytes: 5,
-                epoch: 6,
-                exact: true,
+                weights_version: 6,
+                is_exact: true,
                 waited_ms: 0.5,
                 streamed_bytes: 7,
-                switching: Some(Switch { done: 1, steps: 2 }),
+                weight_switch: Some(WeightSwitch {
+                    done_steps: 1,
+                    total_steps: 2,
+                }),
                 level: "moderate".into(),
-                requests: 2,
+                batch_requests: 2,
                 phases: Some(phases),
             }),
-            Kind::BlockDone(BlockDone {
+            Event::BlockDone(GenerationBlock {
                 request_id: 9,
                 block: 1,
                 passes: 4,
                 tokens: vec![token],
             }),
-            Kind::Done(Done {
+            Event::Done(GenerationDone {
                 request_id: 9,
                 finish_reason: FinishReason::Eos.into(),
-                tokens: vec![1, 2],
+                token_ids: vec![1, 2],
                 text: Some("a\n\"b\"".into()),
                 passes: 8,
                 elapsed_ms: 9.5,
                 peak_device_bytes: 10,
                 seed: u64::MAX,
-                exact: true,
+                is_exact: true,
                 text_tokens: 2,
                 generated_tokens: 1,
                 filled_positions: 3,
-                cut: true,
+                is_truncated: true,
                 pass_ms: 8.5,
                 waited_ms: 0.25,
                 phases: Some(phases),
@@ -389,29 +393,32 @@ mod tests {
             position: u32::MAX,
             ..Default::default()
         };
-        let started = Started {
+        let started = GenerationStarted {
             length: u32::MAX,
             ..Default::default()
         };
-        let pass = PassDone {
+        let pass = GenerationPass {
             tokens: vec![token.clone()],
             ..Default::default()
         };
-        let pinned = Started {
+        let pinned = GenerationStarted {
             pinned: vec![token],
             ..Default::default()
         };
         for kind in [
-            Kind::Started(started),
-            Kind::Started(pinned),
-            Kind::PassDone(pass),
+            Event::Started(started),
+            Event::Started(pinned),
+            Event::PassDone(pass),
         ] {
             assert!(bounds.count(&kind).is_err(), "{kind:?}");
         }
-        let empty = Kind::BlockDone(BlockDone::default());
+        let empty = Event::BlockDone(GenerationBlock::default());
         let counted = (0..=POSITIONS_MAX).map(|_| bounds.count(&empty));
         assert!(counted.last().expect("some").is_err());
-        assert_eq!(bounds.count(&Kind::Queued(Queued::default())), Ok(()));
+        assert_eq!(
+            bounds.count(&Event::Queued(GenerationQueued::default())),
+            Ok(())
+        );
         assert_eq!(bounds.count(&empty), Ok(()));
     }
 
@@ -429,7 +436,7 @@ mod tests {
         let run = include_bytes!("read/first-version.jsonl");
         assert_eq!(read(run).unwrap(), every_event());
         let older = read(b"{\"event\":\"done\",\"text_tokens\":3}\n").unwrap();
-        let [Kind::Done(done)] = &older[..] else {
+        let [Event::Done(done)] = &older[..] else {
             panic!("{older:?}");
         };
         assert_eq!((done.generated_tokens, done.filled_positions), (3, 3));
@@ -440,11 +447,11 @@ mod tests {
         let text = "{\"event\":\"thought\",\"about\":[1]}\n\n\
             {\"event\":\"notice\",\"text\":\"x\",\"mood\":3}\r\n";
         let kinds = read(text.as_bytes()).unwrap();
-        let notice = Notice {
+        let notice = GenerationNotice {
             text: "x".into(),
             ..Default::default()
         };
-        assert_eq!(kinds, [Kind::Notice(notice)]);
+        assert_eq!(kinds, [Event::Notice(notice)]);
     }
 
     #[test]
@@ -500,7 +507,7 @@ mod tests {
                 "{{\"event\":\"pass\",\"tokens\":[{{\"position\":0,\"state\":\"glowing\"{fields}}}]}}\n"
             );
             match read(line.as_bytes()).as_deref() {
-                Ok([Kind::PassDone(pass)]) => pass.tokens[0].clone(),
+                Ok([Event::PassDone(pass)]) => pass.tokens[0].clone(),
                 other => panic!("{other:?}"),
             }
         };

@@ -120,7 +120,7 @@ fn date(seconds: u64) -> String {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use sluice_proto::v1::{Queued, generation_event::Kind};
+    use sluice_proto::v1::{GenerationQueued, generation_event::Event};
 
     use super::*;
 
@@ -157,7 +157,7 @@ mod tests {
         let path = runs.file(7, 5_999);
         assert!(path.ends_with("sluice/runs/7-20260102-030405.jsonl"));
         let mut recording = Recording::default();
-        recording.take(Kind::Queued(Queued::default()));
+        recording.take(Event::Queued(GenerationQueued::default()));
         save(&path, &recording).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&path), mode(&runs.folder)), (0o600, 0o700));

@@ -182,7 +182,7 @@ impl Recording {
 /// How one position stands in its pass.
 fn cell(token: &CanvasToken) -> Cell {
     match token.state() {
-        TokenState::Committed if token.fresh => Cell::Fresh(token.confidence),
+        TokenState::Committed if token.is_fresh => Cell::Fresh(token.confidence),
         TokenState::Committed => Cell::Committed,
         TokenState::Pinned => Cell::Pinned,
         TokenState::Provisional if token.id.is_some() => Cell::Provisional(token.confidence),

@@ -1,5 +1,7 @@
 use proptest::{collection::vec, option, prelude::*};
-use sluice_proto::v1::{CanvasToken, Done, Queued, Started, TokenState};
+use sluice_proto::v1::{
+    CanvasToken, GenerationDone, GenerationQueued, GenerationStarted, TokenState,
+};
 
 use super::*;
 
@@ -15,19 +17,19 @@ fn token(position: u32, state: TokenState, confidence: f32) -> CanvasToken {
         piece: if is_known { b"ab".to_vec() } else { Vec::new() },
         confidence: is_known.then_some(confidence),
         state: state.into(),
-        fresh: false,
+        is_fresh: false,
     }
 }
 
 fn fresh(position: u32, confidence: f32) -> CanvasToken {
     CanvasToken {
-        fresh: true,
+        is_fresh: true,
         ..token(position, COMMITTED, confidence)
     }
 }
 
-fn pass(number: u32, block: u32, tokens: Vec<CanvasToken>) -> Kind {
-    Kind::PassDone(PassDone {
+fn pass(number: u32, block: u32, tokens: Vec<CanvasToken>) -> Event {
+    Event::PassDone(GenerationPass {
         request_id: 7,
         passes: number,
         block,
@@ -36,8 +38,8 @@ fn pass(number: u32, block: u32, tokens: Vec<CanvasToken>) -> Kind {
     })
 }
 
-fn block_done(block: u32, tokens: Vec<CanvasToken>) -> Kind {
-    Kind::BlockDone(BlockDone {
+fn block_done(block: u32, tokens: Vec<CanvasToken>) -> Event {
+    Event::BlockDone(GenerationBlock {
         request_id: 7,
         block,
         passes: 2,
@@ -45,15 +47,15 @@ fn block_done(block: u32, tokens: Vec<CanvasToken>) -> Kind {
     })
 }
 
-fn queued() -> Kind {
-    Kind::Queued(Queued {
+fn queued() -> Event {
+    Event::Queued(GenerationQueued {
         request_id: 7,
         ahead: 0,
     })
 }
 
-fn started(seed: u64) -> Kind {
-    Kind::Started(Started {
+fn started(seed: u64) -> Event {
+    Event::Started(GenerationStarted {
         request_id: 7,
         length: 4,
         block_length: 2,
@@ -67,7 +69,7 @@ fn started(seed: u64) -> Kind {
     })
 }
 
-fn recorded(events: impl IntoIterator<Item = Kind>) -> Recording {
+fn recorded(events: impl IntoIterator<Item = Event>) -> Recording {
     let mut recording = Recording::default();
     for kind in events {
         recording.take(kind);
@@ -76,8 +78,8 @@ fn recorded(events: impl IntoIterator<Item = Kind>) -> Recording {
 }
 
 /// Two blocks of two positions; the last position is pinned.
-fn story() -> Vec<Kind> {
-    let notice = Notice {
+fn story() -> Vec<Event> {
+    let notice = GenerationNotice {
         request_id: 7,
         text: "half".into(),
     };
@@ -85,7 +87,7 @@ fn story() -> Vec<Kind> {
         queued(),
         started(1),
         pass(1, 0, vec![fresh(0, 0.5), token(1, GUESS, 0.25)]),
-        Kind::Notice(notice),
+        Event::Notice(notice),
         pass(2, 0, vec![token(0, COMMITTED, 0.5), fresh(1, 0.75)]),
         block_done(0, vec![token(0, COMMITTED, 0.5), token(1, COMMITTED, 0.75)]),
         pass(3, 1, vec![fresh(2, 1.0), token(3, TokenState::Pinned, 0.0)]),
@@ -93,7 +95,7 @@ fn story() -> Vec<Kind> {
             1,
             vec![token(2, COMMITTED, 1.0), token(3, TokenState::Pinned, 0.0)],
         ),
-        Kind::Done(Done {
+        Event::Done(GenerationDone {
             request_id: 7,
             text: Some("abababab".into()),
             ..Default::default()
@@ -277,33 +279,33 @@ fn any_token() -> impl Strategy<Value = CanvasToken> {
                 piece,
                 confidence,
                 state,
-                fresh,
+                is_fresh: fresh,
             },
         )
 }
 
-fn any_event() -> impl Strategy<Value = Kind> {
+fn any_event() -> impl Strategy<Value = Event> {
     let tokens = || vec(any_token(), 0..5);
     prop_oneof![
         6 => (1..60_u32, 0..4_u32, tokens()).prop_map(|(number, block, tokens)| pass(number, block, tokens)),
         2 => (0..4_u32, tokens()).prop_map(|(block, tokens)| block_done(block, tokens)),
-        1 => any::<String>().prop_map(|text| Kind::Notice(Notice { request_id: 7, text })),
-        1 => any::<Option<String>>().prop_map(|text| Kind::Done(Done { text, ..Default::default() })),
+        1 => any::<String>().prop_map(|text| Event::Notice(GenerationNotice { request_id: 7, text })),
+        1 => any::<Option<String>>().prop_map(|text| Event::Done(GenerationDone { text, ..Default::default() })),
     ]
 }
 
 /// Events as a daemon tells them: block by block, with passes that are counted.
-fn any_run() -> impl Strategy<Value = Vec<Kind>> {
-    let order = |kind: &Kind| match kind {
-        Kind::PassDone(pass) => (pass.block, pass.passes),
-        Kind::BlockDone(done) => (done.block, u32::MAX),
-        Kind::Notice(notice) => (notice.text.len() as u32 % 4, 30),
+fn any_run() -> impl Strategy<Value = Vec<Event>> {
+    let order = |kind: &Event| match kind {
+        Event::PassDone(pass) => (pass.block, pass.passes),
+        Event::BlockDone(done) => (done.block, u32::MAX),
+        Event::Notice(notice) => (notice.text.len() as u32 % 4, 30),
         _ => (u32::MAX, 0),
     };
     vec(any_event(), 0..30).prop_map(move |mut events| {
         events.sort_by_key(order);
         let passes = events.iter_mut().filter_map(|kind| match kind {
-            Kind::PassDone(pass) => Some(pass),
+            Event::PassDone(pass) => Some(pass),
             _ => None,
         });
         for (number, pass) in (1..).zip(passes) {

@@ -4,7 +4,9 @@ use std::{os::unix::fs::PermissionsExt, path::Path};
 
 use fake_daemon::{Fake, Step, story};
 use rustix::process::Signal;
-use sluice_proto::v1::{Notice, Queued, generate_request::Input, generation_event::Kind};
+use sluice_proto::v1::{
+    GenerationNotice, GenerationQueued, generate_request::Input, generation_event::Event,
+};
 use testkit::{eventually, terminal::Journey};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
@@ -118,11 +120,11 @@ fn a_text_takes_several_lines() {
 #[test]
 fn control_c_stops_the_answer_and_not_the_conversation() {
     let home = tempfile::tempdir().expect("a folder");
-    let queued = Kind::Queued(Queued {
+    let queued = Event::Queued(GenerationQueued {
         request_id: 7,
         ahead: 0,
     });
-    let notice = Kind::Notice(Notice {
+    let notice = Event::Notice(GenerationNotice {
         request_id: 7,
         text: "it begins".into(),
     });
@@ -221,8 +223,8 @@ fn an_answer_that_was_cut_says_what_to_do() {
     let home = tempfile::tempdir().expect("a folder");
     let mut script = story("well");
     for step in &mut script {
-        if let Step::Send(Kind::Done(done)) = step {
-            done.cut = true;
+        if let Step::Send(Event::Done(done)) = step {
+            done.is_truncated = true;
         }
     }
     let fake = Fake::start(script);

@@ -4,8 +4,9 @@ use std::io::Read;
 
 use fake_daemon::{Fake, Step, story};
 use sluice_proto::v1::{
-    CanvasToken, Dial, Done, Notice, PassDone, Phases, Queued, Started, TokenState,
-    generate_request::Input, generation_event::Kind,
+    CanvasToken, DecodingPreset, GenerationDone, GenerationNotice, GenerationPass,
+    GenerationQueued, GenerationStarted, PassPhases, TokenState, generate_request::Input,
+    generation_event::Event,
 };
 use testkit::eventually;
 use tonic::{Code, Status};
@@ -24,7 +25,7 @@ fn a_pipe_gets_the_final_text_alone() {
 
 /// A pass after which so much of the text is final.
 fn pass(stable_text: &str) -> Step {
-    Step::Send(Kind::PassDone(PassDone {
+    Step::Send(Event::PassDone(GenerationPass {
         stable_text: stable_text.into(),
         ..Default::default()
     }))
@@ -43,7 +44,7 @@ fn a_pipe_gets_the_text_as_far_as_it_is_final() {
 
     let done = |text: &str| {
         let text = Some(text.to_owned());
-        Step::Send(Kind::Done(Done {
+        Step::Send(Event::Done(GenerationDone {
             text,
             ..Default::default()
         }))
@@ -100,8 +101,8 @@ fn json_gives_one_object_a_line_for_each_event() {
 
 #[test]
 fn without_a_tokenizer_the_ids_are_printed() {
-    let done = Kind::Done(Done {
-        tokens: vec![5, 6, 7],
+    let done = Event::Done(GenerationDone {
+        token_ids: vec![5, 6, 7],
         ..Default::default()
     });
     let fake = Fake::start(vec![Step::Send(done)]);
@@ -116,7 +117,7 @@ fn hostile_text_stays_as_it_is_in_a_pipe_and_harmless_on_standard_error() {
     let mut script = story("a\x1b[2Jb");
     script.insert(
         2,
-        Step::Send(Kind::Notice(Notice {
+        Step::Send(Event::Notice(GenerationNotice {
             request_id: 7,
             text: "beware\x1b]0;title\x07".into(),
         })),
@@ -134,7 +135,7 @@ fn an_error_is_told_with_its_hint() {
     for script in [
         vec![Step::Fail(status.clone())],
         vec![
-            Step::Send(Kind::Queued(Queued::default())),
+            Step::Send(Event::Queued(GenerationQueued::default())),
             Step::Fail(status),
         ],
     ] {
@@ -156,33 +157,33 @@ fn measured() -> Vec<Step> {
         ..Default::default()
     };
     let pass = |second| {
-        Step::Send(Kind::PassDone(PassDone {
+        Step::Send(Event::PassDone(GenerationPass {
             tokens: vec![token(0, TokenState::Committed), token(1, second)],
             rows: 40,
-            head_rows: 2,
+            lm_head_rows: 2,
             pass_ms: 20.0,
             waited_ms: 5.0,
             ..Default::default()
         }))
     };
     vec![
-        Step::Send(Kind::Started(Started {
+        Step::Send(Event::Started(GenerationStarted {
             dial: "fast".into(),
             ..Default::default()
         })),
         pass(TokenState::Masked),
         pass(TokenState::Committed),
-        Step::Send(Kind::Done(Done {
-            tokens: vec![5, 6, 1],
+        Step::Send(Event::Done(GenerationDone {
+            token_ids: vec![5, 6, 1],
             text_tokens: 2,
             passes: 2,
             peak_device_bytes: 64 << 20,
             pass_ms: 40.0,
             waited_ms: 10.0,
-            phases: Some(Phases {
+            phases: Some(PassPhases {
                 attention_ms: 4.0,
-                multiply_ms: 20.0,
-                head_ms: 4.0,
+                matmul_ms: 20.0,
+                lm_head_ms: 4.0,
                 other_ms: 2.0,
                 copy_ms: 30.0,
                 ..Default::default()
@@ -219,9 +220,9 @@ fn a_bench_has_a_row_for_each_position_of_the_dial() {
     }
     // One that doesn't count, and four prompts twice.
     let seen = fake.seen.lock().unwrap();
-    let dials: Vec<Dial> = seen.generate.iter().map(|request| request.dial()).collect();
-    assert_eq!(dials[..9], [Dial::Exact; 9]);
-    assert_eq!(dials[9..], [Dial::Fast; 9]);
+    let dials: Vec<DecodingPreset> = seen.generate.iter().map(|request| request.dial()).collect();
+    assert_eq!(dials[..9], [DecodingPreset::Exact; 9]);
+    assert_eq!(dials[9..], [DecodingPreset::Fast; 9]);
 }
 
 #[test]
@@ -268,7 +269,10 @@ fn an_older_daemon_is_named_as_such() {
 
 #[test]
 fn a_daemon_that_dies_midway_is_unreachable() {
-    let script = vec![Step::Send(Kind::Queued(Queued::default())), Step::Die];
+    let script = vec![
+        Step::Send(Event::Queued(GenerationQueued::default())),
+        Step::Die,
+    ];
     let output = Fake::start(script).output(&["generate", "hi"]);
     assert_eq!(code(&output), 69, "{}", stderr(&output));
     assert!(
@@ -291,11 +295,11 @@ fn a_stream_without_a_result_is_a_failure() {
 
 #[test]
 fn an_interrupt_cancels_the_request() {
-    let queued = Kind::Queued(Queued {
+    let queued = Event::Queued(GenerationQueued {
         request_id: 7,
         ahead: 0,
     });
-    let notice = Kind::Notice(Notice {
+    let notice = Event::Notice(GenerationNotice {
         request_id: 7,
         text: "it begins".into(),
     });
@@ -376,7 +380,7 @@ fn an_edit_sends_the_bytes_of_its_span() {
         panic!("{seen:?}");
     };
     assert_eq!((edit.span_start_bytes, edit.span_end_bytes), (4, 7));
-    assert_eq!(edit.span_length, Some(2));
+    assert_eq!(edit.span_tokens, Some(2));
 }
 
 #[test]
@@ -403,7 +407,7 @@ fn a_folder_to_load_is_made_absolute_and_a_name_is_left_to_the_daemon() {
 #[test]
 fn warnings_come_before_the_text_and_in_json_with_it() {
     let mut script = story("once");
-    let Step::Send(Kind::Started(started)) = &mut script[1] else {
+    let Step::Send(Event::Started(started)) = &mut script[1] else {
         panic!("started");
     };
     started.warnings = vec!["this will take about 3 min\x1b[2J".into()];

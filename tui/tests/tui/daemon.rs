@@ -53,7 +53,7 @@ impl Daemon {
         loop {
             let output = daemon.run(&["status", "--json"]);
             let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-            if status["server"]["state"] == "ready" {
+            if status["daemon"]["state"] == "ready" {
                 return daemon;
             }
             let problem = format!("{}{}", stdout(&output), stderr(&output));
@@ -228,7 +228,7 @@ fn a_prompt_is_answered() {
         .expect("the embedded model has a tokenizer");
     assert_eq!(format!("{text}\n"), stdout(&output), "same seed, same text");
     // How many there are is the model's to say.
-    let ids = |done: &Value| done["tokens"].as_array().expect("ids").len();
+    let ids = |done: &Value| done["token_ids"].as_array().expect("ids").len();
     assert!((1..=32).contains(&ids(&done)), "{done}");
     for key in [
         "passes",
@@ -240,7 +240,7 @@ fn a_prompt_is_answered() {
         assert!(done[key].is_number(), "{key} in {done}");
     }
     assert!(
-        done["exact"].is_boolean() && done["finish_reason"].is_string(),
+        done["is_exact"].is_boolean() && done["finish_reason"].is_string(),
         "{done}"
     );
 
@@ -310,7 +310,7 @@ fn the_model_goes_into_a_file_and_back() {
         "{made}"
     );
     let inspected = daemon.done(&["inspect", &file, "--json"]);
-    assert_eq!(inspected["coded"]["bytes"], made["bytes"]);
+    assert_eq!(inspected["container"]["file_bytes"], made["file_bytes"]);
     assert_eq!(inspected["model"]["file_format"], "sluice");
     let output = daemon.run(&["verify", &file]);
     assert!(

@@ -8,8 +8,8 @@ use std::{
 
 use fake_daemon::{Change, Fake};
 use sluice_proto::v1::{
-    Coder, Compressed, Decompressed, JobProgress, JobResult, Verified, compress_request::How,
-    job_event::Kind, job_result,
+    Coder, CompressResult, DecompressResult, JobProgress, JobResult, VerifyResult,
+    compress_request::How, job_event::Kind, job_result,
 };
 use testkit::eventually;
 
@@ -41,12 +41,12 @@ fn working(result: Option<job_result::Kind>) -> Fake {
 }
 
 fn compressed() -> job_result::Kind {
-    job_result::Kind::Compressed(Compressed {
-        bytes: 2 << 30,
+    job_result::Kind::Compressed(CompressResult {
+        file_bytes: 2 << 30,
         original_bytes: 3 << 30,
         resumed_tensors: 7,
-        left_out: vec!["notes.txt".into()],
-        error: None,
+        omitted_files: vec!["notes.txt".into()],
+        relative_error: None,
     })
 }
 
@@ -93,17 +93,20 @@ fn a_file_is_asked_for_as_it_was_written_and_its_size_is_told() {
     let seen = fake.seen.lock().unwrap();
     let asked = &seen.compressed[0];
     assert_eq!((asked.name.as_str(), asked.path.as_str()), ("o/m", ""));
-    assert!(asked.output.starts_with('/') && asked.output.ends_with("/m.sluice"));
+    assert!(asked.output_path.starts_with('/') && asked.output_path.ends_with("/m.sluice"));
     assert_eq!(asked.how, Some(How::Coder(Coder::Palette.into())));
     assert_eq!(
-        (asked.tile, asked.threads, asked.all),
+        (asked.tile_elements, asked.threads, asked.all_tensors),
         (Some(128), Some(3), true)
     );
-    assert_eq!(asked.keep, ["*.wte.*", "lm_head*"]);
+    assert_eq!(asked.keep_tensors, ["*.wte.*", "lm_head*"]);
     let asked = &seen.compressed[1];
     assert!(asked.name.is_empty() && asked.path.ends_with("/src"));
-    assert_eq!(asked.how, Some(How::Bits(4.5)));
-    assert_eq!((asked.tile, asked.threads, asked.all), (None, None, false));
+    assert_eq!(asked.how, Some(How::BitsPerWeight(4.5)));
+    assert_eq!(
+        (asked.tile_elements, asked.threads, asked.all_tensors),
+        (None, None, false)
+    );
 }
 
 #[test]
@@ -133,7 +136,7 @@ fn a_job_for_scripts_is_a_line_an_event() {
 
 #[test]
 fn the_way_back_tells_the_files() {
-    let made = Decompressed {
+    let made = DecompressResult {
         original_bytes: 3 << 30,
         files: 5,
     };
@@ -145,15 +148,15 @@ fn the_way_back_tells_the_files() {
     );
     let seen = fake.seen.lock().unwrap();
     let asked = &seen.decompressed[0];
-    assert!(asked.path.starts_with('/') && asked.path.ends_with("/m.sluice"));
-    assert!(asked.output.starts_with('/') && asked.output.ends_with("/m"));
+    assert!(asked.input_path.starts_with('/') && asked.input_path.ends_with("/m.sluice"));
+    assert!(asked.output_path.starts_with('/') && asked.output_path.ends_with("/m"));
 }
 
 #[test]
 fn damage_is_told_and_is_a_failure() {
     let found = |damage: &[&str]| {
-        job_result::Kind::Verified(Verified {
-            bytes: 2 << 30,
+        job_result::Kind::Verified(VerifyResult {
+            file_bytes: 2 << 30,
             tensors: 291,
             damage: damage.iter().map(|&place| place.to_owned()).collect(),
             damaged_places: damage.len() as u64,
@@ -330,8 +333,8 @@ fn a_coded_file_is_inspected_to_its_tensors() {
     assert!(!output.contains('\x1b'), "{output:?}");
     let json: serde_json::Value =
         serde_json::from_str(&stdout(&fake.output(&["inspect", "./m.sluice", "--json"]))).unwrap();
-    assert_eq!(json["coded"]["bits"], 11.0);
-    assert_eq!(json["coded"]["tensors"][0]["scheme"], "huffman");
+    assert_eq!(json["container"]["bits_per_weight"], 11.0);
+    assert_eq!(json["container"]["tensors"][0]["compression"], "huffman");
 }
 
 #[test]

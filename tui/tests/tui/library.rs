@@ -60,9 +60,9 @@ fn a_pull_tells_what_comes_and_what_came() {
     assert_eq!(
         (
             asked.name.as_str(),
-            asked.file.as_str(),
+            asked.file_name.as_str(),
             asked.revision.as_str(),
-            asked.token.as_str()
+            asked.hub_token.as_str()
         ),
         ("o/m", "m.gguf", "v1", "hf_mine")
     );
@@ -126,7 +126,7 @@ fn the_list_says_what_is_where_and_which_is_the_default() {
     assert_eq!(json["models"][1]["origin"], "pulled");
     assert_eq!(json["models"][1]["is_default"], true);
     assert_eq!(json["kept"][0]["level"], "moderate");
-    assert_eq!(json["kept_folder"], "/cache");
+    assert_eq!(json["converted_weights_folder"], "/cache");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn models_are_removed_inspected_and_unloaded_by_name() {
     assert_eq!(removed["kept_path"], "");
     let output = fake.output(&["rm", "--converted", "tiny"]);
     assert_eq!(stdout(&output), "no converted weights of tiny are kept\n");
-    assert!(fake.seen.lock().unwrap().removed[2].kept_only);
+    assert!(fake.seen.lock().unwrap().removed[2].converted_weights_only);
     let output = fake.output(&["unload"]);
     assert_eq!(
         stdout(&output),

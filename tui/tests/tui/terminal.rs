@@ -5,7 +5,7 @@ use std::process::Command;
 
 use fake_daemon::{Change, Fake, Step, story, switch};
 use rustix::process::Signal;
-use sluice_proto::v1::{JobResult, Verified, job_event, job_result};
+use sluice_proto::v1::{JobResult, VerifyResult, job_event, job_result};
 use testkit::{eventually, terminal::Journey};
 
 use crate::support::Client;
@@ -323,7 +323,7 @@ fn the_dashboard_switches_the_level() {
 #[test]
 fn the_dashboard_downloads_verifies_and_measures() {
     let damaged = JobResult {
-        kind: Some(job_result::Kind::Verified(Verified {
+        kind: Some(job_result::Kind::Verified(VerifyResult {
             damaged_places: 2,
             ..Default::default()
         })),

@@ -108,9 +108,9 @@ async fn until(daemon: &Daemon, is_so: impl Fn() -> bool) {
     .await;
 }
 
-async fn next(answers: &mut Answers<Item>) -> Kind {
+async fn next(answers: &mut Answers<Item>) -> Event {
     match within(answers.next()).await.unwrap().unwrap() {
-        Item::Generation(event) => event.kind.unwrap(),
+        Item::Generation(event) => event.event.unwrap(),
         other => panic!("{other:?}"),
     }
 }
@@ -127,15 +127,15 @@ async fn end(answers: &mut Answers<Item>) -> Status {
 }
 
 /// Its number and place, and that it is told why it waits.
-async fn told(answers: &mut Answers<Item>) -> v1::Queued {
-    let Kind::Queued(queued) = next(answers).await else {
+async fn told(answers: &mut Answers<Item>) -> v1::GenerationQueued {
+    let Event::Queued(queued) = next(answers).await else {
         panic!("it has a number first")
     };
-    let Kind::Notice(notice) = next(answers).await else {
+    let Event::Notice(notice) = next(answers).await else {
         panic!("it hears why it waits")
     };
     assert_eq!(notice.text, "waiting for the model late to load");
-    let Kind::Loading(loading) = next(answers).await else {
+    let Event::Loading(loading) = next(answers).await else {
         panic!("it hears how far the model is")
     };
     assert_eq!(loading.model, "late");
@@ -163,7 +163,7 @@ async fn requests_wait_for_the_load_and_are_made_in_order() {
         total_bytes: 4,
     };
     load.send_modify(|state| state.stage = LoadStage::Reading(progress));
-    let Kind::Loading(loading) = next(&mut first).await else {
+    let Event::Loading(loading) = next(&mut first).await else {
         panic!("it hears how far the model is")
     };
     assert_eq!((loading.loaded_bytes, loading.total_bytes), (3, 4));
@@ -186,7 +186,7 @@ async fn who_no_longer_wants_it_leaves_the_line_at_once() {
 
     let record = daemon.requests.find(one.request_id).unwrap();
     assert!(record.cancel(&daemon.engine));
-    let Kind::Done(done) = next(&mut first).await else {
+    let Event::Done(done) = next(&mut first).await else {
         panic!("it ends")
     };
     assert_eq!(done.finish_reason(), v1::FinishReason::Cancelled);
@@ -217,7 +217,7 @@ async fn a_model_that_does_not_come_ends_those_who_wait() {
     taker.refuse(EngineError::NoModel);
     daemon.models.end_by_hand(&load);
     assert_eq!(end(&mut answers).await.code(), Code::FailedPrecondition);
-    assert_eq!(daemon.requests.totals().to_wire().requests_failed, 1);
+    assert_eq!(daemon.requests.totals().to_wire().failed_requests, 1);
 }
 
 #[tokio::test]
@@ -239,7 +239,8 @@ async fn what_the_engine_gives_back_waits_for_the_next_model() {
     // A model serves, as far as anybody here knows.
     let mut first = taker.ask(&daemon, None).await.unwrap();
     let mut second = taker.ask(&daemon, None).await.unwrap();
-    let (Kind::Queued(one), Kind::Queued(two)) = (next(&mut first).await, next(&mut second).await)
+    let (Event::Queued(one), Event::Queued(two)) =
+        (next(&mut first).await, next(&mut second).await)
     else {
         panic!("they have numbers first")
     };
@@ -253,11 +254,11 @@ async fn what_the_engine_gives_back_waits_for_the_next_model() {
         until(&daemon, || daemon.waiting_for_model() > 0).await;
     }
     until(&daemon, || daemon.waiting_for_model() == 2).await;
-    let Kind::Notice(notice) = next(&mut first).await else {
+    let Event::Notice(notice) = next(&mut first).await else {
         panic!("it hears what became of its model")
     };
     assert!(notice.text.starts_with("the model went"), "{}", notice.text);
-    let Kind::Notice(notice) = next(&mut first).await else {
+    let Event::Notice(notice) = next(&mut first).await else {
         panic!("it hears what it waits for")
     };
     assert_eq!(notice.text, "waiting for the model late to load");

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal};
 use sluice_proto::{
     client::{self, CallError},
     v1::{
-        self, generation_event::Kind, generation_service_client::GenerationServiceClient,
+        self, generation_event::Event, generation_service_client::GenerationServiceClient,
         job_service_client::JobServiceClient, model_service_client::ModelServiceClient,
         optimizer_service_client::OptimizerServiceClient,
         telemetry_service_client::TelemetryServiceClient,
@@ -191,7 +191,8 @@ impl Daemon {
             .unwrap()
             .into_inner();
         let id = loop {
-            if let Some(Kind::PassDone(pass)) = within("a pass", next(&mut stream)).await.unwrap() {
+            if let Some(Event::PassDone(pass)) = within("a pass", next(&mut stream)).await.unwrap()
+            {
                 break pass.request_id;
             }
         };
@@ -239,7 +240,7 @@ pub(crate) fn long() -> v1::GenerateRequest {
 
 /// A question to the embedded model.
 pub(crate) fn chat(question: &str) -> v1::GenerateRequest {
-    let message = v1::Message {
+    let message = v1::ChatMessage {
         role: "user".to_owned(),
         content: question.to_owned(),
     };
@@ -256,15 +257,15 @@ pub(crate) fn chat(question: &str) -> v1::GenerateRequest {
 /// The next event; `None` at the end.
 pub(crate) async fn next(
     stream: &mut Streaming<v1::GenerateResponse>,
-) -> Result<Option<Kind>, Status> {
+) -> Result<Option<Event>, Status> {
     let message = stream.message().await?;
-    Ok(message.map(|message| message.event.unwrap().kind.unwrap()))
+    Ok(message.map(|message| message.event.unwrap().event.unwrap()))
 }
 
 /// All events to the end.
 pub(crate) async fn rest(
     stream: &mut Streaming<v1::GenerateResponse>,
-) -> Result<Vec<Kind>, CallError> {
+) -> Result<Vec<Event>, CallError> {
     let mut events = Vec::new();
     while let Some(event) = within("an event", next(stream)).await? {
         events.push(event);
@@ -276,7 +277,7 @@ pub(crate) async fn rest(
 pub(crate) async fn generate(
     daemon: &Daemon,
     request: v1::GenerateRequest,
-) -> Result<Vec<Kind>, CallError> {
+) -> Result<Vec<Event>, CallError> {
     let mut stream = daemon
         .generation()
         .await
@@ -287,9 +288,9 @@ pub(crate) async fn generate(
 }
 
 /// The last event of a request that came to its end.
-pub(crate) fn done(events: &[Kind]) -> &v1::Done {
+pub(crate) fn done(events: &[Event]) -> &v1::GenerationDone {
     match events.last() {
-        Some(Kind::Done(done)) => done,
+        Some(Event::Done(done)) => done,
         other => panic!("the last event is {other:?}"),
     }
 }

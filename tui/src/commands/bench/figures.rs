@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sluice_proto::v1::{PassDone, Started};
+use sluice_proto::v1::{GenerationPass, GenerationStarted};
 use sluice_shared::units;
 
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 /// An answer, and what it took.
 #[derive(Debug, Clone)]
 pub(super) struct Answer {
-    pub(super) started: Started,
+    pub(super) started: GenerationStarted,
     pub(super) exact: bool,
     /// Those before the end of the text.
     pub(super) tokens: Vec<u32>,
@@ -36,11 +36,11 @@ pub(super) struct PassFigures {
 }
 
 impl PassFigures {
-    pub(super) fn of(pass: &PassDone) -> Self {
+    pub(super) fn of(pass: &GenerationPass) -> Self {
         Self {
             ms: pass.pass_ms,
             rows: pass.rows,
-            head_rows: pass.head_rows,
+            head_rows: pass.lm_head_rows,
         }
     }
 }
@@ -49,7 +49,7 @@ impl PassFigures {
 #[derive(Debug, Clone)]
 pub struct Figures {
     /// What the first request came to; all have the same choices.
-    pub started: Started,
+    pub started: GenerationStarted,
     /// All answers are the reference's.
     pub exact: bool,
     /// Answers.
@@ -93,7 +93,7 @@ impl Figures {
         let times = times.filter(|time| time.ms > 0.0);
         Self {
             started: (answers.first())
-                .map_or_else(Started::default, |answer| answer.started.clone()),
+                .map_or_else(GenerationStarted::default, |answer| answer.started.clone()),
             exact: answers.iter().all(|answer| answer.exact),
             requests: answers.len(),
             tokens: (answers.iter())
@@ -233,7 +233,7 @@ fn agreement(first: &[Answer], others: &[Answer]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::Phases;
+    use sluice_proto::v1::PassPhases;
 
     use super::*;
 
@@ -245,7 +245,7 @@ mod tests {
             head_rows: 16,
         });
         Answer {
-            started: Started {
+            started: GenerationStarted {
                 dial: "balanced".into(),
                 ..Default::default()
             },
@@ -255,8 +255,8 @@ mod tests {
             time: PassTime {
                 ms: all,
                 waited_ms: all / 4.0,
-                phases: Some(Phases {
-                    multiply_ms: all / 2.0,
+                phases: Some(PassPhases {
+                    matmul_ms: all / 2.0,
                     attention_ms: all / 8.0,
                     other_ms: all / 8.0,
                     copy_ms: all,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde_json::json;
-use sluice_proto::v1::Message;
+use sluice_proto::v1::ChatMessage;
 
 use super::super::message;
 use crate::places;
@@ -17,7 +17,7 @@ use crate::places;
 #[derive(Debug, Default)]
 pub(super) struct Conversation {
     system: Option<String>,
-    turns: Vec<Message>,
+    turns: Vec<ChatMessage>,
     /// The last prompt, where no answer came to it.
     unanswered: Option<String>,
 }
@@ -63,7 +63,7 @@ impl Conversation {
     }
 
     /// What the model is to answer, all turns before it included.
-    pub(super) fn messages(&self, asked: &Asked) -> Vec<Message> {
+    pub(super) fn messages(&self, asked: &Asked) -> Vec<ChatMessage> {
         let system = self.system.as_deref().map(|text| message("system", text));
         let turns = self.turns.iter().take(asked.turns).cloned();
         let own = message("user", &asked.words);
@@ -131,7 +131,7 @@ fn place(file: &str) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn roles(messages: &[Message]) -> Vec<(&str, &str)> {
+    fn roles(messages: &[ChatMessage]) -> Vec<(&str, &str)> {
         let turns = messages.iter();
         turns.map(|turn| (&*turn.role, &*turn.content)).collect()
     }

@@ -265,7 +265,7 @@ impl Talk {
 fn notes(ended: &Ended) -> Vec<String> {
     let mut notes = Vec::new();
     let cut = match ended.done.finish_reason() {
-        _ if !ended.done.cut => None,
+        _ if !ended.done.is_truncated => None,
         FinishReason::Context => {
             Some("cut, the context is full; /reset starts anew, /save FILE keeps what was said")
         }
@@ -273,7 +273,7 @@ fn notes(ended: &Ended) -> Vec<String> {
     };
     notes.extend(cut.map(str::to_owned));
     let started = ended.started.as_ref();
-    let drawn = started.filter(|started| started.seed_drawn);
+    let drawn = started.filter(|started| started.is_seed_drawn);
     notes.extend(drawn.map(|started| format!("drawn with seed {}", started.seed)));
     notes
 }

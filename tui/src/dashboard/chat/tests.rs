@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn done(text: &str, finish: FinishReason) -> Done {
-    Done {
+fn done(text: &str, finish: FinishReason) -> GenerationDone {
+    GenerationDone {
         text: Some(text.into()),
         finish_reason: finish.into(),
         ..Default::default()
@@ -17,7 +17,7 @@ fn ask(chat: &mut Chat, system: Option<&str>, prompt: &str) -> GenerateRequest {
     chat.ask(1, system, &waiting)
 }
 
-fn take(chat: &mut Chat, done: &Done) -> Outcome {
+fn take(chat: &mut Chat, done: &GenerationDone) -> Outcome {
     chat.take(1, done, None)
 }
 

@@ -1,7 +1,7 @@
 //! One turn of a conversation: a prompt or an answer.
 
 use serde::{Deserialize, Serialize};
-use sluice_proto::v1::{Done, FinishReason};
+use sluice_proto::v1::{FinishReason, GenerationDone};
 
 /// Who wrote a turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,9 +78,9 @@ pub enum Limit {
 impl Limit {
     /// The limit that ended a request, where its text would have gone on: an edit's fills its length and is whole.
     #[must_use]
-    pub fn of(done: &Done) -> Option<Self> {
+    pub fn of(done: &GenerationDone) -> Option<Self> {
         match done.finish_reason() {
-            _ if !done.cut => None,
+            _ if !done.is_truncated => None,
             FinishReason::Length => Some(Self::Length),
             FinishReason::Context => Some(Self::Context),
             _ => None,

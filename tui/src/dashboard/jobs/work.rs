@@ -201,14 +201,14 @@ impl Work {
 
     /// The switch that is under way; before its first step weights are converted, where we asked for it so far.
     pub(super) fn of_switch(snapshot: &Snapshot, converting: Option<(u64, u64)>) -> Option<Self> {
-        let steps = snapshot.switching.map(|switch| switch.steps);
-        let (kind, far) = match (snapshot.switching, converting) {
+        let steps = snapshot.weight_switch.map(|switch| switch.total_steps);
+        let (kind, far) = match (snapshot.weight_switch, converting) {
             (_, Some((done, total))) if steps.unwrap_or(0) == 0 => {
                 let unit = Unit::Bytes;
                 ("convert", Some(Far { done, total, unit }))
             }
             (Some(switch), _) => {
-                let (done, total) = (switch.done.into(), switch.steps.into());
+                let (done, total) = (switch.done_steps.into(), switch.total_steps.into());
                 let unit = Unit::Steps;
                 let far = Far { done, total, unit };
                 ("switch", Some(far).filter(|far| far.total > 0))

@@ -1,6 +1,6 @@
 //! What a change of level or budget did: what was, what was predicted, what is measured.
 
-use sluice_proto::v1::{Applied, Plan, Snapshot};
+use sluice_proto::v1::{ApplyResult, Plan, Snapshot};
 use sluice_shared::units;
 
 /// The latest change that was asked for here.
@@ -78,18 +78,18 @@ impl Change {
         before: &Plan,
         snapshot: Option<&Snapshot>,
     ) {
-        let measured = snapshot.and_then(|snapshot| snapshot.measured);
+        let measured = snapshot.and_then(|snapshot| snapshot.passes);
         let device = snapshot.and_then(|snapshot| snapshot.device.as_ref());
         self.before = Figures {
             bytes: device.map(|device| device.used_bytes),
-            measured_ms: measured.and_then(|m| m.mean_pass_ms),
+            measured_ms: measured.and_then(|m| m.mean_ms),
             ..Figures::of(before)
         };
         self.after = Figures::of(plan);
     }
 
     /// Takes what came of it.
-    pub(in super::super) fn applied(&mut self, applied: &Applied) {
+    pub(in super::super) fn applied(&mut self, applied: &ApplyResult) {
         if let Some(plan) = &applied.plan {
             self.after = Figures::of(plan);
         }
@@ -117,15 +117,15 @@ impl Change {
         let Some(plan) = snapshot
             .plan
             .as_ref()
-            .filter(|_| snapshot.switching.is_none())
+            .filter(|_| snapshot.weight_switch.is_none())
         else {
             return true;
         };
         let is_it = plan.level == self.after.level && plan.budget_bytes == self.after.budget_bytes;
         if is_it {
             *was_seen = true;
-            let measured = snapshot.measured.filter(|measured| measured.passes > 0);
-            *pass_ms = measured.and_then(|m| m.mean_pass_ms).or(*pass_ms);
+            let measured = snapshot.passes.filter(|measured| measured.count > 0);
+            *pass_ms = measured.and_then(|m| m.mean_ms).or(*pass_ms);
         }
         is_it || !*was_seen
     }
@@ -201,7 +201,7 @@ impl Figures {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{Device, Measured};
+    use sluice_proto::v1::{DeviceStatus, PassStatistics};
 
     use super::*;
 
@@ -218,13 +218,13 @@ mod tests {
     fn snapshot(level: &str, passes: u64) -> Snapshot {
         Snapshot {
             plan: Some(plan(level)),
-            device: Some(Device {
+            device: Some(DeviceStatus {
                 used_bytes: 2 << 30,
                 ..Default::default()
             }),
-            measured: Some(Measured {
-                passes,
-                mean_pass_ms: (passes > 0).then_some(1_800.0),
+            passes: Some(PassStatistics {
+                count: passes,
+                mean_ms: (passes > 0).then_some(1_800.0),
                 ..Default::default()
             }),
             ..Default::default()
@@ -235,7 +235,7 @@ mod tests {
         let mut change = Change::asked(1);
         let (before, after) = (plan("standard"), plan("moderate"));
         change.planned(&after, &before, Some(&snapshot("standard", 3)));
-        change.applied(&Applied {
+        change.applied(&ApplyResult {
             plan: Some(after),
             device_bytes: 1 << 30,
             elapsed_ms: 2_300.0,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sluice_proto::v1::{FinishReason, Snapshot, Started, generation_event::Kind};
+use sluice_proto::v1::{FinishReason, GenerationStarted, Snapshot, generation_event::Event};
 use sluice_shared::dial::{DIALS, Dial};
 
 /// Requests whose end is awaited.
@@ -62,7 +62,7 @@ impl Dials {
         // A model that is let go for a while comes back as it was.
         let Some(plan) = &snapshot.plan else { return };
         let with = With {
-            pid: snapshot.server.as_ref().map(|server| server.pid),
+            pid: snapshot.daemon.as_ref().map(|server| server.process_id),
             model: snapshot
                 .model
                 .as_ref()
@@ -90,9 +90,9 @@ impl Dials {
     }
 
     /// Takes in an event of a request, whoever sent it.
-    pub(in super::super) fn see(&mut self, kind: &Kind) {
+    pub(in super::super) fn see(&mut self, kind: &Event) {
         match kind {
-            Kind::Started(started) if !self.taken.contains(&started.request_id) => {
+            Event::Started(started) if !self.taken.contains(&started.request_id) => {
                 if let Some(at) = named(started) {
                     self.pending.insert(started.request_id, at);
                 }
@@ -100,7 +100,7 @@ impl Dials {
                     self.pending.pop_first();
                 }
             }
-            Kind::Done(done) => {
+            Event::Done(done) => {
                 let Some(at) = self.pending.remove(&done.request_id) else {
                     return;
                 };
@@ -133,7 +133,7 @@ impl Dials {
 }
 
 /// The position that a request took, unless it named a policy of its own besides.
-fn named(started: &Started) -> Option<usize> {
+fn named(started: &GenerationStarted) -> Option<usize> {
     let at = DIALS.iter().position(|row| row.name == started.dial)?;
     let (row, policy) = (&DIALS[at], started.policy.as_ref());
     let is_own = policy.is_some_and(|policy| row.policy.split(':').next() != Some(&policy.name));
@@ -143,20 +143,20 @@ fn named(started: &Started) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_proto::v1::{Done, Plan, Policy, Server};
+    use sluice_proto::v1::{CommitPolicy, DaemonStatus, GenerationDone, Plan};
 
     use super::*;
 
-    fn started(request_id: u64, dial: &str) -> Kind {
-        Kind::Started(Started {
+    fn started(request_id: u64, dial: &str) -> Event {
+        Event::Started(GenerationStarted {
             request_id,
             dial: dial.into(),
             ..Default::default()
         })
     }
 
-    fn done(request_id: u64, reason: FinishReason) -> Kind {
-        Kind::Done(Done {
+    fn done(request_id: u64, reason: FinishReason) -> Event {
+        Event::Done(GenerationDone {
             request_id,
             finish_reason: reason.into(),
             passes: 10,
@@ -168,8 +168,8 @@ mod tests {
 
     fn snapshot(pid: u32, level: &str, budget_bytes: u64) -> Snapshot {
         Snapshot {
-            server: Some(Server {
-                pid,
+            daemon: Some(DaemonStatus {
+                process_id: pid,
                 ..Default::default()
             }),
             plan: Some(Plan {
@@ -204,10 +204,10 @@ mod tests {
     fn a_policy_of_its_own_is_not_the_dials() {
         for (policy, requests) in [("threshold", 1), ("entropy", 0)] {
             let mut dials = Dials::default();
-            dials.see(&Kind::Started(Started {
+            dials.see(&Event::Started(GenerationStarted {
                 request_id: 1,
                 dial: "balanced".into(),
-                policy: Some(Policy {
+                policy: Some(CommitPolicy {
                     name: policy.into(),
                     ..Default::default()
                 }),

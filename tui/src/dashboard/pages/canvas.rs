@@ -9,7 +9,7 @@ use ratatui::{
     layout::{Constraint, Layout, Rect},
     text::Line,
 };
-use sluice_proto::v1::{CanvasToken, PassDone};
+use sluice_proto::v1::{CanvasToken, GenerationPass};
 use sluice_shared::units;
 use tui_input::Input;
 
@@ -256,23 +256,23 @@ fn title(state: &State) -> String {
 }
 
 /// A pass in figures.
-fn figures_of(pass: &PassDone, picture: &Canvas) -> String {
+fn figures_of(pass: &GenerationPass, picture: &Canvas) -> String {
     let length = match &picture.started {
         Some(started) => units::count(started.length.into()),
         None => "unknown".to_owned(),
     };
-    let fresh = pass.tokens.iter().filter(|token| token.fresh).count();
+    let fresh = pass.tokens.iter().filter(|token| token.is_fresh).count();
     let sure = match mean_confidence(&pass.tokens) {
         Some(mean) => format!("mean confidence {mean:.2}"),
         None => "mean confidence unknown".to_owned(),
     };
     format!(
         "committed {} of {length}, {fresh} new · {sure} · {:.1} ms, {} since the start · {} rows, {} to the head · block {}",
-        units::count(pass.committed.into()),
+        units::count(pass.committed_positions.into()),
         pass.pass_ms,
         units::duration_ms(pass.elapsed_ms),
         units::count(pass.rows.into()),
-        units::count(pass.head_rows.into()),
+        units::count(pass.lm_head_rows.into()),
         u64::from(pass.block) + 1,
     )
 }

@@ -6,7 +6,7 @@ use ratatui::{
     layout::{Constraint, Layout, Rect},
     text::{Line, Span},
 };
-use sluice_proto::v1::{CanvasToken, Done, FinishReason, GenerateRequest, TokenState};
+use sluice_proto::v1::{CanvasToken, FinishReason, GenerateRequest, GenerationDone, TokenState};
 use sluice_shared::units;
 
 use super::super::{
@@ -204,7 +204,7 @@ pub(in super::super) fn broke_off(
     conclude(state, serial, &done)
 }
 
-fn remains(request_id: u64, canvas: &Canvas) -> Done {
+fn remains(request_id: u64, canvas: &Canvas) -> GenerationDone {
     let pass = canvas.pass.clone().unwrap_or_default();
     let is_fixed =
         |token: &CanvasToken| matches!(token.state(), TokenState::Committed | TokenState::Pinned);
@@ -212,13 +212,13 @@ fn remains(request_id: u64, canvas: &Canvas) -> Done {
     let fixed = tokens.iter().take_while(|token| is_fixed(token));
     let is_generated = |token: &&CanvasToken| token.state() == TokenState::Committed;
     let generated = fixed.filter(is_generated).count();
-    Done {
+    GenerationDone {
         request_id,
         finish_reason: FinishReason::Cancelled.into(),
         text: Some(String::from_utf8_lossy(&pass.stable_text).into_owned()),
         generated_tokens: u32::try_from(generated).unwrap_or(u32::MAX),
         seed: canvas.started.as_ref().map_or(0, |started| started.seed),
-        exact: pass.exact,
+        is_exact: pass.is_exact,
         passes: pass.passes,
         elapsed_ms: pass.elapsed_ms,
         ..Default::default()
@@ -226,7 +226,7 @@ fn remains(request_id: u64, canvas: &Canvas) -> Done {
 }
 
 /// Takes in what a request came to, and returns what there is to tell of it.
-fn conclude(state: &mut State, serial: u64, done: &Done) -> Option<String> {
+fn conclude(state: &mut State, serial: u64, done: &GenerationDone) -> Option<String> {
     let canvas = state.requests.canvas(done.request_id);
     let started = canvas.and_then(|canvas| canvas.started.clone());
     match state.chat.take(serial, done, started.as_ref()) {

@@ -66,7 +66,7 @@ pub(in super::super) fn note(state: &mut State, snapshot: &Snapshot, effects: &m
         levels.change = None;
     }
     levels.dials.note(snapshot);
-    let pid = |snapshot: &Snapshot| snapshot.server.as_ref().map(|server| server.pid);
+    let pid = |snapshot: &Snapshot| snapshot.daemon.as_ref().map(|server| server.process_id);
     let facts = |snapshot: &Snapshot| {
         let model = snapshot.model.as_ref();
         let model = model.map(|model| (model.name.clone(), model.state));

@@ -50,7 +50,11 @@ pub(super) fn answer(state: &State) -> Option<String> {
     };
     let so_far = || Some(String::from_utf8_lossy(&canvas.pass.as_ref()?.stable_text).into_owned());
     match &canvas.done {
-        Some(done) => Some(done.text.clone().unwrap_or_else(|| ids_text(&done.tokens))),
+        Some(done) => Some(
+            done.text
+                .clone()
+                .unwrap_or_else(|| ids_text(&done.token_ids)),
+        ),
         None => so_far(),
     }
 }

@@ -4,7 +4,7 @@ use ratatui::{
     layout::Rect,
     text::{Line, Span},
 };
-use sluice_proto::v1::{LayerState, UnitState};
+use sluice_proto::v1::{LayerStatus, WeightGroupStatus};
 use sluice_shared::units;
 
 use super::super::{
@@ -33,7 +33,7 @@ enum Place {
 }
 
 impl Place {
-    fn of(unit: &UnitState) -> Self {
+    fn of(unit: &WeightGroupStatus) -> Self {
         match (unit.is_in_flight, unit.tier.as_str()) {
             (true, _) => Self::Flight,
             (_, "device") => Self::Device,
@@ -99,26 +99,26 @@ enum Row<'a> {
 }
 
 impl Row<'_> {
-    fn cell(self, layer: &LayerState, cell_columns: usize, paint: &Paint) -> Span<'static> {
+    fn cell(self, layer: &LayerStatus, cell_columns: usize, paint: &Paint) -> Span<'static> {
         let cell = |mark: &str, role| {
             let filled = mark.repeat(cell_columns.saturating_sub(1).max(1));
             Span::styled(format!("{filled:<cell_columns$}"), paint.style(role))
         };
         match self {
             Self::Whole => {
-                let place = layer.units.iter().map(Place::of).max();
+                let place = layer.groups.iter().map(Place::of).max();
                 let place = place.unwrap_or(Place::Unknown);
                 cell(place.mark(), place.role())
             }
             Self::Part(kind) => {
-                let unit = layer.units.iter().find(|unit| unit.kind == kind);
+                let unit = layer.groups.iter().find(|unit| unit.kind == kind);
                 match unit.map(Place::of) {
                     Some(place) => cell(place.mark(), place.role()),
                     None => Span::raw(" ".repeat(cell_columns)),
                 }
             }
             Self::Format => {
-                let largest = layer.units.iter().max_by_key(|unit| unit.bytes);
+                let largest = layer.groups.iter().max_by_key(|unit| unit.bytes);
                 let mark = largest.map_or('?', |unit| format_mark(&unit.format));
                 // Beneath the middle of a broad cell nothing but the letter.
                 Span::styled(format!("{mark:<cell_columns$}"), paint.style(Role::Dim))
@@ -162,7 +162,7 @@ pub(in super::super) fn full(screen: &mut Screen<'_, '_>, area: Rect) {
     };
     // Parts in the order in which a layer uses them; the few of embedding and head go with the first row.
     let mut parts: Vec<&str> = Vec::new();
-    for unit in snapshot.layers.iter().flat_map(|layer| &layer.units) {
+    for unit in snapshot.layers.iter().flat_map(|layer| &layer.groups) {
         if !parts.contains(&unit.kind.as_str()) {
             parts.push(&unit.kind);
         }
@@ -261,12 +261,12 @@ fn legend(columns: usize, paint: &Paint) -> Line<'static> {
 }
 
 /// A layer in words.
-fn about(layer: &LayerState) -> String {
+fn about(layer: &LayerStatus) -> String {
     let name = match layer.name.parse::<u32>() {
         Ok(_) => format!("layer {}", layer.name),
         Err(_) => layer.name.clone(),
     };
-    let parts = layer.units.iter().map(|unit| {
+    let parts = layer.groups.iter().map(|unit| {
         let place = Place::of(unit).words();
         let bytes = units::bytes(unit.bytes);
         format!("{} {bytes} {} {place}", unit.kind, unit.format)
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn what_is_on_its_way_counts_before_where_it_lives() {
-        let unit = |tier: &str, is_in_flight| UnitState {
+        let unit = |tier: &str, is_in_flight| WeightGroupStatus {
             tier: tier.into(),
             is_in_flight,
             ..Default::default()

@@ -1,7 +1,7 @@
 //! Memory of the host, the process and the device.
 
 use ratatui::text::{Line, Span};
-use sluice_proto::v1::{Device, Host, MemoryKind, NoCard};
+use sluice_proto::v1::{DeviceStatus, GpuUnavailable, HostStatus, MemoryUse};
 use sluice_shared::units;
 
 use super::{
@@ -50,7 +50,7 @@ pub(in super::super) fn in_full(
         known(host.resident_bytes),
         known(host.resident_peak_bytes)
     );
-    let beyond = host.resident_beyond_bytes;
+    let beyond = host.resident_other_bytes;
     let beyond = beyond.map(|bytes| format!("{} beyond what is held", units::bytes(bytes)));
     let mut lines = vec![
         (Worth::Much, host_line(&host, columns, paint)),
@@ -95,13 +95,13 @@ fn said(name: &str, words: &str, columns: usize) -> Line<'static> {
 }
 
 /// The card, its memory and how much of that is whose; without one, quietly why.
-fn card_lines(device: &Device, columns: usize, paint: &Paint) -> Vec<(Worth, Line<'static>)> {
+fn card_lines(device: &DeviceStatus, columns: usize, paint: &Paint) -> Vec<(Worth, Line<'static>)> {
     // A machine without any has nothing to look at; a GPU or a driver that can't be used may be a fault.
-    if let Some(no_card) = device.no_card.as_ref().filter(|why| why.is_fault) {
+    if let Some(no_card) = device.gpu_unavailable.as_ref().filter(|why| why.is_fault) {
         let line = said("no card", &no_card.reason, columns).style(paint.style(Role::Dim));
         return vec![(Worth::Detail, line)];
     }
-    let Some(card) = &device.card else {
+    let Some(card) = &device.gpu else {
         return Vec::new();
     };
     let detail = |words: &str| (Worth::Detail, said("", words, columns));
@@ -129,13 +129,13 @@ fn card_lines(device: &Device, columns: usize, paint: &Paint) -> Vec<(Worth, Lin
         lines.push((Worth::Much, Line::from(spans)));
         lines.push(detail(&used_of(used, total)));
     }
-    if let Some(bytes) = card.held_by_others_bytes {
+    if let Some(bytes) = card.other_processes_bytes {
         lines.push(detail(&format!("others hold {}", units::bytes(bytes))));
     }
     lines
 }
 
-fn card_used(device: &Device) -> Option<(u64, u64)> {
+fn card_used(device: &DeviceStatus) -> Option<(u64, u64)> {
     let (total, free) = (device.total_bytes?, device.free_bytes?);
     (total > 0).then(|| (total.saturating_sub(free), total))
 }
@@ -145,7 +145,11 @@ fn used_of(used: u64, total: u64) -> String {
 }
 
 /// What Sluice holds on the device: all of it as one bar against the budget, then each kind beside its plan.
-fn device_lines(state: &State, device: &Device, columns: usize) -> Vec<(Worth, Line<'static>)> {
+fn device_lines(
+    state: &State,
+    device: &DeviceStatus,
+    columns: usize,
+) -> Vec<(Worth, Line<'static>)> {
     let paint = &state.paint;
     let budget = budget(state);
     let of = budget.map_or(String::new(), |bytes| {
@@ -173,7 +177,7 @@ fn device_lines(state: &State, device: &Device, columns: usize) -> Vec<(Worth, L
 }
 
 /// A kind of memory: how much, what the plan says, and its share of what is held.
-fn kind_line(state: &State, kind: &MemoryKind, used: u64, columns: usize) -> Line<'static> {
+fn kind_line(state: &State, kind: &MemoryUse, used: u64, columns: usize) -> Line<'static> {
     let paint = &state.paint;
     let (mark, role) = kind_look(&kind.kind);
     let planned = planned(state, &kind.kind);
@@ -221,7 +225,7 @@ fn planned(state: &State, kind: &str) -> Option<u64> {
 
 /// All kinds in one bar; what is left of `whole` is free.
 pub(in super::super) fn stack(
-    device: &Device,
+    device: &DeviceStatus,
     whole: u64,
     columns: usize,
     paint: &Paint,
@@ -259,8 +263,8 @@ pub(in super::super) fn in_brief(state: &State, columns: usize) -> Vec<Line<'sta
         Some(device) => {
             let kinds = device.memory.iter().filter(|kind| kind.bytes > 0);
             let kinds = kinds.map(|kind| format!(", {} {}", kind.kind, units::bytes(kind.bytes)));
-            let is_fault = |why: &NoCard| why.is_fault;
-            let without = if device.no_card.as_ref().is_some_and(is_fault) {
+            let is_fault = |why: &GpuUnavailable| why.is_fault;
+            let without = if device.gpu_unavailable.as_ref().is_some_and(is_fault) {
                 " (no card)"
             } else {
                 ""
@@ -286,9 +290,9 @@ pub(in super::super) fn in_brief(state: &State, columns: usize) -> Vec<Line<'sta
     lines
 }
 
-fn card_brief(device: &Device, columns: usize) -> Option<Line<'static>> {
-    let card = device.card.as_ref()?;
-    let others = card.held_by_others_bytes;
+fn card_brief(device: &DeviceStatus, columns: usize) -> Option<Line<'static>> {
+    let card = device.gpu.as_ref()?;
+    let others = card.other_processes_bytes;
     let words = [
         card_used(device).map(|(used, total)| used_of(used, total)),
         card::activity(card),
@@ -308,7 +312,7 @@ fn fullness(share: f64) -> (Role, &'static str) {
     }
 }
 
-fn host_line(host: &Host, columns: usize, paint: &Paint) -> Line<'static> {
+fn host_line(host: &HostStatus, columns: usize, paint: &Paint) -> Line<'static> {
     let Some((used, total)) = host_used(host) else {
         return Line::raw(format!("host     {UNKNOWN}"));
     };
@@ -345,7 +349,7 @@ pub(in super::super) fn weights(state: &State, columns: usize) -> Vec<Line<'stat
     let Some(snapshot) = state.snapshot() else {
         return Vec::new();
     };
-    let units = snapshot.layers.iter().flat_map(|layer| &layer.units);
+    let units = snapshot.layers.iter().flat_map(|layer| &layer.groups);
     let mut tiers: Vec<(&str, u64)> = vec![("device", 0), ("host", 0), ("disk", 0)];
     for unit in units {
         match tiers.iter_mut().find(|(tier, _)| *tier == unit.tier) {
@@ -363,23 +367,27 @@ pub(in super::super) fn weights(state: &State, columns: usize) -> Vec<Line<'stat
     if let Some(plan) = &snapshot.plan {
         let streamed = plans::streamed(plan);
         lines.push(said("streamed", &streamed, columns));
-        if let Some(slots) = plan.slots.as_ref().filter(|slots| slots.count > 0) {
+        if let Some(slots) = plan
+            .staging_buffers
+            .as_ref()
+            .filter(|slots| slots.count > 0)
+        {
             lines.push(said("through", &plans::slots(slots), columns));
         }
-        if let Some(kv) = &plan.kv {
+        if let Some(kv) = &plan.kv_cache_format {
             lines.push(said("kv", &format!("kept in {kv}"), columns));
         }
     }
-    if let Some(measured) = snapshot.measured.filter(|measured| measured.passes > 0) {
-        let waited = units::duration_ms(measured.waited_ms / measured.passes as f64);
-        let passes = units::count(measured.passes);
+    if let Some(measured) = snapshot.passes.filter(|measured| measured.count > 0) {
+        let waited = units::duration_ms(measured.waited_ms / measured.count as f64);
+        let passes = units::count(measured.count);
         let words = format!("{waited} a pass, over {passes} passes");
         lines.push(said("waited", &words, columns));
     }
     lines
 }
 
-fn host_figures(host: &Host) -> String {
+fn host_figures(host: &HostStatus) -> String {
     match (host_used(host), host.resident_bytes) {
         (Some((used, total)), Some(resident)) => format!(
             "{} of {} used, {} by others",
@@ -396,7 +404,7 @@ fn host_figures(host: &Host) -> String {
     }
 }
 
-fn host_used(host: &Host) -> Option<(u64, u64)> {
+fn host_used(host: &HostStatus) -> Option<(u64, u64)> {
     let (total, available) = (host.total_bytes?, host.available_bytes?);
     (total > 0).then(|| (total.saturating_sub(available), total))
 }

@@ -67,7 +67,7 @@ pub(in super::super) fn canvas_lines(
         Some(done) => {
             let text = match &done.text {
                 Some(text) => sanitise(text),
-                None => ids_text(&done.tokens).replace(',', ", "),
+                None => ids_text(&done.token_ids).replace(',', ", "),
             };
             let look = Look::Committed;
             let lines = wrap(&[Run { text, look }], columns);

@@ -1,7 +1,7 @@
 //! How far a request is, where the time of its passes goes, and what holds them up.
 
 use ratatui::text::{Line, Span};
-use sluice_proto::v1::{Done, PassDone, Started};
+use sluice_proto::v1::{GenerationDone, GenerationPass, GenerationStarted};
 use sluice_shared::units;
 
 use super::{super::chat::Limit, bar, ratio};
@@ -116,14 +116,14 @@ pub(in super::super) fn progress(
     let rows = format!(
         "{} rows, {} to the head · {}",
         units::count(pass.rows.into()),
-        units::count(pass.head_rows.into()),
-        exactness(pass.exact)
+        units::count(pass.lm_head_rows.into()),
+        exactness(pass.is_exact)
     );
-    let in_block = format!(", {} in the open block", pass.pass_in_block);
+    let in_block = format!(", {} in the open block", pass.passes_in_block);
     let mut lines = vec![
         gauge("blocks", blocks_done, started.blocks, String::new()),
         gauge("passes", pass.passes, started.steps, in_block),
-        gauge("committed", pass.committed, started.length, left),
+        gauge("committed", pass.committed_positions, started.length, left),
         say(speed, Role::Committed),
         say(rows, Role::Committed),
         say(asked(started, Some(pass)), Role::Dim),
@@ -134,7 +134,7 @@ pub(in super::super) fn progress(
 }
 
 /// How a request ended, in a line.
-fn result(done: &Done, limit: Option<Limit>) -> String {
+fn result(done: &GenerationDone, limit: Option<Limit>) -> String {
     let end = match limit {
         Some(limit) => limit.words().to_owned(),
         None => json::word(done.finish_reason()),
@@ -160,17 +160,17 @@ fn result(done: &Done, limit: Option<Limit>) -> String {
         units::count(done.passes.into()),
         units::duration_ms(done.elapsed_ms),
         units::bytes(done.peak_device_bytes),
-        exactness(done.exact)
+        exactness(done.is_exact)
     )
 }
 
 /// Positions that passes filled so far: not those that were fixed from the start.
-fn filled(started: &Started, pass: &PassDone) -> u32 {
+fn filled(started: &GenerationStarted, pass: &GenerationPass) -> u32 {
     let pinned = u32::try_from(started.pinned.len()).unwrap_or(u32::MAX);
-    pass.committed.saturating_sub(pinned)
+    pass.committed_positions.saturating_sub(pinned)
 }
 
-fn speed(started: &Started, pass: &PassDone) -> String {
+fn speed(started: &GenerationStarted, pass: &GenerationPass) -> String {
     let passes = f64::from(pass.passes.max(1));
     let filled = f64::from(filled(started, pass));
     let mut words = format!(
@@ -182,14 +182,14 @@ fn speed(started: &Started, pass: &PassDone) -> String {
         let rate = filled / pass.elapsed_ms * 1000.0;
         words += &format!(" · {rate:.1} tokens/s");
     }
-    if pass.requests > 1 {
-        words += &format!(" · {} requests share it", pass.requests);
+    if pass.batch_requests > 1 {
+        words += &format!(" · {} requests share it", pass.batch_requests);
     }
     words
 }
 
 /// What the request was resolved to, and the level of its latest pass.
-fn asked(started: &Started, pass: Option<&PassDone>) -> String {
+fn asked(started: &GenerationStarted, pass: Option<&GenerationPass>) -> String {
     let now = pass.map(|pass| pass.level.as_str());
     let now = now.filter(|level| !level.is_empty() && *level != started.level);
     let level = match now {
@@ -224,8 +224,8 @@ fn asked(started: &Started, pass: Option<&PassDone>) -> String {
 }
 
 /// Time that the rest takes at the pace so far; before there is one, as the daemon estimated.
-fn left_ms(started: &Started, pass: &PassDone) -> Option<f64> {
-    let left = started.length.saturating_sub(pass.committed);
+fn left_ms(started: &GenerationStarted, pass: &GenerationPass) -> Option<f64> {
+    let left = started.length.saturating_sub(pass.committed_positions);
     let filled = filled(started, pass);
     if pass.passes >= PACE_PASSES && filled > 0 {
         return Some(pass.elapsed_ms / f64::from(filled) * f64::from(left));
@@ -299,8 +299,8 @@ pub(in super::super) fn streamed_from(state: &super::super::state::State) -> Opt
 mod tests {
     use super::*;
 
-    fn started() -> Started {
-        Started {
+    fn started() -> GenerationStarted {
+        GenerationStarted {
             length: 100,
             estimated_ms: Some(10_000.0),
             ..Default::default()
@@ -309,17 +309,17 @@ mod tests {
 
     #[test]
     fn what_is_left_follows_the_pace_once_there_is_one() {
-        let mut pass = PassDone {
+        let mut pass = GenerationPass {
             passes: 1,
-            committed: 1,
+            committed_positions: 1,
             elapsed_ms: 4_000.0,
             ..Default::default()
         };
         assert_eq!(left_ms(&started(), &pass), Some(6_000.0));
         pass.passes = 10;
-        pass.committed = 50;
+        pass.committed_positions = 50;
         assert_eq!(left_ms(&started(), &pass), Some(4_000.0));
-        let unknown = Started {
+        let unknown = GenerationStarted {
             estimated_ms: None,
             ..started()
         };
@@ -331,14 +331,14 @@ mod tests {
     fn an_edit_counts_the_positions_that_it_fills() {
         // 128 tokens of which 26 are written anew.
         let fixed = sluice_proto::v1::CanvasToken::default();
-        let started = Started {
+        let started = GenerationStarted {
             length: 128,
             pinned: vec![fixed; 102],
             ..Default::default()
         };
-        let pass = PassDone {
+        let pass = GenerationPass {
             passes: 13,
-            committed: 115,
+            committed_positions: 115,
             elapsed_ms: 1_300.0,
             ..Default::default()
         };
@@ -347,7 +347,7 @@ mod tests {
             "100 ms a pass · 1.00 tokens a pass · 10.0 tokens/s"
         );
         assert_eq!(left_ms(&started, &pass), Some(1_300.0));
-        let done = Done {
+        let done = GenerationDone {
             passes: 26,
             text_tokens: 128,
             generated_tokens: 26,
@@ -361,7 +361,7 @@ mod tests {
             "{words}"
         );
         // An answer that ends early has filled what lies behind its end, too.
-        let early = Done {
+        let early = GenerationDone {
             passes: 128,
             text_tokens: 106,
             generated_tokens: 106,
@@ -377,15 +377,15 @@ mod tests {
 
     #[test]
     fn the_level_in_force_is_told_and_the_one_that_it_began_at() {
-        let started = Started {
+        let started = GenerationStarted {
             level: "standard".into(),
             ..Default::default()
         };
-        let at = |level: &str| PassDone {
+        let at = |level: &str| GenerationPass {
             level: level.into(),
             ..Default::default()
         };
-        let words = |pass: &PassDone| asked(&started, Some(pass));
+        let words = |pass: &GenerationPass| asked(&started, Some(pass));
         assert_eq!(words(&at("standard")), "level standard · seed 0");
         assert_eq!(
             words(&at("moderate")),
@@ -395,12 +395,12 @@ mod tests {
 
     #[test]
     fn a_request_says_what_it_was_resolved_to() {
-        let mut policy = sluice_proto::v1::Policy {
+        let mut policy = sluice_proto::v1::CommitPolicy {
             name: "threshold".into(),
             ..Default::default()
         };
         policy.parameters.insert("t".into(), 0.8);
-        let started = Started {
+        let started = GenerationStarted {
             dial: "balanced".into(),
             policy: Some(policy),
             cache: "dual:behind=32".into(),

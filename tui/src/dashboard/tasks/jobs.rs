@@ -31,7 +31,7 @@ pub(super) async fn compress(
 ) -> Result<(), Failure> {
     let output = output.display().to_string();
     let mut call = CompressRequest {
-        output: output.clone(),
+        output_path: output.clone(),
         ..Default::default()
     };
     match model.starts_with('/') {
@@ -51,8 +51,8 @@ pub(super) async fn decompress(
 ) -> Result<(), Failure> {
     let folder = folder.display().to_string();
     let call = DecompressRequest {
-        path: file.display().to_string(),
-        output: folder.clone(),
+        input_path: file.display().to_string(),
+        output_path: folder.clone(),
         threads: None,
     };
     let answer = daemon.jobs().decompress(call).await;
@@ -66,7 +66,9 @@ pub(super) async fn verify(
     events: Sender<Event>,
 ) -> Result<(), Failure> {
     let file = file.display().to_string();
-    let call = VerifyRequest { path: file.clone() };
+    let call = VerifyRequest {
+        input_path: file.clone(),
+    };
     let answer = daemon.jobs().verify(call).await;
     follow(daemon, answer, file, events).await
 }

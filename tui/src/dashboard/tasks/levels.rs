@@ -2,7 +2,7 @@
 
 use futures_util::{Stream, StreamExt};
 use sluice_proto::v1::{
-    ApplyResponse, ListFidelityRequest, MeasureFidelityRequest, Plan, PlanRequest, Texts,
+    ApplyResponse, ListFidelityRequest, MeasureFidelityRequest, Plan, PlanRequest, SampleTexts,
     apply_response, measure_fidelity_request::Samples, measure_fidelity_response,
 };
 use sluice_shared::level::Level;
@@ -53,7 +53,7 @@ pub(super) async fn change(
             Some(Kind::Planned(planned)) => Event::Changing {
                 serial,
                 plan: Box::new(planned.plan.unwrap_or_default()),
-                before: Box::new(planned.before.unwrap_or_default()),
+                before: Box::new(planned.plan_before.unwrap_or_default()),
             },
             Some(Kind::Conversion(conversion)) => {
                 Event::Converting(Some((conversion.done_bytes, conversion.total_bytes)))
@@ -97,7 +97,7 @@ pub(super) async fn measure(
     use measure_fidelity_response::Kind;
 
     let call = MeasureFidelityRequest {
-        samples: Some(Samples::Texts(Texts {
+        samples: Some(Samples::Texts(SampleTexts {
             texts: vec![SAMPLE.to_owned()],
         })),
         level: Some(level.name().to_owned()),

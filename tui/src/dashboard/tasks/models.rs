@@ -54,7 +54,7 @@ pub(super) async fn pull(
     let call = PullModelRequest {
         name,
         // The daemon has its own environment; this one is the user's.
-        token: std::env::var("HF_TOKEN").unwrap_or_default(),
+        hub_token: std::env::var("HF_TOKEN").unwrap_or_default(),
         ..Default::default()
     };
     let answer = daemon.models().pull_model(call).await;

@@ -20,11 +20,11 @@ const WORDS: [&str; 24] = [
 ];
 
 /// A run of three blocks of eight positions; each pass commits two of them, the surest first. Position 12 is pinned.
-fn run(request_id: u64, passes: u32) -> Vec<Kind> {
+fn run(request_id: u64, passes: u32) -> Vec<WireEvent> {
     use TokenState::{Committed, Masked, Pinned, Provisional};
     let mut events = vec![
         queued(request_id),
-        Kind::Started(Started {
+        WireEvent::Started(GenerationStarted {
             request_id,
             prompt_tokens: 12,
             length: 24,
@@ -37,7 +37,7 @@ fn run(request_id: u64, passes: u32) -> Vec<Kind> {
                 ..token(12, WORDS[12], Pinned, 0.0)
             }],
             model: "sluice-demo".into(),
-            exact: true,
+            is_exact: true,
             ..Default::default()
         }),
     ];
@@ -57,7 +57,7 @@ fn run(request_id: u64, passes: u32) -> Vec<Kind> {
             }
             match turn {
                 turn if turn <= pass_in_block => CanvasToken {
-                    fresh: turn == pass_in_block,
+                    is_fresh: turn == pass_in_block,
                     ..token(position, word, Committed, sure)
                 },
                 turn if turn > pass_in_block + 2 => CanvasToken {
@@ -71,22 +71,22 @@ fn run(request_id: u64, passes: u32) -> Vec<Kind> {
     };
     for number in 1..=passes {
         let (block, pass_in_block) = ((number - 1) / 4, (number - 1) % 4 + 1);
-        events.push(Kind::PassDone(PassDone {
+        events.push(WireEvent::PassDone(GenerationPass {
             request_id,
             passes: number,
             block,
-            pass_in_block,
+            passes_in_block: pass_in_block,
             tokens: tokens(block, pass_in_block),
-            committed: number * 2,
+            committed_positions: number * 2,
             rows: 36,
-            head_rows: 6,
+            lm_head_rows: 6,
             pass_ms: 12.0,
             elapsed_ms: 12.5 * f64::from(number),
-            exact: true,
+            is_exact: true,
             ..Default::default()
         }));
         if pass_in_block == 4 {
-            events.push(Kind::BlockDone(BlockDone {
+            events.push(WireEvent::BlockDone(GenerationBlock {
                 request_id,
                 block,
                 passes: 4,
@@ -97,26 +97,26 @@ fn run(request_id: u64, passes: u32) -> Vec<Kind> {
     events
 }
 
-fn whole_run(request_id: u64) -> Vec<Kind> {
+fn whole_run(request_id: u64) -> Vec<WireEvent> {
     let mut events = run(request_id, 12);
-    events.push(Kind::Done(Done {
+    events.push(WireEvent::Done(GenerationDone {
         request_id,
         finish_reason: FinishReason::Length.into(),
-        cut: true,
+        is_truncated: true,
         text: Some(WORDS.concat()),
         text_tokens: 24,
         generated_tokens: 24,
         filled_positions: 24,
         passes: 12,
         elapsed_ms: 150.0,
-        exact: true,
+        is_exact: true,
         ..Default::default()
     }));
     events
 }
 
 /// The canvas page with our own request on it.
-fn watching(events: Vec<Kind>) -> State {
+fn watching(events: Vec<WireEvent>) -> State {
     let mut state = idle();
     state.runs = Runs {
         folder: PathBuf::from("/home/ada/.local/state/sluice/runs"),

@@ -1,7 +1,7 @@
 //! Conversations, words written anew and the form: journeys and pictures.
 
 use ratatui::{buffer::Buffer, style::Modifier};
-use sluice_proto::v1::{Edit, GenerateRequest, Message, generate_request::Input};
+use sluice_proto::v1::{ChatMessage, GenerateRequest, TextEdit, generate_request::Input};
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn sent(effects: Vec<Effect>) -> GenerateRequest {
     }
 }
 
-fn messages(request: &GenerateRequest) -> Vec<&Message> {
+fn messages(request: &GenerateRequest) -> Vec<&ChatMessage> {
     match &request.input {
         Some(Input::Chat(chat)) => chat.messages.iter().collect(),
         other => panic!("{other:?}"),
@@ -46,10 +46,10 @@ fn messages(request: &GenerateRequest) -> Vec<&Message> {
 
 fn ends(state: &mut State, request_id: u64, text: &str, finish: FinishReason) {
     feed(state, own(request_id, queued(request_id)));
-    let done = Kind::Done(Done {
+    let done = WireEvent::Done(GenerationDone {
         request_id,
         finish_reason: finish.into(),
-        cut: finish == FinishReason::Length,
+        is_truncated: finish == FinishReason::Length,
         text: Some(text.into()),
         text_tokens: 18,
         generated_tokens: 18,
@@ -57,7 +57,7 @@ fn ends(state: &mut State, request_id: u64, text: &str, finish: FinishReason) {
         passes: 12,
         elapsed_ms: 1_234.0,
         seed: 42,
-        exact: true,
+        is_exact: true,
         ..Default::default()
     });
     feed(state, own(request_id, done));
@@ -95,7 +95,7 @@ fn choosing_words() -> State {
     state
 }
 
-fn edit(request: &GenerateRequest) -> &Edit {
+fn edit(request: &GenerateRequest) -> &TextEdit {
     match &request.input {
         Some(Input::Edit(edit)) => edit,
         other => panic!("{other:?}"),
@@ -209,8 +209,8 @@ fn prompts_that_waited_for_a_refused_one_come_back_with_it() {
 }
 
 /// The end of a request that was cancelled before anything stood.
-fn stopped(request_id: u64) -> Kind {
-    Kind::Done(Done {
+fn stopped(request_id: u64) -> WireEvent {
+    WireEvent::Done(GenerationDone {
         request_id,
         finish_reason: FinishReason::Cancelled.into(),
         text: Some(String::new()),
@@ -251,7 +251,7 @@ fn words_that_are_chosen_are_shown_and_sent() {
     let edit = edit(&request_sent);
     let span = edit.span_start_bytes as usize..edit.span_end_bytes as usize;
     assert_eq!(&edit.text[span], "river ran dry, and");
-    assert_eq!((edit.span_length, edit.messages.len()), (None, 1));
+    assert_eq!((edit.span_tokens, edit.messages.len()), (None, 1));
     let sizes = (
         request_sent.length,
         request_sent.block_length,
@@ -279,7 +279,7 @@ fn words_written_anew_appear_in_place_and_can_be_taken_back() {
         .zip(words.iter().zip(states))
         .map(|(position, (words, state))| token(position, words, state, 0.5))
         .collect();
-    let started = Kind::Started(Started {
+    let started = WireEvent::Started(GenerationStarted {
         request_id: 6,
         length: 5,
         blocks: 1,
@@ -293,10 +293,10 @@ fn words_written_anew_appear_in_place_and_can_be_taken_back() {
         ..Default::default()
     });
     feed(&mut state, own(6, started));
-    let pass = Kind::PassDone(PassDone {
+    let pass = WireEvent::PassDone(GenerationPass {
         request_id: 6,
         passes: 1,
-        committed: 4,
+        committed_positions: 4,
         tokens,
         elapsed_ms: 80.0,
         ..Default::default()
@@ -471,7 +471,7 @@ fn a_block_of_any_number_is_drawn() {
     for kind in generating(6) {
         feed(&mut state, own(6, kind));
     }
-    let pass = Kind::PassDone(PassDone {
+    let pass = WireEvent::PassDone(GenerationPass {
         request_id: 6,
         passes: u32::MAX,
         block: u32::MAX,

@@ -1,8 +1,8 @@
 //! Jobs and models: what is listed, what is cancelled, how what ended came out.
 
 use sluice_proto::v1::{
-    Job, JobKind, JobProgress, JobState, LoadProgress, ModelOrigin, PullProgress, Switch,
-    SwitchTarget,
+    Job, JobKind, JobProgress, JobState, LoadProgress, ModelOrigin, PullProgress, SwitchTarget,
+    WeightSwitch,
 };
 
 use super::{
@@ -119,7 +119,10 @@ fn full() -> State {
                 loaded_bytes: second * GIB,
                 total_bytes: 15 * GIB,
             });
-            snapshot.switching = Some(Switch { done: 3, steps: 9 });
+            snapshot.weight_switch = Some(WeightSwitch {
+                done_steps: 3,
+                total_steps: 9,
+            });
             snapshot.switch_target = Some(SwitchTarget {
                 level: "moderate".into(),
                 budget_bytes: 4 * GIB,
@@ -229,7 +232,10 @@ fn the_selection_stays_with_its_job() {
     feed(
         &mut state,
         running(both().split_off(1), |snapshot| {
-            snapshot.switching = Some(Switch { done: 1, steps: 2 });
+            snapshot.weight_switch = Some(WeightSwitch {
+                done_steps: 1,
+                total_steps: 2,
+            });
         }),
     );
     press(&mut state, KeyCode::Char('x'));
@@ -331,7 +337,7 @@ fn a_daemon_started_anew_cannot_tell_how_jobs_ended() {
     let effects = feed(
         &mut state,
         running(vec![], |snapshot| {
-            snapshot.server.as_mut().expect("set").pid = 200;
+            snapshot.daemon.as_mut().expect("set").process_id = 200;
         }),
     );
     assert!(!effects.contains(&Effect::ListJobs));

@@ -1,6 +1,6 @@
 //! Journeys through the update: keys, events, and what becomes of them.
 
-use sluice_proto::v1::{Loading, Switch, SwitchTarget, generate_request::Input};
+use sluice_proto::v1::{GenerationLoading, SwitchTarget, WeightSwitch, generate_request::Input};
 
 use super::{
     super::{
@@ -30,7 +30,7 @@ fn enter_sends_once_and_the_answer_is_followed() {
         (own_ids(&state), state.requests.selected),
         (vec![Some(5)], Some(5))
     );
-    let done = Kind::Done(Done {
+    let done = WireEvent::Done(GenerationDone {
         request_id: 5,
         finish_reason: FinishReason::Eos.into(),
         text: Some("hi".into()),
@@ -190,10 +190,16 @@ fn a_switch_shows_how_far_it_is() {
         unreachable!("it is a snapshot");
     };
     let mut converting = next.clone();
-    converting.switching = Some(Switch { done: 0, steps: 0 });
+    converting.weight_switch = Some(WeightSwitch {
+        done_steps: 0,
+        total_steps: 0,
+    });
     feed(&mut state, Event::Snapshot(converting));
     shows(&state, "1.00 MiB of 4.00 MiB");
-    next.switching = Some(Switch { done: 3, steps: 9 });
+    next.weight_switch = Some(WeightSwitch {
+        done_steps: 3,
+        total_steps: 9,
+    });
     next.switch_target = Some(SwitchTarget {
         level: "aggressive".into(),
         budget_bytes: 4 << 30,
@@ -209,12 +215,12 @@ fn a_switch_shows_how_far_it_is() {
 #[test]
 fn warnings_of_a_request_are_told() {
     let mut state = idle();
-    let started = Started {
+    let started = GenerationStarted {
         request_id: 3,
         warnings: vec!["this will take about 3 min".into()],
         ..Default::default()
     };
-    feed(&mut state, request(3, Kind::Started(started)));
+    feed(&mut state, request(3, WireEvent::Started(started)));
     let screen = shown(&state, (80, 24));
     assert!(screen.contains("about 3 min"), "{screen}");
 }
@@ -260,7 +266,7 @@ fn a_daemon_started_anew_has_new_requests() {
     let Event::Snapshot(mut fresh) = snapshot(vec![]) else {
         unreachable!("it is a snapshot");
     };
-    fresh.server.as_mut().expect("given").pid = 200;
+    fresh.daemon.as_mut().expect("given").process_id = 200;
     feed(&mut state, own_failed("lost"));
     feed(&mut state, Event::Snapshot(fresh));
     // What was seen of the one before can still be looked at, under a name of its own.
@@ -336,7 +342,7 @@ fn snapshot_at(uptime_ms: u64, requests: Vec<RequestSummary>) -> Event {
     let Event::Snapshot(mut next) = snapshot(requests) else {
         unreachable!("it is a snapshot");
     };
-    next.server.as_mut().expect("given").uptime_ms = uptime_ms;
+    next.daemon.as_mut().expect("given").uptime_ms = uptime_ms;
     Event::Snapshot(next)
 }
 
@@ -352,8 +358,8 @@ fn told(state: &State) -> &str {
     state.message.as_ref().map_or("", |message| &message.text)
 }
 
-fn done(request_id: u64, text: &str) -> Kind {
-    Kind::Done(Done {
+fn done(request_id: u64, text: &str) -> WireEvent {
+    WireEvent::Done(GenerationDone {
         request_id,
         text: Some(text.into()),
         finish_reason: FinishReason::Eos.into(),
@@ -381,11 +387,11 @@ fn a_request_of_somebody_else_never_becomes_ours() {
 #[test]
 fn a_request_without_a_number_is_taken_back() {
     let mut state = sent();
-    let loading = Loading {
+    let loading = GenerationLoading {
         model: "sluice-demo".into(),
         ..Default::default()
     };
-    feed(&mut state, own(0, Kind::Loading(loading)));
+    feed(&mut state, own(0, WireEvent::Loading(loading)));
     assert_eq!(press(&mut state, KeyCode::Esc), []);
     assert_eq!(press(&mut state, KeyCode::Esc), [Effect::DropOwn(1)]);
     assert_eq!((own_ids(&state), state.prompt.value()), (vec![], "hello"));
@@ -408,13 +414,13 @@ fn a_request_without_a_number_is_taken_back() {
 #[test]
 fn an_answer_that_broke_off_keeps_what_stood() {
     let mut state = busy();
-    let mut pass = PassDone {
+    let mut pass = GenerationPass {
         request_id: 3,
         passes: 11,
         stable_text: "Once upon a time".into(),
         ..Default::default()
     };
-    feed(&mut state, own(3, Kind::PassDone(pass.clone())));
+    feed(&mut state, own(3, WireEvent::PassDone(pass.clone())));
     feed(&mut state, own_failed("the daemon is gone"));
     let turns = &state.chat.conversation().turns;
     assert_eq!(turns[1].text, "Once upon a time");
@@ -424,7 +430,7 @@ fn an_answer_that_broke_off_keeps_what_stood() {
     // Where nothing stood, the prompt comes back.
     let mut state = busy();
     pass.stable_text.clear();
-    feed(&mut state, own(3, Kind::PassDone(pass)));
+    feed(&mut state, own(3, WireEvent::PassDone(pass)));
     feed(&mut state, own_failed("the daemon is gone"));
     assert!(state.chat.conversation().turns.is_empty());
     assert_eq!(state.prompt.value(), "Tell me a story.");

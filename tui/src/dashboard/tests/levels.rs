@@ -2,8 +2,8 @@
 
 use ratatui::style::{Color, Modifier};
 use sluice_proto::v1::{
-    Applied, ApplyRequest, FidelityResult, PlanRequest, PlannedMemory, Slots, Switch, SwitchTarget,
-    SwitchTime,
+    ApplyRequest, ApplyResult, FidelityResult, PlanRequest, PlannedMemory, StagingBuffers,
+    SwitchEstimate, SwitchTarget, WeightSwitch,
 };
 use sluice_shared::dial::Dial;
 
@@ -22,10 +22,10 @@ fn full_plan(level: Level, budget_bytes: u64) -> Plan {
         budget_bytes,
         compute_ms: Some(300.0),
         copy_ms: Some(plan(level).pass_ms.expect("set")),
-        slots: Some(Slots {
+        staging_buffers: Some(StagingBuffers {
             count: 2,
-            bytes: peak_bytes / 8,
-            decoded_bytes: 0,
+            bytes_each: peak_bytes / 8,
+            decompress_bytes: 0,
         }),
         memory: vec![
             kind("weights", peak_bytes / 2),
@@ -97,9 +97,9 @@ fn in_force(level: Level) -> Event {
     after(|snapshot| {
         snapshot.plan = Some(full_plan(level, 4 << 30));
         snapshot.settings.as_mut().expect("set").level = level.name().into();
-        snapshot.measured = Some(Measured {
-            passes: 3,
-            mean_pass_ms: Some(500.0),
+        snapshot.passes = Some(PassStatistics {
+            count: 3,
+            mean_ms: Some(500.0),
             ..Default::default()
         });
     })
@@ -109,7 +109,7 @@ fn in_force(level: Level) -> Event {
 fn applied(level: Level) -> Event {
     Event::Applied {
         serial: 1,
-        applied: Box::new(Applied {
+        applied: Box::new(ApplyResult {
             plan: Some(full_plan(level, 4 << 30)),
             device_bytes: 290 << 20,
             elapsed_ms: 2_300.0,
@@ -248,7 +248,10 @@ fn what_a_change_did_stays_on_the_page() {
     feed(
         &mut state,
         after(|snapshot| {
-            snapshot.switching = Some(Switch { done: 0, steps: 0 });
+            snapshot.weight_switch = Some(WeightSwitch {
+                done_steps: 0,
+                total_steps: 0,
+            });
             snapshot.switch_target = Some(SwitchTarget {
                 level: "moderate".into(),
                 budget_bytes: 4 << 30,
@@ -280,7 +283,10 @@ fn a_change_that_others_asked_for_shows_how_far_it_is() {
     feed(
         &mut state,
         after(|snapshot| {
-            snapshot.switching = Some(Switch { done: 3, steps: 9 });
+            snapshot.weight_switch = Some(WeightSwitch {
+                done_steps: 3,
+                total_steps: 9,
+            });
             snapshot.switch_target = Some(SwitchTarget {
                 level: "aggressive".into(),
                 budget_bytes: 4 << 30,
@@ -410,20 +416,20 @@ fn the_dial_asks_before_answers_differ_and_is_sent_from_then_on() {
     let [Effect::Generate { request: sent, .. }, ..] = &effects[..] else {
         panic!("{effects:?}");
     };
-    assert_eq!(sent.dial(), sluice_proto::v1::Dial::Fast);
+    assert_eq!(sent.dial(), sluice_proto::v1::DecodingPreset::Fast);
 }
 
 #[test]
 fn the_dial_shows_what_requests_came_to() {
     let mut state = chooser();
     for id in [7, 8] {
-        let started = Kind::Started(Started {
+        let started = WireEvent::Started(GenerationStarted {
             request_id: id,
             dial: "balanced".into(),
             ..Default::default()
         });
         feed(&mut state, request(id, started));
-        let done = Kind::Done(Done {
+        let done = WireEvent::Done(GenerationDone {
             request_id: id,
             finish_reason: FinishReason::Eos.into(),
             passes: 10,

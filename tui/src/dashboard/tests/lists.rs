@@ -86,7 +86,7 @@ fn a_job_of_a_new_daemon_is_not_taken_for_one_of_the_old() {
     let Event::Snapshot(mut fresh) = snapshot(vec![]) else {
         unreachable!("it is a snapshot");
     };
-    fresh.server.as_mut().expect("given").pid = 200;
+    fresh.daemon.as_mut().expect("given").process_id = 200;
     feed(&mut state, Event::Connected);
     feed(&mut state, Event::Snapshot(fresh));
     feed(&mut state, Event::Jobs(vec![ended_job(1)]));

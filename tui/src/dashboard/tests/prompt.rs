@@ -10,8 +10,8 @@ fn press_with(state: &mut State, code: KeyCode, modifiers: KeyModifiers) -> Vec<
     feed(state, Event::Key(KeyEvent::new(code, modifiers)))
 }
 
-fn done(request_id: u64, text: &str, finish: FinishReason) -> Kind {
-    Kind::Done(Done {
+fn done(request_id: u64, text: &str, finish: FinishReason) -> WireEvent {
+    WireEvent::Done(GenerationDone {
         request_id,
         text: Some(text.into()),
         finish_reason: finish.into(),
@@ -80,13 +80,13 @@ fn the_prompt_says_what_it_is_sent_with() {
     write(&mut state, "hello");
     press(&mut state, KeyCode::Enter);
     feed(&mut state, own(3, queued(3)));
-    let started = Started {
+    let started = GenerationStarted {
         request_id: 3,
         prompt_tokens: 120,
         length: 24,
         ..Default::default()
     };
-    feed(&mut state, own(3, Kind::Started(started)));
+    feed(&mut state, own(3, WireEvent::Started(started)));
     feed(&mut state, own(3, done(3, "hi", FinishReason::Eos)));
     let screen = shown(&state, (140, 40));
     assert!(
@@ -107,16 +107,16 @@ fn an_answer_that_was_cut_says_so_on_every_page_that_shows_it() {
         write(&mut state, "hello");
         press(&mut state, KeyCode::Enter);
         feed(&mut state, own(3, queued(3)));
-        let started = Started {
+        let started = GenerationStarted {
             request_id: 3,
             length: 24,
             blocks: 1,
             ..Default::default()
         };
-        feed(&mut state, own(3, Kind::Started(started)));
+        feed(&mut state, own(3, WireEvent::Started(started)));
         let mut done = done(3, "and then", finish);
-        if let Kind::Done(done) = &mut done {
-            done.cut = true;
+        if let WireEvent::Done(done) = &mut done {
+            done.is_truncated = true;
         }
         feed(&mut state, own(3, done));
         press(&mut state, KeyCode::Esc);

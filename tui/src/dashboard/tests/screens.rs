@@ -1,7 +1,7 @@
 //! Pictures of the view, and what is said in its styles.
 
 use ratatui::style::{Color, Modifier};
-use sluice_proto::v1::{NoCard, Notice};
+use sluice_proto::v1::{GenerationNotice, GpuUnavailable};
 
 use super::*;
 use crate::paint::Role;
@@ -34,8 +34,8 @@ fn watched() -> State {
             device.used_bytes = (600 + 40 * wave) << 20;
         }
         let tokens = snapshot.totals.as_mut().expect("given");
-        tokens.tokens_committed = at * (at % 40) / 4 + at * 20;
-        snapshot.measured.as_mut().expect("given").streamed_bytes = at << 29;
+        tokens.committed_tokens = at * (at % 40) / 4 + at * 20;
+        snapshot.passes.as_mut().expect("given").streamed_bytes = at << 29;
         update(&mut state, Event::Snapshot(snapshot), at * 500);
     }
     state
@@ -48,7 +48,7 @@ fn what_the_process_has_beyond_what_is_held_is_said() {
         unreachable!("that is what it is");
     };
     let host = snapshot.host.as_mut().expect("given");
-    host.resident_beyond_bytes = Some(24 << 20);
+    host.resident_other_bytes = Some(24 << 20);
     feed(&mut state, Event::Snapshot(snapshot));
     press(&mut state, KeyCode::Esc);
     press(&mut state, KeyCode::Char('2'));
@@ -106,9 +106,9 @@ fn a_card_of_which_little_is_known_shows_no_zeros() {
     let state = on_card(|device| {
         device.free_bytes = None;
         device.memory.retain(|kind| kind.kind != "context");
-        device.card = Some(Card {
-            compute: "f16".into(),
-            capability: "7.5".into(),
+        device.gpu = Some(GpuStatus {
+            compute_dtype: "f16".into(),
+            compute_capability: "7.5".into(),
             ..Default::default()
         });
     });
@@ -119,8 +119,8 @@ fn a_card_of_which_little_is_known_shows_no_zeros() {
 fn a_cpu_that_computes_for_want_of_a_card() {
     let state = on_card(|device| {
         device.kind = "cpu".into();
-        device.card = None;
-        device.no_card = Some(NoCard {
+        device.gpu = None;
+        device.gpu_unavailable = Some(GpuUnavailable {
             reason: "NVIDIA's driver finds no card".into(),
             hint: "see that `nvidia-smi` lists the card".into(),
             is_fault: true,
@@ -140,8 +140,8 @@ fn a_cpu_that_computes_for_want_of_a_card() {
 fn a_machine_without_a_card_is_not_reminded_of_it() {
     let state = on_card(|device| {
         device.kind = "cpu".into();
-        device.card = None;
-        device.no_card = Some(NoCard {
+        device.gpu = None;
+        device.gpu_unavailable = Some(GpuUnavailable {
             reason: "NVIDIA's driver can't be used: there is none".into(),
             ..Default::default()
         });
@@ -261,7 +261,7 @@ fn a_daemon_without_a_model_has_empty_pages() {
     let Event::Snapshot(mut bare) = snapshot(vec![]) else {
         unreachable!("that is what it is");
     };
-    (bare.model, bare.plan, bare.measured) = (None, None, None);
+    (bare.model, bare.plan, bare.passes) = (None, None, None);
     bare.layers.clear();
     feed(&mut state, Event::Snapshot(bare));
     press(&mut state, KeyCode::Esc);
@@ -388,7 +388,7 @@ fn no_colour_means_none_anywhere() {
 #[test]
 fn control_characters_never_reach_the_screen() {
     let mut state = busy();
-    let notice = Kind::Notice(Notice {
+    let notice = WireEvent::Notice(GenerationNotice {
         request_id: 3,
         text: "beware\x1b[2J\u{9b}".into(),
     });

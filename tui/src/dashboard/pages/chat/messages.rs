@@ -368,7 +368,7 @@ fn progress(canvas: Option<&Canvas>) -> String {
             started.blocks,
             pass.passes,
             started.steps,
-            pass.committed,
+            pass.committed_positions,
             started.length,
             units::duration_ms(pass.elapsed_ms)
         ),

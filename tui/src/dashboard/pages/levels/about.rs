@@ -80,8 +80,8 @@ fn progress(state: &State) -> Vec<(String, Role)> {
     let mut lines = Vec::new();
     let levels = &state.levels;
     let snapshot = state.snapshot();
-    let switch = snapshot.and_then(|snapshot| snapshot.switching);
-    let is_stepping = switch.is_some_and(|switch| switch.steps > 0);
+    let switch = snapshot.and_then(|snapshot| snapshot.weight_switch);
+    let is_stepping = switch.is_some_and(|switch| switch.total_steps > 0);
     let far = |done: u64, total: u64, words: String| {
         let bar = bar(done as f64 / total.max(1) as f64, BAR_COLUMNS);
         (format!("{bar} {words}"), Role::Warning)
@@ -96,7 +96,11 @@ fn progress(state: &State) -> Vec<(String, Role)> {
         (_, Some(switch)) => {
             let words = snapshot.and_then(plans::switching).unwrap_or_default();
             let words = format!("switching {words}");
-            lines.push(far(switch.done.into(), switch.steps.into(), words));
+            lines.push(far(
+                switch.done_steps.into(),
+                switch.total_steps.into(),
+                words,
+            ));
         }
         _ => {}
     }
@@ -144,14 +148,17 @@ fn facts(plan: &Plan) -> Vec<String> {
     if let Some(tier) = plans::streamed_from(plan) {
         streamed += &format!(" from the {tier}");
     }
-    let slots = plan.slots.as_ref().filter(|slots| slots.count > 0);
+    let slots = plan
+        .staging_buffers
+        .as_ref()
+        .filter(|slots| slots.count > 0);
     if let Some(slots) = slots.filter(|_| plan.streamed_bytes_per_pass > 0) {
         streamed += &format!(" through {}", plans::slots(slots));
     }
-    if plan.pinned_bytes > 0 {
+    if plan.pinned_host_bytes > 0 {
         streamed += &format!(
             ", from {} of pinned memory",
-            units::bytes(plan.pinned_bytes)
+            units::bytes(plan.pinned_host_bytes)
         );
     }
     streamed += &match plan.resident_bytes {
@@ -180,11 +187,11 @@ fn facts(plan: &Plan) -> Vec<String> {
         known(plan.block),
         known(plan.requests)
     );
-    if let Some(kv) = &plan.kv {
+    if let Some(kv) = &plan.kv_cache_format {
         for_what += &format!("; keys and values in {kv}");
     }
     let mut facts = vec![streamed, pass];
-    if let Some(time) = &plan.switch_time {
+    if let Some(time) = &plan.switch_estimate {
         facts.push(format!("switch: {}", switch_time(time)));
     }
     facts.push(for_what);

@@ -105,7 +105,7 @@ fn judge(
 ) {
     let plan = match answer {
         Ok(plan) if plan.is_loadable => plan,
-        Ok(plan) => return state.warn(plan.not_loadable),
+        Ok(plan) => return state.warn(plan.not_loadable_reason),
         Err(problem) => return state.warn(problem),
     };
     let named = named(&request);
@@ -131,7 +131,7 @@ fn judge(
 
 /// How long it takes to get to a plan, where it takes anything.
 fn takes(plan: &Plan) -> Option<String> {
-    let time = plan.switch_time.as_ref();
+    let time = plan.switch_estimate.as_ref();
     let time = time.filter(|time| time.read_bytes > 0 || time.converted_weights > 0);
     time.map(switch_time)
 }
@@ -153,7 +153,7 @@ fn latest(state: &State) -> Option<&Snapshot> {
 }
 
 fn is_switching(state: &State) -> bool {
-    latest(state).is_some_and(|latest| latest.switching.is_some())
+    latest(state).is_some_and(|latest| latest.weight_switch.is_some())
 }
 
 /// Whether a choice changes nothing. While a switch runs everything does: the settings are still those before it.

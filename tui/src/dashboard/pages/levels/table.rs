@@ -101,9 +101,9 @@ fn figures(state: &State, level: Level, plan: &Plan) -> [Cell; 10] {
     let (same, words) = match fidelity {
         _ if !plan.is_loadable => (
             "–".into(),
-            Cell::styled(plan.not_loadable.clone(), Role::Bad),
+            Cell::styled(plan.not_loadable_reason.clone(), Role::Bad),
         ),
-        _ if let Some(other) = plan.same_as.first() => {
+        _ if let Some(other) = plan.equal_levels.first() => {
             let words = format!("the same weights as {other}");
             let share = match (plan.is_lossless, fidelity) {
                 (true, _) => percent(1.0),

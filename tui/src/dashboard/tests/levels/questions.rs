@@ -35,7 +35,10 @@ fn foreseen(serial: u64, plan: Plan) -> Event {
 
 fn switching(level: &str) -> Event {
     after(|snapshot| {
-        snapshot.switching = Some(Switch { done: 1, steps: 9 });
+        snapshot.weight_switch = Some(WeightSwitch {
+            done_steps: 1,
+            total_steps: 9,
+        });
         snapshot.switch_target = Some(SwitchTarget {
             level: level.into(),
             budget_bytes: 4 << 30,
@@ -67,7 +70,7 @@ fn how_long_a_switch_takes_is_said_before_it() {
     let mut state = bare();
     command(&mut state, "level moderate");
     let plan = Plan {
-        switch_time: Some(SwitchTime {
+        switch_estimate: Some(SwitchEstimate {
             idle_ms: 4_100.0,
             busy_ms: 24_600.0,
             converted_weights: 210_000_000,
@@ -303,11 +306,11 @@ fn figures_that_no_daemon_would_send_are_survived() {
     feed(&mut state, Event::Planned { level, answer });
     let event = after(|snapshot| {
         let most = u32::MAX;
-        snapshot.switching = Some(Switch {
-            done: most,
-            steps: most,
+        snapshot.weight_switch = Some(WeightSwitch {
+            done_steps: most,
+            total_steps: most,
         });
-        snapshot.queue = Some(Queue {
+        snapshot.queue = Some(QueueStatus {
             running: most,
             waiting: most,
             capacity: most,
