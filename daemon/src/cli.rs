@@ -8,7 +8,6 @@ use sluice_shared::exit;
 use crate::{
     coded::{Compress, Decompress, Inspect, Verify},
     config::{self, Config, ConfigError, Environment, Flags},
-    gpu::Gpu,
     planning::Planning,
     synth::Synth,
 };
@@ -86,10 +85,6 @@ pub enum Command {
 
     /// Show what a coded file has in it
     Inspect(Inspect),
-
-    /// Check an NVIDIA card's arithmetic, or time it
-    #[command(subcommand)]
-    Gpu(Gpu),
 }
 
 /// What the daemon was started for.

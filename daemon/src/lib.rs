@@ -9,7 +9,7 @@ pub mod config;
 pub mod logging;
 
 pub mod coded;
-mod offline;
+pub mod offline;
 pub mod planning;
 pub mod synth;
 
@@ -36,6 +36,5 @@ pub mod events;
 pub mod services;
 pub mod telemetry;
 
-pub mod gpu;
 pub mod life;
 mod unfit;

@@ -7,7 +7,7 @@ use sluice_daemon::{
     cli::{Arguments, Command, Task},
     coded,
     config::Environment,
-    gpu, life, logging, planning, synth,
+    life, logging, planning, synth,
 };
 use sluice_shared::exit;
 
@@ -24,7 +24,6 @@ fn main() -> ExitCode {
         Some(Command::Decompress(options)) => return ExitCode::from(coded::decompress(options)),
         Some(Command::Verify(options)) => return ExitCode::from(coded::verify(options)),
         Some(Command::Inspect(options)) => return ExitCode::from(coded::inspect(options)),
-        Some(Command::Gpu(options)) => return ExitCode::from(gpu::run(options)),
         None => {}
     }
     let environment = Environment::of_process();

@@ -19,9 +19,11 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The system refused what the work needs around it.
 #[derive(Debug, thiserror::Error)]
 #[error("can't {operation}: {cause}")]
-pub(crate) struct SystemError {
-    pub(crate) operation: &'static str,
-    pub(crate) cause: io::Error,
+pub struct SystemError {
+    /// What could not be done, as a verb: `start the runtime`.
+    pub operation: &'static str,
+    /// Why.
+    pub cause: io::Error,
 }
 
 /// Runs the work with a flag that SIGINT and SIGTERM set, so that nothing half-written is left.
@@ -35,7 +37,10 @@ pub(crate) fn until_signalled<T>(work: impl FnOnce(&AtomicBool) -> T) -> Result<
 }
 
 /// Runs the work; SIGINT and SIGTERM, whenever one comes meanwhile, call `signalled` in another thread.
-pub(crate) fn with_signals<T>(
+///
+/// # Errors
+/// Where signals can't be listened for.
+pub fn with_signals<T>(
     signalled: impl Fn() + Send + Sync + 'static,
     work: impl FnOnce() -> T,
 ) -> Result<T, SystemError> {

@@ -5,7 +5,7 @@
 
 Checks kernels, models and memory, then times passes at every level, resident and streamed, the same passes in PyTorch (where
 the Python that runs this has it), single operations, and requests. What that needs is made first, unless it is there from an
-earlier run: sluiced is built (or --sluiced names one), and a checkpoint of random weights in LLaDA-8B's shape is written to the
+earlier run: sluiced and sluice-gpu are built (or --sluiced names one that has the other beside it), and a checkpoint of random weights in LLaDA-8B's shape is written to the
 folder --work (16 GB, and 13 GB for its copies at other levels; or --model names one).
 
 OUT/on_card.json has what was found, part by part, and grows with each part and each run; OUT/on_card.log has what was said.
@@ -250,7 +250,7 @@ class Makers:
     def build(self):
         if self.sluiced is None:
             # Cargo knows what is there.
-            if not self.parts.run("build", ["cargo", "build", "-p", "sluice-daemon", "--bin", "sluiced"]):
+            if not self.parts.run("build", ["cargo", "build", "-p", "sluice-daemon", "-p", "sluice-gpu", "--bins"]):
                 return None
             self.sluiced = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "debug/sluiced"
         return self.sluiced
@@ -269,9 +269,9 @@ class Makers:
 
 def commands(arguments, makers):
     """Each part's command, and whether it knows `--minutes`; nothing where what it needs can't be had."""
-    sluiced = makers.sluiced
-    check = [sluiced, "gpu", "check", "--device", arguments.device]
-    bench = [sluiced, "gpu", "bench", "--device", arguments.device]
+    gpu = makers.sluiced.with_name("sluice-gpu")
+    check = [gpu, "check", "--device", arguments.device]
+    bench = [gpu, "bench", "--device", arguments.device]
     passes = ["--canvas", arguments.canvas, "--passes", arguments.passes]
     streamed = ["--budgets", arguments.budgets, "--requests", arguments.together]
     copies = ["--converted", makers.work / "converted"]

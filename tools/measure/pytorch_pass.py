@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Times passes of a LLaDA checkpoint in PyTorch, to put beside `sluiced gpu bench --model DIR`.
+"""Times passes of a LLaDA checkpoint in PyTorch, to put beside `sluice-gpu bench --model DIR`.
 
     python3 pytorch_pass.py DIR [--canvas 128,512] [--passes 8] [--device cuda] [--dtype bfloat16]
-    python3 pytorch_pass.py DIR --offload 4GB,8GB        beside `sluiced gpu bench --model DIR --budgets 4GB,8GB`
-    python3 pytorch_pass.py DIR --dual-cache             beside `sluiced gpu bench --model DIR --cache dual`
+    python3 pytorch_pass.py DIR --offload 4GB,8GB        beside `sluice-gpu bench --model DIR --budgets 4GB,8GB`
+    python3 pytorch_pass.py DIR --dual-cache             beside `sluice-gpu bench --model DIR --cache dual`
 
 Each pass is timed with two samplers. "reference" does what LLaDA's generate.py does: the head for the whole canvas, all of its
 soft-max in 64 bits. "lean" does what Sluice does: the last layer (but for keys and values) and the head for the 32 rows of a

@@ -93,6 +93,10 @@ fn steps(steps: impl Iterator<Item = Step>) -> ExitCode {
 /// The test of the stand-in that is for [`run_soak`].
 const SOAKED: &str = "a_thousand_requests";
 
+/// Whose tests CI runs: those of `tools`, too, which `cargo test` leaves out. What only measures has none, and would be built
+/// with other features of its dependencies.
+const TESTED: [&str; 3] = ["--workspace", "--exclude", "sluice-measure"];
+
 /// Tests that compute a card's kernels with the processor, which takes minutes: `cargo test` leaves them out. All ignored
 /// tests beside the libraries' own are such.
 fn stand_in() -> io::Result<Outcome> {
@@ -101,8 +105,7 @@ fn stand_in() -> io::Result<Outcome> {
             "there is no C++ compiler for the stand-in; on Debian: apt-get install g++".to_owned(),
         ));
     }
-    tests_of(cargo().args([
-        "test",
+    tests_of(cargo().args(["test"]).args(TESTED).args([
         "--no-fail-fast",
         "--test",
         "*",
@@ -114,7 +117,7 @@ fn stand_in() -> io::Result<Outcome> {
 }
 
 fn tests() -> io::Result<Outcome> {
-    tests_of(cargo().arg("test"))
+    tests_of(cargo().arg("test").args(TESTED))
 }
 
 /// What begins the lines of `testkit::not_run`: a test passed without having run, for want of what isn't in the repository.

@@ -345,38 +345,6 @@ mod tests {
         }
     }
 
-    /// Errors are measured against the numbers' own spread; each format has its own bound.
-    #[test]
-    fn what_is_stored_comes_back_as_well_as_the_format_can() {
-        let values = values();
-        for (format, bound) in [
-            (Format::F32, 0.0),
-            (Format::F16, 3e-4),
-            (Format::Bf16, 3e-3),
-            (Format::Q8_0, 6e-3),
-            (Format::Q6K, 2.5e-2),
-            (Format::Q5K, 4.5e-2),
-            (Format::Q5_1, 4.5e-2),
-            (Format::Q5_0, 4.5e-2),
-            (Format::Q4K, 9e-2),
-            (Format::Q4_1, 9e-2),
-            (Format::Q4_0, 9e-2),
-            (Format::Q3K, 2e-1),
-            (Format::Q2K, 3e-1),
-        ] {
-            let mut bytes = vec![0; format.bytes(WEIGHTS)];
-            format.store(&values, &mut bytes);
-            let mut back = vec![0.0; WEIGHTS];
-            format.widen(&bytes, &mut back);
-            let norm = |values: &mut dyn Iterator<Item = f32>| -> f32 {
-                values.map(|value| value * value).sum::<f32>().sqrt()
-            };
-            let error = norm(&mut values.iter().zip(&back).map(|(a, b)| a - b));
-            let relative = error / norm(&mut values.iter().copied());
-            assert!(relative <= bound, "{}: {relative}", format.name());
-        }
-    }
-
     #[test]
     fn a_width_that_blocks_cannot_divide_takes_the_next_format_up() {
         assert_eq!(Format::Q4K.for_width(512), Format::Q4K);

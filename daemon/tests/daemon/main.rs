@@ -3,7 +3,6 @@
 mod bad_checkpoints;
 mod bad_requests;
 mod card;
-mod card_ends;
 mod causal;
 mod clients;
 mod coded;

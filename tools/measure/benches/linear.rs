@@ -46,7 +46,7 @@ fn linear(bencher: Bencher<'_, '_>, case: Case, format: Format) {
     let (rows, (width, outputs)) = (case.0, SHAPES[case.1]);
     let mut bytes = vec![0u64; format.bytes(width * outputs) / size_of::<u64>()];
     let bytes = bytemuck::cast_slice_mut(&mut bytes);
-    format.store(&numbers(width * outputs), bytes);
+    quantize::store(format, &numbers(width * outputs), bytes);
     let ops = Ops::new(Device::cpu(0).unwrap(), Ledger::default()).unwrap();
     let weight = Weight {
         format,

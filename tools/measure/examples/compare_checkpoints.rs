@@ -359,7 +359,7 @@ fn round(model: &Path, format: Format, to: &Path) -> Result<()> {
         let mut values = widened(&checkpoint, entry)?;
         if is_coded(name, entry) {
             let mut blocks = vec![0; format.bytes(values.len())];
-            format.store(&values, &mut blocks);
+            quantize::store(format, &values, &mut blocks);
             format.widen(&blocks, &mut values);
         }
         let bytes: Vec<u8> = values

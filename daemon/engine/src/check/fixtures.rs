@@ -29,10 +29,6 @@ use crate::{
     residency::{LoadOutcome, Reader, Residency},
 };
 
-/// The folders that every device is checked with: models with many heads, with grouped heads in bf16 and two files, with a
-/// causal mask, and with biases and shifted logits.
-pub const FIXTURES: [&str; 4] = ["llada-tiny", "llada-tiny-bf16", "llama-tiny", "dream-tiny"];
-
 /// How far found logits are from the reference's, in words and as a number, and how far those of a right implementation are.
 fn distance(reference: &[f32], found: &[f32], number: Number) -> (&'static str, f64, f64) {
     let pairs = reference.iter().zip(found);

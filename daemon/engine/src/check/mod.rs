@@ -1,18 +1,14 @@
-//! Whether a device computes right: each of its operations beside the CPU's on random inputs, and whole models beside the
-//! reference implementations' outputs. For tests, and for whoever has a card that nobody has tried before.
+//! Whether a device computes right: whole models beside the reference implementations' outputs. For tests
+//! and `tools/gpu`, which has single operations beside the CPU's, too.
 
 mod fixtures;
-mod operations;
 mod plans;
-mod speed;
 
 use std::error::Error;
 
 pub use self::{
-    fixtures::{FIXTURES, Forward, PlanFor, fixture_forwards, fixture_logits, fixture_tokens},
-    operations::operations,
+    fixtures::{Forward, PlanFor, fixture_forwards, fixture_logits, fixture_tokens},
     plans::{resident, streamed},
-    speed::{Sizes, Speed, speeds},
 };
 
 /// Something that was computed twice.
@@ -49,7 +45,8 @@ impl Check {
 }
 
 /// The larger of two differences; what is no number stays, which a maximum would pass over.
-fn worse(worst: f64, difference: f64) -> f64 {
+#[must_use]
+pub fn worse(worst: f64, difference: f64) -> f64 {
     match worst.is_nan() || difference <= worst {
         true => worst,
         false => difference,

@@ -1,4 +1,4 @@
-//! The operations of a card and whole models on one, through the stand-in for NVIDIA's libraries that runs the card's own
+//! Whole models on a card, through the stand-in for NVIDIA's libraries that runs the card's own
 //! kernels on the CPU (`daemon/cuda/stand-in`).
 
 use std::{sync::mpsc, time::Duration};
@@ -6,9 +6,7 @@ use std::{sync::mpsc, time::Duration};
 use sluice_checkpoint::Source;
 use sluice_engine::{
     Engine, Event, Generate, Options, Outcome, Settings, Work,
-    check::{
-        Check, Sizes, Speed, fixture_logits, fixture_tokens, operations, resident, speeds, streamed,
-    },
+    check::{Check, fixture_logits, fixture_tokens, resident, streamed},
 };
 use sluice_ops::{
     Ops,
@@ -30,80 +28,6 @@ fn card(number: Number) -> Device {
 fn all_pass(checks: &[Check]) {
     let failed: Vec<_> = checks.iter().filter(|check| !check.passes()).collect();
     assert!(failed.is_empty(), "{failed:#?}");
-}
-
-fn check_operations(number: Number) {
-    here::open_stand_in();
-    let checks = operations(&card(number), 7, &mut |_| {}).unwrap();
-    assert!(checks.len() > 80, "only {} checks", checks.len());
-    all_pass(&checks);
-}
-
-#[test]
-#[ignore = "on the stand-in: cargo ci"]
-fn every_operation_in_f32() {
-    check_operations(Number::F32);
-}
-
-#[test]
-#[ignore = "on the stand-in: cargo ci"]
-fn every_operation_in_f16() {
-    check_operations(Number::F16);
-}
-
-#[test]
-#[ignore = "on the stand-in: cargo ci"]
-fn every_operation_in_bf16() {
-    check_operations(Number::Bf16);
-}
-
-#[test]
-fn the_cpu_passes_its_own_check() {
-    let checks = operations(&Device::cpu(2).unwrap(), 7, &mut |_| {}).unwrap();
-    all_pass(&checks);
-}
-
-fn timed(device: &Device) -> Vec<Speed> {
-    let sizes = Sizes {
-        width: 256,
-        rows: vec![1, 33],
-        canvases: vec![64],
-    };
-    let mut told = Vec::new();
-    speeds(device, &sizes, &mut |speed| told.push(speed.clone())).unwrap();
-    let is_a_time = |speed: &Speed| speed.seconds > 0.0 && speed.bytes > 0.0;
-    assert!(told.iter().all(is_a_time), "{told:#?}");
-    told
-}
-
-#[test]
-#[ignore = "on the stand-in: cargo ci"]
-fn what_a_card_does_more_is_timed_beside_what_the_cpu_does_too() {
-    here::open_stand_in();
-    let on_cpu = timed(&Device::cpu(2).unwrap());
-    let on_card = timed(&card(Number::Bf16));
-    let is_on_cpu = |speed: &&Speed| on_cpu.iter().any(|other| other.name == speed.name);
-    assert_eq!(on_card.iter().filter(is_on_cpu).count(), on_cpu.len());
-    let more: Vec<_> = on_card.iter().filter(|speed| !is_on_cpu(speed)).collect();
-    let names: Vec<_> = more.iter().map(|speed| speed.name.as_str()).collect();
-    for name in [
-        "linear, 1 x 256 x 256, bf16, by cuBLAS",
-        "linear, 1 x 256 x 256, bf16, by kernels",
-        "linear, 33 x 256 x 256, bf16, by cuBLAS",
-        "linear, 33 x 256 x 256, bf16, by kernels",
-        "decode, 768 x 256, q4_k",
-        "decode, 768 x 256, huffman",
-        "decode, 768 x 256, palette",
-        "linear, 1 x 256 x 256, palette",
-        "linear, 33 x 256 x 256, palette",
-        "decode, 768 x 256, rate",
-    ] {
-        assert!(names.contains(&name), "{name} is missing in {names:?}");
-    }
-    for speed in more {
-        let decoded = speed.name.starts_with("decode").then_some(768.0 * 512.0);
-        assert_eq!(speed.decoded_bytes, decoded, "{}", speed.name);
-    }
 }
 
 fn check_fixture(name: &str, cases: usize) {

@@ -1,5 +1,9 @@
 //! Candle's quantizer is the oracle: ours writes the same bytes, whatever vectors the machine has.
 
+use candle_core::{
+    Device, Tensor,
+    quantized::{GgmlDType, QTensor},
+};
 use proptest::{collection::vec, prelude::*, sample::select};
 
 use super::*;
@@ -12,6 +16,15 @@ const OURS: [(Format, GgmlDType, [Quantize; 2]); 3] = [
     (Format::Q6K, GgmlDType::Q6K, [q6_k::quantize, q6_k::all]),
     (Format::Q4K, GgmlDType::Q4K, [q4_k::quantize, q4_k::all]),
 ];
+
+/// Quantizes as candle does.
+fn candle(kind: GgmlDType, values: &[f32], bytes: &mut [u8]) {
+    let blocks = Tensor::from_slice(values, values.len(), &Device::Cpu)
+        .and_then(|tensor| QTensor::quantize(&tensor, kind))
+        .expect("whole blocks of f32 on the CPU can be quantized");
+    let data = blocks.data().expect("blocks on the CPU can be read");
+    bytes.copy_from_slice(&data);
+}
 
 fn check(values: &[f32]) {
     for (format, kind, ours) in OURS {

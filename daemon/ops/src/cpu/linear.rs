@@ -412,7 +412,7 @@ mod tests {
         let len = format.bytes(count);
         let mut words = vec![0; len.div_ceil(size_of::<u64>())];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
-        format.store(&numbers(count, 2), &mut bytes[..len]);
+        quantize::store(format, &numbers(count, 2), &mut bytes[..len]);
         words
     }
 

@@ -352,7 +352,7 @@ mod tests {
 
     fn stored(values: &[f32], format: Format) -> Vec<u8> {
         let mut bytes = vec![0; format.bytes(values.len())];
-        format.store(values, &mut bytes);
+        quantize::store(format, values, &mut bytes);
         bytes
     }
 

@@ -144,7 +144,7 @@ pub(crate) fn converted_folder(
         let format = match entry.shape[..] {
             [_, width] if rounded.fits(width) => {
                 let mut bytes = vec![0; rounded.bytes(count)];
-                rounded.store(&numbers, &mut bytes);
+                quantize::store(rounded, &numbers, &mut bytes);
                 rounded.widen(&bytes, &mut numbers);
                 stored
             }
@@ -153,8 +153,8 @@ pub(crate) fn converted_folder(
         let mut bytes = vec![0; format.bytes(count)];
         match format == rounded {
             // Numbers that are rounded already may be rounded to others again.
-            true => format.store(&exact, &mut bytes),
-            false => format.store(&numbers, &mut bytes),
+            true => quantize::store(format, &exact, &mut bytes),
+            false => quantize::store(format, &numbers, &mut bytes),
         }
         file.add(&to, &entry.shape, format, bytes);
     };

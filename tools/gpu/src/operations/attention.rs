@@ -6,7 +6,7 @@ use sluice_ops::{
 use sluice_plan::computed_format;
 
 use super::Pair;
-use crate::error::EngineError;
+use sluice_engine::EngineError;
 
 impl Pair<'_> {
     pub(super) fn attention(&mut self) -> Result<(), EngineError> {

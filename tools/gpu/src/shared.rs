@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use sluice_engine::{Engine, EngineError, Event, Generate, ModelId, Work, event::PassCost};
 use sluice_shared::{sampling::EosPolicy, units};
 
-use super::{Deadline, passes::median};
+use super::Deadline;
 
 /// Positions of a prompt, and of an answer, unless the model has fewer.
 const PROMPT: usize = 32;
@@ -82,4 +82,22 @@ fn run(
     }
     drop(send);
     events.into_iter().collect()
+}
+
+/// The middle one of some times.
+pub(super) fn median(times: &[f64]) -> Option<f64> {
+    let mut times = times.to_vec();
+    times.sort_unstable_by(f64::total_cmp);
+    times.get(times.len() / 2).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_one() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[]), None);
+    }
 }

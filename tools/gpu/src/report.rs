@@ -2,6 +2,7 @@
 //! program in the middle of what takes long.
 
 use std::{
+    error::Error,
     io::{self, Write},
     mem, process,
     sync::{
@@ -13,10 +14,10 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
+use sluice_daemon::offline::{SystemError, with_signals};
 use sluice_shared::exit;
 
 use super::scratch;
-use crate::offline::{SystemError, with_signals};
 
 /// After the first signal, what runs has so long to come to its end.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -101,5 +102,28 @@ impl Report {
 
     fn lock(&self) -> MutexGuard<'_, Found> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What could not be measured or is wrong, told at once and at the end.
+pub(super) struct Failures<'a> {
+    report: &'a Report,
+    count: usize,
+}
+
+impl<'a> Failures<'a> {
+    pub(super) fn new(report: &'a Report) -> Self {
+        Self { report, count: 0 }
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(super) fn add(&mut self, what: &str, cause: &dyn Error) {
+        eprintln!("FAILED {what}: {cause}");
+        let failure = json!({ "what": what, "cause": cause.to_string() });
+        self.report.add("failures", failure);
+        self.count += 1;
     }
 }

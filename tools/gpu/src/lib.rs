@@ -1,4 +1,4 @@
-//! `sluiced gpu check` and `sluiced gpu bench`: one command each for whoever has a card that nobody has tried before. What is
+//! `sluice-gpu check` and `sluice-gpu bench`: one command each for whoever has a card that nobody has tried before. What is
 //! found goes to standard error as it is found, all of it as one JSON object to standard output, also when a part fails or the
 //! time is up.
 
@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use sluice_checkpoint::synth::SynthError;
+use sluice_daemon::{config::Device, offline::SystemError};
 use sluice_engine::EngineError;
 use sluice_ops::{
     OpsError,
@@ -14,19 +15,25 @@ use sluice_ops::{
 };
 use sluice_shared::exit;
 
-use crate::{config::Device, offline::SystemError};
-
 mod bench;
 mod check;
 mod memory;
+mod operations;
 mod passes;
 mod report;
 mod requests;
 mod scratch;
 mod shared;
+mod speed;
+mod timing;
 
 use self::report::Report;
-pub use self::{bench::Timing, check::Checking};
+pub use self::{
+    check::Checking,
+    operations::operations,
+    speed::{Sizes, Speed, speeds},
+    timing::Timing,
+};
 
 /// What is to be done with a card.
 #[derive(Debug, Subcommand)]
@@ -77,7 +84,7 @@ pub fn run(options: &Gpu) -> u8 {
         Ok(true) => exit::OK,
         Ok(false) => exit::FAILURE,
         Err(error) => {
-            eprintln!("sluiced: {error}");
+            eprintln!("sluice-gpu: {error}");
             if let Failure::Engine(EngineError::Ops(OpsError::NoCard(unavailable))) = &error {
                 eprintln!("hint: {}", unavailable.hint());
             }

@@ -11,7 +11,7 @@ use sluice_ops::{
 };
 use sluice_weights::{Data, Weight};
 
-use crate::error::EngineError;
+use sluice_engine::EngineError;
 
 /// An operation, and how long it takes.
 #[derive(Debug, Clone, PartialEq)]

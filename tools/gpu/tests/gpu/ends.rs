@@ -1,4 +1,4 @@
-//! `sluiced gpu …` that doesn't come to its end, or finds memory other than it was to be: what it has found is told all the same.
+//! `sluice-gpu …` that doesn't come to its end, or finds memory other than it was to be: what it has found is told all the same.
 
 use std::{fs, path::Path, process::Stdio};
 
@@ -12,23 +12,17 @@ use tokio::{
     process::{Child, ChildStderr},
 };
 
-use crate::{
-    card::command,
-    support::{self, within},
-};
+use crate::support::{self, command, within};
 
-/// `sluiced gpu …` while it runs.
+/// `sluice-gpu …` while it runs.
 struct Running {
     child: Child,
     said: Lines<BufReader<ChildStderr>>,
-    _folder: TempDir,
 }
 
 impl Running {
     fn start(libraries: &Path, environment: &[(&str, &str)], arguments: &[&str]) -> Self {
-        let folder = TempDir::new().unwrap();
-        let mut child = command(folder.path(), libraries, environment)
-            .arg("gpu")
+        let mut child = command(libraries, environment)
             .args(arguments)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -38,7 +32,6 @@ impl Running {
         Self {
             said: BufReader::new(child.stderr.take().unwrap()).lines(),
             child,
-            _folder: folder,
         }
     }
 
@@ -74,7 +67,9 @@ impl Running {
         };
         let both = async { tokio::join!(output.read_to_end(&mut printed), rest) };
         let (_, said) = within("its output to end", both).await;
-        let status = within("sluiced to end", self.child.wait()).await.unwrap();
+        let status = within("sluice-gpu to end", self.child.wait())
+            .await
+            .unwrap();
         let report = serde_json::from_slice(&printed).expect(&said);
         (report, status.code(), said)
     }
@@ -117,16 +112,13 @@ async fn a_check_that_is_stopped_tells_what_it_found_and_ends_by_itself() {
 async fn memory_that_is_not_as_planned_or_over_the_budget_fails_a_benchmark_that_goes_on() {
     let libraries = stand_in::build();
     let folder = TempDir::new().unwrap();
-    let model = folder.path().join("model").display().to_string();
-    let words =
-        "synth --layers 6 --width 512 --heads 8 --mlp-width 1024 --vocabulary 256 --context 16";
-    let words: Vec<&str> = words.split(' ').chain([&*model]).collect();
-    let made = support::run(folder.path(), &words).await;
-    assert!(made.status.success(), "{made:?}");
+    let model = folder.path().join("model");
+    support::write_model(&model);
+    let model = model.to_str().unwrap();
     let held = folder.path().join("held");
     let environment = [("STAND_IN_HELD_FILE", held.to_str().unwrap())];
     let words = "bench --only-passes --canvas 8,16 --passes 2 --budgets 152MiB --model";
-    let arguments: Vec<&str> = words.split(' ').chain([&*model]).collect();
+    let arguments: Vec<&str> = words.split(' ').chain([model]).collect();
     let mut running = Running::start(libraries, &environment, &arguments);
     // The first canvas: the card is open, and what that took was counted.
     running.says("standard ").await;

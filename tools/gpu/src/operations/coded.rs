@@ -11,7 +11,7 @@ use sluice_ops::{
 use sluice_weights::{Data, Weight};
 
 use super::Pair;
-use crate::error::EngineError;
+use sluice_engine::EngineError;
 
 /// Of a chunk, whose rows end in a tile that isn't whole.
 const CHUNK_ROWS: usize = 256;

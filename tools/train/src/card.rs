@@ -198,7 +198,7 @@ fn train_command(program: &str, output: &str, run: &Run) -> String {
 fn data() -> String {
     "## Data
 
-All text comes from the generator in `daemon/train/src/corpus.rs`: a dozen plots told with a few hundred words, about
+All text comes from the generator in `tools/train/src/corpus.rs`: a dozen plots told with a few hundred words, about
 names, things, places and helpers from its lists, and the ways to ask for them. A quarter of the names are from a list
 of seldom ones, so that a name has to be copied from the request and cannot be known by heart; six in a hundred have no
 token of their own and are copied in pieces. Whom a story brings in unasked goes by whom it is about: a girl meets Ben, a

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Value, json};
+use sluice_daemon::config::{Compute, Device};
 use sluice_engine::{
     EngineError, Options,
-    check::{Check, FIXTURES, fixture_logits, fixture_tokens, operations, resident, streamed},
+    check::{Check, fixture_logits, fixture_tokens, resident, streamed},
 };
 use sluice_ops::{
     Ops,
@@ -17,8 +18,11 @@ use sluice_plan::{Plan, PlanError};
 use sluice_shared::level::Level;
 use sluice_weights::{Shape, SourceTensor};
 
-use super::{Deadline, Found, Limit, Report, about, open, requests::Requests};
-use crate::config::{Compute, Device};
+use super::{Deadline, Found, Limit, Report, about, open, operations, requests::Requests};
+
+/// The folders that every device is checked with: models with many heads, with grouped heads in bf16 and two files, with a
+/// causal mask, and with biases and shifted logits.
+const FIXTURES: [&str; 4] = ["llada-tiny", "llada-tiny-bf16", "llama-tiny", "dream-tiny"];
 
 /// What is checked.
 #[derive(Debug, Args)]

@@ -5,8 +5,9 @@ use sluice_formats::Format;
 use sluice_machine::Kind;
 use sluice_ops::{Activation, Choice, HeadGroup, HeadRow, Ranking, device::DeviceBuffer};
 
-use super::{super::worse, Pair, Stored};
-use crate::error::EngineError;
+use sluice_engine::{EngineError, check::worse};
+
+use super::{Pair, Stored};
 
 /// How tokens are chosen from rows.
 #[derive(Clone, Copy)]

@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use crate::offline::SystemError;
+use sluice_daemon::offline::SystemError;
 
 /// How many names are tried.
 const TRIES: usize = 100;
@@ -35,7 +35,7 @@ pub(super) struct Scratch {
 impl Scratch {
     pub(super) fn new() -> Result<Self, SystemError> {
         let parent = env::temp_dir();
-        let names = (0..TRIES).map(|turn| format!("sluiced-gpu-{}-{turn}", process::id()));
+        let names = (0..TRIES).map(|turn| format!("sluice-gpu-{}-{turn}", process::id()));
         for folder in names.map(|name| parent.join(name)) {
             match fs::create_dir(&folder) {
                 Ok(()) => {

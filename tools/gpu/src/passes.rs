@@ -5,6 +5,7 @@ use std::{collections::HashMap, path::Path, time::Instant};
 
 use serde_json::{Value, json};
 use sluice_checkpoint::Source;
+use sluice_daemon::config::PinLimit;
 use sluice_engine::{
     Change, Engine, EngineError, Generate, ModelId, Options, Outcome, PARALLEL_DEFAULT, Settings,
     Work, engine::InForce, event::PassReport,
@@ -18,11 +19,11 @@ use sluice_shared::{
 
 use super::{
     Deadline, Report,
-    bench::{Failures, Timing},
     memory::{CardMemory, Peak, Watch, over_budget, tolerance_bytes},
-    shared,
+    report::Failures,
+    shared::{self, median},
+    timing::Timing,
 };
-use crate::config::PinLimit;
 
 /// Positions that are decoded together: LLaDA's.
 const BLOCK: usize = 32;
@@ -470,13 +471,6 @@ fn seconds(reports: &[PassReport]) -> Vec<f64> {
     times.collect()
 }
 
-/// The middle one of some times.
-pub(super) fn median(times: &[f64]) -> Option<f64> {
-    let mut times = times.to_vec();
-    times.sort_unstable_by(f64::total_cmp);
-    times.get(times.len() / 2).copied()
-}
-
 /// The median of passes by how many rows they computed: where keys and values are kept, those that compute a whole canvas
 /// take longer than the others.
 fn by_rows(reports: &[PassReport]) -> Vec<Value> {
@@ -509,11 +503,5 @@ mod tests {
         assert_eq!(floors(Some(2.0), Some(3.0), Some(9.0)), Some(3.0));
         assert_eq!(floors(Some(2.0), None, Some(9.0)), Some(9.0));
         assert_eq!(floors(None, None, None), None);
-    }
-
-    #[test]
-    fn the_median_is_the_middle_one() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(&[]), None);
     }
 }

@@ -19,8 +19,10 @@ use sluice_ops::{
 };
 use sluice_weights::{Data, Rope, Weight};
 
-use super::{Check, worse};
-use crate::error::EngineError;
+use sluice_engine::{
+    EngineError,
+    check::{Check, worse},
+};
 
 /// Memory that results are written to, poisoned before each check.
 const ARENA_BYTES: u64 = 64 << 20;
@@ -164,7 +166,8 @@ impl Pair<'_> {
         let numbers = self.numbers(rows * width, size);
         let len = format.bytes(rows * width);
         let mut words = vec![0u64; len.div_ceil(size_of::<u64>())];
-        format.store(&numbers, &mut bytemuck::cast_slice_mut(&mut words)[..len]);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        quantize::store(format, &numbers, &mut bytes[..len]);
         let mut numbers = numbers;
         format.widen(&bytemuck::cast_slice(&words)[..len], &mut numbers);
         let (device, ledger) = (self.tried.device(), self.tried.ledger());

@@ -1,0 +1,141 @@
+//! What `sluice-gpu bench` is asked for.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use clap::Args;
+use sluice_daemon::config::{Budget, Compute, Device, PinLimit};
+use sluice_shared::{decoding::Caching, level::Level};
+
+use super::Limit;
+
+/// What is timed.
+#[derive(Debug, Args)]
+pub struct Timing {
+    /// The card: cuda:N, or cpu to compare with
+    #[arg(long, value_name = "DEVICE", default_value_t = Device::Cuda(0))]
+    pub(super) device: Device,
+
+    /// What to compute in: auto, f32, f16 or bf16
+    #[arg(long, value_name = "NUMBER", default_value_t = Compute::Auto)]
+    pub(super) compute: Compute,
+
+    /// Checkpoint whose passes are timed; `sluiced synth --preset llada-8b DIR` makes one
+    #[arg(long, value_name = "DIR|FILE")]
+    pub(super) model: Option<PathBuf>,
+
+    /// Levels to load it at, or all of those that it can be streamed at
+    #[arg(long, value_name = "LEVEL,LEVEL", default_value_t = Levels(vec![Level::Standard]))]
+    pub(super) levels: Levels,
+
+    /// Budgets to load it under, such as 4GB,8GB, after it was loaded without any: what doesn't fit is streamed
+    #[arg(long, value_name = "BYTES,BYTES", value_delimiter = ',')]
+    pub(super) budgets: Vec<Budget>,
+
+    /// Canvases to time
+    #[arg(long, value_name = "N,N", value_delimiter = ',', default_values_t = [128, 512])]
+    pub(super) canvas: Vec<usize>,
+
+    /// Passes of each
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub(super) passes: usize,
+
+    /// Keys and values that are kept between passes: none, prefix, dual or vicinity
+    #[arg(long, value_name = "KIND", default_value_t = Caching::default())]
+    pub(super) cache: Caching,
+
+    /// Requests that share passes, such as 1,16, timed under the least budget at which a level is streamed
+    #[arg(long, value_name = "N,N", value_delimiter = ',')]
+    pub(super) requests: Vec<usize>,
+
+    /// Most memory of the host that is pinned for a card to copy streamed weights from [default: auto, half of it at most]
+    #[arg(long, value_name = "BYTES|auto")]
+    pub(super) pin_limit: Option<PinLimit>,
+
+    /// Folder for converted copies of the checkpoint, which streaming at moderate and aggressive takes, and which stay
+    /// there [default: a temporary one]
+    #[arg(long, value_name = "DIR")]
+    pub(super) converted: Option<PathBuf>,
+
+    /// Width of the matrices that single operations are timed with, a multiple of 256
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = parse_width, conflicts_with = "only_passes")]
+    pub(super) width: usize,
+
+    /// Leave out single operations
+    #[arg(long)]
+    pub(super) only_passes: bool,
+
+    #[command(flatten)]
+    pub(super) limit: Limit,
+}
+
+/// Most numbers in a row that single operations are timed with.
+const WIDTH_MAX: usize = 16384;
+/// Rows of every format are whole blocks of so many.
+const BLOCK: usize = 256;
+
+fn parse_width(text: &str) -> Result<usize, String> {
+    let width = text.parse().map_err(|_| "no number".to_owned())?;
+    let is_whole = (BLOCK..=WIDTH_MAX).contains(&width) && width.is_multiple_of(BLOCK);
+    is_whole
+        .then_some(width)
+        .ok_or_else(|| format!("not a multiple of {BLOCK} up to {WIDTH_MAX}"))
+}
+
+/// Levels to try, one after another.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Levels(Vec<Level>);
+
+/// Those that leave a plan the choice of what it streams.
+const STREAMED: [Level; 4] = [
+    Level::Standard,
+    Level::Mild,
+    Level::Moderate,
+    Level::Aggressive,
+];
+
+impl FromStr for Levels {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "all" => Ok(Self(STREAMED.to_vec())),
+            names => names
+                .split(',')
+                .map(str::parse)
+                .collect::<Result<_, _>>()
+                .map(Self),
+        }
+    }
+}
+
+impl fmt::Display for Levels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.0.iter().map(|level| level.name()).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+impl Levels {
+    /// Those that a checkpoint can be loaded at: only one that is coded can be kept so.
+    pub(super) fn of(&self, is_coded: bool) -> impl Iterator<Item = Level> {
+        let levels = self.0.iter().copied();
+        levels.filter(move |level| is_coded || *level != Level::Mild)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_levels_are_those_that_can_be_streamed() {
+        let all: Levels = "all".parse().unwrap();
+        let names = |is_coded| all.of(is_coded).map(Level::name).collect::<Vec<_>>();
+        assert_eq!(names(true), ["standard", "mild", "moderate", "aggressive"]);
+        assert_eq!(names(false), ["standard", "moderate", "aggressive"]);
+        let two: Levels = "off,moderate".parse().unwrap();
+        assert_eq!(two, Levels(vec![Level::Off, Level::Moderate]));
+        assert_eq!(two.to_string(), "off,moderate");
+        assert!("standard,fast".parse::<Levels>().is_err());
+    }
+}

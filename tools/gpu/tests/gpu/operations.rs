@@ -1,0 +1,91 @@
+//! The operations of a card beside the CPU's.
+
+use sluice_engine::check::Check;
+use sluice_gpu::{Sizes, Speed, operations, speeds};
+use sluice_ops::device::{Choice, Device, Number};
+use testkit::here;
+
+fn card(number: Number) -> Device {
+    let opened = Device::open(Choice::Cuda(0), Some(number), 2).unwrap();
+    assert!(opened.device.is_card() && opened.no_card.is_none());
+    opened.device
+}
+
+fn all_pass(checks: &[Check]) {
+    let failed: Vec<_> = checks.iter().filter(|check| !check.passes()).collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+fn check_operations(number: Number) {
+    here::open_stand_in();
+    let checks = operations(&card(number), 7, &mut |_| {}).unwrap();
+    assert!(checks.len() > 80, "only {} checks", checks.len());
+    all_pass(&checks);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn every_operation_in_f32() {
+    check_operations(Number::F32);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn every_operation_in_f16() {
+    check_operations(Number::F16);
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn every_operation_in_bf16() {
+    check_operations(Number::Bf16);
+}
+
+#[test]
+fn the_cpu_passes_its_own_check() {
+    let checks = operations(&Device::cpu(2).unwrap(), 7, &mut |_| {}).unwrap();
+    all_pass(&checks);
+}
+
+fn timed(device: &Device) -> Vec<Speed> {
+    let sizes = Sizes {
+        width: 256,
+        rows: vec![1, 33],
+        canvases: vec![64],
+    };
+    let mut told = Vec::new();
+    speeds(device, &sizes, &mut |speed| told.push(speed.clone())).unwrap();
+    let is_a_time = |speed: &Speed| speed.seconds > 0.0 && speed.bytes > 0.0;
+    assert!(told.iter().all(is_a_time), "{told:#?}");
+    told
+}
+
+#[test]
+#[ignore = "on the stand-in: cargo ci"]
+fn what_a_card_does_more_is_timed_beside_what_the_cpu_does_too() {
+    here::open_stand_in();
+    let on_cpu = timed(&Device::cpu(2).unwrap());
+    let on_card = timed(&card(Number::Bf16));
+    let is_on_cpu = |speed: &&Speed| on_cpu.iter().any(|other| other.name == speed.name);
+    assert_eq!(on_card.iter().filter(is_on_cpu).count(), on_cpu.len());
+    let more: Vec<_> = on_card.iter().filter(|speed| !is_on_cpu(speed)).collect();
+    let names: Vec<_> = more.iter().map(|speed| speed.name.as_str()).collect();
+    for name in [
+        "linear, 1 x 256 x 256, bf16, by cuBLAS",
+        "linear, 1 x 256 x 256, bf16, by kernels",
+        "linear, 33 x 256 x 256, bf16, by cuBLAS",
+        "linear, 33 x 256 x 256, bf16, by kernels",
+        "decode, 768 x 256, q4_k",
+        "decode, 768 x 256, huffman",
+        "decode, 768 x 256, palette",
+        "linear, 1 x 256 x 256, palette",
+        "linear, 33 x 256 x 256, palette",
+        "decode, 768 x 256, rate",
+    ] {
+        assert!(names.contains(&name), "{name} is missing in {names:?}");
+    }
+    for speed in more {
+        let decoded = speed.name.starts_with("decode").then_some(768.0 * 512.0);
+        assert_eq!(speed.decoded_bytes, decoded, "{}", speed.name);
+    }
+}
