@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand, error::ErrorKind};
 use sluice_shared::exit;
 
 use crate::{
+    check::Checking,
     coded::{Compress, Decompress, Inspect, Verify},
     config::{self, Config, ConfigError, Environment, Flags},
     planning::Planning,
@@ -85,6 +86,12 @@ pub enum Command {
 
     /// Show what a coded file has in it
     Inspect(Inspect),
+
+    /// Compare what a device computes with what reference implementations do
+    ///
+    /// Each case of each fixture is told as equal or as differing, and how; what this program doesn't know, a sampler or a
+    /// model, as unknown. The exit code is 0 where something was compared and all of that is equal, else 1.
+    Check(Checking),
 }
 
 /// What the daemon was started for.

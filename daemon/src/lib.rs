@@ -8,6 +8,7 @@ pub mod cli;
 pub mod config;
 pub mod logging;
 
+pub mod check;
 pub mod coded;
 pub mod offline;
 pub mod planning;

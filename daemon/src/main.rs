@@ -3,7 +3,7 @@
 use std::{env, process::ExitCode};
 
 use sluice_daemon::{
-    allocator, background,
+    allocator, background, check,
     cli::{Arguments, Command, Task},
     coded,
     config::Environment,
@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         Some(Command::Decompress(options)) => return ExitCode::from(coded::decompress(options)),
         Some(Command::Verify(options)) => return ExitCode::from(coded::verify(options)),
         Some(Command::Inspect(options)) => return ExitCode::from(coded::inspect(options)),
+        Some(Command::Check(options)) => return ExitCode::from(check::run(options)),
         None => {}
     }
     let environment = Environment::of_process();

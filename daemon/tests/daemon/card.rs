@@ -113,6 +113,25 @@ async fn a_card_that_fails_for_good_ends_the_daemon_so_that_it_can_start_again()
     assert!(log.contains("the card has failed"), "{log}");
 }
 
+#[tokio::test]
+#[ignore = "on the stand-in: cargo ci"]
+async fn a_card_computes_what_the_fixtures_expect() {
+    let libraries = stand_in::build();
+    let folder = TempDir::new().unwrap();
+    let fixture = support::checkpoints::fixture("llama-tiny");
+    let output = command(folder.path(), libraries, &[])
+        .args(["check", "--device", "cuda:0", "--fixtures"])
+        .arg(fixture)
+        .output();
+    let output = within("sluiced to end", output).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    assert!(
+        said.ends_with("on cuda:0: 7 equal, 0 differ, 0 unknown, 0 failed\n"),
+        "{said}"
+    );
+}
+
 /// Memory of the card that the driver has given this daemon, once it has told `want` of it, with nobody else on the card.
 async fn taken(daemon: &Daemon, what: &str, want: impl Fn(u64, &v1::DeviceStatus) -> bool) {
     // Figures of the card may be a second old.

@@ -4,6 +4,7 @@ mod bad_checkpoints;
 mod bad_requests;
 mod card;
 mod causal;
+mod check;
 mod clients;
 mod coded;
 mod configuration;

@@ -29,14 +29,16 @@ use crate::{
     residency::{LoadOutcome, Reader, Residency},
 };
 
+/// How far logits in `f32` may be from the reference's: an independent implementation in `f64` differs by 1.4e-4.
+pub const F32_TOLERANCE: f64 = 5e-4;
+
 /// How far found logits are from the reference's, in words and as a number, and how far those of a right implementation are.
 fn distance(reference: &[f32], found: &[f32], number: Number) -> (&'static str, f64, f64) {
     let pairs = reference.iter().zip(found);
     let differences = pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
     let tolerance = match number {
         Number::F32 => {
-            // An independent implementation in `f64` differs by 1.4e-4 from the reference.
-            return ("absolute", differences.fold(0.0, worse), 5e-4);
+            return ("absolute", differences.fold(0.0, worse), F32_TOLERANCE);
         }
         // About three times what the stand-in's card shows.
         Number::F16 => 1.5e-2,
@@ -73,6 +75,7 @@ pub fn fixture_logits(
             name,
             reference,
             found,
+            ..
         } = forward;
         let (measure, error, tolerance) = distance(&reference, &found, ops.device().number());
         Check {
@@ -93,6 +96,8 @@ pub fn fixture_logits(
 pub struct Forward {
     /// The case's name.
     pub name: String,
+    /// Logits of a row.
+    pub vocabulary: usize,
     /// The reference's.
     pub reference: Vec<f32>,
     /// Ours.
@@ -166,6 +171,7 @@ pub fn fixture_forwards(
             .collect();
         forwards.push(Forward {
             name: name.to_owned(),
+            vocabulary: shape.embedding_rows,
             reference,
             found,
         });
@@ -236,51 +242,127 @@ fn failed(interrupt: Interrupt) -> EngineError {
     }
 }
 
-/// Runs every case of the samplers through an engine, and counts what differs: tokens, and passes.
+/// A case of a sampler.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampled {
+    /// The case's name.
+    pub name: String,
+    /// The sampler, as the reference names it; nothing where a causal model just goes on.
+    pub algorithm: Option<String>,
+    /// What was written of each prompt; `None` where the sampler, or its parameters, are unknown here.
+    pub answers: Option<Vec<Answer>>,
+}
+
+/// What was written of a prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// The reference's tokens.
+    pub reference: Vec<u32>,
+    /// Ours.
+    pub found: Vec<u32>,
+    /// Passes that the reference took and that we did, where these may not differ and do.
+    pub passes: Option<[u64; 2]>,
+}
+
+impl Answer {
+    /// The place of the first token that differs, or that only one of them has.
+    #[must_use]
+    pub fn first_difference(&self) -> Option<usize> {
+        let shorter = self.reference.len().min(self.found.len());
+        (0..shorter)
+            .find(|&place| self.reference[place] != self.found[place])
+            .or((self.reference.len() != self.found.len()).then_some(shorter))
+    }
+
+    /// How many tokens differ, or are only in one of them.
+    fn differing(&self) -> usize {
+        let pairs = self.found.iter().zip(&self.reference);
+        let differing = pairs.filter(|(found, expected)| found != expected).count();
+        differing + self.found.len().abs_diff(self.reference.len())
+    }
+}
+
+/// Runs every case of the samplers through an engine, and counts what differs: tokens, and passes. Samplers that are unknown
+/// here are left out.
 ///
 /// # Errors
 /// A folder that isn't such a fixture, or a request that fails.
 pub fn fixture_tokens(folder: &Path, options: Options) -> Result<Vec<Check>, EngineError> {
+    let check = |case: Sampled| {
+        let answers = case.answers?;
+        let differing = |answer: &Answer| answer.differing() + usize::from(answer.passes.is_some());
+        let differing: usize = answers.iter().map(differing).sum();
+        Some(Check {
+            name: format!(
+                "{} {}: tokens and passes that differ",
+                label(folder),
+                case.name
+            ),
+            error: differing as f64,
+            tolerance: 0.0,
+            cause: None,
+        })
+    };
+    let sampled = fixture_samples(folder, options)?;
+    Ok(sampled.into_iter().filter_map(check).collect())
+}
+
+/// Runs every case of the samplers through an engine.
+///
+/// # Errors
+/// A folder that isn't such a fixture, or a request that fails.
+pub fn fixture_samples(folder: &Path, options: Options) -> Result<Vec<Sampled>, EngineError> {
     let engine = Engine::start(options)?;
     let model = load(&engine, folder)?;
-    let mut checks = Vec::new();
+    let mut sampled = Vec::new();
     for case in cases(&expected(folder)?, "generate", folder)? {
         let (Some(prompts), Some(answers)) =
             (case["prompt_ids"].as_array(), case["generated"].as_array())
         else {
             return Err(broken(folder));
         };
-        let Some(mut request) = request_of(case, model) else {
-            continue;
-        };
-        let mut differing = 0;
-        for (prompt, answer) in prompts.iter().zip(answers) {
-            request.prompt = ids(prompt);
-            let generated = run(&engine, request.clone())?;
-            let answer = ids(answer);
-            let pairs = generated.tokens.iter().zip(&answer);
-            differing += pairs.filter(|(found, expected)| found != expected).count();
-            differing += generated.tokens.len().abs_diff(answer.len());
-            let passes = case["forward_calls"].as_u64();
-            // Dream's sampler runs passes that commit nothing.
-            let skips = case["algorithm"] == "Dream sampler";
-            differing += usize::from(passes.is_some_and(|passes| match skips {
-                true => generated.passes as u64 > passes,
-                false => generated.passes as u64 != passes,
-            }));
+        if prompts.len() != answers.len() {
+            return Err(broken(folder));
         }
-        checks.push(Check {
-            name: format!(
-                "{} {}: tokens and passes that differ",
-                label(folder),
-                case["name"].as_str().unwrap_or_default()
-            ),
-            error: differing as f64,
-            tolerance: 0.0,
-            cause: None,
+        let answers = request_of(case, model).map(|request| {
+            let pairs = prompts.iter().zip(answers);
+            let answer = |(prompt, answer)| sample(&engine, case, &request, prompt, answer);
+            pairs.map(answer).collect::<Result<_, _>>()
+        });
+        sampled.push(Sampled {
+            name: case["name"].as_str().unwrap_or_default().to_owned(),
+            algorithm: case["algorithm"].as_str().map(str::to_owned),
+            answers: answers.transpose()?,
         });
     }
-    Ok(checks)
+    Ok(sampled)
+}
+
+fn sample(
+    engine: &Engine,
+    case: &Value,
+    request: &Generate,
+    prompt: &Value,
+    answer: &Value,
+) -> Result<Answer, EngineError> {
+    let request = Generate {
+        prompt: ids(prompt),
+        ..request.clone()
+    };
+    let generated = run(engine, request)?;
+    let found = generated.passes as u64;
+    let passes = case["forward_calls"].as_u64().filter(|&reference| {
+        // Dream's sampler runs passes that commit nothing.
+        match case["algorithm"] == "Dream sampler" {
+            true => found > reference,
+            false => found != reference,
+        }
+    });
+    Ok(Answer {
+        reference: ids(answer),
+        found: generated.tokens,
+        passes: passes.map(|reference| [reference, found]),
+    })
 }
 
 /// What a case asks for, without its prompt; `None` for samplers that aren't here.

@@ -1,4 +1,4 @@
-//! Whether a device computes right: whole models beside the reference implementations' outputs. For tests
+//! Whether a device computes right: whole models beside the reference implementations' outputs. For tests, `sluiced check`,
 //! and `tools/gpu`, which has single operations beside the CPU's, too.
 
 mod fixtures;
@@ -7,7 +7,10 @@ mod plans;
 use std::error::Error;
 
 pub use self::{
-    fixtures::{Forward, PlanFor, fixture_forwards, fixture_logits, fixture_tokens},
+    fixtures::{
+        Answer, F32_TOLERANCE, Forward, PlanFor, Sampled, fixture_forwards, fixture_logits,
+        fixture_samples, fixture_tokens,
+    },
     plans::{resident, streamed},
 };
 
