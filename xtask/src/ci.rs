@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::outcome::Outcome;
 use crate::system::{cargo, has, root};
-use crate::{examples, layers, ptx, units};
+use crate::{examples, first_build, layers, ptx, units};
 
 /// The version whose rules `deny.toml` is written for.
 const CARGO_DENY_VERSION: &str = "0.20.2";
@@ -22,9 +22,10 @@ pub(crate) enum Tests {
 type Step = (&'static str, fn() -> io::Result<Outcome>);
 
 const TESTS: Step = ("test", tests);
-const CHECKS: [Step; 10] = [
+const CHECKS: [Step; 11] = [
     ("format", format),
     ("layers", layers::check),
+    ("first build", first_build::check),
     ("lints", lints),
     ("stand-in", stand_in),
     ("fuzz targets", fuzz_targets),

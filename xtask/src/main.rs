@@ -3,6 +3,7 @@
 mod ci;
 mod demo;
 mod examples;
+mod first_build;
 mod layers;
 mod model;
 mod outcome;
@@ -28,6 +29,7 @@ Usage: cargo xtask COMMAND
   layers                 checks that no crate's modules import each other in a circle
   layers --picture [CRATE]
                          prints which crate imports which, or which module of a crate which other, for Mermaid
+  first-build            builds what `cargo demo` does from nothing, and prints crates, CPU time and time
   units                  checks the files in systemd/
   ptx [--check]          compiles the kernels for NVIDIA cards; --check compares with what is committed, and assembles
                          it for every kind of card
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
         ["layers"] => ci::run_layers(),
         ["layers", "--picture"] => layers::picture(None),
         ["layers", "--picture", name] if !is_help(name) => layers::picture(Some(name)),
+        ["first-build"] => first_build::run(),
         ["units"] => ci::run_units(),
         ["ptx"] => ptx::run(ptx::Mode::Write),
         ["ptx", "--check"] => ptx::run(ptx::Mode::Check),
